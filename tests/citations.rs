@@ -137,20 +137,20 @@ fn first_number(text: &str) -> Option<&str> {
 fn elsewhere(flat: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for name in ELSEWHERE {
-        for (at, said) in flat.match_indices(&format!("{name}.md")) {
+        for (at, cited) in flat.match_indices(&format!("{name}.md")) {
             // Not a file of `docs`, nor one of another name.
             let before = &flat[..at];
             let is_longer = before.ends_with(|c: char| c == '-' || c == '_' || c.is_alphanumeric());
             if !is_longer && !before.ends_with("docs/") {
-                found.push((at, said.to_owned()));
+                found.push((at, cited.to_owned()));
             }
         }
     }
-    found.extend(flat.match_indices("../shared").map(|(at, said)| (at, said.to_owned())));
+    found.extend(flat.match_indices("../shared").map(|(at, cited)| (at, cited.to_owned())));
     for (at, sign) in flat.match_indices('§') {
         let is_cited = flat[at + sign.len()..].starts_with(|c: char| c.is_ascii_digit());
-        let words: Vec<&str> = flat[..at].split_whitespace().rev().take(2).collect();
-        if is_cited && words.get(1).is_none_or(|word| !word.ends_with("RFC")) {
+        let previous: Vec<&str> = flat[..at].split_whitespace().rev().take(2).collect();
+        if is_cited && previous.get(1).is_none_or(|word| !word.ends_with("RFC")) {
             found.push((at, "a bare section sign".to_owned()));
         }
     }
@@ -306,8 +306,8 @@ fn every_invariant_has_the_test_that_is_named() {
     let code: String =
         files().iter().filter(|file| file.ends_with(".rs")).map(|file| read(file)).collect();
     let missing = rows.iter().filter(|row| {
-        let mut words = row.split('`').skip(1).step_by(2);
-        !words.any(|name| code.contains(&format!("fn {name}(")))
+        let mut quoted = row.split('`').skip(1).step_by(2);
+        !quoted.any(|name| code.contains(&format!("fn {name}(")))
     });
     assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new(), "no such test");
     assert_eq!(rows.len(), 14);

@@ -22,22 +22,22 @@ type Imports = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn files_import_each_other_in_one_direction() {
-    let mut told = String::new();
+    let mut report = String::new();
     for package in PACKAGES {
         let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(package));
         assert!(sources.len() > 50, "{package}: only {} files found", sources.len());
         let modules = modules(&sources);
         let imports = imports(&modules);
         for cycle in cycles(&imports) {
-            told.push_str(&format!("{package}: {}\n", cycle.join(", ")));
+            report.push_str(&format!("{package}: {}\n", cycle.join(", ")));
             for name in &cycle {
                 for to in imports[name].intersection(&cycle.iter().cloned().collect()) {
-                    told.push_str(&format!("    {name} imports {to}\n"));
+                    report.push_str(&format!("    {name} imports {to}\n"));
                 }
             }
         }
     }
-    assert!(told.is_empty(), "move what both sides need into a file below both:\n{told}");
+    assert!(report.is_empty(), "move what both sides need into a file below both:\n{report}");
 }
 
 /// Most imports in a chain of folders of `src/proxy`: whoever reads the first one climbs down no further.
@@ -266,7 +266,7 @@ fn read(text: &str) -> Module {
     let tokens = tokens(&code);
     let mut module = Module::default();
     let mut surface = Vec::new();
-    let mut words = BTreeSet::new();
+    let mut names = BTreeSet::new();
     let mut at = 0;
     while at < tokens.len() {
         let before = |back: usize| at.checked_sub(back).and_then(|at| tokens.get(at)).copied();
@@ -294,7 +294,7 @@ fn read(text: &str) -> Module {
                 path.push(tokens[at + 2].to_owned());
                 at += 2;
             }
-            words.insert(token);
+            names.insert(token);
             if path.len() > 1 && !is_visibility {
                 module.paths.push(path);
             }
@@ -304,7 +304,7 @@ fn read(text: &str) -> Module {
         }
     }
     // What is re-exported and used here, too, is imported.
-    let used = surface.into_iter().filter(|(name, _)| words.contains(name.as_str()));
+    let used = surface.into_iter().filter(|(name, _)| names.contains(name.as_str()));
     module.paths.extend(used.map(|(_, path)| path));
     module
 }

@@ -1,4 +1,4 @@
-//! `plimsoll demo`, as a person runs it: it needs no key and no network, what it shows is what the proxy
+//! `plimsoll demo`, as a user runs it: it needs no key and no network, what it shows is what the proxy
 //! measured, and what it says was saved is what the session would have cost more.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// One run, and what its admin listener said before it ended.
 struct Demo {
-    told: String,
+    output: String,
     savings: Value,
     /// Calls of the session that was pruned.
     pruned: Vec<Value>,
@@ -26,7 +26,7 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     let mut child = program().args(["demo", "--keep"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut told = String::new();
+    let mut output = String::new();
     let (is_ready, ready) = channel::<()>();
     let pid = child.id().to_string();
     std::thread::spawn(move || {
@@ -34,11 +34,11 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
             let _ = Command::new("kill").arg(pid).status();
         }
     });
-    while !told.contains("Still serving") {
-        assert!(out.read_line(&mut told).unwrap() > 0, "it ended: {told}");
+    while !output.contains("Still serving") {
+        assert!(out.read_line(&mut output).unwrap() > 0, "it ended: {output}");
     }
     drop(is_ready);
-    let (_, link) = told.split_once("Sessions: http://").unwrap();
+    let (_, link) = output.split_once("Sessions: http://").unwrap();
     let (admin, token) = link.lines().next().unwrap().split_once("/#token=").unwrap();
     let ask = |arguments: &[&str]| {
         let mut asking = program();
@@ -51,16 +51,16 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     let pruned = ask(&["export", "demo-pruned"]);
     let pruned = pruned.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
-    out.read_to_string(&mut told).unwrap();
-    assert!(child.wait().unwrap().success(), "{told}");
-    Demo { told, savings, pruned }
+    out.read_to_string(&mut output).unwrap();
+    assert!(child.wait().unwrap().success(), "{output}");
+    Demo { output, savings, pruned }
 });
 
 #[test]
 fn the_demo_shows_every_call_estimated_and_counted() {
-    let told = &DEMO.told;
-    assert_eq!(told.matches("Context Usage: ").count(), 18, "{told}");
-    let (_, table) = told.split_once("Every call").unwrap();
+    let output = &DEMO.output;
+    assert_eq!(output.matches("Context Usage: ").count(), 18, "{output}");
+    let (_, table) = output.split_once("Every call").unwrap();
     let rows: Vec<Vec<&str>> = table
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
@@ -68,7 +68,7 @@ fn the_demo_shows_every_call_estimated_and_counted() {
             row.first().is_some_and(|it| it.starts_with("claude-") || it.starts_with("gpt-"))
         })
         .collect();
-    assert_eq!(rows.len(), 18 + told.matches("\n   call ").count(), "{table}");
+    assert_eq!(rows.len(), 18 + output.matches("\n   call ").count(), "{table}");
     for row in rows {
         let [estimated, actual, error] =
             [row[2], row[3], row[4]].map(|n| n.parse::<i64>().unwrap());
@@ -76,9 +76,9 @@ fn the_demo_shows_every_call_estimated_and_counted() {
         assert_eq!(error, estimated - actual, "{row:?}");
     }
     for what in ["tool results cut (", "of reasoning put back (", "1 history compacted (1 new)"] {
-        assert!(told.contains(what), "{what}: {told}");
+        assert!(output.contains(what), "{what}: {output}");
     }
-    assert!(!told.contains("refused the rewrite") && !told.contains("(lost)"), "{told}");
+    assert!(!output.contains("refused the rewrite") && !output.contains("(lost)"), "{output}");
 }
 
 /// Dollars of a Claude Sonnet 4.5 call: tokens read from the cache, written to it, processed without.
@@ -110,9 +110,9 @@ fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
 /// would have cost more, within three percent.
 #[test]
 fn the_demo_ends_with_a_gain_that_the_ledger_knows_and_the_provider_confirms() {
-    let Demo { told, savings, pruned } = &*DEMO;
+    let Demo { output, savings, pruned } = &*DEMO;
     let total = &savings["total"];
-    let (_, ending) = told.split_once("What rewriting saved").unwrap();
+    let (_, ending) = output.split_once("What rewriting saved").unwrap();
     let money = |value: &Value| {
         let value = value.as_f64().unwrap();
         format!("{}${:.4}", if value < 0.0 { "-" } else { "" }, value.abs())

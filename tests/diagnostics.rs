@@ -39,9 +39,12 @@ fn panics_and_libraries_tell_nothing_private() {
     log.set_level("info");
     tracing::info!(target: "plimsoll::proxy", "again of ours");
     log.flush();
-    let told = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
-    assert!(told.contains("panicked at tests/diagnostics.rs:"), "{told}");
-    assert!(told.contains("ours") && told.contains("more of ours"), "{told}");
-    assert!(told.contains("again of ours") && !told.contains("too much of ours"), "{told}");
-    assert!(!told.contains("the prompt") && !told.contains("the key"), "{told}");
+    let printed = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    assert!(printed.contains("panicked at tests/diagnostics.rs:"), "{printed}");
+    assert!(printed.contains("ours") && printed.contains("more of ours"), "{printed}");
+    assert!(
+        printed.contains("again of ours") && !printed.contains("too much of ours"),
+        "{printed}"
+    );
+    assert!(!printed.contains("the prompt") && !printed.contains("the key"), "{printed}");
 }

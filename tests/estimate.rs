@@ -57,9 +57,9 @@ struct FirstCall {
 impl FirstCall {
     /// One that was counted as so many tokens.
     fn new(family: Family, model: &str, source: &str, counted: u64, actual: u64) -> Self {
-        let news = NewContent { head: Some(1), ..NewContent::default() };
+        let new_content = NewContent { head: Some(1), ..NewContent::default() };
         let counted = ByRetention::from([counted; 4]);
-        let seen = Observation { counted, new_content: news, ..Observation::default() };
+        let seen = Observation { counted, new_content, ..Observation::default() };
         let guess = EstimatorState::new(family).guess(&seen, ByRetention::default());
         Self { family, model: model.to_owned(), source: source.to_owned(), guess, actual }
     }
@@ -220,7 +220,7 @@ fn by_bands_of_others(cold: &[FirstCall]) -> (usize, usize) {
 }
 
 /// The table that is published is what is measured on the project's own recordings.
-/// `PLIMSOLL_BLESS=1` writes it anew.
+/// `PLIMSOLL_BLESS=1` writes it again.
 #[test]
 fn the_table_in_the_docs_is_what_is_measured() {
     let table = table(&played(own));
@@ -274,7 +274,7 @@ fn table(pairs: &[Pair]) -> String {
 #[test]
 fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_clear_pair() {
     let chat = |model: &str, word: &str, read: u64| {
-        let said = json!({"role": "user", "content": format!("Where is the {word}?")});
+        let question = json!({"role": "user", "content": format!("Where is the {word}?")});
         let call = json!({"id": format!("call_{word}"), "type": "function",
             "function": {"name": "look", "arguments": format!(r#"{{"at":"{word}"}}"#)}});
         let answer = json!({"role": "assistant", "content": null, "tool_calls": [call],
@@ -292,10 +292,14 @@ fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_cle
                 "request": {"model": model, "messages": messages}, "response": reply(&answer, input)})
         };
         // 40 tokens of the call, and what the result costs.
-        [line(json!([said]), 300), line(json!([said, answer, result]), 300 + 40 + 16 + read)]
+        [
+            line(json!([question]), 300),
+            line(json!([question, answer, result]), 300 + 40 + 16 + read),
+        ]
     };
     let gemini = |word: &str, read: u64| {
-        let said = json!({"role": "user", "parts": [{"text": format!("Where is the {word}?")}]});
+        let question =
+            json!({"role": "user", "parts": [{"text": format!("Where is the {word}?")}]});
         let call = json!({"role": "model", "parts": [{"thoughtSignature": format!("c2lnbmVk{word}"),
             "functionCall": {"name": "look", "args": {"at": word}}}]});
         let result = json!({"role": "user", "parts": [{"functionResponse": {"name": "look",
@@ -307,7 +311,7 @@ fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_cle
                     "usageMetadata": {"promptTokenCount": input, "candidatesTokenCount": 40,
                         "thoughtsTokenCount": 700, "totalTokenCount": input + 740}}})
         };
-        [line(json!([said]), 300), line(json!([said, call, result]), 300 + 40 + 20 + read)]
+        [line(json!([question]), 300), line(json!([question, call, result]), 300 + 40 + 20 + read)]
     };
     let check = |name: &str, dialect: Dialect, first: [Value; 2], second: [Value; 2]| {
         let (mut pairs, mut learned) = (Vec::new(), HashMap::new());

@@ -23,7 +23,7 @@ const SLACK: f64 = 4096.0;
 
 const REPLY: &str = r#"{"id":"m","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"Three metres."}],"stop_reason":"end_turn","usage":{"input_tokens":100,"output_tokens":5}}"#;
 
-fn asked(number: usize) -> String {
+fn request(number: usize) -> String {
     let body = format!(
         r#"{{"model":"claude-sonnet-4-5","max_tokens":100,"messages":[{{"role":"user","content":"How deep is she, number {number}?"}}]}}"#
     );
@@ -38,7 +38,7 @@ fn asked(number: usize) -> String {
 /// One exchange: answered, refused, broken off by the upstream, or left by its client.
 async fn exchange(server: &mut TestServer, provider: &Provider, number: usize) {
     let mut client = Wire::connect(server.address).await;
-    client.send(asked(number)).await;
+    client.send(request(number)).await;
     let mut call = provider.call().await;
     match number % 4 {
         0 => {
@@ -83,8 +83,8 @@ fn held(server: &TestServer) -> Held {
 
 #[tokio::test]
 async fn nothing_is_left_of_exchanges_however_they_end() {
-    let said = std::env::var("PLIMSOLL_EXCHANGES").ok().and_then(|said| said.parse().ok());
-    let exchanges = said.unwrap_or(EXCHANGES);
+    let configured = std::env::var("PLIMSOLL_EXCHANGES").ok().and_then(|value| value.parse().ok());
+    let exchanges = configured.unwrap_or(EXCHANGES);
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     for number in 0..WARM_UP {

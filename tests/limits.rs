@@ -166,20 +166,20 @@ fn documented() -> HashMap<String, String> {
     rows
 }
 
-/// The numbers in some words, in bytes where they are of KiB or MiB.
-fn numbers(words: &str) -> Vec<u64> {
-    let words: Vec<&str> = words.split_whitespace().collect();
+/// The numbers in a text, in bytes where they are of KiB or MiB.
+fn numbers(text: &str) -> Vec<u64> {
+    let pieces: Vec<&str> = text.split_whitespace().collect();
     let number = |at: usize| {
-        let word = words[at].trim_end_matches([',', ';', ':']).replace(',', "");
+        let word = pieces[at].trim_end_matches([',', ';', ':']).replace(',', "");
         let number: u64 = word.parse().ok()?;
-        let unit = words.get(at + 1).map_or("", |unit| unit.trim_end_matches([',', ';']));
+        let unit = pieces.get(at + 1).map_or("", |unit| unit.trim_end_matches([',', ';']));
         Some(match unit {
             "KiB" => number << 10,
             "MiB" => number << 20,
             _ => number,
         })
     };
-    (0..words.len()).filter_map(number).collect()
+    (0..pieces.len()).filter_map(number).collect()
 }
 
 /// What a constant of a file is, or an expression of one; a default where the name ends with a colon.
@@ -208,9 +208,9 @@ fn constant(file: &str, name: &str) -> u64 {
         value
     };
     let value = value.replace("Duration::from_secs(", "").replace([')', '_'], "");
-    let mut words = value.split_whitespace();
-    let mut sum: u64 = words.next().unwrap().parse().unwrap_or_else(|_| panic!("{name}: {value}"));
-    while let (Some(sign), Some(by)) = (words.next(), words.next()) {
+    let mut terms = value.split_whitespace();
+    let mut sum: u64 = terms.next().unwrap().parse().unwrap_or_else(|_| panic!("{name}: {value}"));
+    while let (Some(sign), Some(by)) = (terms.next(), terms.next()) {
         let by: u64 = by.parse().unwrap();
         sum = match sign {
             "*" => sum * by,
@@ -233,11 +233,12 @@ fn the_bounds_of_the_documentation_are_those_of_the_code() {
             continue;
         };
         let coded: Vec<u64> = constants.iter().map(|(file, name)| constant(file, name)).collect();
-        let said = numbers(default);
+        let documented = numbers(default);
         // A window of 64 KiB is one byte less.
-        let is_same = |(said, coded): (&u64, &u64)| said == coded || *said == coded + 1;
-        if said.len() != coded.len() || !said.iter().zip(&coded).all(is_same) {
-            wrong.push(format!("`{row}`: {default} is {said:?}, the code says {coded:?}"));
+        let is_same =
+            |(documented, coded): (&u64, &u64)| documented == coded || *documented == coded + 1;
+        if documented.len() != coded.len() || !documented.iter().zip(&coded).all(is_same) {
+            wrong.push(format!("`{row}`: {default} is {documented:?}, the code says {coded:?}"));
         }
     }
     for row in documented.keys().filter(|row| !NO_CONSTANT.contains(&row.as_str())) {
@@ -293,12 +294,12 @@ fn a_session_takes_what_is_counted_of_it() {
         }
         let takes = resident() - before;
         let counted: usize = ledgers.iter().map(Ledger::bytes).sum();
-        let told = format!("{sessions} sessions of {turns} turns take {takes}, {counted} counted");
-        println!("{told}");
+        let case = format!("{sessions} sessions of {turns} turns take {takes}, {counted} counted");
+        println!("{case}");
         // Memory of the sessions before it may be used again: it has not left the process.
         std::mem::forget(ledgers);
-        assert!(counted * 20 >= takes * 19, "{told}");
-        assert!(counted <= takes * 3 / 2, "{told}");
+        assert!(counted * 20 >= takes * 19, "{case}");
+        assert!(counted <= takes * 3 / 2, "{case}");
     }
 }
 

@@ -29,9 +29,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// What a configuration means that says these keys.
-fn meant(said: &[(&str, &str)]) -> Config {
+fn resolved(settings: &[(&str, &str)]) -> Config {
     let mut variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-    variables.extend(said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+    variables.extend(settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
     config::load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap().config
 }
 
@@ -51,11 +51,11 @@ fn policies() -> Vec<(String, Config)> {
     ];
     let mut policies = Vec::new();
     for also in keys {
-        policies.push((format!("none {also:?}"), meant(also)));
+        policies.push((format!("none {also:?}"), resolved(also)));
         for preset in Preset::ALL {
-            let mut said = vec![("PLIMSOLL_PRESET", preset.name())];
-            said.extend(also);
-            policies.push((format!("{} {also:?}", preset.name()), meant(&said)));
+            let mut settings = vec![("PLIMSOLL_PRESET", preset.name())];
+            settings.extend(also);
+            policies.push((format!("{} {also:?}", preset.name()), resolved(&settings)));
         }
     }
     policies
@@ -82,10 +82,10 @@ const MODELS: [(Dialect, &str, &str); 8] = [
 struct Step {
     /// The model thinks.
     thinks: bool,
-    /// It calls a tool, whose result comes next; else the person speaks next.
+    /// It calls a tool, whose result comes next; else the user speaks next.
     calls: bool,
-    /// What it says, and the person or the tool after it.
-    words: (String, String),
+    /// Its text, and that of the user or the tool after it.
+    texts: (String, String),
     /// What the provider reports beyond what was decided by.
     off: i64,
     /// Output tokens beside reasoning, and reasoning.
@@ -93,12 +93,12 @@ struct Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let words = "([a-z]{1,9} ){1,30}";
+    let text = "([a-z]{1,9} ){1,30}";
     let step =
-        (any::<bool>(), any::<bool>(), (words, words), -40i64..4_000, (1u64..900, 0u64..60_000));
-    let step = step.prop_map(|(thinks, calls, words, off, output)| {
+        (any::<bool>(), any::<bool>(), (text, text), -40i64..4_000, (1u64..900, 0u64..60_000));
+    let step = step.prop_map(|(thinks, calls, texts, off, output)| {
         let output = if thinks { (output.0, output.1.max(1)) } else { (output.0, 0) };
-        Step { thinks, calls, words, off, output }
+        Step { thinks, calls, texts, off, output }
     });
     prop::collection::vec(step, 2..7)
 }
@@ -149,24 +149,24 @@ impl<'a> Session<'a> {
         body.to_string()
     }
 
-    fn says(&mut self, words: &str) {
+    fn says(&mut self, text: &str) {
         self.history.push(match self.dialect {
-            Dialect::Gemini => json!({"role": "user", "parts": [{"text": words}]}),
-            _ => json!({"role": "user", "content": words}),
+            Dialect::Gemini => json!({"role": "user", "parts": [{"text": text}]}),
+            _ => json!({"role": "user", "content": text}),
         });
     }
 
-    fn results(&mut self, words: &str) {
+    fn results(&mut self, text: &str) {
         let id = self.id();
         self.history.push(match self.dialect {
             Dialect::Anthropic => json!({"role": "user", "content":
-                [{"type": "tool_result", "tool_use_id": id, "content": words}]}),
-            Dialect::OpenaiChat => json!({"role": "tool", "tool_call_id": id, "content": words}),
+                [{"type": "tool_result", "tool_use_id": id, "content": text}]}),
+            Dialect::OpenaiChat => json!({"role": "tool", "tool_call_id": id, "content": text}),
             Dialect::OpenaiResponses => {
-                json!({"type": "function_call_output", "call_id": id, "output": words})
+                json!({"type": "function_call_output", "call_id": id, "output": text})
             }
             Dialect::Gemini => json!({"role": "user", "parts":
-                [{"functionResponse": {"name": "Read", "response": {"output": words}}}]}),
+                [{"functionResponse": {"name": "Read", "response": {"output": text}}}]}),
         });
     }
 
@@ -177,19 +177,19 @@ impl<'a> Session<'a> {
     /// The reply of a step to a request of so many tokens; its client sends back what it can.
     fn answers(&self, step: &Step, input: u64) -> (Reply, Vec<Value>) {
         let (id, n) = (self.id(), self.calls);
-        let (words, path) = (&step.words.0, json!({"path": format!("src/{n}.rs")}));
-        let (said, thought) = step.output;
-        let output = said + thought;
-        let seal = format!("c2VhbA{n:04}==");
+        let (text, path) = (&step.texts.0, json!({"path": format!("src/{n}.rs")}));
+        let (text_tokens, thought) = step.output;
+        let output = text_tokens + thought;
+        let signature = format!("c2VhbA{n:04}==");
         let mut reply;
         let mut back = Vec::new();
         match self.dialect {
             Dialect::Anthropic => {
                 let mut content = Vec::new();
                 if step.thinks {
-                    content.push(json!({"type": "thinking", "thinking": format!("Hm, {n}."), "signature": seal}));
+                    content.push(json!({"type": "thinking", "thinking": format!("Hm, {n}."), "signature": signature}));
                 }
-                content.push(json!({"type": "text", "text": words}));
+                content.push(json!({"type": "text", "text": text}));
                 if step.calls {
                     content
                         .push(json!({"type": "tool_use", "id": id, "name": "Read", "input": path}));
@@ -200,7 +200,7 @@ impl<'a> Session<'a> {
                 back.push(json!({"role": "assistant", "content": reply["content"]}));
             }
             Dialect::OpenaiChat => {
-                let mut message = json!({"role": "assistant", "content": words});
+                let mut message = json!({"role": "assistant", "content": text});
                 if step.thinks && self.name != "gpt-5" {
                     message["reasoning_content"] = json!(format!("Hm, {n}."));
                 }
@@ -218,11 +218,11 @@ impl<'a> Session<'a> {
                 let mut items = Vec::new();
                 if step.thinks {
                     items.push(json!({"type": "reasoning", "id": format!("rs_{n}"), "summary": [],
-                        "encrypted_content": seal}));
+                        "encrypted_content": signature}));
                 }
                 items
                     .push(json!({"type": "message", "id": format!("msg_{n}"), "role": "assistant",
-                    "content": [{"type": "output_text", "text": words, "annotations": []}]}));
+                    "content": [{"type": "output_text", "text": text, "annotations": []}]}));
                 if step.calls {
                     items.push(
                         json!({"type": "function_call", "id": format!("fc_{n}"), "call_id": id,
@@ -240,18 +240,18 @@ impl<'a> Session<'a> {
                 if step.thinks {
                     parts.push(json!({"text": format!("Hm, {n}."), "thought": true}));
                 }
-                parts.push(json!({"text": words}));
+                parts.push(json!({"text": text}));
                 if step.calls {
                     let mut call = json!({"functionCall": {"name": "Read", "args": path}});
                     if step.thinks {
-                        call["thoughtSignature"] = json!(seal);
+                        call["thoughtSignature"] = json!(signature);
                     }
                     parts.push(call);
                 }
                 reply = json!({"responseId": format!("r{n}"), "modelVersion": self.name,
                     "candidates": [{"index": 0, "finishReason": "STOP",
                         "content": {"role": "model", "parts": parts}}],
-                    "usageMetadata": {"promptTokenCount": input, "candidatesTokenCount": said,
+                    "usageMetadata": {"promptTokenCount": input, "candidatesTokenCount": text_tokens,
                         "totalTokenCount": input + output}});
                 if thought > 0 {
                     reply["usageMetadata"]["thoughtsTokenCount"] = json!(thought);
@@ -429,12 +429,12 @@ fn plays(
     session.says("How deep is she?");
     for (at, step) in steps.iter().enumerate() {
         if let Some(decided) = session.exchange(step) {
-            let told = format!("{name}, {model:?}, {unsent}, turn {at}: {decided:?} of {steps:#?}");
-            assert_eq!(decided.shown.checked_add_signed(decided.new), Some(decided.by), "{told}");
+            let case = format!("{name}, {model:?}, {unsent}, turn {at}: {decided:?} of {steps:#?}");
+            assert_eq!(decided.shown.checked_add_signed(decided.new), Some(decided.by), "{case}");
         }
         match step.calls {
-            true => session.results(&step.words.1),
-            false => session.says(&step.words.1),
+            true => session.results(&step.texts.1),
+            false => session.says(&step.texts.1),
         }
     }
 }

@@ -42,21 +42,21 @@ fn played(preset: Preset, lines: &[TranscriptLine]) -> WhatIfReport {
 }
 
 /// What was measured, in words: comment lines.
-fn words(told: &WhatIfReport, sessions: usize) -> String {
-    let dollars = told.as_it_was.dollars;
-    let after = told.under_policy.dollars + told.spent_on_summaries.dollars;
+fn described(report: &WhatIfReport, sessions: usize) -> String {
+    let dollars = report.as_it_was.dollars;
+    let after = report.under_policy.dollars + report.spent_on_summaries.dollars;
     let millions = |tokens: u64| format!("{:.1}", tokens as f64 / 1e6);
     let first = format!(
         "{BEGINS}over {sessions} recorded sessions, {} calls, ${dollars:.0}: net {:+.1} %, summaries paid.",
-        told.calls,
+        report.calls,
         (dollars - after) * 100.0 / dollars
     );
-    let (cut, share) = (told.results_cut, told.re_read_rate() * 100.0);
+    let (cut, share) = (report.results_cut, report.re_read_rate() * 100.0);
     let cleared = match cut {
         0 => "# Cuts no results".to_owned(),
         _ => format!("# Cuts {cut} results, {share:.0} % of them asked for again"),
     };
-    let savings = &told.savings;
+    let savings = &report.savings;
     let tokens = match cut {
         0 => String::new(),
         _ => format!(
@@ -67,19 +67,19 @@ fn words(told: &WhatIfReport, sessions: usize) -> String {
     };
     format!(
         "{first}\n{cleared}{tokens}.\n# Summaries: {}. `make presets` measures it.\n",
-        told.summaries
+        report.summaries
     )
 }
 
 /// The numbers in a text, in order.
 fn numbers(text: &str) -> Vec<f64> {
     let is_of_number = |c: char| c.is_ascii_digit() || "+-.".contains(c);
-    let words = text.split(|c: char| !is_of_number(c));
-    words.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()
+    let pieces = text.split(|c: char| !is_of_number(c));
+    pieces.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()
 }
 
 /// What a preset's file says of its cost.
-fn said(text: &str) -> String {
+fn documented(text: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.starts_with(BEGINS));
     lines.take(3).map(|line| format!("{line}\n")).collect()
 }
@@ -90,32 +90,36 @@ fn check(preset: Preset) {
     let [bless, measure] =
         ["BLESS", "PRESETS"].map(|name| std::env::var_os(format!("PLIMSOLL_{name}")).is_some());
     if !(bless || measure) {
-        let said = said(preset.text());
+        let documented = documented(preset.text());
         let calls = lines.iter().filter(|line| line.actual().is_some()).count();
         let of = format!("over {sessions} recorded sessions, {calls} calls,");
-        assert!(said.starts_with(BEGINS) && said.contains(&of), "{of}\n{said}");
-        assert!(said.contains(" %, summaries paid.") && said.contains("# Summaries: "), "{said}");
+        assert!(documented.starts_with(BEGINS) && documented.contains(&of), "{of}\n{documented}");
+        assert!(
+            documented.contains(" %, summaries paid.") && documented.contains("# Summaries: "),
+            "{documented}"
+        );
         return;
     }
-    let measured = words(&played(preset, &lines), sessions);
+    let measured = described(&played(preset, &lines), sessions);
     let file = root().join(format!("config/presets/{}.toml", preset.name()));
     let text = std::fs::read_to_string(&file).unwrap();
-    let said = said(&text);
+    let documented = documented(&text);
     if bless {
-        let text = match said.is_empty() {
+        let text = match documented.is_empty() {
             true => text.replacen("\n\n", &format!("\n{measured}\n"), 1),
-            false => text.replace(&said, &measured),
+            false => text.replace(&documented, &measured),
         };
         std::fs::write(&file, text).unwrap();
         return;
     }
-    let (claimed, found) = (numbers(&said), numbers(&measured));
-    let told = format!("{}: the file says\n{said}and measured is\n{measured}", preset.name());
-    assert!(claimed.len() == found.len() && found.len() >= 4, "{told}");
+    let (claimed, found) = (numbers(&documented), numbers(&measured));
+    let difference =
+        format!("{}: the file says\n{documented}and measured is\n{measured}", preset.name());
+    assert!(claimed.len() == found.len() && found.len() >= 4, "{difference}");
     // A better estimate moves them a little.
     let is_near =
         |(claimed, found): (&f64, &f64)| (claimed - found).abs() <= 0.3 + 0.05 * found.abs();
-    assert!(claimed.iter().zip(&found).all(is_near), "{told}");
+    assert!(claimed.iter().zip(&found).all(is_near), "{difference}");
 }
 
 #[test]

@@ -154,8 +154,8 @@ fn an_estimate_never_knows_what_comes_after_it() {
     other[last] = changed.to_string();
     let other = played(&other, &[]);
     assert_eq!(whole.len(), other.len());
-    let said = |pairs: &[EstimatePair]| pairs.iter().map(|pair| pair.tokens).collect::<Vec<_>>();
-    assert_eq!(said(&whole), said(&other));
+    let tokens = |pairs: &[EstimatePair]| pairs.iter().map(|pair| pair.tokens).collect::<Vec<_>>();
+    assert_eq!(tokens(&whole), tokens(&other));
 }
 
 /// A call of a session that was made up for one test.
@@ -167,7 +167,7 @@ fn line(provider: &str, parts: &serde_json::Value) -> TranscriptLine {
     .unwrap()
 }
 
-/// Calls that are answered by pictures alone were once taken for words of the person, 17 tokens and more too
+/// Calls that are answered by pictures alone were once taken for words of the user, 17 tokens and more too
 /// little for each.
 #[test]
 fn results_that_are_pictures_alone_are_results() {
@@ -184,8 +184,8 @@ fn results_that_are_pictures_alone_are_results() {
             let mut parts = vec![call; calls];
             parts.extend(vec![picture; pictures]);
             let mut history = ClientHistory::default();
-            let asked = [serde_json::json!({ "role": "user", "kind": "text", "text": "Look." })];
-            history.add(&line(provider, &serde_json::json!(asked)));
+            let question = [serde_json::json!({ "role": "user", "kind": "text", "text": "Look." })];
+            history.add(&line(provider, &serde_json::json!(question)));
             let last = line(provider, &serde_json::json!(parts));
             history.add(&last);
             let (path, body) = history.request(&last, dialect);

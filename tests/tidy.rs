@@ -1,4 +1,4 @@
-//! Keeps the house: floors look down only, files open with their promise, nothing grows too long,
+//! The rules of the source: floors look down only, files open with their promise, nothing grows too long,
 //! and what we depend on may be used.
 //!
 //! Every finding names `file:line` and what to do. Reads sources as text; knows nothing of types.
@@ -86,7 +86,7 @@ const IMPURE: &[&str] = &[
 ];
 
 /// Names that say nothing.
-const EMPTY_WORDS: &[&str] = &["Manager", "Handler", "Helper", "Utils", "Util", "Common"];
+const EMPTY_NAMES: &[&str] = &["Manager", "Handler", "Helper", "Utils", "Util", "Common"];
 
 /// Most lines of code in one function.
 const FUNCTION_LINES: usize = 80;
@@ -190,7 +190,7 @@ fn names_are_plain_words() {
     check(|file, say| {
         for (line, code) in file.product() {
             for (keyword, name) in declared(code) {
-                if EMPTY_WORDS.iter().any(|word| name.contains(word))
+                if EMPTY_NAMES.iter().any(|word| name.contains(word))
                     || matches!(name, "utils" | "util" | "common" | "helpers" | "helper")
                 {
                     say(
@@ -784,11 +784,11 @@ fn has_word(code: &str, word: &str) -> bool {
 
 /// Keyword and name of what a line declares.
 fn declared(code: &str) -> Vec<(&str, &str)> {
-    let words: Vec<&str> = code
+    let tokens: Vec<&str> = code
         .split(|c: char| !c.is_alphanumeric() && c != '_')
         .filter(|word| !word.is_empty())
         .collect();
-    words
+    tokens
         .windows(2)
         .filter(|pair| matches!(pair[0], "fn" | "struct" | "enum" | "trait" | "mod" | "type"))
         .map(|pair| (pair[0], pair[1]))

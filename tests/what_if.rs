@@ -1,4 +1,4 @@
-//! What a policy would have done to recorded sessions, on sessions whose sums can be told by hand.
+//! What a policy would have done to recorded sessions, on sessions whose sums can be report by hand.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -61,11 +61,11 @@ fn recorded(
     (0..calls).map(|call| serde_json::from_value(line(call)).unwrap()).collect()
 }
 
-fn told(name: &str, policy: &str, calls: u64) -> WhatIfReport {
-    told_of(name, policy, &session(calls, calls))
+fn played(name: &str, policy: &str, calls: u64) -> WhatIfReport {
+    played_of(name, policy, &session(calls, calls))
 }
 
-fn told_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfReport {
+fn played_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfReport {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
     std::fs::write(&file, policy).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
@@ -76,32 +76,32 @@ fn told_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfReport
 
 #[test]
 fn a_policy_that_does_nothing_changes_nothing() {
-    let told = told("nothing", "[prune]\ngate = []\n[compact]\nengine = \"off\"\n", 30);
-    assert_eq!((told.calls, told.priced_calls), (30, 30));
-    assert_eq!(told.under_policy, told.as_it_was);
-    assert!(told.as_it_was.dollars > 0.0 && told.events.is_empty(), "{told:?}");
+    let report = played("nothing", "[prune]\ngate = []\n[compact]\nengine = \"off\"\n", 30);
+    assert_eq!((report.calls, report.priced_calls), (30, 30));
+    assert_eq!(report.under_policy, report.as_it_was);
+    assert!(report.as_it_was.dollars > 0.0 && report.events.is_empty(), "{report:?}");
     // 30 calls of 5,000 and what came before each.
-    assert_eq!(told.as_it_was.input, 30 * 5_000 + (0..30).sum::<u64>() * 3_100);
+    assert_eq!(report.as_it_was.input, 30 * 5_000 + (0..30).sum::<u64>() * 3_100);
 }
 
 #[test]
 fn old_results_are_cut_in_batches_and_stay_cut() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
-    let told = told("prune", policy, 30);
-    let cuts: Vec<u64> = told.events.iter().map(|event| event.call).collect();
-    assert!(told.events.iter().all(|event| event.change == Change::Cut), "{told:?}");
+    let report = played("prune", policy, 30);
+    let cuts: Vec<u64> = report.events.iter().map(|event| event.call).collect();
+    assert!(report.events.iter().all(|event| event.change == Change::Cut), "{report:?}");
     // Four results are the first that are enough, behind those that are protected.
     assert!(cuts.len() >= 16 && (6..=8).contains(&cuts[0]), "{cuts:?}");
     let batches = cuts.chunk_by(|one, other| one == other).map(<[u64]>::len);
     assert!(batches.clone().all(|batch| batch >= 4), "{cuts:?}");
     // Each is left out of every call from then on.
     let left_out: u64 = cuts.iter().map(|call| (31 - call) * 2_900).sum();
-    let (before, after) = (told.as_it_was.input, told.under_policy.input);
-    assert!(before - after > left_out && before - after < left_out * 12 / 10, "{told:?}");
-    assert!(told.savings.removed.abs_diff(before - after) * 100 < before - after, "{told:?}");
+    let (before, after) = (report.as_it_was.input, report.under_policy.input);
+    assert!(before - after > left_out && before - after < left_out * 12 / 10, "{report:?}");
+    assert!(report.savings.removed.abs_diff(before - after) * 100 < before - after, "{report:?}");
     // A cut breaks the cache from there on.
-    assert!(told.savings.reprocessed > 0 && told.savings.money.broken > 0.0, "{told:?}");
-    assert!(told.under_policy.cache_read < told.as_it_was.cache_read, "{told:?}");
+    assert!(report.savings.reprocessed > 0 && report.savings.money.broken > 0.0, "{report:?}");
+    assert!(report.under_policy.cache_read < report.as_it_was.cache_read, "{report:?}");
 }
 
 /// What the ledger says was saved is what the calls cost less: what is claimed is what is left out, and what a cut broke
@@ -116,55 +116,56 @@ fn the_net_is_what_the_calls_cost_less() {
         [("gpt-4.1", "openai"), ("claude-sonnet-4-5", "anthropic"), ("gemini-2.5-pro", "gemini")]
     {
         let session = recorded((model, provider), 30, 30, RESULT, flags);
-        let told = told_of(&format!("net-{provider}"), policy, &session);
-        let less = told.as_it_was.dollars - told.under_policy.dollars;
-        let net = told.savings.net;
+        let report = played_of(&format!("net-{provider}"), policy, &session);
+        let less = report.as_it_was.dollars - report.under_policy.dollars;
+        let net = report.savings.net;
         assert!(less > 0.0 && (net - less).abs() < less / 500.0, "{model}: {net} is not {less}");
-        let left_out = told.as_it_was.input - told.under_policy.input;
-        assert!(told.savings.removed.abs_diff(left_out) <= told.calls, "{model}: {told:?}");
+        let left_out = report.as_it_was.input - report.under_policy.input;
+        assert!(report.savings.removed.abs_diff(left_out) <= report.calls, "{model}: {report:?}");
     }
 }
 
 /// A call with more cuts than a turn stores tells all of them, and what they broke and saved is that of all.
 #[test]
-fn a_batch_larger_than_what_is_told_is_told_whole() {
+fn a_batch_larger_than_the_listed_steps_is_reported_whole() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 900\nprotect_messages = 0\nmin_saving_tokens = 25000\n[compact]\nengine = \"off\"\n";
-    let told = told_of("large-batch", policy, &session_of(("gpt-4.1", "openai"), 120, 120, 300));
-    assert_eq!(told.events.len() as u64, told.results_cut, "{told:?}");
-    let batches = told.events.chunk_by(|one, other| one.call == other.call);
-    assert!(batches.map(<[_]>::len).max() > Some(80), "{told:?}");
-    let less = told.as_it_was.dollars - told.under_policy.dollars;
-    let (net, broken) = (told.savings.net, told.savings.money.broken);
+    let report =
+        played_of("large-batch", policy, &session_of(("gpt-4.1", "openai"), 120, 120, 300));
+    assert_eq!(report.events.len() as u64, report.results_cut, "{report:?}");
+    let batches = report.events.chunk_by(|one, other| one.call == other.call);
+    assert!(batches.map(<[_]>::len).max() > Some(80), "{report:?}");
+    let less = report.as_it_was.dollars - report.under_policy.dollars;
+    let (net, broken) = (report.savings.net, report.savings.money.broken);
     assert!((net - less).abs() < broken / 100.0, "{net} is not {less}, {broken} broken");
 }
 
-/// Results that are cut and whose call comes again are told: the agent would have had to ask.
+/// Results that are cut and whose call comes again are report: the agent would have had to ask.
 #[test]
 fn what_is_asked_for_again_after_it_was_cut_is_counted() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
-    let never = told_of("never-again", policy, &session(30, 30));
+    let never = played_of("never-again", policy, &session(30, 30));
     assert!(never.results_cut >= 16 && never.requested_again == 0, "{never:?}");
     assert_eq!(never.results_cut, never.events.len() as u64);
     // Of ten files each is read three times: what is cut of the first two times is asked for again.
-    let again = told_of("again", policy, &session(30, 10));
-    assert_eq!(again.results_cut, never.results_cut, "{again:?}");
-    let read_again = again.events.iter().filter(|event| event.call <= 20).count() as u64;
+    let repeats = played_of("again", policy, &session(30, 10));
+    assert_eq!(repeats.results_cut, never.results_cut, "{repeats:?}");
+    let read_twice = repeats.events.iter().filter(|event| event.call <= 20).count() as u64;
     assert!(
-        again.requested_again >= read_again - 4 && again.requested_again < again.results_cut,
-        "{again:?}"
+        repeats.requested_again >= read_twice - 4 && repeats.requested_again < repeats.results_cut,
+        "{repeats:?}"
     );
 }
 
 #[test]
 fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\n";
-    let told = told("compact", policy, 40);
-    let compacted = told.events.iter().filter(|event| event.change == Change::Compacted);
+    let report = played("compact", policy, 40);
+    let compacted = report.events.iter().filter(|event| event.change == Change::Compacted);
     // Room for seven results after each: 40 calls fill it at least three times.
-    assert!(compacted.clone().count() >= 3, "{told:?}");
-    assert!(compacted.clone().all(|event| event.tokens_after < 1_000), "{told:?}");
-    assert!(told.summaries >= 2 && told.spent_on_summaries.dollars > 0.0, "{told:?}");
-    assert!(told.under_policy.input * 2 < told.as_it_was.input, "{told:?}");
+    assert!(compacted.clone().count() >= 3, "{report:?}");
+    assert!(compacted.clone().all(|event| event.tokens_after < 1_000), "{report:?}");
+    assert!(report.summaries >= 2 && report.spent_on_summaries.dollars > 0.0, "{report:?}");
+    assert!(report.under_policy.input * 2 < report.as_it_was.input, "{report:?}");
 }
 
 /// Many recordings tell what went in but not what came out of a call: nothing grows from it, but what went in was
@@ -175,10 +176,10 @@ fn a_call_whose_output_is_not_known_was_paid_for() {
         |call| if call % 4 == 0 { &[] } else { &["output_unreliable"] };
     let session = recorded(("gpt-4.1", "openai"), 30, 30, RESULT, flags);
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
-    let poor = told_of("poor", policy, &session);
-    let whole = told("well-recorded", policy, 30);
+    let poor = played_of("poor", policy, &session);
+    let whole = played("well-recorded", policy, 30);
     assert_eq!((poor.calls, poor.as_it_was), (whole.calls, whole.as_it_was));
-    let left_out = |told: &WhatIfReport| told.as_it_was.input - told.under_policy.input;
+    let left_out = |report: &WhatIfReport| report.as_it_was.input - report.under_policy.input;
     assert!(
         left_out(&poor).abs_diff(left_out(&whole)) * 50 < left_out(&whole),
         "{poor:?} {whole:?}"
@@ -191,28 +192,29 @@ fn a_call_whose_output_is_not_known_was_paid_for() {
 fn one_cut_makes_room_for_several_turns() {
     let session = session_of(("claude-sonnet-4-5", "anthropic"), 30, 30, 25_000);
     let window = "[model.\"claude-sonnet-4-5\"]\nwindow_tokens = 150000\n";
-    let breaks = |told: &WhatIfReport| {
-        let mut calls: Vec<u64> = told.events.iter().map(|event| event.call).collect();
+    let breaks = |report: &WhatIfReport| {
+        let mut calls: Vec<u64> = report.events.iter().map(|event| event.call).collect();
         calls.dedup();
         calls.len()
     };
-    let cost = |told: &WhatIfReport| told.under_policy.dollars + told.spent_on_summaries.dollars;
-    let dripping = told_of("drips", &format!("{window}[prune]\nlow_water = 1.0\n"), &session);
-    let batched = told_of("batches", window, &session);
-    let told = (breaks(&dripping), breaks(&batched), cost(&dripping), cost(&batched));
-    assert!(told.0 > 20 && told.1 * 2 <= told.0 && told.3 < 0.7 * told.2, "{told:?}");
+    let cost =
+        |report: &WhatIfReport| report.under_policy.dollars + report.spent_on_summaries.dollars;
+    let dripping = played_of("drips", &format!("{window}[prune]\nlow_water = 1.0\n"), &session);
+    let batched = played_of("batches", window, &session);
+    let report = (breaks(&dripping), breaks(&batched), cost(&dripping), cost(&batched));
+    assert!(report.0 > 20 && report.1 * 2 <= report.0 && report.3 < 0.7 * report.2, "{report:?}");
 }
 
 /// What a new cut breaks of the cache begins where it stands in what is sent, not in what came.
 #[test]
 fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 2000\n[compact]\nengine = \"off\"\n";
-    let told = told("one-by-one", policy, 30);
-    let calls = told.events.iter().map(|event| event.call);
+    let report = played("one-by-one", policy, 30);
+    let calls = report.events.iter().map(|event| event.call);
     let late = calls.filter(|call| *call > 10).count() as u64;
-    assert!(late >= 15, "{told:?}");
+    assert!(late >= 15, "{report:?}");
     // Each time the result behind it is processed again, wherever it stood in the whole history.
-    assert!(told.savings.reprocessed > late * 3_000, "{}", told.savings.reprocessed);
+    assert!(report.savings.reprocessed > late * 3_000, "{}", report.savings.reprocessed);
 }
 
 /// As live: a request that does not fit uses the summary that was prepared, which covers one result, before
@@ -220,9 +222,9 @@ fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
 #[test]
 fn a_prepared_summary_is_used_before_another_is_written() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\nprepare = 0.5\n";
-    let told = told_of("prepared", policy, &session_of(("gpt-4.1", "openai"), 8, 8, 15_000));
+    let report = played_of("prepared", policy, &session_of(("gpt-4.1", "openai"), 8, 8, 15_000));
     let before: Vec<(u64, u64)> =
-        told.events.iter().map(|event| (event.call, event.tokens_before)).collect();
+        report.events.iter().map(|event| (event.call, event.tokens_before)).collect();
     let is_one = |(_, tokens): &(u64, u64)| (15_000..20_000).contains(tokens);
     assert!(before.len() >= 3 && before.iter().all(is_one), "{before:?}");
 }
@@ -232,6 +234,6 @@ fn a_prepared_summary_is_used_before_another_is_written() {
 fn why_a_history_could_not_be_compacted_is_counted() {
     let policy = "[prune]\ngate = []\n[model.\"gemini-2.5-pro\"]\nwindow_tokens = 60000\n[compact]\nengine = \"provider\"\n";
     let session = session_of(("gemini-2.5-pro", "gemini"), 40, 40, RESULT);
-    let told = told_of("no-provider", policy, &session);
-    assert!(told.summaries == 0 && told.refused["provider"] > 10, "{:?}", told.refused);
+    let report = played_of("no-provider", policy, &session);
+    assert!(report.summaries == 0 && report.refused["provider"] > 10, "{:?}", report.refused);
 }

@@ -56,8 +56,8 @@ fn estimate(tokens: u64) -> Estimate {
         counting,
         new: 10,
         gone: 0,
-        went: 0,
-        sealed: false,
+        gone_history: 0,
+        encrypted_compaction: false,
         breakdown,
         guess,
     }

@@ -1,4 +1,4 @@
-//! A session is given away without its words, and replay reads what was given.
+//! A session is exported without its text, and replay reads the export.
 
 use plimsoll::context::{PromptSection as Where, Sketch, SketchPart};
 use plimsoll::dialect::PartKey;
@@ -84,15 +84,15 @@ async fn replay_says_how_wrong_the_exported_estimates_were() {
     let lines: Vec<TranscriptLine> =
         lines.into_iter().map(|line| serde_json::from_value(line).unwrap()).collect();
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
-    let told: Vec<_> = pairs.iter().map(|pair| (pair.call, pair.tokens, pair.actual)).collect();
-    assert_eq!(told, [(1, 52_100, 51_790), (2, 52_100, 51_790)]);
+    let shown: Vec<_> = pairs.iter().map(|pair| (pair.call, pair.tokens, pair.actual)).collect();
+    assert_eq!(shown, [(1, 52_100, 51_790), (2, 52_100, 51_790)]);
 }
 
-/// How many calls a long session has, and bytes of the words of each: far more than sockets hold.
+/// How many calls a long session has, and bytes of text in each: far more than sockets hold.
 const CALLS: usize = 300;
-const WORDS: usize = 48 << 10;
+const TEXT_BYTES: usize = 48 << 10;
 
-/// Keeps a long session with its words.
+/// Stores a long session with its text.
 async fn long(place: &Place) {
     for number in 0..CALLS {
         let (request, parent) = (format!("r{number}"), number.checked_sub(1));
@@ -100,35 +100,35 @@ async fn long(place: &Place) {
         let key = 100 + number as u128;
         let turn = call(&request, parent.as_deref(), 1_000 + number as u64, key, 9);
         place.keep(&tenant(1), "long", turn).await;
-        let said = |role: &str, text: String| json!({"role": role, "kind": "text", "chars": text.len(), "text": text});
-        let words = json!({
+        let part = |role: &str, text: String| json!({"role": role, "kind": "text", "chars": text.len(), "text": text});
+        let content = json!({
             "follows": if number == 0 { "nothing" } else { "reply" },
             "head": [],
-            "said": [said("user", format!("{number} {}", "w".repeat(WORDS)))],
-            "reply": [said("assistant", format!("Answer {number}"))],
+            "said": [part("user", format!("{number} {}", "w".repeat(TEXT_BYTES)))],
+            "reply": [part("assistant", format!("Answer {number}"))],
         });
-        let words = (serde_json::to_vec(&words).unwrap(), 1_000 + number as u64);
-        place.keep_record((&tenant(1), "long"), RecordKind::Content, &request, words).await;
+        let content = (serde_json::to_vec(&content).unwrap(), 1_000 + number as u64);
+        place.keep_record((&tenant(1), "long"), RecordKind::Content, &request, content).await;
     }
 }
 
 /// An export is made as it is taken: a session of any length takes no more memory than its longest line. Where
 /// the store fails in the middle, it breaks off.
 #[tokio::test]
-async fn an_export_is_made_as_it_is_taken() {
+async fn an_export_is_made_as_it_is_read() {
     let store = Held::new();
     let place = Place::over(store.clone(), access()).await;
     long(&place).await;
     let path = format!("/api/v1/sessions/{}.long/export?content=true", tenant(1));
     let before = store.gets();
-    let mut taken = place.open("GET", &path, &[]).await;
-    let head = taken.head().await;
+    let mut export = place.open("GET", &path, &[]).await;
+    let head = export.head().await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     let read = store.gets() - before;
     assert!(read < CALLS, "{read} of {CALLS} were read before any was taken");
     let mut text = Vec::new();
     loop {
-        let chunk = taken.chunk().await;
+        let chunk = export.chunk().await;
         if chunk.is_empty() {
             break;
         }
@@ -161,19 +161,19 @@ async fn few_sessions_are_exported_at_once() {
     let place = Place::over(Held::new(), access()).await;
     long(&place).await;
     let path = format!("/api/v1/sessions/{}.long/export?content=true", tenant(1));
-    let mut taken = Vec::new();
+    let mut exports = Vec::new();
     for _ in 0..4 {
         let mut wire = place.open("GET", &path, &[]).await;
         assert!(wire.head().await.starts_with("HTTP/1.1 200"));
-        taken.push(wire);
+        exports.push(wire);
     }
     let refused = place.get(&path).await;
     assert_eq!(refused.status(), 503);
     assert_eq!(place::json(&refused)["error"]["code"], "too_many_exports");
     assert!(place.get("/metrics").await.text().contains("plimsoll_exports 4\n"));
-    drop(taken);
-    let again = async {
+    drop(exports);
+    let freed = async {
         while !place.open("GET", &path, &[]).await.head().await.starts_with("HTTP/1.1 200") {}
     };
-    super::support::within("a place that is given back", again).await;
+    super::support::within("a place that is given back", freed).await;
 }

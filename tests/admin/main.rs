@@ -8,7 +8,7 @@ mod support;
 mod export;
 mod openapi;
 mod place;
-mod said;
+mod queued;
 
 use place::{Place, tenant};
 use plimsoll::admin::AdminAccess;
@@ -49,7 +49,7 @@ async fn health_is_answered_however_many_hang() {
 }
 
 #[tokio::test]
-async fn a_draining_house_is_alive_and_not_ready() {
+async fn a_draining_server_is_alive_and_not_ready() {
     let place = Place::new().await;
     place.draining.send_replace(true);
     assert_eq!(place.get("/healthz").await.status(), 200);
@@ -59,7 +59,7 @@ async fn a_draining_house_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
-async fn a_house_says_where_it_serves() {
+async fn a_server_says_where_it_serves() {
     let about = Place::new().await.json("/api/v1/about").await;
     assert_eq!(
         (&about["clients"], &about["mode"]),
@@ -134,12 +134,12 @@ async fn a_context_is_shown_as_text_and_as_json() {
     assert!(text.text().contains("Last estimate accuracy: +0.6% error\n"), "{}", text.text());
     let accepted = place.ask("GET", &path, &[("accept", "text/plain")]).await;
     assert_eq!(accepted.text(), text.text());
-    let asked = [("accept", "text/plain")];
-    let json = place.ask("GET", &format!("{path}?format=json"), &asked).await;
+    let headers = [("accept", "text/plain")];
+    let json = place.ask("GET", &format!("{path}?format=json"), &headers).await;
     assert_eq!(place::json(&json), view);
 }
 
-/// Side calls come last, but a person who asks for the context means the conversation's.
+/// Side calls come last, but a user who asks for the context means the conversation's.
 #[tokio::test]
 async fn the_latest_thread_is_the_conversations() {
     let place = Place::new().await;
@@ -154,7 +154,7 @@ async fn the_latest_thread_is_the_conversations() {
     assert_eq!(answer.status(), 404);
 }
 
-/// Session ids are clients' words: anything can stand in them.
+/// Session ids come from clients: anything can stand in them.
 #[tokio::test]
 async fn a_clients_own_id_finds_its_session() {
     let place = Place::new().await;
@@ -180,7 +180,7 @@ async fn an_id_that_two_credentials_use_is_ambiguous() {
 }
 
 #[tokio::test]
-async fn a_session_is_wished_compacted_and_what_cannot_be_is_said() {
+async fn a_compaction_is_requested_and_an_impossible_one_refused() {
     let place = Place::new().await;
     place.turn(&tenant(1), "mine", "main", 1_000).await;
     let path = format!("/api/v1/sessions/{}.mine/compact", tenant(1));
@@ -223,9 +223,9 @@ async fn what_is_deleted_is_gone_and_nothing_else_is() {
 async fn an_exchange_can_be_looked_up() {
     let place = Place::new().await;
     place.telemetry.report(place::exchange("abc"));
-    let told = place.json("/api/v1/requests/abc").await;
-    assert_eq!((&told["id"], &told["usage"]["input"]), (&json!("abc"), &json!(51_790)));
-    assert_eq!((&told["actual"], &told["error"]), (&json!(51_790), &json!(310)));
+    let found = place.json("/api/v1/requests/abc").await;
+    assert_eq!((&found["id"], &found["usage"]["input"]), (&json!("abc"), &json!(51_790)));
+    assert_eq!((&found["actual"], &found["error"]), (&json!(51_790), &json!(310)));
     let answer = place.get("/api/v1/requests/other").await;
     assert_eq!(answer.status(), 404);
     assert!(answer.text().contains(&RECENT.to_string()), "{}", answer.text());
@@ -249,7 +249,7 @@ async fn exchanges_are_heard_as_they_end() {
 
 /// A reader that is too slow misses events, is told how many, and holds nothing up.
 #[tokio::test]
-async fn a_slow_listener_is_told_what_it_missed() {
+async fn a_slow_subscriber_hears_what_it_missed() {
     let place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;
@@ -272,9 +272,9 @@ async fn live_streams_end_with_the_listener() {
 #[tokio::test]
 async fn metrics_are_what_telemetry_counted() {
     let place = Place::new().await;
-    let mut told = place::exchange("abc");
-    told.fail_open.push(FailOpen::Store);
-    place.telemetry.report(told);
+    let mut exchange = place::exchange("abc");
+    exchange.fail_open.push(FailOpen::Store);
+    place.telemetry.report(exchange);
     let metrics = place.get("/metrics").await;
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     assert!(metrics.text().contains("plimsoll_fail_open_total{reason=\"store\"} 1"));

@@ -48,10 +48,10 @@ async fn roles_and_refusals_are_as_the_file_says() {
     for (method, path, _) in ROUTES {
         let written = &document["paths"][*path][method.as_str().to_lowercase()];
         let security = written.get("security").unwrap_or(&document["security"]).to_string();
-        let asked = path.replace(['{', '}'], "");
+        let target = path.replace(['{', '}'], "");
         let as_whom = async |token: &str| {
             let headers = [("authorization", token)];
-            let mut wire = place.open(method.as_str(), &asked, &headers).await;
+            let mut wire = place.open(method.as_str(), &target, &headers).await;
             let head = wire.head().await;
             head.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
         };
@@ -113,11 +113,11 @@ async fn answers_are_as_the_file_says() {
 async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
-    let told = place.json("/api/v1/requests/s-main-1000").await;
-    assert_eq!((&told["id"], &told["session"]), (&"s-main-1000".into(), &"s".into()));
-    assert_eq!((&told["thread"], &told["at"]), (&"main".into(), &1_000.into()));
+    let found = place.json("/api/v1/requests/s-main-1000").await;
+    assert_eq!((&found["id"], &found["session"]), (&"s-main-1000".into(), &"s".into()));
+    assert_eq!((&found["thread"], &found["at"]), (&"main".into(), &1_000.into()));
     let explained = place.json("/api/v1/requests/s-main-1000/explain").await;
-    assert_eq!(told["model"], explained["model"]);
+    assert_eq!(found["model"], explained["model"]);
     assert_eq!(place.get("/api/v1/requests/never").await.status(), 404);
 }
 
@@ -182,8 +182,8 @@ fn hold(document: &Value, schema: &Value, answer: &Value, at: &str) {
     let allowed = types.as_str().is_some_and(fits)
         || types.as_array().into_iter().flatten().any(|it| it.as_str().is_some_and(fits));
     assert!(allowed, "{at} is a {kind}, but should be {types}");
-    if let Some(words) = schema["enum"].as_array() {
-        assert!(words.contains(answer), "{at}: {answer} is not one of {words:?}");
+    if let Some(values) = schema["enum"].as_array() {
+        assert!(values.contains(answer), "{at}: {answer} is not one of {values:?}");
     }
     for item in answer.as_array().into_iter().flatten() {
         hold(document, &schema["items"], item, &format!("{at}[]"));

@@ -159,8 +159,8 @@ fn estimate() -> Estimate {
         counting: CountingMethod::default(),
         new: 100,
         gone: 0,
-        went: 0,
-        sealed: false,
+        gone_history: 0,
+        encrypted_compaction: false,
         breakdown,
         guess: Default::default(),
     }

@@ -19,19 +19,19 @@ async fn a_host_that_is_not_said_once_and_plainly_is_refused() {
     let own = format!("host: {}", serving.admin);
     let own = own.as_str();
     let absolute = format!("GET http://{}/api/v1/sessions", serving.admin);
-    let asked = "GET /api/v1/sessions";
-    assert_eq!(send(&serving, asked, &[own]).await.status(), 200);
+    let plain = "GET /api/v1/sessions";
+    assert_eq!(send(&serving, plain, &[own]).await.status(), 200);
     assert_eq!(send(&serving, &absolute, &[own]).await.status(), 200);
     for (first_line, headers) in [
         ("GET http://evil.example/api/v1/sessions", &[own][..]),
         (&absolute, &["host: evil.example"]),
-        (asked, &[own, "host: evil.example"]),
-        (asked, &["host: evil.example", own]),
-        (asked, &[own, own]),
-        (asked, &["host: evil.example"]),
-        (asked, &["host: 127.0.0.1:80@evil.example"]),
-        (asked, &["host: 127.0.0.1.evil.example"]),
-        (asked, &[]),
+        (plain, &[own, "host: evil.example"]),
+        (plain, &["host: evil.example", own]),
+        (plain, &[own, own]),
+        (plain, &["host: evil.example"]),
+        (plain, &["host: 127.0.0.1:80@evil.example"]),
+        (plain, &["host: 127.0.0.1.evil.example"]),
+        (plain, &[]),
     ] {
         let status = send(&serving, first_line, headers).await.status();
         assert!(status == 421 || status == 400, "{first_line} {headers:?}: {status}");

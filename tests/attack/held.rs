@@ -21,11 +21,11 @@ struct Echo {
 impl Echo {
     async fn start() -> (Self, String) {
         let (echo, provider) = (Self::default(), Provider::start().await);
-        let (base, heard) = (provider.base(), echo.clone());
+        let (base, received) = (provider.base(), echo.clone());
         tokio::spawn(async move {
             loop {
                 let wire = provider.accept().await;
-                tokio::spawn(heard.clone().serve(wire));
+                tokio::spawn(received.clone().serve(wire));
             }
         });
         (echo, base)
@@ -42,7 +42,7 @@ impl Echo {
         }
     }
 
-    fn heard(&self) -> Vec<Message> {
+    fn received(&self) -> Vec<Message> {
         self.requests.lock().unwrap().clone()
     }
 }
@@ -96,7 +96,7 @@ fn disagreements() -> Vec<String> {
     forms
 }
 
-async fn asked(clients: SocketAddr, target: &str) -> Message {
+async fn response_to(clients: SocketAddr, target: &str) -> Message {
     let mut wire = Wire::connect(clients).await;
     let request =
         format!("POST {target} HTTP/1.1\r\nhost: {clients}\r\ncontent-length: 2\r\n\r\n{{}}");
@@ -116,13 +116,13 @@ async fn no_request_hides_in_another() {
         // How it is refused, or that it is answered, is not the question here.
         let _ = within("an end", stream.read_to_end(&mut answers)).await;
         let target = format!("/v1/messages?after={at}");
-        assert_eq!(asked(serving.clients, &target).await.text(), target, "after {form:?}");
+        assert_eq!(response_to(serving.clients, &target).await.text(), target, "after {form:?}");
         let answers = String::from_utf8_lossy(&answers).into_owned();
         assert!(!answers.contains("\r\n\r\n/smuggled"), "{form:?} was answered {answers:?}");
     }
-    let heard = echo.heard();
-    assert!(heard.len() > disagreements().len(), "the provider heard next to nothing");
-    for request in heard {
+    let received = echo.received();
+    assert!(received.len() > disagreements().len(), "the provider heard next to nothing");
+    for request in received {
         assert!(request.first_line().starts_with("POST /v1/messages"), "{request:?}");
         let framings = ["content-length", "transfer-encoding"].map(|name| {
             request.lines().iter().filter(|line| line.to_lowercase().starts_with(name)).count()
@@ -147,8 +147,8 @@ async fn names_are_never_sql() {
         let shown = serving.look(&["context", name]).await;
         assert_eq!(shown.code, 1, "{name} found something: {}", shown.out);
     }
-    let again = serving.look(&["sessions", "--json"]).await;
-    assert_eq!(again.code, 0, "{}", again.err);
+    let later = serving.look(&["sessions", "--json"]).await;
+    assert_eq!(later.code, 0, "{}", later.err);
 }
 
 /// Files that somebody sends for a look: an error or a table, in bounded time, never a crash.
@@ -207,5 +207,5 @@ async fn where_tls_is_spoken_plain_http_hears_nothing() {
     let mut answer = Vec::new();
     let _ = within("an end", stream.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&answer));
-    assert!(echo.heard().is_empty());
+    assert!(echo.received().is_empty());
 }

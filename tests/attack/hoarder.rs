@@ -26,7 +26,7 @@ use upstream::Upstream;
 /// What the shipped manifests allow, and what is promised.
 const PROMISED: u64 = 256 << 20;
 /// How long a flood may take; far more than it does.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PATH: &str = "/v1/chat/completions";
 /// Nobody reads along with what comes from there.
 const FILE: &str = "/openai/v1/files/f/content";
@@ -92,8 +92,8 @@ fn status_of(serving: &Serving, name: &str) -> u64 {
 }
 
 /// A chat request.
-fn conversation(model: &str, words: &str) -> String {
-    format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"{words}"}}]}}"#)
+fn conversation(model: &str, text: &str) -> String {
+    format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"{text}"}}]}}"#)
 }
 
 fn head(to: SocketAddr, headers: &str, length: usize) -> String {
@@ -113,7 +113,7 @@ async fn ask(to: SocketAddr, headers: &str, body: &[u8]) -> Vec<u8> {
         let _ = stream.read_to_end(&mut answer).await;
         answer
     };
-    timeout(PATIENCE, asking).await.unwrap()
+    timeout(TIMEOUT, asking).await.unwrap()
 }
 
 /// Asks so many times at once; every one is answered by the upstream.
@@ -184,17 +184,17 @@ async fn an_answer_of_many_codings_costs_nothing() {
 #[tokio::test]
 async fn requests_that_unfold_share_one_budget() {
     let flooded = Flooded::start().await;
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     for coding in ["gzip", "deflate", "br", "zstd"] {
         // One below the limit of a body, one past it.
         for bytes in [30 << 20, 40 << 20] {
-            asked.push((format!("content-encoding: {coding}\r\n"), bomb(coding, bytes)));
+            requests.push((format!("content-encoding: {coding}\r\n"), bomb(coding, bytes)));
         }
     }
     let twice = encoded("gzip", &bomb("zstd", 30 << 20));
-    asked.push(("content-encoding: zstd\r\ncontent-encoding: gzip\r\n".to_owned(), twice));
+    requests.push(("content-encoding: zstd\r\ncontent-encoding: gzip\r\n".to_owned(), twice));
     let to = flooded.to();
-    let asking = asked.iter().flat_map(|one| [one, one, one]);
+    let asking = requests.iter().flat_map(|one| [one, one, one]);
     let asking = asking.map(|(headers, body)| ask_at_once(to, 1, headers, body));
     join_all(asking).await;
     flooded.holds_its_promise("requests that unfold").await;
@@ -219,16 +219,16 @@ async fn windows(coding: &str) {
     let flooded = Flooded::start().await;
     let events = ": nothing is kept of a comment\n\n".repeat((9 << 20) / 32);
     flooded.upstream.streams(coding, encoded(coding, events.as_bytes()));
-    let asked = (0..60).map(async |_| {
+    let asking = (0..60).map(async |_| {
         let mut stream = TcpStream::connect(flooded.to()).await.unwrap();
         let (headers, body) = (format!("x-flood: {coding}\r\n"), conversation("m", "hello"));
         let head = head(flooded.to(), &headers, body.len());
         stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
         let mut start = [0; 256];
-        assert!(timeout(PATIENCE, stream.read(&mut start)).await.unwrap().unwrap() > 0);
+        assert!(timeout(TIMEOUT, stream.read(&mut start)).await.unwrap().unwrap() > 0);
         stream
     });
-    let open = join_all(asked).await;
+    let open = join_all(asking).await;
     sleep(Duration::from_secs(1)).await;
     drop(open);
     flooded.holds_its_promise(&format!("{coding} windows of open streams")).await;
@@ -263,16 +263,16 @@ async fn messages_that_inflate_share_one_budget() {
          sec-websocket-extensions: permessage-deflate\r\n\r\n",
         flooded.to()
     );
-    let asked = (0..16).map(async |_| {
+    let asking = (0..16).map(async |_| {
         let mut stream = TcpStream::connect(flooded.to()).await.unwrap();
         stream.write_all(upgrade.as_bytes()).await.unwrap();
         let mut head = [0; 12];
-        timeout(PATIENCE, stream.read_exact(&mut head)).await.unwrap().unwrap();
+        timeout(TIMEOUT, stream.read_exact(&mut head)).await.unwrap().unwrap();
         assert_eq!(&head, b"HTTP/1.1 101");
         stream.write_all(&frame).await.unwrap();
         stream
     });
-    let open = join_all(asked).await;
+    let open = join_all(asking).await;
     flooded.upstream.has_tunnelled(16 * frame.len() as u64).await;
     sleep(Duration::from_secs(2)).await;
     drop(open);
@@ -289,7 +289,7 @@ async fn stalled(uploads: usize) {
     let begun = (0..uploads).map(async |_| {
         let mut stream = TcpStream::connect(to).await.unwrap();
         stream.write_all(head(to, "x-digest: yes\r\n", body.len()).as_bytes()).await.unwrap();
-        timeout(PATIENCE, stream.write_all(most)).await.unwrap().unwrap();
+        timeout(TIMEOUT, stream.write_all(most)).await.unwrap().unwrap();
         stream
     });
     let mut open = join_all(begun).await;
@@ -300,7 +300,7 @@ async fn stalled(uploads: usize) {
     let first = &mut open[0];
     first.write_all(rest).await.unwrap();
     let mut answer = Vec::new();
-    let _ = timeout(PATIENCE, first.read_to_end(&mut answer)).await.unwrap();
+    let _ = timeout(TIMEOUT, first.read_to_end(&mut answer)).await.unwrap();
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.contains(&digest(&body)), "{answer}");
     drop(open);
@@ -344,14 +344,14 @@ async fn streams_of_one_connection_that_stall_share_half_of_it() {
 async fn slow_readers_hold_little_each() {
     let flooded = Flooded::start().await;
     let to = flooded.to();
-    let asked = (0..200).map(async |_| {
+    let asking = (0..200).map(async |_| {
         let mut stream = TcpStream::connect(to).await.unwrap();
         let body = conversation("m", "hello");
         let head = head(to, "x-flood: long\r\n", body.len()).replace(PATH, FILE);
         stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
         stream
     });
-    let open = join_all(asked).await;
+    let open = join_all(asking).await;
     let mut client = h2::Client::connect(to).await;
     let mut streams = Vec::new();
     for _ in 0..100 {

@@ -18,7 +18,7 @@ use super::support::{h2, wire, within};
 /// The other user: nobody.
 const OTHER: u32 = 65534;
 const FREE: &str = "127.0.0.1:0";
-/// What a house says of itself, where somebody else makes it up.
+/// What a server says of itself, where somebody else makes it up.
 const ABOUT: &str = r#"{"version":"0.1.0","started":1,"clients":"http://203.0.113.9:80",
     "admin":"http://203.0.113.9:81","mode":"active","upstreams":[],"in_flight":0}"#;
 
@@ -64,7 +64,7 @@ fn as_other(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
     command
 }
 
-/// Answers whatever is asked with a house's description, and keeps what was said to it.
+/// Answers whatever is asked with a server's description, and keeps what was said to it.
 async fn impostor() -> (String, Arc<Mutex<String>>) {
     let listener = TcpListener::bind(FREE).await.unwrap();
     let (address, heard) =
@@ -74,7 +74,7 @@ async fn impostor() -> (String, Arc<Mutex<String>>) {
         while let Ok((stream, _)) = listener.accept().await {
             let hearing = hearing.clone();
             tokio::spawn(async move {
-                make_up(stream, |said| hearing.lock().unwrap().push_str(said)).await;
+                make_up(stream, |heard| hearing.lock().unwrap().push_str(heard)).await;
             });
         }
     });
@@ -122,7 +122,7 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
 async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    // A house was here before, and left its tokens.
+    // A server was here before, and left its tokens.
     assert_eq!(
         with(running(&data, &["--listen", FREE, "--admin", FREE], "true"), &[]).await.code,
         0
@@ -153,7 +153,7 @@ async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
 
 /// Even a process of this user sends no command away from this machine.
 #[tokio::test]
-async fn a_base_url_that_is_not_loopback_is_not_taken() {
+async fn a_base_url_that_is_not_loopback_is_refused() {
     let data = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(data.path().join("admin.sock")).unwrap();
     tokio::spawn(async move {
@@ -172,8 +172,8 @@ async fn a_base_url_that_is_not_loopback_is_not_taken() {
 
 /// Another user's real Plimsoll is not used, wherever it stands.
 #[tokio::test]
-async fn another_users_house_is_not_used() {
-    let Some((folder, program)) = other_users("another_users_house_is_not_used") else { return };
+async fn another_users_server_is_not_used() {
+    let Some((folder, program)) = other_users("another_users_server_is_not_used") else { return };
     let theirs = folder.path().join("theirs");
     std::fs::create_dir(&theirs).unwrap();
     std::os::unix::fs::chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
@@ -320,9 +320,9 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
     // Once some are sent away, the gate is as full as it gets.
     let busy = "plimsoll_admin_refusals_total{reason=\"too_many_attempts\"}";
     serving.counted(busy).await;
-    let asked = Instant::now();
+    let began = Instant::now();
     assert_eq!(serving.ask("/api/v1/sessions").await.status(), 200);
-    let (right, mut late, mut away) = (asked.elapsed(), Vec::new(), 0);
+    let (right, mut late, mut away) = (began.elapsed(), Vec::new(), 0);
     for guess in guesses {
         match within("a guess to be answered", guess).await.unwrap() {
             (401, after) => late.push(after),
@@ -343,16 +343,16 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
 
 /// What changes something leaves a line with who and how, and never the words.
 #[tokio::test]
-async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
+async fn a_deleted_message_leaves_a_line_without_its_text() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
-    let words = "words that nobody may read";
+    let secret = "words that nobody may read";
     let session = "/api/v1/sessions/the-session";
-    let said = serving.look(&["say", "the-session", "--json", words]).await;
-    let id = serde_json::from_str::<Value>(&said.out).unwrap()["id"].as_str().unwrap().to_owned();
+    let queued = serving.look(&["say", "the-session", "--json", secret]).await;
+    let id = serde_json::from_str::<Value>(&queued.out).unwrap()["id"].as_str().unwrap().to_owned();
     assert_eq!(serving.look(&["say", "the-session", "--remove", &id]).await.code, 0);
-    let body = format!("{{\"text\": \"{words}\"}}");
+    let body = format!("{{\"text\": \"{secret}\"}}");
     let answer = serving.ask_as("POST", &format!("{session}/say"), &serving.token, &body).await;
     assert_eq!(answer.status(), 200);
     let focus = format!("{session}/compact?focus=secret-focus");
@@ -381,7 +381,7 @@ async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
         "{log}"
     );
     assert!(of("compact session").ends_with(&format!(": {compacted}")), "{log}");
-    assert!(!log.contains(words) && !log.contains("secret-focus"), "{log}");
+    assert!(!log.contains(secret) && !log.contains("secret-focus"), "{log}");
     assert!(!log.contains(&serving.token), "no token either: {log}");
 }
 
@@ -455,9 +455,9 @@ async fn a_command_can_send_the_client_token() {
     );
 }
 
-/// A command that is itself `plimsoll run` finds the house of the one around it.
+/// A command that is itself `plimsoll run` finds the server of the one around it.
 #[tokio::test]
-async fn a_run_within_a_run_uses_the_same_house() {
+async fn a_run_within_a_run_uses_the_same_server() {
     let data = tempfile::tempdir().unwrap();
     // The one within has no secret of the one around it, and needs none.
     let file = data.path().join("plimsoll.toml");
@@ -483,8 +483,8 @@ async fn a_run_within_a_run_uses_the_same_house() {
 #[tokio::test]
 async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
     let data = tempfile::tempdir().unwrap();
-    let taken = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
-    let [listen, admin] = taken.each_ref().map(|it| it.local_addr().unwrap().to_string());
+    let occupied = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
+    let [listen, admin] = occupied.each_ref().map(|it| it.local_addr().unwrap().to_string());
     let script = "echo $OPENAI_BASE_URL";
     let variables = [("PLIMSOLL_LISTEN", listen.as_str()), ("PLIMSOLL_ADMIN", admin.as_str())];
     let ran = with(running(data.path(), &[], script), &variables).await;
@@ -495,7 +495,7 @@ async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
 
 /// A second process over the same folder leaves the socket to the first, serves, and says so.
 #[tokio::test]
-async fn a_second_house_over_the_same_folder_leaves_the_socket_alone() {
+async fn a_second_server_over_the_same_folder_leaves_the_socket_alone() {
     let provider = Provider::start().await;
     let mut first = Serving::start(&provider.base(), &[]).await;
     let data = first.data.path().to_str().unwrap().to_owned();

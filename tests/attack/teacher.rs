@@ -155,7 +155,7 @@ fn gemini(content: Value) -> Value {
 }
 
 /// An answer that says it read as much as was sent.
-fn said(path: &str, body: &str) -> Value {
+fn reply(path: &str, body: &str) -> Value {
     let tokens = body.len() / 4;
     match path {
         _ if path.contains("generateContent") => {
@@ -289,11 +289,11 @@ fn bare_windows() -> Vec<Lie> {
             gemini_error(GEMINI_WINDOW),
         ),
     ];
-    let told = lies.into_iter().map(|(path, lie, mut body, refusal)| {
+    let cases = lies.into_iter().map(|(path, lie, mut body, refusal)| {
         body[lie] = json!(1);
         (path, lie, body, refusal)
     });
-    told.collect()
+    cases.collect()
 }
 
 fn honest(path: &str) -> Value {
@@ -309,10 +309,10 @@ fn honest(path: &str) -> Value {
 #[tokio::test]
 async fn a_window_that_a_client_dictates_is_nobodys() {
     for (path, lie, body, refusal) in windows() {
-        let said_of = refusal.clone();
+        let answered = refusal.clone();
         let provider = Provider::start(move |path, body| match body.contains(lie) {
-            true => (400, said_of.clone()),
-            false => (200, said(path, body)),
+            true => (400, answered.clone()),
+            false => (200, reply(path, body)),
         })
         .await;
         let mut shared = Shared::before(&provider).await;
@@ -336,8 +336,12 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
             }
             for key in ["victim", "liar"] {
                 shared.asks(key, path, &theirs, "").await;
-                let told = shared.server.told().await;
-                assert_eq!((told.window, &told.done.overflow), (window, &None), "{key}: {refusal}");
+                let exchange = shared.server.told().await;
+                assert_eq!(
+                    (exchange.window, &exchange.done.overflow),
+                    (window, &None),
+                    "{key}: {refusal}"
+                );
             }
             let seen: Vec<String> = provider.seen().into_iter().map(|(_, body)| body).collect();
             assert_eq!(seen, [theirs.clone(), theirs.clone()], "{refusal}");
@@ -357,7 +361,7 @@ async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
                 anthropic_error(WINDOW)
             },
         ),
-        false => (200, said(path, body)),
+        false => (200, reply(path, body)),
     })
     .await;
     let shared = Shared::before(&provider).await;
@@ -375,7 +379,7 @@ async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
 async fn a_window_larger_than_what_was_sent_is_not_believed() {
     let provider = Provider::start(|path, body| match body.contains("short") {
         true => (400, anthropic_error("prompt is too long: 100001 tokens > 100000 maximum")),
-        false => (200, said(path, body)),
+        false => (200, reply(path, body)),
     })
     .await;
     let mut shared = Shared::before(&provider).await;
@@ -403,7 +407,7 @@ async fn no_other_lesson_can_be_dictated() {
     ];
     let provider = Provider::start(|path, body| {
         let lie = LIES.iter().find(|lie| body.contains(**lie));
-        let Some(lie) = lie else { return (200, said(path, body)) };
+        let Some(lie) = lie else { return (200, reply(path, body)) };
         let is_whole = body.contains("nothing around it");
         let around =
             if is_whole { (*lie).to_owned() } else { format!("Unknown parameter: '{lie}'.") };
@@ -416,11 +420,11 @@ async fn no_other_lesson_can_be_dictated() {
             for (path, body) in
                 [("/v1/messages", anthropic as fn(Value) -> Value), ("/v1/chat/completions", chat)]
             {
-                for words in ["x ".repeat(2_000), "nothing around it ".repeat(200)] {
-                    let mut request = body(json!(words));
+                for text in ["x ".repeat(2_000), "nothing around it ".repeat(200)] {
+                    let mut request = body(json!(text));
                     (request[lie], request["stream"]) = (json!(1), json!(true));
                     shared.asks(key, path, &request.to_string(), "").await;
-                    let mut request = body(json!(words));
+                    let mut request = body(json!(text));
                     request["model"] = json!(lie);
                     shared.asks(key, path, &request.to_string(), "").await;
                 }
@@ -456,8 +460,8 @@ fn calls() -> Value {
     for number in 0..6 {
         let id = format!("toolu_01AbCdEf{number:04}");
         let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"path": number}});
-        let words = format!("Line {number} of the log. ").repeat(20);
-        let result = json!({"type": "tool_result", "tool_use_id": id, "content": words});
+        let text = format!("Line {number} of the log. ").repeat(20);
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": text});
         messages.push(json!({"role": "assistant", "content": [call]}));
         messages.push(json!({"role": "user", "content": [result]}));
     }
@@ -489,9 +493,9 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
         ("/v1/messages", "Not Found"),
     ];
     let provider = Provider::start(move |path, body| {
-        let said_of = dictated.iter().find(|(_, lie)| body.contains(*lie));
-        match said_of {
-            None => (200, said(path, body)),
+        let lied = dictated.iter().find(|(_, lie)| body.contains(*lie));
+        match lied {
+            None => (200, reply(path, body)),
             Some((_, lie)) if path.contains("messages") => (400, anthropic_error(lie)),
             Some((_, lie)) => (400, openai_error(lie)),
         }
@@ -523,9 +527,9 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
         provider.seen()
     };
     let before = sends(&shared, "victim").await;
-    for asked in at_stake {
-        let is_sent = before.iter().any(|(_, body)| body.contains(asked));
-        assert!(is_sent, "{asked} is at stake: {before:?}");
+    for member in at_stake {
+        let is_sent = before.iter().any(|(_, body)| body.contains(member));
+        assert!(is_sent, "{member} is at stake: {before:?}");
     }
     for key in ["liar", "another", "a-third", "a-fourth"] {
         sends(&shared, key).await;
@@ -559,7 +563,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
                 (true, true) => (200, counts.clone()),
                 (true, false) => (200, json!({"input_tokens": 900})),
                 (false, true) => (400, anthropic_error("no such thing")),
-                (false, false) => (200, said(path, body)),
+                (false, false) => (200, reply(path, body)),
             }
         })
         .await;
@@ -579,11 +583,11 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
             provider.seen();
             let answer = shared.asks("victim", "/v1/messages", &theirs, "").await;
             assert_eq!(answer.status(), 200, "{lie}");
-            let told = shared.server.told().await;
-            assert_eq!(told.done.overflow, None, "{lie}");
+            let exchange = shared.server.told().await;
+            assert_eq!(exchange.done.overflow, None, "{lie}");
             let seen = provider.seen();
-            let asked = seen.iter().find(|(path, _)| !path.contains("count_tokens"));
-            assert_eq!(asked.map(|(_, body)| body), Some(&theirs), "{lie}");
+            let turn = seen.iter().find(|(path, _)| !path.contains("count_tokens"));
+            assert_eq!(turn.map(|(_, body)| body), Some(&theirs), "{lie}");
         }
     }
 }
@@ -627,7 +631,7 @@ async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
 #[tokio::test]
 async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
     let provider = Provider::start(|path, body| {
-        let mut answer = said(path, body);
+        let mut answer = reply(path, body);
         // Text that is far dearer than it looks; and one of whose price nothing is said.
         match body.contains("odd") {
             true => answer["usage"]["input_tokens"] = json!(body.len() * 4),
@@ -665,7 +669,7 @@ async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
         let is_twice = body.contains("stream_options") && body.contains("stream\\u005foptions");
         match is_twice {
             true => (400, openai_error("duplicate field `stream_options` at line 1 column 9")),
-            false => (200, said(path, body)),
+            false => (200, reply(path, body)),
         }
     })
     .await;
@@ -697,7 +701,7 @@ async fn a_model_that_does_not_exist_does_not_take_counting_away() {
         match (body.contains("no-such-model"), path.contains("count_tokens")) {
             (true, _) => (404, missing),
             (false, true) => (200, json!({"input_tokens": 900})),
-            (false, false) => (200, said(path, body)),
+            (false, false) => (200, reply(path, body)),
         }
     })
     .await;
@@ -717,12 +721,12 @@ async fn a_model_that_does_not_exist_does_not_take_counting_away() {
 
 /// Waits until the provider was asked to count.
 async fn counted(provider: &Provider) {
-    let asked = async {
+    let counting = async {
         while !provider.seen().iter().any(|(path, _)| path.contains("count_tokens")) {
             tokio::task::yield_now().await;
         }
     };
-    super::support::within("a question to count", asked).await;
+    super::support::within("a question to count", counting).await;
 }
 
 /// What is true is learned: at once by who met it, by all once three agree, and not by made-up keys.
@@ -756,7 +760,7 @@ async fn a_real_window_is_learned_by_its_tenant_and_by_all_once_three_agree() {
 fn refuses_long(path: &str, body: &str) -> (u16, Value) {
     match body.len() > 60_000 {
         true => (400, anthropic_error("prompt is too long: 27512 tokens > 9000 maximum")),
-        false => (200, said(path, body)),
+        false => (200, reply(path, body)),
     }
 }
 
@@ -787,6 +791,6 @@ async fn an_operator_lists_shares_and_forgets_lessons() {
     let forgotten = serving.look(&["lessons", "--forget", id]).await;
     assert_eq!(forgotten.code, 0, "{}", forgotten.err);
     assert_eq!(serving.look(&["lessons"]).await.out.trim(), "There are no lessons.");
-    let again = serving.look(&["lessons", "--forget", id]).await;
-    assert!(again.code == 1 && again.err.contains("There is no lesson"), "{}", again.err);
+    let twice = serving.look(&["lessons", "--forget", id]).await;
+    assert!(twice.code == 1 && twice.err.contains("There is no lesson"), "{}", twice.err);
 }

@@ -166,16 +166,21 @@ async fn a_listed_header_tells_users_apart() {
     let mut tenants = Vec::new();
     for user in ["anna", "bert", "anna"] {
         let more = format!("x-corp-user: {user}\r\n");
-        asked(&server, &provider, &more, &request(&[json!({"role": "user", "content": "Hm."})]))
-            .await;
-        let told = server.told().await;
-        assert_eq!(told.fail_open, []);
-        tenants.push(told.tenant.clone().unwrap());
+        forwarded(
+            &server,
+            &provider,
+            &more,
+            &request(&[json!({"role": "user", "content": "Hm."})]),
+        )
+        .await;
+        let exchange = server.told().await;
+        assert_eq!(exchange.fail_open, []);
+        tenants.push(exchange.tenant.clone().unwrap());
     }
     assert!(tenants[0] == tenants[2] && tenants[0] != tenants[1], "{tenants:?}");
 }
 
-async fn asked(server: &TestServer, provider: &Provider, more: &str, body: &Value) -> Message {
+async fn forwarded(server: &TestServer, provider: &Provider, more: &str, body: &Value) -> Message {
     let body = body.to_string();
     let mut client = Wire::connect(server.address).await;
     client
@@ -201,10 +206,10 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
         let mut config = config(&provider.base());
         config.listen = (listen, 8787).into();
         let mut server = TestServer::with(config).await;
-        asked(&server, &provider, "", &body).await;
-        let told = server.told().await;
-        assert_eq!(told.fail_open, aside);
-        assert!(told.estimate.is_some() && told.usage.input == Some(100), "it is measured");
+        forwarded(&server, &provider, "", &body).await;
+        let exchange = server.told().await;
+        assert_eq!(exchange.fail_open, aside);
+        assert!(exchange.estimate.is_some() && exchange.usage.input == Some(100), "it is measured");
         let sessions = server.ledgers.sessions(ScopePage::first(9)).await.unwrap();
         assert_eq!(sessions.is_empty(), !aside.is_empty());
     }
@@ -237,9 +242,9 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     client.send(&masked).await;
     call.wire.exactly(masked.len()).await;
     call.send(frame(done)).await;
-    let told = server.told().await;
-    assert_eq!(told.fail_open, [FailOpen::UnknownCredential]);
-    assert_eq!((told.usage.input, &told.tenant), (Some(3), &None));
+    let exchange = server.told().await;
+    assert_eq!(exchange.fail_open, [FailOpen::UnknownCredential]);
+    assert_eq!((exchange.usage.input, &exchange.tenant), (Some(3), &None));
     drop((client, call));
     server.told().await;
 
@@ -275,11 +280,11 @@ async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
     );
     let config = file("plimsoll.toml", &config);
     let serving = Serving::start(&a.base(), &["--config", &config]).await;
-    let words = "more of it ".repeat(40);
+    let text = "more of it ".repeat(40);
     let messages: Vec<Value> = (0..15)
         .map(|number| {
             let role = if number % 2 == 0 { "user" } else { "assistant" };
-            json!({"role": role, "content": format!("{number}: {words}")})
+            json!({"role": role, "content": format!("{number}: {text}")})
         })
         .collect();
     let body = json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": messages});
@@ -356,8 +361,8 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         assert_eq!(call.message.header("authorization"), None);
         call.answer("200 OK", &reply(&json!([]))).await;
         client.response().await;
-        let told = server.told().await;
-        assert_eq!(told.tenant == Some("0000000000000000".into()), !own, "nobody's name");
+        let exchange = server.told().await;
+        assert_eq!(exchange.tenant == Some("0000000000000000".into()), !own, "nobody's name");
     }
 }
 
@@ -406,7 +411,7 @@ async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
 
 /// A gateway may send back what it was sent. What gives a credential away is no request id, and is told nowhere.
 #[tokio::test]
-async fn a_request_id_that_is_a_credential_is_told_nowhere() {
+async fn a_request_id_that_is_a_credential_appears_nowhere() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

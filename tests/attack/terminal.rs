@@ -1,4 +1,4 @@
-//! The stranger here is whoever wrote what a person looks at in a terminal: a client, a model, a
+//! The stranger here is whoever wrote what a user looks at in a terminal: a client, a model, a
 //! recorded session, or a server that answers where a Plimsoll should.
 
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ async fn answering(status: &'static str, body: String) -> (SocketAddr, JoinHandl
     (address, answering)
 }
 
-async fn asked(status: &'static str, body: &str, arguments: &[&str]) -> Done {
+async fn run_against(status: &'static str, body: &str, arguments: &[&str]) -> Done {
     let (address, answering) = answering(status, body.to_owned()).await;
     let address = address.to_string();
     let done = program::run(&[arguments, &["--admin", &address]].concat()).await;
@@ -61,38 +61,39 @@ async fn asked(status: &'static str, body: &str, arguments: &[&str]) -> Done {
 async fn what_a_listener_answers_is_shown_and_not_obeyed() {
     // Words that wait to be said, a context, an explanation: texts as they come.
     for arguments in [&["say", "s"][..], &["context", "s"], &["explain", "r"], &["savings"]] {
-        let done = asked("200 OK", &format!("{HOSTILE}\n"), arguments).await;
+        let done = run_against("200 OK", &format!("{HOSTILE}\n"), arguments).await;
         assert_eq!(done.out, format!("{SHOWN}\n"), "{arguments:?}");
     }
     // Errors in its words, and what serde says of an answer that it cannot read.
     let error = json!({"error": {"message": HOSTILE}}).to_string();
-    let done = asked("400 Bad Request", &error, &["say", "s", "words"]).await;
+    let done = run_against("400 Bad Request", &error, &["say", "s", "words"]).await;
     assert_eq!(done.err, format!("plimsoll: {SHOWN}\n"));
     let unread = json!({"sessions": HOSTILE, "id": HOSTILE}).to_string();
-    let done = asked("200 OK", &unread, &["sessions"]).await;
+    let done = run_against("200 OK", &unread, &["sessions"]).await;
     assert!(done.err.contains("sent an answer that this version does not know"), "{}", done.err);
     // An id that it made up.
     let queued = json!({"id": HOSTILE, "position": 1}).to_string();
-    let done = asked("200 OK", &queued, &["say", "s", "words"]).await;
+    let done = run_against("200 OK", &queued, &["say", "s", "words"]).await;
     assert!(done.out.starts_with(SHOWN) || !done.err.is_empty(), "{}", done.out);
 }
 
 #[tokio::test]
 async fn json_is_calm_too_and_means_the_same() {
     let value = json!({ HOSTILE: [HOSTILE, 1] });
-    let done = asked("200 OK", &value.to_string(), &["context", "s", "--json"]).await;
+    let done = run_against("200 OK", &value.to_string(), &["context", "s", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
-    let done = asked("200 OK", &value.to_string(), &["compact", "s", "--dry-run", "--json"]).await;
+    let done =
+        run_against("200 OK", &value.to_string(), &["compact", "s", "--dry-run", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
     let lines = format!("{value}\n{value}\n");
-    let done = asked("200 OK", &lines, &["export", "s"]).await;
+    let done = run_against("200 OK", &lines, &["export", "s"]).await;
     for line in done.out.lines() {
         assert_eq!(serde_json::from_str::<Value>(line).unwrap(), value);
     }
     assert_eq!(done.out.lines().count(), 2);
     // Exchanges alone are told: what else lives in the same stream is for the page.
     let events = format!("event: compaction\ndata: [1]\n\nevent: exchange\ndata: {value}\n\n");
-    let done = asked("200 OK", &events, &["top", "--json"]).await;
+    let done = run_against("200 OK", &events, &["top", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
 }
 
@@ -101,7 +102,7 @@ async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(format!("of-a-stranger{}.jsonl", '\u{1b}'));
     let name = file.to_str().unwrap();
-    for (text, told) in [
+    for (text, expected) in [
         // What serde quotes: an unknown variant, a wrong type.
         (json!({"source": HOSTILE, "api": HOSTILE}).to_string(), "is not a recorded call"),
         (json!(HOSTILE).to_string(), "is not a recorded call"),
@@ -109,7 +110,7 @@ async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
     ] {
         std::fs::write(&file, text).unwrap();
         let done = program::run(&["replay", name]).await;
-        assert!(done.code == 1 && done.err.contains(told), "{}", done.err);
+        assert!(done.code == 1 && done.err.contains(expected), "{}", done.err);
         assert!(done.err.contains("of-a-stranger\\u{1b}.jsonl:1"), "{}", done.err);
         is_calm(&done);
     }

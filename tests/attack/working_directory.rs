@@ -11,7 +11,7 @@ use super::program::{self, Done, plimsoll};
 use super::support::http1::Provider;
 use super::support::within;
 
-const TOLD: &str = "./plimsoll.toml is not read; name it with --config if it is yours";
+const NOT_READ: &str = "./plimsoll.toml is not read; name it with --config if it is yours";
 const FREE: &str = "127.0.0.1:0";
 
 /// A folder that somebody else filled.
@@ -60,7 +60,7 @@ async fn looking_sends_no_key_where_a_cloned_folder_says() {
             command.env_remove("PLIMSOLL_ADMIN");
         }
         let done = run(command).await;
-        assert_eq!(done.err.matches(TOLD).count(), 1, "{}", done.err);
+        assert_eq!(done.err.matches(NOT_READ).count(), 1, "{}", done.err);
     }
     heard_nothing(&stranger).await;
 }
@@ -90,7 +90,7 @@ async fn run_sends_no_prompt_where_a_cloned_folder_says() {
     child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
     let done = within("the program to end", child.wait_with_output()).await.unwrap();
     let err = String::from_utf8_lossy(&done.stderr);
-    assert_eq!(err.matches(TOLD).count(), 1, "{err}");
+    assert_eq!(err.matches(NOT_READ).count(), 1, "{err}");
     heard_nothing(&stranger).await;
 }
 
@@ -103,7 +103,7 @@ async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
     let done = run(check).await;
     assert_eq!(done.code, 0, "{}", done.err);
     assert!(done.out.starts_with("configuration: defaults: no errors\n"), "{}", done.out);
-    assert_eq!(done.out.matches(TOLD).count(), 1, "{}", done.out);
+    assert_eq!(done.out.matches(NOT_READ).count(), 1, "{}", done.out);
     // Named, it is read, and nothing is told of it.
     let mut named = plimsoll(&["check", "--config", "plimsoll.toml"]);
     named.current_dir(folder.path());
@@ -120,7 +120,7 @@ async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
     program::signal(&serve, "TERM").await;
     let done = within("the program to end", serve.wait_with_output()).await.unwrap();
     let log = String::from_utf8_lossy(&done.stderr);
-    assert_eq!(log.matches(TOLD).count(), 1, "{log}");
+    assert_eq!(log.matches(NOT_READ).count(), 1, "{log}");
 }
 
 /// A variable that leads into the working directory would make its files ours again.
@@ -141,8 +141,8 @@ async fn relative_folders_of_the_user_are_ignored() {
         .await;
         assert_eq!(done.code, 0, "{}", done.err);
         assert!(done.out.starts_with("configuration: defaults: "), "{name}: {}", done.out);
-        let told = format!("{name} is not an absolute path; it is ignored");
-        assert_eq!(done.out.contains(&told), !value.is_empty(), "{}", done.out);
+        let ignored = format!("{name} is not an absolute path; it is ignored");
+        assert_eq!(done.out.contains(&ignored), !value.is_empty(), "{}", done.out);
     }
     // Nor is data kept there.
     let mut check = plimsoll(&["check"]);

@@ -61,10 +61,10 @@ async fn session(configuration: &str, is_refused: bool) -> String {
     let file = folder.path().join("plimsoll.toml");
     std::fs::write(&file, configuration).unwrap();
     let serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
-    let words = |times: usize| move |number: usize| format!("{CANARY} {number}, ").repeat(times);
-    call(&serving, &provider, &history(6, words(40)), false).await;
-    let mut grown = history(7, words(40));
-    grown["messages"][14]["content"][0]["content"] = json!(words(8000)(7));
+    let text = |times: usize| move |number: usize| format!("{CANARY} {number}, ").repeat(times);
+    call(&serving, &provider, &history(6, text(40)), false).await;
+    let mut grown = history(7, text(40));
+    grown["messages"][14]["content"][0]["content"] = json!(text(8000)(7));
     let sent = call(&serving, &provider, &grown, is_refused).await;
     serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
     let found = holding(serving.data.path());

@@ -1,4 +1,4 @@
-//! What was said is kept where that is asked for, can be exported and replayed, and goes with its session.
+//! Text is stored if configured, can be exported and replayed, and is deleted with its session.
 
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::replay::score::EstimatePair;
@@ -13,9 +13,9 @@ const PROMPT: &str = "Where does the lighthouse of the northern island stand?";
 const SYSTEM: &str = "You answer as the harbour master would.";
 const RESULT: &str = "On the cliff, as the pilot book has it.";
 const REPLY: &str = "It stands on the cliff above the old mole.";
-const WORDS: [&str; 4] = [PROMPT, SYSTEM, RESULT, REPLY];
+const TEXTS: [&str; 4] = [PROMPT, SYSTEM, RESULT, REPLY];
 
-/// A house that keeps what is said, with these lines of configuration beside.
+/// A server that stores text, with these lines of configuration.
 async fn keeping(provider: &Provider, more: &str) -> Serving {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -60,12 +60,12 @@ async fn call_after(
     client.response().await;
 }
 
-fn said(role: &str, words: &str) -> Value {
+fn message(role: &str, text: &str) -> Value {
     let kind = if role == "assistant" { "output_text" } else { "input_text" };
-    json!({"type": "message", "role": role, "content": [{"type": kind, "text": words}]})
+    json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]})
 }
 
-/// Three calls that grow, then one that goes back to the first words.
+/// Three calls that grow, then one that goes back to the first message.
 async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
     let asks = json!({
         "type": "function_call", "call_id": "call_Ab12Cd34Ef56", "name": "look",
@@ -74,18 +74,19 @@ async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
     let found = json!({
         "type": "function_call_output", "call_id": "call_Ab12Cd34Ef56", "output": RESULT,
     });
-    let mut history = vec![said("user", PROMPT)];
+    let mut history = vec![message("user", PROMPT)];
     call(serving, provider, key, &history, asks.clone()).await;
     history.extend([asks, found]);
-    call(serving, provider, key, &history, said("assistant", REPLY)).await;
-    history.extend([said("assistant", REPLY), said("user", "And how high is it?")]);
-    call(serving, provider, key, &history, said("assistant", "Forty feet and some inches.")).await;
-    let other = [said("user", PROMPT), said("user", "Say it in one word, if you please.")];
-    call(serving, provider, key, &other, said("assistant", "Cliff.")).await;
+    call(serving, provider, key, &history, message("assistant", REPLY)).await;
+    history.extend([message("assistant", REPLY), message("user", "And how high is it?")]);
+    call(serving, provider, key, &history, message("assistant", "Forty feet and some inches."))
+        .await;
+    let other = [message("user", PROMPT), message("user", "Say it in one word, if you please.")];
+    call(serving, provider, key, &other, message("assistant", "Cliff.")).await;
     settled(serving).await;
 }
 
-/// Waits until every exchange has been told: its turn and its words are kept then.
+/// Waits until every exchange is recorded: its turn and its text are stored then.
 async fn settled(serving: &Serving) {
     let settling = async {
         loop {
@@ -113,8 +114,8 @@ fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
     let lines: Vec<TranscriptLine> =
         lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap()).collect();
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
-    let told = |it: &EstimatePair| [it.call, it.tokens, it.low, it.high, it.new, it.actual];
-    pairs.iter().map(told).collect()
+    let numbers = |it: &EstimatePair| [it.call, it.tokens, it.low, it.high, it.new, it.actual];
+    pairs.iter().map(numbers).collect()
 }
 
 /// All bytes of the data folder's files; its socket holds none.
@@ -124,41 +125,41 @@ fn stored(serving: &Serving) -> Vec<u8> {
     entries.filter(|path| path.is_file()).flat_map(|path| std::fs::read(path).unwrap()).collect()
 }
 
-fn holds(bytes: &[u8], words: &str) -> bool {
-    memchr::memmem::find(bytes, words.as_bytes()).is_some()
+fn holds(bytes: &[u8], text: &str) -> bool {
+    memchr::memmem::find(bytes, text.as_bytes()).is_some()
 }
 
 #[tokio::test]
-async fn what_was_said_is_exported_and_replayed() {
+async fn texts_are_exported_and_replayed() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-one").await;
     let sizes = lines(&serving.look(&["export", "the-session"]).await.out);
-    let told = serving.look(&["export", "the-session", "--content"]).await;
-    assert_eq!((told.code, told.err.as_str()), (0, ""));
-    let told = lines(&told.out);
-    assert_eq!(told.len(), 4);
+    let export = serving.look(&["export", "the-session", "--content"]).await;
+    assert_eq!((export.code, export.err.as_str()), (0, ""));
+    let export = lines(&export.out);
+    assert_eq!(export.len(), 4);
 
     // Nothing is lost, and each call tells what it added.
-    assert_eq!(texts(&told[0]["new_parts"])[1..], [SYSTEM, PROMPT]);
+    assert_eq!(texts(&export[0]["new_parts"])[1..], [SYSTEM, PROMPT]);
     let look = "{\"at\":\"the chart\"}";
-    assert_eq!(texts(&told[0]["reply"]), [look]);
-    assert_eq!(texts(&told[1]["new_parts"]), [look, RESULT]);
-    let parts = &told[1]["new_parts"];
+    assert_eq!(texts(&export[0]["reply"]), [look]);
+    assert_eq!(texts(&export[1]["new_parts"]), [look, RESULT]);
+    let parts = &export[1]["new_parts"];
     assert_eq!((&parts[0]["kind"], &parts[0]["reply"]), (&json!("tool_use"), &json!(true)));
     assert_eq!((&parts[1]["kind"], &parts[1]["role"]), (&json!("tool_result"), &json!("user")));
-    assert_eq!(texts(&told[2]["new_parts"]), [REPLY, "And how high is it?"]);
+    assert_eq!(texts(&export[2]["new_parts"]), [REPLY, "And how high is it?"]);
     // One that went back tells all that it sent, on a thread of its own.
-    assert_ne!(told[3]["session"], told[2]["session"]);
-    let words = texts(&told[3]["new_parts"]);
-    assert_eq!(words[words.len() - 2..], [PROMPT, "Say it in one word, if you please."]);
-    assert_eq!(texts(&told[3]["reply"]), ["Cliff."]);
+    assert_ne!(export[3]["session"], export[2]["session"]);
+    let new = texts(&export[3]["new_parts"]);
+    assert_eq!(new[new.len() - 2..], [PROMPT, "Say it in one word, if you please."]);
+    assert_eq!(texts(&export[3]["reply"]), ["Cliff."]);
 
-    // The same pairs as without words; and from the words alone, measured anew.
+    // The same pairs as without text; and from the text alone, measured again.
     let judged = pairs(&sizes);
     assert_eq!(judged.len(), 2, "{judged:?}");
-    assert_eq!(pairs(&told), judged);
-    let anew: Vec<Value> = told
+    assert_eq!(pairs(&export), judged);
+    let anew: Vec<Value> = export
         .into_iter()
         .map(|mut line| {
             line.as_object_mut().unwrap().remove("estimate");
@@ -172,33 +173,33 @@ async fn what_was_said_is_exported_and_replayed() {
         assert_eq!((call, actual), (before[0], before[5]));
         assert!(tokens.abs_diff(before[1]) <= 1 && new.abs_diff(before[4]) <= 1, "{tokens} {new}");
     }
-    for secret in WORDS {
+    for secret in TEXTS {
         assert!(!serving.log().contains(secret), "{}", serving.log());
     }
 }
 
 #[tokio::test]
-async fn a_history_that_changed_is_told_whole_and_one_that_the_provider_holds_with_the_reply() {
+async fn a_changed_history_is_exported_whole_and_a_held_one_with_the_reply() {
     let provider = Provider::start().await;
     let serving = keeping(&provider, "").await;
-    let mut history = vec![said("user", PROMPT)];
-    call(&serving, &provider, "sk-one", &history, said("assistant", REPLY)).await;
+    let mut history = vec![message("user", PROMPT)];
+    call(&serving, &provider, "sk-one", &history, message("assistant", REPLY)).await;
     let after = ("sk-one", Some("resp_1"));
-    let more = [said("user", "And how high is it, would you say?"), said("user", "In feet.")];
+    let more = [message("user", "And how high is it, would you say?"), message("user", "In feet.")];
     let high = "Forty feet and some inches, if the book is to be believed.";
-    call_after(&serving, &provider, after, &more, said("assistant", high)).await;
-    // The client writes its first words anew.
-    history[0] = said("user", "Where does the other lighthouse stand?");
-    history.push(said("assistant", REPLY));
+    call_after(&serving, &provider, after, &more, message("assistant", high)).await;
+    // The client changes its first message.
+    history[0] = message("user", "Where does the other lighthouse stand?");
+    history.push(message("assistant", REPLY));
     history.extend(more.clone());
-    history.extend([said("assistant", high), said("user", "Thank you.")]);
-    call(&serving, &provider, "sk-one", &history, said("assistant", "Aye.")).await;
+    history.extend([message("assistant", high), message("user", "Thank you.")]);
+    call(&serving, &provider, "sk-one", &history, message("assistant", "Aye.")).await;
     settled(&serving).await;
-    let told = serving.look(&["export", "the-session", "--content"]).await;
-    assert_eq!(told.err, "");
-    let told = lines(&told.out);
-    assert_eq!(told.len(), 3);
-    let (held, whole) = (&told[1], &told[2]);
+    let export = serving.look(&["export", "the-session", "--content"]).await;
+    assert_eq!(export.err, "");
+    let export = lines(&export.out);
+    assert_eq!(export.len(), 3);
+    let (held, whole) = (&export[1], &export[2]);
     let added = [REPLY, "And how high is it, would you say?", "In feet."];
     assert_eq!(texts(&held["new_parts"]), added);
     assert_eq!((&held["new_parts"][0]["reply"], &held["flags"]), (&json!(true), &json!([])));
@@ -217,41 +218,41 @@ async fn a_history_that_changed_is_told_whole_and_one_that_the_provider_holds_wi
 }
 
 #[tokio::test]
-async fn nothing_that_was_said_is_kept_by_default_and_the_export_says_so() {
+async fn no_text_is_kept_by_default_and_the_export_says_so() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider, "sk-one").await;
     let bytes = stored(&serving);
     assert!(holds(&bytes, "the-session"), "the store was not found");
-    for words in WORDS {
-        assert!(!holds(&bytes, words), "{words}");
+    for text in TEXTS {
+        assert!(!holds(&bytes, text), "{text}");
     }
     let sizes = serving.look(&["export", "the-session"]).await;
     assert_eq!(sizes.err, "");
-    let told = serving.look(&["export", "the-session", "--content"]).await;
-    assert_eq!(told.code, 0);
+    let export = serving.look(&["export", "the-session", "--content"]).await;
+    assert_eq!(export.code, 0);
     assert!(
-        told.err.contains("Of 4 calls, 4 are without their text")
-            && told.err.contains("content.keep = true"),
+        export.err.contains("Of 4 calls, 4 are without their text")
+            && export.err.contains("content.keep = true"),
         "{}",
-        told.err
+        export.err
     );
-    let mut told = lines(&told.out);
-    for line in &mut told {
+    let mut export = lines(&export.out);
+    for line in &mut export {
         assert_eq!(line["flags"].as_array_mut().unwrap().pop(), Some("no_content".into()));
     }
-    assert_eq!(told, lines(&sizes.out));
+    assert_eq!(export, lines(&sizes.out));
 }
 
 #[tokio::test]
-async fn words_belong_to_a_credential_and_go_with_their_session() {
+async fn texts_belong_to_a_credential_and_go_with_their_session() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-one").await;
-    let history = [said("user", "What the second one asks.")];
-    call(&serving, &provider, "sk-two", &history, said("assistant", "Aye, aye, captain.")).await;
+    let history = [message("user", "What the second one asks.")];
+    call(&serving, &provider, "sk-two", &history, message("assistant", "Aye, aye, captain.")).await;
     settled(&serving).await;
-    assert!(WORDS.iter().all(|words| holds(&stored(&serving), words)));
+    assert!(TEXTS.iter().all(|text| holds(&stored(&serving), text)));
     let listed = serving.look(&["sessions", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
     let ids: Vec<&str> = [0, 1].map(|at| listed["sessions"][at]["id"].as_str().unwrap()).into();
@@ -270,37 +271,37 @@ async fn words_belong_to_a_credential_and_go_with_their_session() {
 }
 
 #[tokio::test]
-async fn words_past_their_limits_leave_sizes() {
+async fn texts_past_their_limits_leave_sizes() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "exchange_bytes = 500").await;
     talk(&mut serving, &provider, "sk-one").await;
-    let told = serving.look(&["export", "the-session", "--content"]).await;
-    assert!(told.err.contains("have a part of it"), "{}", told.err);
-    let first = &lines(&told.out)[0];
+    let export = serving.look(&["export", "the-session", "--content"]).await;
+    assert!(export.err.contains("have a part of it"), "{}", export.err);
+    let first = &lines(&export.out)[0];
     assert_eq!(first["new_parts"].as_array().unwrap().last().unwrap()["redacted"], 1);
 
     let mut serving = keeping(&provider, "session_bytes = 1000").await;
     talk(&mut serving, &provider, "sk-one").await;
-    let told = serving.look(&["export", "the-session", "--content"]).await;
-    let told = lines(&told.out);
+    let export = serving.look(&["export", "the-session", "--content"]).await;
+    let export = lines(&export.out);
     let is_kept = |line: &Value| line["reply"].is_array();
-    assert!(is_kept(&told[0]) && !told.iter().all(is_kept), "{told:?}");
-    assert_eq!(pairs(&told).len(), 2);
+    assert!(is_kept(&export[0]) && !export.iter().all(is_kept), "{export:?}");
+    assert_eq!(pairs(&export).len(), 2);
 }
 
-/// How often one of the words stands in a file of the data folder, to the last byte of each.
+/// How often one of the texts stands in a file of the data folder, to the last byte of each.
 fn on_disk(serving: &Serving) -> usize {
     let files = std::fs::read_dir(serving.data.path()).unwrap().flatten();
     let counted = files.map(|file| {
         let bytes = std::fs::read(file.path()).unwrap_or_default();
         let find = |word: &&str| memchr::memmem::find_iter(&bytes, word.as_bytes()).count();
-        WORDS.iter().map(find).sum::<usize>()
+        TEXTS.iter().map(find).sum::<usize>()
     });
     counted.sum()
 }
 
 #[tokio::test]
-async fn forgotten_words_are_in_no_file_within_five_seconds() {
+async fn forgotten_text_is_in_no_file_within_five_seconds() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-canary").await;

@@ -40,10 +40,10 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
         };
         let (done, ()) = tokio::join!(asking, answering);
         assert_eq!(done.code, 0, "{}", done.err);
-        let told: Value = serde_json::from_str(&done.out).unwrap();
-        let count = &told["count"];
+        let view: Value = serde_json::from_str(&done.out).unwrap();
+        let count = &view["count"];
         let estimated = count["estimated"].as_i64().unwrap();
-        assert!(estimated > 0 && told["total"].is_u64(), "{told}");
+        assert!(estimated > 0 && view["total"].is_u64(), "{view}");
         assert_eq!(count["tokens"], 4321, "{}", script.path);
         assert_eq!(count["difference"], estimated - 4321);
         // What was counted is not asked again; people read the same.

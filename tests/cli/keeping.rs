@@ -32,10 +32,10 @@ impl Served {
         let mut out = lines(child.stdout.take().unwrap());
         let ready = within("the ready line", out.next_line()).await.unwrap();
         let ready = ready.expect("it ended before it was ready");
-        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
-        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let pieces: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = pieces.iter().filter_map(|word| word.parse().ok());
         let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
-        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let token = pieces.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
         let token = token.to_owned();
         let log = lines(child.stderr.take().unwrap());
         Self { _child: child, clients, admin, token, log }
@@ -93,8 +93,8 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
     let in_the_way = folder.path().join("data");
     std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
     let mut served = Served::over(&in_the_way, &provider).await;
-    let told = served.logs("nothing is stored for now").await;
-    assert!(told.contains("cannot be created"), "{told}");
+    let line = served.logs("nothing is stored for now").await;
+    assert!(line.contains("cannot be created"), "{line}");
     served.exchange(&provider).await;
     let ready = served.ask("/readyz").await;
     assert!(ready.starts_with("ready, degraded: nothing is stored"), "{ready}");
@@ -126,7 +126,7 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
 /// What stands in the way of forgetting is told by log and metric (whose alert `deploy/prometheus` tests),
 /// keeps no traffic waiting, and is over when it is gone.
 #[tokio::test]
-async fn a_step_of_forgetting_that_fails_is_told() {
+async fn a_step_of_forgetting_that_fails_is_logged() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("plimsoll.toml");
@@ -160,17 +160,17 @@ async fn a_step_of_forgetting_that_fails_is_told() {
 }
 
 #[tokio::test]
-async fn a_damaged_store_is_set_beside_and_told() {
+async fn a_damaged_store_is_set_beside_and_logged() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let letter = "a letter, not a database".repeat(99);
     std::fs::write(folder.path().join("plimsoll.db"), &letter).unwrap();
     let mut served = Served::over(folder.path(), &provider).await;
-    let told = served.logs("a new one is used").await;
+    let line = served.logs("a new one is used").await;
     let files = std::fs::read_dir(folder.path()).unwrap().flatten();
     let names: Vec<_> = files.map(|it| it.file_name().into_string().unwrap()).collect();
     let aside = names.iter().find(|name| name.contains(".damaged-")).unwrap();
-    assert!(told.contains(aside.as_str()), "{told}");
+    assert!(line.contains(aside.as_str()), "{line}");
     assert_eq!(std::fs::read_to_string(folder.path().join(aside)).unwrap(), letter);
     served.says("/readyz", "ready\n").await;
     served.exchange(&provider).await;
@@ -198,9 +198,9 @@ async fn check_finds_what_is_wrong_with_the_store() {
     let done = check(folder.path()).await;
     assert!(done.code == 1 && done.err.contains("a newer Plimsoll wrote it"), "{}", done.err);
     let done = run(&["check", "--json", "--data", folder.path().to_str().unwrap()]).await;
-    let told: Value = serde_json::from_str(&done.out).unwrap();
-    assert_eq!((done.code, &told["ok"]), (1, &Value::Bool(false)));
-    assert!(told["store"]["trouble"].as_str().unwrap().contains("version 99"), "{told}");
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((done.code, &report["ok"]), (1, &Value::Bool(false)));
+    assert!(report["store"]["trouble"].as_str().unwrap().contains("version 99"), "{report}");
 
     std::fs::remove_file(&file).unwrap();
     let config = folder.path().join("plimsoll.toml");
@@ -225,8 +225,8 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
     let backup = ["backup", copy.to_str().unwrap(), "--data", data];
     let done = run(&backup).await;
     assert!(done.code == 0 && done.out.contains("a complete copy of the store"), "{}", done.err);
-    let again = run(&backup).await;
-    assert!(again.code == 1 && again.err.contains("exists"), "{}", again.err);
+    let second = run(&backup).await;
+    assert!(second.code == 1 && second.err.contains("exists"), "{}", second.err);
     serving.signal("TERM").await;
     assert_eq!(serving.ended().await, 0);
     let left = std::fs::read_dir(data).unwrap().flatten().map(|it| it.file_name());
@@ -243,7 +243,7 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
 
 /// Who deletes the file is told, and so is whoever asks whether all is well.
 #[tokio::test]
-async fn a_store_that_is_gone_is_told_everywhere() {
+async fn a_store_that_is_gone_is_reported_everywhere() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
@@ -257,14 +257,14 @@ async fn a_store_that_is_gone_is_told_everywhere() {
         "{}",
         ready.text()
     );
-    let asked = serving.post("/v1/messages", "{}", &[]);
-    let (mut client, mut call) = tokio::join!(asked, provider.call());
+    let asking = serving.post("/v1/messages", "{}", &[]);
+    let (mut client, mut call) = tokio::join!(asking, provider.call());
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200, "traffic goes on");
     // Whoever looks is told first, whatever they ask, also where it cannot be answered.
     for question in [&["sessions"][..], &["top"], &["context"], &["savings"], &["lessons"]] {
-        let said = serving.look(question).await;
-        assert!(said.err.contains("NOTHING IS STORED FOR NOW"), "{question:?}: {}", said.err);
+        let looked = serving.look(question).await;
+        assert!(looked.err.contains("NOTHING IS STORED FOR NOW"), "{question:?}: {}", looked.err);
     }
     let about = serving.ask("/api/v1/about").await;
     let about: Value = serde_json::from_str(about.text()).unwrap();
@@ -275,8 +275,8 @@ async fn a_store_that_is_gone_is_told_everywhere() {
 async fn where_all_is_kept_nobody_is_warned() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
-    let said = serving.look(&["sessions"]).await;
-    assert!(said.code == 0 && said.err.is_empty(), "{}", said.err);
+    let looked = serving.look(&["sessions"]).await;
+    assert!(looked.code == 0 && looked.err.is_empty(), "{}", looked.err);
     let about = serving.ask("/api/v1/about").await;
     let about: Value = serde_json::from_str(about.text()).unwrap();
     assert_eq!(about["store_failure"], Value::Null);
@@ -293,8 +293,8 @@ async fn a_turn_that_is_not_kept_in_time_is_warned_of_and_counted() {
     let holder = rusqlite::Connection::open(serving.data.path().join("plimsoll.db")).unwrap();
     holder.execute_batch("BEGIN IMMEDIATE").unwrap();
     let script = wire::anthropic();
-    let asked = serving.post(script.path, script.request, &[("x-api-key", "sk-test")]);
-    let (mut client, mut call) = tokio::join!(asked, provider.call());
+    let asking = serving.post(script.path, script.request, &[("x-api-key", "sk-test")]);
+    let (mut client, mut call) = tokio::join!(asking, provider.call());
     call.begin_events().await;
     for event in &script.events {
         call.chunk(event).await;
@@ -319,8 +319,8 @@ async fn a_second_process_on_one_data_folder_is_refused() {
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
     // A process that was killed holds nothing.
     serving.signal("KILL").await;
-    let again = Serving::start(&provider.base(), &["--data", data]).await;
-    assert_eq!(again.ask("/readyz").await.status(), 200);
+    let restarted = Serving::start(&provider.base(), &["--data", data]).await;
+    assert_eq!(restarted.ask("/readyz").await.status(), 200);
 }
 
 #[tokio::test]

@@ -8,23 +8,23 @@ use super::support::wire::{self, Script};
 
 /// The same call with the same result so many times, as the protocol of a script has it.
 fn history(script: &Script, times: usize) -> Value {
-    let mut said = vec![json!({"role": "user", "content": "Go."})];
+    let mut messages = vec![json!({"role": "user", "content": "Go."})];
     let mut contents = vec![json!({"role": "user", "parts": [{"text": "Go."}]})];
     for at in 0..times {
         let (id, arguments) = (format!("call_{at}"), json!({"command": "make"}));
         match script.path {
-            "/v1/messages" => said.extend([
+            "/v1/messages" => messages.extend([
                 json!({"role": "assistant", "content": [
                     {"type": "tool_use", "id": id, "name": "secret_tool", "input": arguments}]}),
                 json!({"role": "user", "content": [
                     {"type": "tool_result", "tool_use_id": id, "content": "the secret result"}]}),
             ]),
-            "/v1/chat/completions" => said.extend([
+            "/v1/chat/completions" => messages.extend([
                 json!({"role": "assistant", "tool_calls": [{"id": id, "type": "function",
                     "function": {"name": "secret_tool", "arguments": arguments.to_string()}}]}),
                 json!({"role": "tool", "tool_call_id": id, "content": "the secret result"}),
             ]),
-            "/v1/responses" => said.extend([
+            "/v1/responses" => messages.extend([
                 json!({"type": "function_call", "call_id": id, "name": "secret_tool", "arguments": arguments.to_string()}),
                 json!({"type": "function_call_output", "call_id": id, "output": "the secret result"}),
             ]),
@@ -36,7 +36,8 @@ fn history(script: &Script, times: usize) -> Value {
         }
     }
     let mut request: Value = serde_json::from_str(script.request).unwrap();
-    for (name, history) in [("messages", &said), ("input", &said), ("contents", &contents)] {
+    for (name, history) in [("messages", &messages), ("input", &messages), ("contents", &contents)]
+    {
         if let Some(place) = request.get_mut(name) {
             *place = json!(history);
         }
@@ -58,7 +59,7 @@ async fn play(serving: &Serving, provider: &Provider, script: &Script, body: &st
 }
 
 #[tokio::test]
-async fn a_loop_is_told_in_every_dialect_and_never_blocked() {
+async fn a_loop_is_reported_in_every_dialect_and_never_blocked() {
     for script in wire::all() {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &["--mode", "observe"]).await;
@@ -73,15 +74,15 @@ async fn a_loop_is_told_in_every_dialect_and_never_blocked() {
         assert_eq!(thread["repeated_calls"], 4, "{}: {session}", script.path);
         let request = thread["request"].as_str().unwrap();
         let path = format!("/api/v1/requests/{request}/explain?format=text");
-        let told = serving.ask(&path).await;
+        let explained = serving.ask(&path).await;
         let line = "\nLoop: the newest call had the same result in 4 of the last 10 turns\n";
-        assert!(told.text().contains(line), "{}", told.text());
+        assert!(explained.text().contains(line), "{}", explained.text());
         let metrics = serving.ask("/metrics").await;
         let counted =
             metrics.text().lines().find(|it| it.starts_with("plimsoll_repeated_calls_total{"));
         assert!(counted.is_some_and(|line| line.ends_with(" 1")), "{counted:?}");
-        for told in [serving.log(), told.text().to_owned(), metrics.text().to_owned()] {
-            assert!(!told.contains("secret"), "{told}");
+        for text in [serving.log(), explained.text().to_owned(), metrics.text().to_owned()] {
+            assert!(!text.contains("secret"), "{text}");
         }
     }
 }

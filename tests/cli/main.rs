@@ -1,4 +1,4 @@
-//! The real binary, as a person or a script uses it.
+//! The real binary, as a user or a script uses it.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -72,25 +72,25 @@ async fn check_prints_all_faults_at_once() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_told_with_what_to_do() {
+async fn a_port_in_use_is_reported_with_what_to_do() {
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = holder.local_addr().unwrap().to_string();
+    let used = holder.local_addr().unwrap().to_string();
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
-    let done = run(&["serve", "--listen", &taken, "--admin", "127.0.0.1:0", "--data", data]).await;
+    let done = run(&["serve", "--listen", &used, "--admin", "127.0.0.1:0", "--data", data]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
-    let told = format!(
-        "plimsoll: {taken} is in use by another process. Stop it, or choose another port with --listen"
+    let expected = format!(
+        "plimsoll: {used} is in use by another process. Stop it, or choose another port with --listen"
     );
-    assert!(done.err.contains(&told), "{}", done.err);
-    let done = run(&["serve", "--admin", &taken, "--listen", "127.0.0.1:0", "--data", data]).await;
+    assert!(done.err.contains(&expected), "{}", done.err);
+    let done = run(&["serve", "--admin", &used, "--listen", "127.0.0.1:0", "--data", data]).await;
     assert!(done.err.contains("with --admin"), "{}", done.err);
     drop(holder);
 }
 
 /// A proxy variable that was set for something else would send every request there unseen.
 #[tokio::test]
-async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
+async fn a_stray_proxy_variable_is_logged_at_start_without_its_credential() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
     let free = "127.0.0.1:0";
@@ -103,7 +103,7 @@ async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
         .spawn()
         .unwrap();
     let mut log = program::lines(child.stderr.take().unwrap());
-    let told = within("the proxy to be told", async {
+    let line = within("the proxy to be told", async {
         loop {
             let line = log.next_line().await.unwrap().expect("the log ended");
             if line.contains("proxy.example") {
@@ -112,14 +112,14 @@ async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
         }
     })
     .await;
-    assert!(told.contains("HTTPS_PROXY") && told.contains("proxy.example:3128"), "{told}");
-    assert!(told.contains("anthropic, gemini") && !told.contains("openai"), "{told}");
-    assert!(!told.contains("hunter2") && !told.contains("me:"), "{told}");
+    assert!(line.contains("HTTPS_PROXY") && line.contains("proxy.example:3128"), "{line}");
+    assert!(line.contains("anthropic, gemini") && !line.contains("openai"), "{line}");
+    assert!(!line.contains("hunter2") && !line.contains("me:"), "{line}");
     child.kill().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_written_is_told() {
+async fn a_folder_that_cannot_be_written_is_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[store]\non_failure = \"exit\"\n").unwrap();
     let config = file.path().to_str().unwrap();
@@ -141,8 +141,8 @@ async fn where_nobody_answers_it_says_what_to_do() {
         let admin = ["--admin", &free.to_string()];
         let done = run(&[command, &admin].concat()).await;
         assert_eq!(done.code, 1, "{command:?}");
-        let told = format!("nothing answers at {free}. Start `plimsoll serve`");
-        assert!(done.err.contains(&told), "{command:?}: {}", done.err);
+        let expected = format!("nothing answers at {free}. Start `plimsoll serve`");
+        assert!(done.err.contains(&expected), "{command:?}: {}", done.err);
     }
 }
 
@@ -179,7 +179,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
     client.until("message_start").await;
     serving.signal("TERM").await;
     serving.log_says("shutting down: finishing open streams").await;
-    // The stream still flows, and the house says that it wants no more traffic.
+    // The stream still flows, and the server says that it wants no more traffic.
     call.chunk(script.events[1]).await;
     client.until("content_block_start").await;
     assert_eq!(serving.ask("/readyz").await.status(), 503);
@@ -188,7 +188,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
 }
 
 #[tokio::test]
-async fn a_drained_house_exits_with_0() {
+async fn a_drained_server_exits_with_0() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = anthropic();
@@ -284,7 +284,7 @@ async fn run_passes_signals_on() {
     assert_eq!(done.code(), Some(9));
 }
 
-/// Where a person's calls already go elsewhere, they still do.
+/// Where a user's calls already go elsewhere, they still do.
 #[tokio::test]
 async fn run_keeps_a_base_url_that_is_set() {
     let provider = Provider::start().await;

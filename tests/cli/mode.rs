@@ -10,7 +10,7 @@ pub const EAGER: &str = "[prune]\ngate = [\"always\"]\nprotect_tokens = 100\npro
     min_saving_tokens = 50\nmin_messages = 4\n[compact]\nengine = \"off\"\n";
 const CLEARED: &str = "[Old tool result content cleared]";
 
-/// A house with this configuration, above the eager one.
+/// A server with this configuration, above the eager one.
 pub async fn serving(provider: &Provider, above: &str, flags: &[&str]) -> Serving {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -20,12 +20,12 @@ pub async fn serving(provider: &Provider, above: &str, flags: &[&str]) -> Servin
 }
 
 /// A history of calls, each answered with these words and its number.
-pub fn history(count: usize, words: impl Fn(usize) -> String) -> Value {
+pub fn history(count: usize, text: impl Fn(usize) -> String) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them all."})];
     for number in 0..count {
         let id = format!("toolu_01AbCdEf{number:04}");
         let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"path": number}});
-        let result = json!({"type": "tool_result", "tool_use_id": id, "content": words(number)});
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": text(number)});
         messages.push(json!({"role": "assistant", "content": [call]}));
         messages.push(json!({"role": "user", "content": [result]}));
     }
@@ -108,7 +108,7 @@ async fn include_usage_is_turned_off_by_one_line() {
     let request = json!({"model": "gpt-4o", "stream": true,
         "messages": [{"role": "user", "content": "Say hello."}]})
     .to_string();
-    for (above, is_asked) in [
+    for (above, is_requested) in [
         ("include_usage = \"never\"", false),
         ("include_usage = \"never\"\n[upstream.openai]\ninclude_usage = \"auto\"", true),
         ("", true),
@@ -120,7 +120,7 @@ async fn include_usage_is_turned_off_by_one_line() {
         call.chunk("data: [DONE]\n\n").await;
         call.end().await;
         client.response().await;
-        assert_eq!(call.message.text() != request, is_asked, "{above}");
+        assert_eq!(call.message.text() != request, is_requested, "{above}");
     }
 }
 

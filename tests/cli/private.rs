@@ -46,7 +46,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
             client.response().await;
         }
         serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
-        // Every exchange has its line once the house has ended; the views come before.
+        // Every exchange has its line once the server has ended; the views come before.
         let list = serving.ask("/api/v1/sessions").await.text().to_owned();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();
         let mut shown = vec![list, serving.ask("/metrics").await.text().to_owned()];
@@ -79,9 +79,9 @@ async fn a_key_in_a_path_is_nowhere() {
     const IN_PATH: &str = "sk-in-the-path-that-nobody-may-read-0123456789";
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
-    let asked = format!("/anthropic/{IN_PATH}/v1/messages");
+    let target = format!("/anthropic/{IN_PATH}/v1/messages");
     let body = body();
-    let (mut client, mut call) = tokio::join!(serving.post(&asked, &body, &[]), provider.call());
+    let (mut client, mut call) = tokio::join!(serving.post(&target, &body, &[]), provider.call());
     call.answer("200 OK", &reply()).await;
     assert_eq!(client.response().await.status(), 200);
     let mistyped = format!("/anthropi/{IN_PATH}/v1/messages");
@@ -112,9 +112,9 @@ async fn nothing_private_is_explained() {
     let more = ["--config", file.to_str().unwrap()];
     let mut serving = Serving::start(&provider.base(), &more).await;
     let result = |number: usize| {
-        let words = format!("{PROMPT} ").repeat(40);
+        let text = format!("{PROMPT} ").repeat(40);
         format!(
-            r#",{{"role":"assistant","content":[{{"type":"tool_use","id":"toolu_01AbCd{number:04}","name":"{SYSTEM}","input":{{"path":"{QUERY}"}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"toolu_01AbCd{number:04}","content":"{words}"}}]}}"#
+            r#",{{"role":"assistant","content":[{{"type":"tool_use","id":"toolu_01AbCd{number:04}","name":"{SYSTEM}","input":{{"path":"{QUERY}"}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"toolu_01AbCd{number:04}","content":"{text}"}}]}}"#
         )
     };
     let results: String = (0..6).map(result).collect();

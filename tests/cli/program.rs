@@ -90,11 +90,11 @@ impl Serving {
         let mut out = lines(child.stdout.take().unwrap());
         let ready = within("the ready line", out.next_line()).await.unwrap();
         let ready = ready.expect("it ended before it was ready");
-        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
-        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let pieces: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = pieces.iter().filter_map(|word| word.parse().ok());
         let (clients, admin): (SocketAddr, SocketAddr) =
             (addresses.next().unwrap(), addresses.next().unwrap());
-        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let token = pieces.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
         let link = if token.is_empty() { String::new() } else { format!("/#token={token}") };
         let scheme = |before: &str| {
             if ready.contains(&format!("{before}https:")) { "https" } else { "http" }

@@ -22,7 +22,7 @@ fn sized() -> String {
 }
 
 #[tokio::test]
-async fn a_policy_over_recordings_without_words_is_an_error_with_its_reason() {
+async fn a_policy_over_recordings_without_text_is_an_error_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
     std::fs::write(&export, format!("{}\n", sized())).unwrap();
@@ -38,12 +38,12 @@ async fn a_policy_over_recordings_without_words_is_an_error_with_its_reason() {
 }
 
 #[tokio::test]
-async fn what_an_export_with_words_says_is_played_under_a_policy() {
+async fn an_export_with_text_is_played_under_a_policy() {
     let folder = tempfile::tempdir().unwrap();
     let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
-    let mut said: serde_json::Value = serde_json::from_str(&sized()).unwrap();
-    said["new_parts"][0]["text"] = json!("Go on, please.");
-    std::fs::write(&export, format!("{said}\n{}\n", sized())).unwrap();
+    let mut first: serde_json::Value = serde_json::from_str(&sized()).unwrap();
+    first["new_parts"][0]["text"] = json!("Go on, please.");
+    std::fs::write(&export, format!("{first}\n{}\n", sized())).unwrap();
     std::fs::write(&policy, "").unwrap();
     let arguments = ["replay", "--policy", policy.to_str().unwrap(), export.to_str().unwrap()];
     let done = run(&arguments).await;

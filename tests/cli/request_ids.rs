@@ -12,7 +12,7 @@ const HEADERS: [(&str, &str); 2] =
 /// In every dialect, in the header in which its providers send it: log, API, explanation and the page's row,
 /// after a restart too.
 #[tokio::test]
-async fn a_providers_request_id_is_told_in_every_dialect() {
+async fn a_providers_request_id_is_shown_in_every_dialect() {
     let sent = [
         ("request-id", "req_011CSHoEeqs5C35K2UUqR7Fy"),
         ("x-request-id", "req_5f0a1b"),
@@ -36,10 +36,10 @@ async fn a_providers_request_id_is_told_in_every_dialect() {
         assert_eq!(client.response().await.header(name), Some(id));
         serving.log_says(&format!(" provider_request_id={id} ")).await;
         let request = request(&serving).await;
-        is_told(&serving, &request, id).await;
+        is_shown(&serving, &request, id).await;
         drop(serving);
-        let again = Serving::start(&provider.base(), &more).await;
-        is_told(&again, &request, id).await;
+        let restarted = Serving::start(&provider.base(), &more).await;
+        is_shown(&restarted, &request, id).await;
     }
 }
 
@@ -53,7 +53,7 @@ async fn json(serving: &Serving, path: &str) -> Value {
     serde_json::from_str(serving.ask(path).await.text()).unwrap()
 }
 
-async fn is_told(serving: &Serving, request: &str, id: &str) {
+async fn is_shown(serving: &Serving, request: &str, id: &str) {
     let session = json(serving, "/api/v1/sessions/the-session").await;
     assert_eq!(session["threads"][0]["provider_request_id"], id, "{session}");
     let exchange = json(serving, &format!("/api/v1/requests/{request}")).await;
@@ -70,7 +70,7 @@ async fn is_told(serving: &Serving, request: &str, id: &str) {
 
 /// A refusal is no turn, and is what most questions to a provider's support are about.
 #[tokio::test]
-async fn a_refusal_is_told_with_its_request_id() {
+async fn a_refusal_is_shown_with_its_request_id() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = wire::anthropic();

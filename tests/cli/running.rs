@@ -1,4 +1,4 @@
-//! What can be seen of a house that serves.
+//! What can be seen of a running server.
 
 use plimsoll::context::budget::grouped;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::program::Serving;
 use super::support::http1::Provider;
 use super::support::wire::{self, Script};
 
-/// Plays one exchange through the house, to its last event.
+/// Plays one exchange through the server, to its last event.
 pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
     let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
     let mut client = serving.post(script.path, script.request, &headers).await;
@@ -29,7 +29,7 @@ async fn every_dialect_is_metered_and_logged() {
         play(&mut serving, &provider, &script).await;
         let log = serving.log();
         let line = log.lines().find(|line| line.contains(" POST ")).unwrap();
-        for said in [
+        for field in [
             " 200 complete ",
             "session=the-session",
             &format!(" input={}", script.input),
@@ -37,7 +37,7 @@ async fn every_dialect_is_metered_and_logged() {
             &format!(" actual={} error=", script.input),
             " method=estimated",
         ] {
-            assert!(line.contains(said), "{}: {said} is not in {line}", script.path);
+            assert!(line.contains(field), "{}: {field} is not in {line}", script.path);
         }
         let path = script.path.split('?').next().unwrap();
         assert!(line.contains(path) && !line.contains('?'), "{line}");
@@ -116,8 +116,8 @@ async fn sessions_and_contexts_are_shown() {
 /// One exchange of a session whose history has so many messages.
 async fn talk(serving: &mut Serving, provider: &Provider, session: &str, messages: usize) {
     let role = |number: usize| if number.is_multiple_of(2) { "user" } else { "assistant" };
-    let words = |number: usize| format!("Message {number}. {}", "More of the same. ".repeat(200));
-    let message = |number: usize| json!({"role": role(number), "content": words(number)});
+    let text = |number: usize| format!("Message {number}. {}", "More of the same. ".repeat(200));
+    let message = |number: usize| json!({"role": role(number), "content": text(number)});
     let messages: Vec<Value> = (0..messages).map(message).collect();
     let model = "claude-sonnet-4-5";
     let request = json!({"model": model, "max_tokens": 100, "messages": messages}).to_string();
@@ -134,7 +134,7 @@ async fn talk(serving: &mut Serving, provider: &Provider, session: &str, message
 }
 
 #[tokio::test]
-async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
+async fn a_dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider, "long", 21).await;
@@ -144,7 +144,7 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
     let it: Value = serde_json::from_str(&looked.out).unwrap();
     let tokens = |name: &str| grouped(it[name].as_u64().unwrap());
     let dollars = |name: &str| format!("${:.4}", it[name].as_f64().unwrap());
-    let said = serving.look(&["compact", "long", "--dry-run"]).await;
+    let dry_run = serving.look(&["compact", "long", "--dry-run"]).await;
     let expected = format!(
         "{} of 21 messages would be replaced by a summary written by the model at Plimsoll's request.\n\
          {} → {} tokens, with a summary of {}; the usable window is {} (claude-sonnet-4-5 at anthropic).\n\
@@ -159,7 +159,7 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
         dollars("saved_per_call_cold"),
         dollars("cost_of_writing"),
     );
-    assert_eq!((said.code, &*said.out), (0, &*expected), "{}", said.err);
+    assert_eq!((dry_run.code, &*dry_run.out), (0, &*expected), "{}", dry_run.err);
     assert!(it["tokens_before"].as_u64() > it["tokens_after"].as_u64(), "{it}");
 
     for (arguments, why) in [
@@ -201,15 +201,15 @@ async fn the_log_for_machines_is_json_throughout() {
     assert_eq!(serving.ended().await, 0);
     let log = serving.log();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let told = lines.iter().find(|line| line["message"] == "exchange").unwrap();
-    assert_eq!((&told["usage"]["input"], &told["actual"]), (&10.into(), &10.into()));
-    assert!(told["error_ratio"].is_number() && told["estimate"]["method"] == "estimated");
+    let exchange = lines.iter().find(|line| line["message"] == "exchange").unwrap();
+    assert_eq!((&exchange["usage"]["input"], &exchange["actual"]), (&10.into(), &10.into()));
+    assert!(exchange["error_ratio"].is_number() && exchange["estimate"]["method"] == "estimated");
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
 }
 
 /// Whose fault it was stands in the answer and in the log.
 #[tokio::test]
-async fn an_upstream_that_nobody_answers_for_is_told() {
+async fn an_upstream_that_does_not_answer_is_reported() {
     let gone = Provider::start().await.base();
     let mut serving = Serving::start(&gone, &[]).await;
     let script = wire::anthropic();
@@ -224,7 +224,7 @@ async fn an_upstream_that_nobody_answers_for_is_told() {
 
 /// Queued, listed and taken back in the terminal, and said in the session's next request.
 #[tokio::test]
-async fn words_are_queued_and_said() {
+async fn messages_are_queued_and_sent() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let unknown = serving.look(&["say", "the-session", "Hello."]).await;
@@ -263,14 +263,14 @@ async fn words_are_queued_and_said() {
 /// The vocabularies are there before it is ready: the first request is counted by its own, as the next is.
 #[tokio::test]
 async fn the_first_request_is_counted_by_the_vocabulary() {
-    let words = "Eine Donaudampfschifffahrtsgesellschaft zzyzx qwrtplkjh 0x7f3a. ".repeat(40);
+    let text = "Eine Donaudampfschifffahrtsgesellschaft zzyzx qwrtplkjh 0x7f3a. ".repeat(40);
     for model in ["gpt-4o", "gpt-4", "claude-opus-4-5"] {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &[]).await;
         assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
         let mut estimates = Vec::new();
         for session in ["the-first", "the-second"] {
-            let body = json!({"model": model, "messages": [{"role": "user", "content": words}]});
+            let body = json!({"model": model, "messages": [{"role": "user", "content": text}]});
             let headers = [("x-plimsoll-session", session), ("authorization", "Bearer sk-test")];
             let path = "/v1/chat/completions";
             let mut client = serving.post(path, &body.to_string(), &headers).await;

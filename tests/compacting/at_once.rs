@@ -19,7 +19,7 @@ use crate::support::looking::{TOKEN, access};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
-/// The admin listener of a play's house.
+/// The admin listener of a play's server.
 async fn admin(play: &Play) -> SocketAddr {
     let (_, draining) = watch::channel(false);
     let (ledgers, telemetry) = (play.server.ledgers.clone(), play.server.telemetry.clone());
@@ -100,7 +100,7 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
     play.is_written(1).await;
     let scene = play.turn(5).await;
     assert!(scene.bytes.contains(SUMMARY), "the next request uses it");
-    let step = &scene.told.done.steps[0];
+    let step = &scene.exchange.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
         (Change::Compacted, Decision::New, DecisionReason::Requested)
@@ -108,18 +108,18 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_compacted_is_said() {
+async fn what_cannot_be_compacted_is_refused_with_a_reason() {
     let mut play = Play::of(policy()).await;
     play.turn(0).await;
     let admin = admin(&play).await;
     for query in ["", "?dry_run=true"] {
-        let (status, said) = compact(admin, "nobody", query).await;
-        assert_eq!((status, &said["error"]["code"]), (404, &"not_found".into()), "{said}");
-        let (status, said) = compact(admin, "s", query).await;
-        assert_eq!((status, &said["error"]["code"]), (409, &"nothing_to_cut".into()), "{said}");
+        let (status, answer) = compact(admin, "nobody", query).await;
+        assert_eq!((status, &answer["error"]["code"]), (404, &"not_found".into()), "{answer}");
+        let (status, answer) = compact(admin, "s", query).await;
+        assert_eq!((status, &answer["error"]["code"]), (409, &"nothing_to_cut".into()), "{answer}");
     }
-    let (status, said) = compact(admin, "s", "?dry_run=perhaps").await;
-    assert_eq!((status, &said["error"]["code"]), (400, &"bad_query".into()));
+    let (status, answer) = compact(admin, "s", "?dry_run=perhaps").await;
+    assert_eq!((status, &answer["error"]["code"]), (400, &"bad_query".into()));
     let (status, _) = compact(admin, "s", &format!("?focus={}", "x".repeat(1 << 20))).await;
     assert!((400..500).contains(&status), "{status}");
     // The conversation goes on, and nothing waits.
@@ -130,8 +130,8 @@ async fn what_cannot_be_compacted_is_said() {
     // A history lives in memory alone: after a restart it is not at hand until the next request.
     play.restarts().await;
     let admin = self::admin(&play).await;
-    let (status, said) = compact(admin, "s", "?dry_run=true").await;
-    assert_eq!((status, &said["error"]["code"]), (409, &"not_at_hand".into()), "{said}");
+    let (status, answer) = compact(admin, "s", "?dry_run=true").await;
+    assert_eq!((status, &answer["error"]["code"]), (409, &"not_at_hand".into()), "{answer}");
     play.turn(5).await;
     assert_eq!(compact(admin, "s", "?dry_run=true").await.0, 200);
 }

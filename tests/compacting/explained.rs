@@ -9,22 +9,22 @@ use crate::support::looking::Looking;
 const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
 
 fn explain(scene: &Scene) -> String {
-    format!("/api/v1/requests/{}/explain", scene.told.id)
+    format!("/api/v1/requests/{}/explain", scene.exchange.id)
 }
 
-/// Turns until a summary of these words is in use.
-async fn compacted(play: &mut Play, words: &str, number: u64) -> Scene {
+/// Turns until this summary is in use.
+async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if tokens(&scene) > MARK {
             break play.summary().await;
         }
     };
-    writes(question, words).await;
+    writes(question, summary).await;
     play.is_written(number).await;
     loop {
         let scene = play.turn(play.history.len() / 2).await;
-        if scene.bytes.contains(words) {
+        if scene.bytes.contains(summary) {
             return scene;
         }
     }
@@ -51,13 +51,16 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
             break scene;
         }
     };
-    let told = &looking.json(CONTEXT).await["compactions"];
-    assert_eq!((told["used"].as_array().unwrap().len(), &told["ready"]), (1, &Value::Null));
-    let used = &told["used"][0];
-    let step = &first.told.done.steps[0];
+    let compactions = &looking.json(CONTEXT).await["compactions"];
+    assert_eq!(
+        (compactions["used"].as_array().unwrap().len(), &compactions["ready"]),
+        (1, &Value::Null)
+    );
+    let used = &compactions["used"][0];
+    let step = &first.exchange.done.steps[0];
     let expected = json!({
         "engine": "summary", "upstream": "up", "model": MODEL, "why": "threshold",
-        "at": used["at"], "request": first.told.id, "took_ms": used["took_ms"],
+        "at": used["at"], "request": first.exchange.id, "took_ms": used["took_ms"],
         "tokens_before": step.tokens_before, "tokens_after": step.tokens_after,
         "spent": {"input": 900, "output": 20}, "dollars": used["dollars"],
     });
@@ -75,7 +78,7 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
     let explained = looking.json(&explain(&last)).await;
     assert_eq!(context["compactions"], explained["compactions"]);
     let used = context["compactions"]["used"].as_array().unwrap();
-    assert_eq!((used.len(), &used[0]["request"]), (2, &json!(first.told.id)));
+    assert_eq!((used.len(), &used[0]["request"]), (2, &json!(first.exchange.id)));
     assert!(used[1]["tokens_before"].as_u64() > used[1]["tokens_after"].as_u64());
     let replayed = &explained["steps"][0];
     assert_eq!(
@@ -112,7 +115,7 @@ async fn summaries_are_paid_for_in_the_savings() {
     let count = |name: &str| summaries[name].as_u64().unwrap();
     assert_eq!((count("written"), count("priced")), (2, 2), "{all}");
     assert_eq!((count("input"), count("output")), (2 * 900, 2 * 20), "{all}");
-    assert!(count("tokens_compacted") > last.told.done.tokens_compacted, "on each turn: {all}");
+    assert!(count("tokens_compacted") > last.exchange.done.tokens_compacted, "on each turn: {all}");
     // At the catalogue's 3 and 15 dollars a million. What they took the place of would have been processed at
     // the former: this provider caches nothing.
     let cost = 2.0 * (900.0 * 3.0 + 20.0 * 15.0) / 1e6;
@@ -139,6 +142,6 @@ async fn a_rewind_to_before_the_cut_shows_none() {
     play.history.truncate(4);
     let scene = play.turn(50).await;
     let looking = Looking::at(&play.server, &play.config).await;
-    let told = looking.json(&explain(&scene)).await;
-    assert_eq!(told["compactions"], json!({"used": [], "ready": null}));
+    let explained = looking.json(&explain(&scene)).await;
+    assert_eq!(explained["compactions"], json!({"used": [], "ready": null}));
 }

@@ -115,9 +115,9 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
     let client = play.asks().await;
     let scene = play.answered(client).await;
     assert!(tokens(&scene) > USABLE);
-    let waited = scene.told.compaction_wait_us.unwrap();
+    let waited = scene.exchange.compaction_wait_us.unwrap();
     assert!((900_000..3_000_000).contains(&waited), "{waited}");
-    let steps = &scene.told.done.steps;
+    let steps = &scene.exchange.done.steps;
     let last = steps.last().unwrap();
     assert_eq!(
         (last.change, last.decision, last.why),
@@ -135,8 +135,8 @@ async fn the_wait_for_a_summary_is_not_our_own_time() {
     let (_, question) = play.fills().await;
     play.says(70, 3000);
     let client = play.asks().await;
-    let told = play.answered(client).await.told;
-    let (waited, own) = (told.compaction_wait_us.unwrap(), told.request_side_us);
+    let exchange = play.answered(client).await.exchange;
+    let (waited, own) = (exchange.compaction_wait_us.unwrap(), exchange.request_side_us);
     assert!(waited > 900_000 && own < waited / 2, "waited {waited} µs, own time {own} µs");
     let metrics = play.server.telemetry.render();
     let slow = "plimsoll_overhead_request_seconds_bucket{upstream=\"up\",le=\"0.25\"}";
@@ -185,7 +185,7 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
         if tokens(&scene) > USABLE {
             break;
         }
-        assert!(scene.told.done.made.is_nothing() && scene.told.done.steps.is_empty());
+        assert!(scene.exchange.done.made.is_nothing() && scene.exchange.done.steps.is_empty());
     }
     assert!(play.more_summaries().is_empty());
 }
@@ -204,7 +204,7 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
         play.history.push(json!({"role": "user", "content": WHOLE}));
         play.history.push(json!({"role": "assistant", "content": "Aye."}));
         let scene = play.turn(number).await;
-        if scene.told.refused.is_some() {
+        if scene.exchange.refused.is_some() {
             break scene;
         }
     };
@@ -224,14 +224,14 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
     let question = play.summary().await;
     writes(question, "Numbered questions were asked.").await;
     let scene = play.answered(client).await;
-    assert!(scene.bytes.contains("Numbered questions were asked."), "{:?}", scene.told.done);
+    assert!(scene.bytes.contains("Numbered questions were asked."), "{:?}", scene.exchange.done);
     assert_eq!(play.cuts(&scene).await.len(), 2, "the first stays with what was not refused");
 
     // It is repeated, after a restart too.
     play.restarts().await;
     let scene = play.turn(100).await;
     assert!(scene.bytes.contains("Numbered questions were asked."), "{}", scene.bytes);
-    assert_eq!(scene.told.done.made.compacted, 1);
+    assert_eq!(scene.exchange.done.made.compacted, 1);
 }
 
 /// A provider that demands the reasoning of an open loop, which a summary makes void, is asked for it once: from
@@ -243,14 +243,14 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
     in_a_loop(&mut play, [2400, 2400, 30]);
     let client = play.asks().await;
     play.writes_until("Much was read.", 1).await;
-    let told = play.answered(client).await.told;
-    let counts = (told.refused, told.done.new.compacted);
+    let exchange = play.answered(client).await.exchange;
+    let counts = (exchange.refused, exchange.done.new.compacted);
     assert_eq!(
         counts,
         (Some(RefusalCause::ReasoningDemanded), 1),
         "{:?} {:?}",
-        told.done,
-        told.estimate
+        exchange.done,
+        exchange.estimate
     );
 
     play.session = "another";
@@ -259,7 +259,7 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
     let client = play.asks().await;
     let scene = play.answered(client).await;
     assert!(scene.bytes.contains("It is deep.") && tokens(&scene) > USABLE, "{}", scene.bytes);
-    assert_eq!((scene.told.refused, scene.told.compaction_wait_us), (None, None));
+    assert_eq!((scene.exchange.refused, scene.exchange.compaction_wait_us), (None, None));
     play.writes_until("Much was read.", 2).await;
     play.says(1, 30);
     let client = play.asks().await;
@@ -277,28 +277,28 @@ async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
     let client = play.asks().await;
     writes(play.summary().await, "One was read.").await;
     let mut question = play.summary().await;
-    let asked = question.message.text().to_owned();
-    assert!(asked.contains("One was read.") && asked.contains("It is deep."), "{asked}");
+    let text = question.message.text().to_owned();
+    assert!(text.contains("One was read.") && text.contains("It is deep."), "{text}");
     question.answer("400 Bad Request", BOUND).await;
     drop(question);
     let question = play.summary().await;
-    let asked = question.message.text().to_owned();
-    assert!(asked.contains("One was read.") && !asked.contains("It is deep."), "{asked}");
+    let text = question.message.text().to_owned();
+    assert!(text.contains("One was read.") && !text.contains("It is deep."), "{text}");
     writes(question, "Both were read.").await;
     play.writes_until("All was read.", 1).await;
     let scene = play.answered(client).await;
-    assert_eq!(scene.told.done.new.compacted, 1, "{:?}", scene.told.done);
+    assert_eq!(scene.exchange.done.new.compacted, 1, "{:?}", scene.exchange.done);
 }
 
-/// A turn whose tool loop is open, and which does not fit, with so many words in each result.
-fn in_a_loop(play: &mut Play, words: [usize; 3]) {
+/// A turn whose tool loop is open, and which does not fit, with results of these sizes, in words.
+fn in_a_loop(play: &mut Play, sizes: [usize; 3]) {
     play.history.push(json!({"role": "user", "content": "Read it."}));
-    for (number, words) in words.into_iter().enumerate() {
+    for (number, size) in sizes.into_iter().enumerate() {
         let id = format!("toolu_01AbCdEf{number:04}");
         let thought = json!({"type": "thinking", "thinking": "It is deep.", "signature": "c2ln"});
         let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
         play.history.push(json!({"role": "assistant", "content": [thought, call]}));
-        let text = format!("Line {number}. {}{DEMANDS}", "more of it ".repeat(words / 3));
+        let text = format!("Line {number}. {}{DEMANDS}", "more of it ".repeat(size / 3));
         let result = json!({"type": "tool_result", "tool_use_id": id, "content": text});
         play.history.push(json!({"role": "user", "content": [result]}));
     }

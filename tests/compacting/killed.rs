@@ -32,13 +32,13 @@ struct Replica {
 impl Replica {
     async fn start(data: &Path, provider: &str) -> Self {
         let config = data.join("plimsoll.toml");
-        let words = format!(
+        let settings = format!(
             "[model.\"{MODEL}\"]\nwindow_tokens = {WINDOW}\n\
              [limits]\ncommit_ms = 10000\nload_ms = 10000\nsettle_ms = 10000\nsave_ms = 10000\n\
              [compact]\nengine = \"summary\"\nthreshold = 0.6\nprepare = 0.6\nkeep_messages = 4\n\
              timeout_s = {LASTS_S}\ncool_down_s = 0\n"
         );
-        std::fs::write(&config, words).unwrap();
+        std::fs::write(&config, settings).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config"])
             .arg(&config)
@@ -90,9 +90,9 @@ struct Talk {
 
 impl Talk {
     /// One turn of so many words: what the provider received of it.
-    async fn turn(&mut self, replica: &Replica, words: usize) -> Value {
-        let words = format!("Question {}: {}", self.history.len() / 2, "more ".repeat(words));
-        self.history.push(json!({"role": "user", "content": words}));
+    async fn turn(&mut self, replica: &Replica, count: usize) -> Value {
+        let text = format!("Question {}: {}", self.history.len() / 2, "more ".repeat(count));
+        self.history.push(json!({"role": "user", "content": text}));
         let body =
             json!({"model": MODEL, "max_tokens": 1000, "messages": self.history}).to_string();
         let mut client = Wire::connect(replica.clients).await;
@@ -112,12 +112,12 @@ impl Talk {
 
     /// Turns of so many words until a summary is asked for. None of them is compacted: the history goes
     /// out whole.
-    async fn is_asked(&mut self, replicas: &[&Replica], words: usize) -> Call {
+    async fn until_question(&mut self, replicas: &[&Replica], count: usize) -> Call {
         for number in 0..200 {
-            let sent = self.turn(replicas[number % replicas.len()], words).await;
+            let sent = self.turn(replicas[number % replicas.len()], count).await;
             assert_eq!(sent["messages"].as_array().unwrap().len() + 1, self.history.len());
-            let asked = self.stage.summaries.recv();
-            if let Ok(call) = tokio::time::timeout(Duration::from_millis(100), asked).await {
+            let receiving = self.stage.summaries.recv();
+            if let Ok(call) = tokio::time::timeout(Duration::from_millis(100), receiving).await {
                 return call.unwrap();
             }
         }
@@ -146,13 +146,13 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     let base = provider.base();
     let mut talk = talk(provider).await;
     let replica = Replica::start(data.path(), &base).await;
-    let question = talk.is_asked(&[&replica], MANY).await;
+    let question = talk.until_question(&[&replica], MANY).await;
     replica.dies().await;
     drop(question);
 
     // It was never written: nothing of it is used, and once the claim has run out it is asked for again.
     let replica = Replica::start(data.path(), &base).await;
-    let question = talk.is_asked(&[&replica], 1).await;
+    let question = talk.until_question(&[&replica], 1).await;
     writes(question, SUMMARY).await;
     let written = async {
         while !replica.has_one_ready().await {

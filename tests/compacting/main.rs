@@ -14,7 +14,7 @@ mod play;
 mod presets;
 mod provider;
 mod replicas;
+mod requested;
 mod room;
 mod swapping;
 mod thinking;
-mod wishes;

@@ -18,25 +18,25 @@ const SUMMARY: &str = "Files are read one by one.";
 const WRITTEN: &str =
     "<analysis>\nMany files.\n</analysis>\n\n<summary>\nFiles are read one by one.\n</summary>";
 
-/// A person who asks for one file after the other: four messages each, results of 1,500 characters.
+/// A user who asks for one file after the other: four messages each, results of 1,500 characters.
 struct Reader {
     play: Play,
     questions: Arc<Mutex<Vec<Value>>>,
-    asked: usize,
+    turns: usize,
 }
 
 impl Reader {
     async fn under(also: &str) -> Self {
         let mut play = Play::under(Preset::MicroCompact, also, WINDOW).await;
         let questions = play.writes_always(WRITTEN);
-        Self { play, questions, asked: 0 }
+        Self { play, questions, turns: 0 }
     }
 
-    /// The person asks with so many words, the model has read a file, and is asked to go on.
-    async fn turn(&mut self, words: usize) -> Scene {
-        let id = format!("toolu_{:08}AbCd", self.asked);
-        self.asked += 1;
-        self.play.says(self.asked, words);
+    /// The user asks with so many words, the model has read a file, and is asked to go on.
+    async fn turn(&mut self, count: usize) -> Scene {
+        let id = format!("toolu_{:08}AbCd", self.turns);
+        self.turns += 1;
+        self.play.says(self.turns, count);
         let call = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {}}]);
         self.play.history.push(json!({"role": "assistant", "content": call}));
         let result = format!("Read:{}", "line of the file\n".repeat(90));
@@ -59,7 +59,7 @@ impl Reader {
 }
 
 fn is_compacted(scene: &Scene) -> bool {
-    let mut steps = scene.told.done.steps.iter();
+    let mut steps = scene.exchange.done.steps.iter();
     steps.any(|step| (step.change, step.decision) == (Change::Compacted, Decision::New))
 }
 
@@ -97,7 +97,7 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     assert!(cleared >= 2 && whole <= 2, "{cleared} cleared, {whole} whole");
     let last = messages(&question).last().unwrap()["content"].to_string();
     assert!(last.contains("<analysis> and </analysis>") && last.contains("call no tool"), "{last}");
-    // In its place stand the summary without its analysis, and no words of the person's beside it.
+    // In its place stand the summary without its analysis, and no words of the user's beside it.
     let sent = messages(&scene.sent);
     let first = sent[0]["content"].as_str().unwrap();
     assert!(first.contains(SUMMARY) && !first.contains("Many files."), "{first}");
@@ -118,8 +118,8 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
     assert!(roles.windows(2).all(|pair| pair[0] != pair[1]), "{roles:?}");
     // It stays so, to the byte, but for what is cleared next.
-    let again = reader.turn(30).await;
-    assert_eq!(messages(&again.sent)[0], sent[0]);
+    let next = reader.turn(30).await;
+    assert_eq!(messages(&next.sent)[0], sent[0]);
 }
 
 /// Clearing off: nothing is cleared, and the history is summarised as it came.
@@ -136,13 +136,13 @@ async fn micro_compact_clears_nothing_without_its_gate() {
 
 /// The check: another threshold is another moment.
 #[tokio::test]
-async fn micro_compact_checks_by_the_threshold_that_is_said() {
+async fn micro_compact_checks_by_the_configured_threshold() {
     let mut reader = Reader::under("").await;
     reader.fills().await;
-    assert!(reader.asked >= 7, "{} turns to 67,000", reader.asked);
+    assert!(reader.turns >= 7, "{} turns to 67,000", reader.turns);
     let mut reader = Reader::under("compact.threshold_tokens = 30000").await;
     reader.fills().await;
-    assert!(reader.asked <= 6, "{} turns to 30,000", reader.asked);
+    assert!(reader.turns <= 6, "{} turns to 30,000", reader.turns);
 }
 
 /// The summary off: results are cleared, and nothing is asked for however full it is.
@@ -158,18 +158,18 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
 
 /// The tagged analysis off: another prompt is asked, and its answer is taken whole.
 #[tokio::test]
-async fn micro_compact_asks_with_the_prompt_that_is_said() {
-    let words = "Write a summary of the conversation, in one line.";
-    let mut reader = Reader::under(&format!("compact.prompt = {words:?}")).await;
+async fn micro_compact_asks_with_the_configured_prompt() {
+    let prompt = "Write a summary of the conversation, in one line.";
+    let mut reader = Reader::under(&format!("compact.prompt = {prompt:?}")).await;
     let scene = reader.fills().await;
     let question = reader.questions.lock().unwrap()[0].to_string();
-    assert!(question.contains(words) && !question.contains("<analysis>"));
+    assert!(question.contains(prompt) && !question.contains("<analysis>"));
     assert!(scene.bytes.contains(SUMMARY));
 }
 
 /// The tail: at least as many messages as are said stay, or as few as policy otherwise has it.
 #[tokio::test]
-async fn micro_compact_keeps_the_tail_that_is_said() {
+async fn micro_compact_keeps_the_configured_tail() {
     let tail = async |also: &str| {
         let mut reader = Reader::under(also).await;
         let scene = reader.fills().await;
@@ -187,11 +187,11 @@ async fn micro_compact_keeps_the_tail_that_is_said() {
     assert!(few < 8, "{few}");
 }
 
-/// The boundary names type and count where the person speaks next. Off, none is sent, and no message
+/// The boundary names type and count where the user speaks next. Off, none is sent, and no message
 /// without words in its place.
 #[tokio::test]
-async fn micro_compact_sends_no_boundary_where_none_is_said() {
-    // The eleventh message from the end is the person's.
+async fn micro_compact_sends_no_boundary_where_none_is_configured() {
+    // The eleventh message from the end is the user's.
     for (also, is_there) in [("", true), ("compact.boundary = \"\"", false)] {
         let mut reader = Reader::under(&format!("compact.keep_messages = 11\n{also}")).await;
         let scene = reader.fills().await;
@@ -201,8 +201,8 @@ async fn micro_compact_sends_no_boundary_where_none_is_said() {
         assert_eq!(scene.bytes.contains("CompactBoundary"), is_there);
         assert_eq!(sent[1]["role"], if is_there { "assistant" } else { "user" });
         if is_there {
-            let words = sent[1]["content"].as_str().unwrap();
-            let count: usize = words.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
+            let boundary = sent[1]["content"].as_str().unwrap();
+            let count: usize = boundary.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
             // All messages of the request that it was written of, which may be that before this one.
             assert!((8..reader.play.history.len()).contains(&count) && count % 4 == 3, "{count}");
         }

@@ -22,7 +22,7 @@ use crate::support::within;
 pub const MODEL: &str = "claude-sonnet-4-5";
 /// What the window holds, tokens; a quarter of it is held free.
 pub const WINDOW: u64 = 4000;
-/// Past so many tokens a summary is written, and taken into use; so many fit.
+/// Past so many tokens a summary is written, and used; so many fit.
 pub const MARK: u64 = 1080;
 pub const THRESHOLD: u64 = 1800;
 pub const USABLE: u64 = 3000;
@@ -59,9 +59,9 @@ pub struct Stage {
 
 impl Stage {
     pub fn of(provider: Provider) -> Self {
-        let (asked, summaries) = mpsc::unbounded_channel();
+        let (sender, summaries) = mpsc::unbounded_channel();
         let turns = Arc::default();
-        tokio::spawn(answers(provider, asked, Arc::clone(&turns)));
+        tokio::spawn(answers(provider, sender, Arc::clone(&turns)));
         Self { summaries, turns }
     }
 }
@@ -83,7 +83,7 @@ pub struct Play {
 pub struct Scene {
     pub sent: Value,
     pub bytes: String,
-    pub told: Arc<Exchange>,
+    pub exchange: Arc<Exchange>,
 }
 
 /// A policy whose marks a few messages reach.
@@ -134,24 +134,24 @@ impl Play {
         std::fs::write(&file, format!("preset = \"{}\"\n{also}\n", preset.name())).unwrap();
         let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
         let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
-        let meant = config::load(&sources).unwrap_or_else(|faults| panic!("{faults}")).config;
-        let mut play = Self::of(meant.policy.as_ref().clone()).await;
-        play.config.output_reserve = meant.output_reserve;
+        let resolved = config::load(&sources).unwrap_or_else(|faults| panic!("{faults}")).config;
+        let mut play = Self::of(resolved.policy.as_ref().clone()).await;
+        play.config.output_reserve = resolved.output_reserve;
         play.config.upstreams[0].window = Some(window);
         play.restarts().await;
         play
     }
 
-    /// Has every question for a summary answered with these words from now on; answers what is asked.
-    pub fn writes_always(&mut self, words: &'static str) -> Arc<Mutex<Vec<Value>>> {
+    /// Has every question for a summary answered with this summary from now on; answers what is asked.
+    pub fn writes_always(&mut self, summary: &'static str) -> Arc<Mutex<Vec<Value>>> {
         let (_, none) = mpsc::unbounded_channel();
         let mut summaries = std::mem::replace(&mut self.stage.summaries, none);
         let questions: Arc<Mutex<Vec<Value>>> = Arc::default();
-        let asked = Arc::clone(&questions);
+        let log = Arc::clone(&questions);
         tokio::spawn(async move {
             while let Some(question) = summaries.recv().await {
-                asked.lock().unwrap().push(serde_json::from_str(question.message.text()).unwrap());
-                writes(question, words).await;
+                log.lock().unwrap().push(serde_json::from_str(question.message.text()).unwrap());
+                writes(question, summary).await;
             }
         });
         questions
@@ -163,9 +163,9 @@ impl Play {
         self.others.push(std::mem::replace(&mut self.server, next));
     }
 
-    /// The person says something of so many words.
-    pub fn says(&mut self, number: usize, words: usize) {
-        let text = format!("Question {number}: {}", "more of it ".repeat(words / 3));
+    /// The user sends a message of so many words.
+    pub fn says(&mut self, number: usize, count: usize) {
+        let text = format!("Question {number}: {}", "more of it ".repeat(count / 3));
         self.history.push(json!({"role": "user", "content": text}));
     }
 
@@ -187,7 +187,7 @@ impl Play {
         client
     }
 
-    /// The person says something, and is answered.
+    /// The user sends a message, and is answered.
     pub async fn turn(&mut self, number: usize) -> Scene {
         self.says(number, 120);
         let client = self.asks().await;
@@ -200,9 +200,9 @@ impl Play {
         assert_eq!(response.status(), 200, "{}", response.text());
         let reply: Value = serde_json::from_str(response.text()).unwrap();
         self.history.push(json!({"role": "assistant", "content": reply["content"]}));
-        let told = self.server.told().await;
+        let exchange = self.server.told().await;
         let (_, bytes) = self.stage.turns.lock().unwrap().last().unwrap().clone();
-        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
+        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, exchange }
     }
 
     /// The head of the request that the provider received last, as it was sent.
@@ -210,16 +210,16 @@ impl Play {
         self.stage.turns.lock().unwrap().last().unwrap().0.clone()
     }
 
-    /// Waits until the provider has received these words so many times.
-    pub async fn is_received(&self, words: &str, times: usize) {
+    /// Waits until the provider has received this text so many times.
+    pub async fn is_received(&self, text: &str, times: usize) {
         let turns = &self.stage.turns;
         let received = async {
-            let has = |(_, body): &&(String, String)| body.contains(words);
+            let has = |(_, body): &&(String, String)| body.contains(text);
             while turns.lock().unwrap().iter().filter(has).count() < times {
                 tokio::task::yield_now().await;
             }
         };
-        within(words, received).await;
+        within(text, received).await;
     }
 
     /// The next request for a summary.
@@ -249,9 +249,9 @@ impl Play {
         unreachable!()
     }
 
-    /// The chains at which summaries that were taken into use cut, in the session of an exchange.
+    /// The chains at which summaries that were used cut, in the session of an exchange.
     pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
-        let (tenant, session) = (of.told.tenant.clone(), of.told.session.clone());
+        let (tenant, session) = (of.exchange.tenant.clone(), of.exchange.session.clone());
         let (tenant, session) = (tenant.unwrap(), session.unwrap());
         let cuts = |ledger: &Ledger| ledger.compacts(false).map(|one| one.about).collect();
         self.server.ledgers.look(&Scope { tenant, session }, cuts).await.unwrap()
@@ -262,14 +262,14 @@ impl Play {
         self.counts("outcome=\"written\"", count).await;
     }
 
-    /// Answers every question for a summary with these words, in however many pieces a history is read,
+    /// Answers every question for a summary with this one, in however many pieces a history is read,
     /// until so many are written.
-    pub async fn writes_until(&mut self, words: &str, count: u64) {
+    pub async fn writes_until(&mut self, summary: &str, count: u64) {
         loop {
             tokio::select! {
                 biased;
                 () = counts(&self.server, "outcome=\"written\"", count) => return,
-                question = self.stage.summaries.recv() => writes(question.unwrap(), words).await,
+                question = self.stage.summaries.recv() => writes(question.unwrap(), summary).await,
             }
         }
     }
@@ -281,14 +281,14 @@ impl Play {
 }
 
 async fn counts(server: &TestServer, labels: &str, count: u64) {
-    let told = || {
+    let total = || {
         let text = server.telemetry.render();
         let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
         let ours = lines.filter(|line| line.contains(labels));
         ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>()
     };
     let counted = async {
-        while told() < count {
+        while total() < count {
             tokio::task::yield_now().await;
         }
     };
@@ -297,13 +297,13 @@ async fn counts(server: &TestServer, labels: &str, count: u64) {
 
 /// What a request was estimated to cost.
 pub fn tokens(scene: &Scene) -> u64 {
-    scene.told.estimate.as_ref().unwrap().tokens
+    scene.exchange.estimate.as_ref().unwrap().tokens
 }
 
 /// Answers what is no question for a summary.
 async fn answers(
     provider: Provider,
-    asked: mpsc::UnboundedSender<Call>,
+    sender: mpsc::UnboundedSender<Call>,
     turns: Arc<Mutex<Vec<(String, String)>>>,
 ) {
     let mut unanswered = Vec::new();
@@ -315,7 +315,7 @@ async fn answers(
         let mut call = wire.request().await;
         let text = call.message.text().to_owned();
         if ASKS.iter().any(|asks| text.contains(asks)) || text.contains(COMPACTS) {
-            let _ = asked.send(call);
+            let _ = sender.send(call);
             continue;
         }
         if text.contains(NEVER) {
@@ -324,14 +324,14 @@ async fn answers(
             continue;
         }
         if text.contains(TOO_LONG) {
-            let said = "prompt is too long: 4100 tokens > 4000 maximum";
-            let error = json!({"type": "invalid_request_error", "message": said});
+            let message = "prompt is too long: 4100 tokens > 4000 maximum";
+            let error = json!({"type": "invalid_request_error", "message": message});
             let error = json!({"type": "error", "error": error});
             call.answer("400 Bad Request", &error.to_string()).await;
             continue;
         }
-        if let Some(said) = overflow(&text) {
-            let error = json!({"type": "invalid_request_error", "message": said});
+        if let Some(message) = overflow(&text) {
+            let error = json!({"type": "invalid_request_error", "message": message});
             let error = json!({"type": "error", "error": error});
             call.answer("400 Bad Request", &error.to_string()).await;
             continue;
@@ -349,19 +349,20 @@ async fn answers(
             beside => text.contains(beside),
         };
         let refused = refused.into_iter().find(is_beside);
-        if let Some((_, said)) = refused.filter(|_| text.contains(CONTINUED)) {
-            let error = json!({"type": "invalid_request_error", "message": said});
+        if let Some((_, message)) = refused.filter(|_| text.contains(CONTINUED)) {
+            let error = json!({"type": "invalid_request_error", "message": message});
             let error = json!({"type": "error", "error": error});
             call.answer("400 Bad Request", &error.to_string()).await;
             continue;
         }
         let number = turns.lock().unwrap().len();
         turns.lock().unwrap().push((call.message.head.clone(), text.clone()));
-        let words = format!("Answer {number}, which is long enough to be told from any other.");
-        let mut reply = answer(&words, text.len() as u64 / 4);
+        let content = format!("Answer {number}, which is long enough to be told from any other.");
+        let mut reply = answer(&content, text.len() as u64 / 4);
         if text.contains(THINKS) {
-            let seal = format!("c2ln{number:04}");
-            let thought = json!({"type": "thinking", "thinking": "So it is.", "signature": seal});
+            let signature = format!("c2ln{number:04}");
+            let thought =
+                json!({"type": "thinking", "thinking": "So it is.", "signature": signature});
             reply["content"].as_array_mut().unwrap().insert(0, thought);
         }
         call.answer("200 OK", &reply.to_string()).await;
@@ -374,16 +375,16 @@ fn overflow(text: &str) -> Option<String> {
     let holds: usize = holds.split_once('.')?.0.parse().unwrap();
     let tokens = |bytes: usize| bytes / 4;
     let (input, window) = (tokens(text.len()), tokens(holds) + 1_500);
-    let told = format!("prompt is too long: {input} tokens > {window} maximum");
-    let is_told = !text.contains(UNTOLD);
-    (text.len() > holds).then(|| if is_told { told } else { "prompt is too long".to_owned() })
+    let message = format!("prompt is too long: {input} tokens > {window} maximum");
+    let is_precise = !text.contains(UNTOLD);
+    (text.len() > holds).then(|| if is_precise { message } else { "prompt is too long".to_owned() })
 }
 
 async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
     TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
-/// An Anthropic reply of words.
+/// An Anthropic reply with this text.
 pub fn answer(text: &str, input: u64) -> Value {
     json!({
         "id": "msg", "type": "message", "role": "assistant", "model": MODEL,
@@ -406,6 +407,6 @@ pub async fn compacts(mut question: Call) {
 }
 
 /// Answers a question for a summary, and closes the connection.
-pub async fn writes(mut question: Call, words: &str) {
-    question.answer("200 OK", &answer(words, 900).to_string()).await;
+pub async fn writes(mut question: Call, summary: &str) {
+    question.answer("200 OK", &answer(summary, 900).to_string()).await;
 }

@@ -14,7 +14,7 @@ const SUMMARY: &str = "The person asks numbered questions.";
 /// Tokens. Large enough for the reserves of all presets but one.
 const WINDOW: u64 = 100_000;
 /// Words of each question: some 7,300 tokens.
-const WORDS: usize = 8_000;
+const QUESTION_WORDS: usize = 8_000;
 /// What the provider says of each answer.
 const OUTPUT: u64 = 20;
 
@@ -28,10 +28,10 @@ async fn compacted(preset: Preset) -> (Play, Scene) {
     let mut play = Play::under(preset, "", WINDOW).await;
     play.writes_always(SUMMARY);
     for number in 0..30 {
-        play.says(number, WORDS);
+        play.says(number, QUESTION_WORDS);
         let client = play.asks().await;
         let scene = play.answered(client).await;
-        let mut steps = scene.told.done.steps.iter();
+        let mut steps = scene.exchange.done.steps.iter();
         if steps.any(|step| (step.change, step.decision) == (Change::Compacted, Decision::New)) {
             return (play, scene);
         }
@@ -63,7 +63,7 @@ async fn agrees(preset: Preset, most_apart: f64) {
     let (mut play, scene) = compacted(preset).await;
     assert!(scene.bytes.contains(SUMMARY), "{preset:?}");
     // The request itself was decided by what was sent, the summary included.
-    let estimate = scene.told.estimate.as_ref().unwrap();
+    let estimate = scene.exchange.estimate.as_ref().unwrap();
     let is_ruled = play.config.policy.estimate.deciding().is_some();
     let expected = match is_ruled {
         true => (EstimateMethod::Estimated, CountingMethod::Length),
@@ -85,14 +85,14 @@ async fn agrees(preset: Preset, most_apart: f64) {
 
     // The next request: what was shown, and what is new; as the provider counts it, too.
     let next = play.turn(40).await;
-    let estimate = next.told.estimate.as_ref().unwrap();
+    let estimate = next.exchange.estimate.as_ref().unwrap();
     assert_eq!(estimate.method, EstimateMethod::Anchored, "{preset:?}");
     assert_eq!(tokens(&next), total + estimate.new - u64::from(!is_ruled) * estimate.gone);
     assert!(estimate.new > 100, "{preset:?}: {estimate:?}");
     let off = apart(tokens(&next), counted(&next));
     assert!(off < 0.3, "{preset:?}: {off} % off in the turn after");
-    assert_eq!(next.told.error(), Some(tokens(&next) as i64 - counted(&next) as i64));
-    let made = next.told.done.steps.iter().filter(|step| step.decision == Decision::New);
+    assert_eq!(next.exchange.error(), Some(tokens(&next) as i64 - counted(&next) as i64));
+    let made = next.exchange.done.steps.iter().filter(|step| step.decision == Decision::New);
     assert_eq!(made.count(), 0, "{preset:?}: nothing is compacted again");
     let view = shown(&play, counted(&next)).await;
     assert!(view["total"].as_u64().unwrap().abs_diff(counted(&next) + OUTPUT) <= 10);

@@ -20,16 +20,16 @@ fn engine(engine: SummaryEngine) -> Policy {
 async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (scene, question) = play.fills().await;
-    let asked: Value = serde_json::from_str(question.message.text()).unwrap();
+    let request: Value = serde_json::from_str(question.message.text()).unwrap();
     assert!(question.message.head.contains(BETA), "{}", question.message.head);
     assert!(question.message.head.contains("x-api-key: k\r\n"));
     // The history before the cut, word for word, and nothing after it.
-    let messages = asked["messages"].as_array().unwrap();
+    let messages = request["messages"].as_array().unwrap();
     let sent = scene.sent["messages"].as_array().unwrap();
     assert!(!messages.is_empty() && messages.len() < sent.len());
     assert_eq!(messages[..], sent[..messages.len()]);
-    assert_eq!(asked["compaction"], json!({"type": "summarize"}), "its own instructions");
-    assert_eq!((&asked["system"], &asked["stream"]), (&scene.sent["system"], &Value::Null));
+    assert_eq!(request["compaction"], json!({"type": "summarize"}), "its own instructions");
+    assert_eq!((&request["system"], &request["stream"]), (&scene.sent["system"], &Value::Null));
     let cut = messages.len();
     compacts(question).await;
     play.counts("engine=\"provider\",outcome=\"written\"", 1).await;
@@ -45,15 +45,15 @@ async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
     assert!(play.head().contains(BETA), "{}", play.head());
     let (sent, history) = (scene.sent["messages"].as_array().unwrap(), &play.history);
     assert_eq!(sent[1..], history[cut..history.len() - 1], "what stays is what the client sent");
-    let step = &scene.told.done.steps[0];
+    let step = &scene.exchange.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
         (Change::Compacted, Decision::New, DecisionReason::Threshold)
     );
     // It goes on so, across a restart; what it cost is counted apart.
     play.restarts().await;
-    let again = play.turn(90).await;
-    assert!(again.bytes.contains(&first) && play.head().contains(BETA));
+    let later = play.turn(90).await;
+    assert!(later.bytes.contains(&first) && play.head().contains(BETA));
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn where_only_the_provider_may_nobody_else_is_asked() {
     assert!(play.more_summaries().is_empty());
 }
 
-/// A block is of one model: for another the history is sent whole, and summarised anew.
+/// A block is of one model: for another the history is sent whole, and summarised again.
 #[tokio::test]
 async fn another_model_reads_its_own_history() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;

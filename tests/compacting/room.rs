@@ -15,8 +15,8 @@ const SUMMARY: &str = "Numbered questions were asked.";
 /// What trims leave of a result says so.
 const LEFT_OUT: &str = "of this tool result left out";
 
-/// A conversation of some 2,200 tokens, and a new result of so many words with `words` at its end.
-async fn full(engine: SummaryEngine, wait_s: u64, result: usize, words: &str) -> Play {
+/// A conversation of some 2,200 tokens, and a new result of so many words with `ending` at its end.
+async fn full(engine: SummaryEngine, wait_s: u64, result: usize, ending: &str) -> Play {
     // Tokens are counted alike before and after.
     bpe::load(Family::Claude);
     let mut policy = policy();
@@ -33,42 +33,42 @@ async fn full(engine: SummaryEngine, wait_s: u64, result: usize, words: &str) ->
     play.says(6, 30);
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEf0001", "name": "Read", "input": {}});
     play.history.push(json!({"role": "assistant", "content": [call]}));
-    let text = format!("It begins. {}{words} It ends.", "more of it ".repeat(result / 3));
+    let text = format!("It begins. {}{ending} It ends.", "more of it ".repeat(result / 3));
     let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
     play.history.push(json!({"role": "user", "content": [result]}));
     play
 }
 
 /// The new changes: what and why.
-fn new(told: &Exchange) -> Vec<(Change, DecisionReason)> {
-    let new = told.done.steps.iter().filter(|step| step.decision == Decision::New);
+fn new(exchange: &Exchange) -> Vec<(Change, DecisionReason)> {
+    let new = exchange.done.steps.iter().filter(|step| step.decision == Decision::New);
     new.map(|step| (step.change, step.why)).collect()
 }
 
-fn is_saved(told: &Exchange) -> bool {
-    told.done.overflow.is_some_and(|overflow| overflow.saved)
+fn is_saved(exchange: &Exchange) -> bool {
+    exchange.done.overflow.is_some_and(|overflow| overflow.saved)
 }
 
 /// Whether or not its provider tells how much fits. Where nobody writes summaries, the result gives way.
 #[tokio::test]
 async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
-    for words in [format!("{HOLDS}11000."), format!("{HOLDS}11000. {UNTOLD}")] {
-        let mut play = full(SummaryEngine::Summary, 5, 1_200, &words).await;
+    for ending in [format!("{HOLDS}11000."), format!("{HOLDS}11000. {UNTOLD}")] {
+        let mut play = full(SummaryEngine::Summary, 5, 1_200, &ending).await;
         let result = play.history.last().unwrap().to_string();
         // A small window is told: the history is read in pieces.
         let questions = play.writes_always(SUMMARY);
         let client = play.asks().await;
         let scene = play.answered(client).await;
         assert!(scene.bytes.contains(SUMMARY) && scene.bytes.contains(&result), "{}", scene.bytes);
-        assert!(is_saved(&scene.told) && scene.told.compaction_wait_us.is_some());
-        assert_eq!(new(&scene.told), [(Change::Compacted, DecisionReason::Window)], "{words}");
+        assert!(is_saved(&scene.exchange) && scene.exchange.compaction_wait_us.is_some());
+        assert_eq!(new(&scene.exchange), [(Change::Compacted, DecisionReason::Window)], "{ending}");
         assert!(!questions.lock().unwrap().is_empty());
 
-        let mut play = full(SummaryEngine::Off, 5, 1_200, &words).await;
+        let mut play = full(SummaryEngine::Off, 5, 1_200, &ending).await;
         let client = play.asks().await;
         let scene = play.answered(client).await;
-        assert!(is_saved(&scene.told) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
-        assert_eq!(new(&scene.told), [(Change::Cut, DecisionReason::TooLarge)], "{words}");
+        assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
+        assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)], "{ending}");
         assert!(play.more_summaries().is_empty());
     }
 }
@@ -82,15 +82,15 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
     };
     let is_late = async |call: Call| Some(call);
     for (wait_s, answers) in [(5, true), (1, false)] {
-        let words = format!("{HOLDS}11000.");
-        let mut play = full(SummaryEngine::Summary, wait_s, 1_200, &words).await;
+        let ending = format!("{HOLDS}11000.");
+        let mut play = full(SummaryEngine::Summary, wait_s, 1_200, &ending).await;
         let client = play.asks().await;
         let question = play.summary().await;
         let held = if answers { fails(question).await } else { is_late(question).await };
         let scene = play.answered(client).await;
-        assert!(is_saved(&scene.told) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
-        assert_eq!(new(&scene.told), [(Change::Cut, DecisionReason::TooLarge)]);
-        assert!(scene.told.compaction_wait_us.unwrap() < 3_000_000);
+        assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
+        assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
+        assert!(scene.exchange.compaction_wait_us.unwrap() < 3_000_000);
         assert!(play.more_summaries().is_empty(), "it is asked for once");
         drop(held);
     }
@@ -99,12 +99,12 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
 /// Nobody waits for a summary that would not be enough.
 #[tokio::test]
 async fn a_result_that_no_summary_makes_fit_is_trimmed_at_once() {
-    let words = format!("{HOLDS}34000. {UNTOLD}");
-    let mut play = full(SummaryEngine::Summary, 5, 9_000, &words).await;
+    let ending = format!("{HOLDS}34000. {UNTOLD}");
+    let mut play = full(SummaryEngine::Summary, 5, 9_000, &ending).await;
     let client = play.asks().await;
     let scene = play.answered(client).await;
-    assert!(is_saved(&scene.told) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
-    assert_eq!(new(&scene.told), [(Change::Cut, DecisionReason::TooLarge)]);
-    assert_eq!(scene.told.compaction_wait_us, None);
+    assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
+    assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
+    assert_eq!(scene.exchange.compaction_wait_us, None);
     assert!(play.more_summaries().is_empty());
 }

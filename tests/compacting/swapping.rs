@@ -1,4 +1,4 @@
-//! A summary is written in the background, taken into use at the threshold, and stays.
+//! A summary is written in the background, used at the threshold, and stays.
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, ConfigSources, Mode};
@@ -16,7 +16,7 @@ use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
 const SUMMARY: &str = "The person asks numbered questions.";
 
 fn steps(scene: &Scene) -> Vec<(Change, Decision, DecisionReason)> {
-    let steps = scene.told.done.steps.iter();
+    let steps = scene.exchange.done.steps.iter();
     steps.map(|step| (step.change, step.decision, step.why)).collect()
 }
 
@@ -47,9 +47,9 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
     }
 }
 
-/// A compaction is told live as its request goes out: what it was, what it is now, who wrote the summary.
+/// A compaction is a live event as its request goes out: what it was, what it is now, who wrote the summary.
 #[tokio::test]
-async fn a_compaction_is_told_live() {
+async fn a_compaction_is_announced_live() {
     let mut play = Play::of(policy()).await;
     let mut live = play.server.telemetry.shrunk();
     let (_, question) = play.fills().await;
@@ -61,13 +61,13 @@ async fn a_compaction_is_told_live() {
             break scene;
         }
     };
-    let told = live.try_recv().unwrap();
-    assert_eq!((told.event, told.strategy), ("compacted", Some(SummaryAuthor::Summary)));
-    assert_eq!(told.exchange, scene.told.id);
-    let after = scene.told.estimate.as_ref().unwrap().tokens;
-    assert_eq!((told.before, told.after), (after + scene.told.done.tokens_compacted, after));
-    assert!(told.before > told.after);
-    // It is told once: what is repeated is no news.
+    let event = live.try_recv().unwrap();
+    assert_eq!((event.event, event.strategy), ("compacted", Some(SummaryAuthor::Summary)));
+    assert_eq!(event.exchange, scene.exchange.id);
+    let after = scene.exchange.estimate.as_ref().unwrap().tokens;
+    assert_eq!((event.before, event.after), (after + scene.exchange.done.tokens_compacted, after));
+    assert!(event.before > event.after);
+    // There is one event: a repetition has none.
     play.turn(play.history.len() / 2).await;
     assert!(live.try_recv().is_err());
 }
@@ -85,8 +85,12 @@ async fn rules_count_what_was_sent_after_a_compaction() {
         let (_, scene) = compacted_under(policy).await;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
         let counted = estimate.rules.whole(&read, scene.bytes.as_bytes(), |_| SentContent::Whole);
-        let told = scene.told.estimate.as_ref().unwrap();
-        assert_eq!((told.tokens, told.method), (counted, EstimateMethod::Estimated), "{preset:?}");
+        let measured = scene.exchange.estimate.as_ref().unwrap();
+        assert_eq!(
+            (measured.tokens, measured.method),
+            (counted, EstimateMethod::Estimated),
+            "{preset:?}"
+        );
     }
 }
 
@@ -94,21 +98,21 @@ async fn rules_count_what_was_sent_after_a_compaction() {
 async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
     let mut play = Play::of(policy()).await;
     let (scene, question) = play.fills().await;
-    let asked: Value = serde_json::from_str(question.message.text()).unwrap();
-    let messages = asked["messages"].as_array().unwrap();
+    let request: Value = serde_json::from_str(question.message.text()).unwrap();
+    let messages = request["messages"].as_array().unwrap();
     let sent = scene.sent["messages"].as_array().unwrap();
     // The request before it, the instruction last; the same credential.
     assert_eq!(messages.len(), sent.len());
     assert_eq!(messages[..sent.len() - 1], sent[..sent.len() - 1]);
-    assert_eq!(asked["system"], scene.sent["system"]);
+    assert_eq!(request["system"], scene.sent["system"]);
     assert_eq!(messages.last().unwrap()["content"][0]["text"], sent.last().unwrap()["content"]);
-    assert_eq!(asked["stream"], true);
+    assert_eq!(request["stream"], true);
     assert!(question.message.head.contains("x-api-key: k\r\n"), "{}", question.message.head);
     assert!(!question.message.head.contains("x-plimsoll-session"));
 }
 
 #[tokio::test]
-async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
+async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     // As when a server is ready, whichever tests ran before.
     bpe::load(Family::Claude);
     let mut play = Play::of(policy()).await;
@@ -127,9 +131,9 @@ async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
     };
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Threshold)]);
     assert!(tokens(&scene) < THRESHOLD, "{}", tokens(&scene));
-    assert_eq!(scene.told.estimate.as_ref().unwrap().method, EstimateMethod::Compacted);
+    assert_eq!(scene.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Compacted);
     // The frame of a summary has a number that is drawn, so its size differs a little.
-    let done = &scene.told.done;
+    let done = &scene.exchange.done;
     let (before, after) = (done.steps[0].tokens_before, done.steps[0].tokens_after);
     assert_eq!(done.tokens_compacted, before - after);
     assert!(done.tokens_compacted > before / 2, "{done:?}");
@@ -146,16 +150,16 @@ async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
     assert_eq!(sent[2..], all[all.len() - 1 - tail..all.len() - 1]);
 
     // The next turns repeat it byte for byte, across a restart and whatever policy then says.
-    let again = play.turn(90).await;
-    assert!(again.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, again.bytes);
-    assert_eq!(again.told.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
+    let later = play.turn(90).await;
+    assert!(later.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, later.bytes);
+    assert_eq!(later.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
     play.config.mode = Mode::Observe;
     play.restarts().await;
-    let again = play.turn(91).await;
-    assert!(again.bytes.starts_with(prefix(&scene)));
-    assert_eq!(again.told.done.made.compacted, 1);
+    let later = play.turn(91).await;
+    assert!(later.bytes.starts_with(prefix(&scene)));
+    assert_eq!(later.exchange.done.made.compacted, 1);
     // The same beginning is summarised once: what is asked now grows from the first summary.
-    assert!(play.more_summaries().iter().all(|asked| asked.contains(SUMMARY)));
+    assert!(play.more_summaries().iter().all(|text| text.contains(SUMMARY)));
 }
 
 #[tokio::test]
@@ -174,7 +178,7 @@ async fn a_rewind_to_before_the_cut_has_its_whole_history_again() {
 #[tokio::test]
 async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     let (mut play, first) = compacted().await;
-    // A fork: other words in place of the newest.
+    // A fork: another message in place of the newest.
     let history = play.history.clone();
     play.history.truncate(history.len() - 2);
     let fork = play.turn(60).await;
@@ -185,7 +189,7 @@ async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     play.history[0]["content"] = json!("Question 0, as of today.");
     let changed = play.turn(61).await;
     assert_eq!(changed.sent["messages"][0], first.sent["messages"][0]);
-    // One that edits the words just before the cut says something else: all of it is sent.
+    // One that edits the message just before the cut is another history: all of it is sent.
     let cut = play.history.len() - changed.sent["messages"].as_array().unwrap().len();
     for message in &mut play.history[..=cut] {
         message["content"] = json!("Something else.");
@@ -215,8 +219,8 @@ async fn the_second_compaction_folds_the_first() {
     };
     assert!(!is_compacted(&scene), "one summary, not two: {}", scene.bytes);
     assert!(tokens(&scene) < THRESHOLD);
-    let again = play.turn(99).await;
-    assert!(again.bytes.starts_with(prefix(&scene)));
+    let later = play.turn(99).await;
+    assert!(later.bytes.starts_with(prefix(&scene)));
 }
 
 /// What somebody asks for is written with the next request and used by the one after, however little
@@ -248,7 +252,7 @@ async fn a_session_is_compacted_on_request() {
     play.is_written(1).await;
     let scene = play.turn(5).await;
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Requested)]);
-    assert!(is_compacted(&scene) && scene.told.done.tokens_compacted > 0);
+    assert!(is_compacted(&scene) && scene.exchange.done.tokens_compacted > 0);
     // Once.
     assert!(steps(&play.turn(6).await).is_empty());
     assert!(
@@ -266,7 +270,7 @@ async fn a_request_that_would_not_fit_waits_for_its_summary() {
     writes(question, SUMMARY).await;
     let scene = play.answered(client).await;
     assert!(is_compacted(&scene));
-    assert!(scene.told.compaction_wait_us.is_some());
+    assert!(scene.exchange.compaction_wait_us.is_some());
     assert_eq!(steps(&scene)[0], (Change::Compacted, Decision::New, DecisionReason::Window));
 }
 
@@ -281,7 +285,7 @@ async fn one_that_crosses_the_threshold_before_the_summary_is_there_goes_on_with
         }
     };
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::Refused, DecisionReason::NotReady)]);
-    assert_eq!(scene.told.compaction_wait_us, None);
+    assert_eq!(scene.exchange.compaction_wait_us, None);
     assert!(tokens(&scene) < USABLE);
     drop(question);
 }
@@ -304,17 +308,17 @@ async fn a_client_that_leaves_does_not_cancel_the_summary() {
 
 #[tokio::test]
 async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
-    for (mode, told) in [(Mode::Shadow, true), (Mode::Observe, false)] {
+    for (mode, expected) in [(Mode::Shadow, true), (Mode::Observe, false)] {
         let store = std::sync::Arc::new(plimsoll::store::memory::MemoryStore::default());
         let mut play = Play::over(store, policy(), mode).await;
-        let mut said = false;
+        let mut reported = false;
         for number in 0..16 {
             let scene = play.turn(number).await;
             assert!(scene.sent["messages"].as_array().unwrap().len() == number * 2 + 1);
-            said |=
+            reported |=
                 steps(&scene) == [(Change::Compacted, Decision::Refused, DecisionReason::Shadow)];
         }
-        assert_eq!(said, told);
+        assert_eq!(reported, expected);
         assert!(play.more_summaries().is_empty());
     }
 }
@@ -325,37 +329,37 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
     let over =
         |tokens| CompactOverride { threshold_tokens: Some(tokens), ..CompactOverride::default() };
     let never = CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };
-    let told = async |upstream: Option<CompactOverride>,
-                      models: Vec<(Box<str>, CompactOverride)>| {
-        let store = std::sync::Arc::new(plimsoll::store::memory::MemoryStore::default());
-        let mut play = Play::over(store, policy(), Mode::Shadow).await;
-        play.config.upstreams[0].compact = upstream;
-        play.config.compact_models = models;
-        play.restarts().await;
-        let mut first = None;
-        for number in 0..18 {
-            let scene = play.turn(number).await;
-            if !steps(&scene).is_empty() {
-                first.get_or_insert(tokens(&scene));
+    let first_compaction =
+        async |upstream: Option<CompactOverride>, models: Vec<(Box<str>, CompactOverride)>| {
+            let store = std::sync::Arc::new(plimsoll::store::memory::MemoryStore::default());
+            let mut play = Play::over(store, policy(), Mode::Shadow).await;
+            play.config.upstreams[0].compact = upstream;
+            play.config.compact_models = models;
+            play.restarts().await;
+            let mut first = None;
+            for number in 0..18 {
+                let scene = play.turn(number).await;
+                if !steps(&scene).is_empty() {
+                    first.get_or_insert(tokens(&scene));
+                }
             }
-        }
-        first
-    };
-    let usual = told(None, Vec::new()).await.unwrap();
+            first
+        };
+    let usual = first_compaction(None, Vec::new()).await.unwrap();
     assert!(usual >= THRESHOLD);
-    let early = told(Some(over(500)), Vec::new()).await.unwrap();
+    let early = first_compaction(Some(over(500)), Vec::new()).await.unwrap();
     assert!((500..1_000).contains(&early), "{early}");
     let named = vec![("claude-sonnet-*".into(), over(1_200)), ("gpt-*".into(), never.clone())];
-    let models = told(Some(over(500)), named).await.unwrap();
+    let models = first_compaction(Some(over(500)), named).await.unwrap();
     assert!((1_200..THRESHOLD).contains(&models), "{models}");
-    assert_eq!(told(None, vec![("claude-*".into(), never)]).await, None);
+    assert_eq!(first_compaction(None, vec![("claude-*".into(), never)]).await, None);
 }
 
 /// Words from outside and a summary meet in one request: both are there, stay to the byte, and what a later
 /// summary stands for is not said again.
 #[tokio::test]
-async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
-    const WORDS: &str = "Mind the tide.";
+async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
+    const QUEUED: &str = "Mind the tide.";
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     writes(question, SUMMARY).await;
@@ -370,7 +374,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
         .scope;
     let say = async |play: &Play| {
         let queued =
-            QueuedMessage { id: "w".into(), number: 1, at: 1, text: WORDS.into(), repeats: None };
+            QueuedMessage { id: "w".into(), number: 1, at: 1, text: QUEUED.into(), repeats: None };
         let fact = Fact::Queued(Box::new(queued));
         assert!(play.server.ledgers.settle(&play.server.ledgers.room(&scope), fact).await.is_ok());
     };
@@ -385,19 +389,19 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
         }
     };
     let after = format!("Question {}:", play.history.len() / 2 - 1);
-    assert_eq!(scene.bytes.matches(WORDS).count(), 1, "{}", scene.bytes);
+    assert_eq!(scene.bytes.matches(QUEUED).count(), 1, "{}", scene.bytes);
     assert!(scene.bytes.contains(&after), "said in it, or before");
     assert!(tokens(&scene) < THRESHOLD);
-    let again = play.turn(70).await;
-    assert!(again.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, again.bytes);
+    let later = play.turn(70).await;
+    assert!(later.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, later.bytes);
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;
-        assert_eq!(scene.bytes.matches(WORDS).count(), 1);
+        assert_eq!(scene.bytes.matches(QUEUED).count(), 1);
         if tokens(&scene) > crate::play::MARK {
             break play.summary().await;
         }
     };
-    assert!(question.message.text().contains(WORDS), "the second summary reads them");
+    assert!(question.message.text().contains(QUEUED), "the second summary reads them");
     writes(question, "Both of them.").await;
     play.is_written(2).await;
     loop {
@@ -405,7 +409,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
         if scene.bytes.contains("Both of them.") {
             // They go with the message that they follow, and stay with it.
             let stays = scene.bytes.contains(&after);
-            assert_eq!(scene.bytes.matches(WORDS).count(), usize::from(stays), "{}", scene.bytes);
+            assert_eq!(scene.bytes.matches(QUEUED).count(), usize::from(stays), "{}", scene.bytes);
             break;
         }
     }

@@ -4,20 +4,20 @@ use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, THINKS, policy, writes};
 
-/// The seals in a history.
-fn seals(history: &[Value]) -> Vec<String> {
-    let parts = history.iter().filter_map(|said| said["content"].as_array()).flatten();
+/// The signatures in a history.
+fn signatures(history: &[Value]) -> Vec<String> {
+    let parts = history.iter().filter_map(|message| message["content"].as_array()).flatten();
     parts.filter_map(|part| Some(part["signature"].as_str()?.to_owned())).collect()
 }
 
 fn sent(scene: &Scene) -> Vec<String> {
-    seals(scene.sent["messages"].as_array().unwrap())
+    signatures(scene.sent["messages"].as_array().unwrap())
 }
 
-/// What a client leaves out when the summary is taken into use, it may send again later: that is void behind the
+/// What a client leaves out when the summary is used, it may send again later: that is void behind the
 /// summary, and goes. What was thought after it stays.
 #[tokio::test]
-async fn what_a_client_takes_up_again_behind_a_summary_goes() {
+async fn reasoning_that_a_client_sends_again_behind_a_summary_is_removed() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     play.history.push(json!({"role": "user", "content": THINKS}));
@@ -29,17 +29,17 @@ async fn what_a_client_takes_up_again_behind_a_summary_goes() {
         let client = play.asks().await;
         let scene = play.answered(client).await;
         whole.extend(play.history[whole.len()..].iter().cloned());
-        let said = play.history.last_mut().unwrap()["content"].as_array_mut().unwrap();
-        said.retain(|part| part["type"] != "thinking");
+        let content = play.history.last_mut().unwrap()["content"].as_array_mut().unwrap();
+        content.retain(|part| part["type"] != "thinking");
         for question in play.more_questions() {
             writes(question, "Numbered questions were asked.").await;
             play.is_written(1).await;
         }
-        if scene.told.done.made.compacted > 0 {
+        if scene.exchange.done.made.compacted > 0 {
             break scene;
         }
     };
-    let before = seals(&whole[..whole.len() - 1]);
+    let before = signatures(&whole[..whole.len() - 1]);
     assert!(before.len() > 3 && sent(&compacted).is_empty(), "{}", compacted.bytes);
 
     // Now it sends all of it.
@@ -47,7 +47,7 @@ async fn what_a_client_takes_up_again_behind_a_summary_goes() {
     for turn in 0..3 {
         let scene = play.turn(90).await;
         let sent = sent(&scene);
-        assert!(sent.iter().all(|seal| !before.contains(seal)), "{}", scene.bytes);
+        assert!(sent.iter().all(|signature| !before.contains(signature)), "{}", scene.bytes);
         assert_eq!(sent.len(), turn + 1, "{}", scene.bytes);
         play.restarts().await;
     }

@@ -29,18 +29,18 @@ fn root() -> PathBuf {
 /// The surroundings that a test file asks for in its comments.
 fn sources(path: &Path) -> ConfigSources {
     let text = std::fs::read_to_string(path).unwrap();
-    let said = |kind: &str| -> Vec<(String, String)> {
+    let listed = |kind: &str| -> Vec<(String, String)> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
         let pairs = lines.map(|line| line.split_once('=').unwrap());
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     };
-    let mut variables = said("# variable ");
+    let mut variables = listed("# variable ");
     variables.push(("HOME".into(), "/home/somebody".into()));
     // What the manifests grant, whatever this machine grants.
     if !text.contains("process_bytes") {
         variables.push(("PLIMSOLL_LIMITS_PROCESS_BYTES".into(), (256 << 20).to_string()));
     }
-    let flags = said("# flag ");
+    let flags = listed("# flag ");
     ConfigSources {
         file: Some(path.to_owned()),
         variables,
@@ -49,9 +49,9 @@ fn sources(path: &Path) -> ConfigSources {
     }
 }
 
-/// Everything a person would be told, with the path as they would have typed it.
+/// Everything a user would be told, with the path as they would have typed it.
 fn verdict(path: &Path) -> String {
-    let told = match config::load(&sources(path)) {
+    let text = match config::load(&sources(path)) {
         Err(faults) => faults.to_string(),
         Ok(loaded) => {
             let warnings: String =
@@ -61,30 +61,30 @@ fn verdict(path: &Path) -> String {
     };
     let name = path.file_name().unwrap().to_str().unwrap();
     let folder = format!("{}/", path.parent().unwrap().display());
-    told.replace(path.to_str().unwrap(), name).replace(&folder, "")
+    text.replace(path.to_str().unwrap(), name).replace(&folder, "")
 }
 
 #[test]
-fn every_fault_is_told_at_once() {
+fn every_fault_is_reported_at_once() {
     let mut seen = 0;
-    for entry in std::fs::read_dir(root().join("tests/config/said")).unwrap() {
+    for entry in std::fs::read_dir(root().join("tests/config/cases")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|extension| extension != "toml") {
             continue;
         }
         seen += 1;
-        let told = verdict(&path);
+        let text = verdict(&path);
         for secret in ["in-the-text", "hunter2", "sk-from-the-environment", "in-the-environment"] {
-            assert!(!told.contains(secret), "{}: a secret is printed:\n{told}", path.display());
+            assert!(!text.contains(secret), "{}: a secret is printed:\n{text}", path.display());
         }
-        compare(&path.with_extension("txt"), &told);
+        compare(&path.with_extension("txt"), &text);
     }
     assert!(seen >= 10, "only {seen} files");
 }
 
 #[test]
 fn secrets_arrive_where_they_are_needed() {
-    let path = root().join("tests/config/said/whole.toml");
+    let path = root().join("tests/config/cases/whole.toml");
     let loaded = config::load(&sources(&path)).unwrap();
     let sent: Vec<_> = loaded
         .config
@@ -111,9 +111,9 @@ fn a_secret_can_come_from_a_file() {
     let key = folder.path().join("key");
     std::fs::write(&key, "sk-in-a-file\n").unwrap();
     let file = folder.path().join("plimsoll.toml");
-    let said =
+    let text =
         format!("data = \"d\"\n[upstream.gemini]\ncredential = \"file:{}\"\n", key.display());
-    std::fs::write(&file, said).unwrap();
+    std::fs::write(&file, text).unwrap();
     let loaded =
         config::load(&ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
     let gemini = loaded.config.upstreams.iter().find(|it| &*it.name == "gemini").unwrap();
@@ -206,7 +206,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_secret_that_others_may_read_is_told_and_one_they_may_write_is_refused() {
+fn a_secret_that_others_may_read_is_a_warning_and_one_they_may_write_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("key"), "sk-in-a-file-of-mine\n").unwrap();
@@ -216,13 +216,13 @@ fn a_secret_that_others_may_read_is_told_and_one_they_may_write_is_refused() {
         config::load(&ConfigSources { file: Some(at("plimsoll.toml")), ..ConfigSources::default() })
     };
     assert_eq!(load(0o600).unwrap().warnings, Vec::<String>::new());
-    let told = load(0o644).unwrap().warnings.join("\n");
+    let warnings = load(0o644).unwrap().warnings.join("\n");
     let shown = at("key").display().to_string();
     assert!(
-        told.starts_with(&format!("admin_token: {shown} can be read by other users")),
-        "{told}"
+        warnings.starts_with(&format!("admin_token: {shown} can be read by other users")),
+        "{warnings}"
     );
-    assert!(told.ends_with(&format!("`chmod 600 {shown}`")), "{told}");
+    assert!(warnings.ends_with(&format!("`chmod 600 {shown}`")), "{warnings}");
     let faults = load(0o666).unwrap_err().to_string();
     assert!(faults.contains(&format!("admin_token: {shown} can be written")), "{faults}");
     assert!(faults.contains(&format!("chmod go-w {shown}")), "{faults}");
@@ -274,7 +274,7 @@ fn the_schema_is_current() {
 /// The reference file with its comment signs taken off is a configuration, and says the defaults.
 #[test]
 fn the_reference_file_says_the_defaults() {
-    let mut said = String::new();
+    let mut text = String::new();
     for line in schema::reference().lines() {
         let Some(bare) = line.strip_prefix("# ") else { continue };
         let is_key = bare.split_once(" = ").is_some_and(|(key, _)| {
@@ -282,13 +282,13 @@ fn the_reference_file_says_the_defaults() {
         });
         let placeholder = bare.ends_with('…') || bare.contains("\"…\"") || bare.contains("[…]");
         if (is_key && !placeholder) || (bare.starts_with('[') && !bare.contains("NAME")) {
-            said.push_str(bare);
-            said.push('\n');
+            text.push_str(bare);
+            text.push('\n');
         } else if bare.starts_with('[') {
             break; // free names have no defaults
         }
     }
-    assert!(said.contains("[limits]") && said.contains("listen = "), "{said}");
+    assert!(text.contains("[limits]") && text.contains("listen = "), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     // TLS has no defaults: there is none, unless it is said.
@@ -297,14 +297,14 @@ fn the_reference_file_says_the_defaults() {
         is_tls = if line.starts_with('[') { *line == "[tls]" } else { is_tls };
         !is_tls
     };
-    let said: String = said.lines().filter(has_default).map(|line| format!("{line}\n")).collect();
-    std::fs::write(&file, &said).unwrap();
+    let text: String = text.lines().filter(has_default).map(|line| format!("{line}\n")).collect();
+    std::fs::write(&file, &text).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     let bare = ConfigSources { variables, ..ConfigSources::default() };
     let with = ConfigSources { file: Some(file), ..bare.clone() };
     let default = format!("{:?}", config::load(&bare).unwrap().config);
-    let as_said = config::load(&with).unwrap_or_else(|faults| panic!("{faults}\n{said}"));
-    assert_eq!(format!("{:?}", as_said.config), default);
+    let loaded = config::load(&with).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
+    assert_eq!(format!("{:?}", loaded.config), default);
 }
 
 /// The table lists every wait, with the default of each that can be configured, and adds them up.
@@ -327,8 +327,8 @@ fn the_table_of_waits_lists_every_wait() {
         let unit = if key.ends_with("_ms") { "ms" } else { "s" };
         let row = rows.iter().find(|row| row[3] == format!("`{key}`"));
         let row = row.unwrap_or_else(|| panic!("{key} is not among the waits"));
-        let told = row[2].split(',').next().unwrap();
-        assert_eq!(told, format!("{value} {unit}"), "{key}");
+        let documented = row[2].split(',').next().unwrap();
+        assert_eq!(documented, format!("{value} {unit}"), "{key}");
     }
     // Those that cannot be configured, where they stand.
     for (file, constant, row) in [

@@ -45,9 +45,9 @@ async fn a_long_session_comes_back_whole_after_kill_9() {
     first.kill().await;
     lengthen(&data.join("plimsoll.db")).await;
 
-    for (words, turns) in [("two", 2), ("three", 3)] {
+    for (text, turns) in [("two", 2), ("three", 3)] {
         let running = Running::start(&data, provider.address()).await;
-        running.turn(words).await;
+        running.turn(text).await;
         let metrics = running.ask("/metrics").await;
         let none = "plimsoll_fail_open_total{reason=\"store\"} 0\n";
         assert!(metrics.contains(none), "the session was not loaded:\n{metrics}");
@@ -86,7 +86,7 @@ async fn a_volume_that_fills_holds_up_nobody() {
     let until = std::time::Instant::now() + Duration::from_secs(60);
     let mut turns = 1;
     // Emptying the log makes a little room, now and then.
-    let told = loop {
+    let state = loop {
         let ready = running.ask("/readyz").await;
         if ready != "ready\n" {
             break ready;
@@ -95,7 +95,7 @@ async fn a_volume_that_fills_holds_up_nobody() {
         running.turn(&format!("{turns} {}", "long words ".repeat(2_000))).await;
         turns += 1;
     };
-    assert!(told.starts_with("ready, degraded: nothing is stored: the disk is full"), "{told}");
+    assert!(state.starts_with("ready, degraded: nothing is stored: the disk is full"), "{state}");
     let metrics = running.ask("/metrics").await;
     assert!(!metrics.contains("plimsoll_store_failures_total{operation=\"put\"} 0\n"), "{metrics}");
     std::fs::remove_file(&ballast).unwrap();
@@ -164,18 +164,18 @@ impl Running {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let ready = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await;
         let ready = ready.unwrap().unwrap().expect("it ended before it was ready");
-        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
-        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let pieces: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = pieces.iter().filter_map(|word| word.parse().ok());
         let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
-        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let token = pieces.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
         let token = token.to_owned();
         Self { child, clients, admin, token }
     }
 
-    async fn turn(&self, words: &str) {
+    async fn turn(&self, text: &str) {
         let body = json!({
             "model": "claude-sonnet-4-5", "max_tokens": 512, "stream": true,
-            "messages": [{"role": "user", "content": words}],
+            "messages": [{"role": "user", "content": text}],
         });
         let request = http::Request::post(format!("http://{}/v1/messages", self.clients))
             .header("content-type", "application/json")

@@ -119,8 +119,8 @@ async fn talk(address: SocketAddr, session: String, histories: Histories) {
     }
 }
 
-fn says(words: &str) -> Value {
-    json!({"role": "user", "content": words})
+fn says(text: &str) -> Value {
+    json!({"role": "user", "content": text})
 }
 
 fn result(call: &Value) -> Value {

@@ -41,9 +41,9 @@ async fn begin(provider: &Provider, wire: &mut Wire) -> Call {
     call.begin_events().await;
     event(&mut call, START).await;
     event(&mut call, BLOCK).await;
-    let words = SECRET.repeat(20);
+    let text = SECRET.repeat(20);
     let delta = format!(
-        r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{words} and so on"}}}}"#
+        r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{text} and so on"}}}}"#
     );
     event(&mut call, &delta).await;
     wire.until("and so on").await;
@@ -102,9 +102,9 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     // And one in the middle of which the program is killed, once what has come of it is written.
     let mut wire = ask(&server, 4, true).await;
     let _call = begin(&provider, &mut wire).await;
-    let told = "SELECT CAST(value ->> '$.usage.input' AS TEXT) FROM drafts
+    let query = "SELECT CAST(value ->> '$.usage.input' AS TEXT) FROM drafts
                 WHERE value ->> '$.usage.output' > 100";
-    until(data, told, &["48"]).await;
+    until(data, query, &["48"]).await;
     server.signal("KILL").await;
     server.gone().await;
 
@@ -145,8 +145,8 @@ async fn is_shown(server: &Serving, data: &Path) {
     let sums = "SELECT CAST(sum(input) AS TEXT) FROM sessions WHERE session LIKE '%4'";
     assert_eq!(rows(data, sums), ["48"]);
     let data = data.to_str().unwrap();
-    let told = run(&["explain", &id, "--data", data]).await.out;
-    assert!(told.contains("Plimsoll was killed during this request"), "{told}");
+    let explained = run(&["explain", &id, "--data", data]).await.out;
+    assert!(explained.contains("Plimsoll was killed during this request"), "{explained}");
     let listed = run(&["sessions", "--data", data]).await.out;
     assert!(listed.lines().any(|line| line.ends_with("interrupted")), "{listed}");
     let exported = run(&["export", "11111111-2222-3333-4444-000000000004", "--data", data]).await;

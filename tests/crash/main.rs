@@ -124,8 +124,8 @@ async fn talk(address: SocketAddr, session: String, sessions: Sessions) {
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     loop {
         let mut known = sessions.lock().unwrap().get(&session).cloned().unwrap_or_default();
-        let words = format!("Turn {} of {session}: go on.", known.replies.len());
-        known.messages.push(json!({"role": "user", "content": words}));
+        let text = format!("Turn {} of {session}: go on.", known.replies.len());
+        known.messages.push(json!({"role": "user", "content": text}));
         let Some((id, text)) = turn(&client, address, &session, &known.messages).await else {
             return;
         };

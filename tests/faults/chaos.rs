@@ -42,12 +42,12 @@ const NOT_KEPT: [&str; 5] =
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chaos() {
-    let said = |name: &str| std::env::var(name).ok();
-    let minutes = said("PLIMSOLL_CHAOS_MINUTES").map(|minutes| minutes.parse::<u64>().unwrap());
-    let seed = said("PLIMSOLL_CHAOS_SEED").map(|seed| seed.parse::<u64>().unwrap());
+    let variable = |name: &str| std::env::var(name).ok();
+    let minutes = variable("PLIMSOLL_CHAOS_MINUTES").map(|minutes| minutes.parse::<u64>().unwrap());
+    let seed = variable("PLIMSOLL_CHAOS_SEED").map(|seed| seed.parse::<u64>().unwrap());
     let seed = seed.unwrap_or_else(|| if minutes.is_some() { rand::random() } else { 1 });
     let time = minutes.map_or(Duration::from_secs(12), |minutes| Duration::from_secs(minutes * 60));
-    let small = said("PLIMSOLL_CHAOS_SMALL").map(PathBuf::from);
+    let small = variable("PLIMSOLL_CHAOS_SMALL").map(PathBuf::from);
     println!("PLIMSOLL_CHAOS_SEED={seed}");
     if small.is_none() {
         println!("PLIMSOLL_CHAOS_SMALL names no small disk: no disk is filled");
@@ -139,8 +139,8 @@ impl World {
         timeout(Duration::from_secs(90), answered).await.expect("clients do not end");
     }
 
-    /// Waits until the program has told of all that was answered: one that is killed tells no more.
-    async fn told(&self, serving: &Serving) {
+    /// Waits until the program has logged all that was answered: one that is killed logs nothing more.
+    async fn all_logged(&self, serving: &Serving) {
         self.answered().await;
         let telling = async {
             loop {
@@ -155,25 +155,28 @@ impl World {
     }
 
     fn verdict(&self) {
-        let heard = lock(&self.upstream.heard);
-        heard.wrong.iter().for_each(|wrong| self.is_wrong(wrong.clone()));
-        let twice: Vec<_> = heard.times.iter().filter(|(_, times)| **times > 1).collect();
+        let log = lock(&self.upstream.log);
+        log.wrong.iter().for_each(|wrong| self.is_wrong(wrong.clone()));
+        let twice: Vec<_> = log.times.iter().filter(|(_, times)| **times > 1).collect();
         if !twice.is_empty() {
             self.is_wrong(format!("sent twice: {twice:?}"));
         }
         let (outcomes, fates) = (lock(&self.outcomes), lock(&self.fates));
         println!("what was acknowledged:");
-        fates.iter().for_each(|(fate, times)| println!("{times:7} {fate}"));
+        fates.iter().for_each(|(ending, times)| println!("{times:7} {ending}"));
         println!("what clients got:");
         outcomes.iter().for_each(|(what, times)| println!("{times:7} {what}"));
         assert!(outcomes.len() > 10, "hardly anything happened: {outcomes:?}");
         let late: u64 =
             outcomes.iter().filter(|(what, _)| what.ends_with(LATE)).map(|it| it.1).sum();
-        let asked = self.next.load(Ordering::Relaxed);
-        assert!(late * 100 <= asked, "{late} of {asked} were lost because this machine was late");
+        let requests = self.next.load(Ordering::Relaxed);
+        assert!(
+            late * 100 <= requests,
+            "{late} of {requests} were lost because this machine was late"
+        );
         let wrong = lock(&self.wrong);
         assert!(wrong.is_empty(), "{} things were wrong: {wrong:#?}", wrong.len());
-        println!("VERDICT: good, {asked} requests");
+        println!("VERDICT: good, {requests} requests");
     }
 }
 
@@ -214,7 +217,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
                     sleep(Duration::from_millis(dice.random_range(0..1500))).await;
                     drop(full);
                     was_full = true;
-                    world.told(&serving).await;
+                    world.all_logged(&serving).await;
                 }
                 _ => sleep(Duration::from_millis(dice.random_range(10..400))).await,
             }
@@ -229,7 +232,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
         // What it answers from now on it may answer because it ends.
         world.serves_at(None);
         if ends_full {
-            world.told(&serving).await;
+            world.all_logged(&serving).await;
         }
         serving.signal(if ends_well { "TERM" } else { "KILL" }).await;
         let log = serving.log_to_its_end().await;
@@ -283,25 +286,25 @@ async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     }
     store.close().await.unwrap();
     for Acknowledged { id, request } in acknowledged {
-        let fate = if kept.contains(&format!("msg_{id}")) {
+        let ending = if kept.contains(&format!("msg_{id}")) {
             "kept".to_owned()
         } else {
-            let told = line(log, &request);
-            let reasons = told.unwrap_or_default().split_whitespace();
+            let logged = line(log, &request);
+            let reasons = logged.unwrap_or_default().split_whitespace();
             let mut reasons = reasons.filter_map(|word| word.strip_prefix("fail_open="));
             match reasons.find(|why| NOT_KEPT.contains(why) && (was_full || *why != "store")) {
                 Some(why) => format!("not kept, as it told: {why}"),
                 None => {
-                    let told = told.unwrap_or("nothing");
+                    let logged = logged.unwrap_or("nothing");
                     world.is_wrong(format!(
-                        "request {id} was acknowledged, and is not kept ({} are). It told: {told}",
+                        "request {id} was acknowledged, and is not kept ({} are). It told: {logged}",
                         kept.len()
                     ));
                     "lost".to_owned()
                 }
             }
         };
-        *lock(&world.fates).entry(fate).or_default() += 1;
+        *lock(&world.fates).entry(ending).or_default() += 1;
     }
 }
 
@@ -344,9 +347,9 @@ async fn ask_until_the_end(world: Arc<World>, number: u64, mut dice: StdRng) {
         // Now and then a flood of small parts, which may pass unread.
         let is_flood = dice.random_bool(0.02);
         let messages = if is_flood { 20_000 } else { dice.random_range(1..6) };
-        let asked = request((id, number), fault, address, messages);
+        let sent = request((id, number), fault, address, messages);
         let leaves = dice.random_bool(0.05);
-        let answer = timeout(Duration::from_secs(60), ask(&kept, asked, leaves)).await;
+        let answer = timeout(Duration::from_secs(60), ask(&kept, sent, leaves)).await;
         let answer = answer.unwrap_or_else(|_| panic!("request {id} ({fault:?}) is not answered"));
         let lived = epoch == world.epoch.load(Ordering::SeqCst);
         judge(&world, (id, fault, lived), &answer);
@@ -462,7 +465,7 @@ fn judge(world: &World, (id, fault, lived): (u64, Fault, bool), answer: &Answer)
     if !is_ours && is_ok && is_whole && answer.body.len() != sent.len() {
         world.is_wrong(format!("{what}: it ends well, and is not whole"));
     }
-    let times = lock(&world.upstream.heard).times.get(&id).copied().unwrap_or(0);
+    let times = lock(&world.upstream.log).times.get(&id).copied().unwrap_or(0);
     let is_late = lived && times == 0 && is_refused && is_ours && answer.took >= CROSSING;
     if lived && !is_late {
         if times != 1 {

@@ -53,9 +53,9 @@ async fn a_304_keeps_the_length_that_it_names() {
 async fn a_101_that_nobody_asked_for_is_a_502() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
-    for asked in ["", "connection: upgrade\r\nupgrade: h2c\r\n"] {
+    for upgrade in ["", "connection: upgrade\r\nupgrade: h2c\r\n"] {
         let mut client = Wire::connect(server.address).await;
-        let head = format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{asked}\r\n");
+        let head = format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n");
         client.send(head).await;
         let mut call = provider.call().await;
         call.send(
@@ -63,7 +63,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
         )
         .await;
         let answer = client.response().await;
-        assert_eq!(answer.status(), 502, "{asked:?}");
+        assert_eq!(answer.status(), 502, "{upgrade:?}");
         assert_eq!(answer.header("x-plimsoll-error"), Some("upstream_failed"));
         assert_eq!(server.told().await.status, Some(502));
     }
@@ -71,7 +71,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
 
 /// What an address cannot hold is refused with what to write in its place, and goes nowhere.
 #[tokio::test]
-async fn bytes_that_an_address_cannot_hold_are_refused_and_told() {
+async fn bytes_that_an_address_cannot_hold_are_refused_and_recorded() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     for target in ["/up/a`b", "/up/a?q=\"b\"", "/up/a<b", "/up/a>b"] {

@@ -17,7 +17,7 @@ use futures_util::stream::FuturesUnordered;
 const ASK: &str =
     "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
 
-/// A provider, a house before it, and a client whose first request opened the connection that is kept.
+/// A provider, a server before it, and a client whose first request opened the connection that is kept.
 struct Kept {
     provider: Provider,
     server: TestServer,
@@ -39,17 +39,17 @@ impl Kept {
 }
 
 /// The request as it comes on another connection, answered; `None` where the client hears that it is lost.
-async fn answered_again(provider: &Provider, client: &mut Wire) -> Option<Call> {
-    let mut again = tokio::select! {
-        again = provider.call() => again,
+async fn answered_on_another(provider: &Provider, client: &mut Wire) -> Option<Call> {
+    let mut retry = tokio::select! {
+        retry = provider.call() => retry,
         answer = client.response() => {
             assert_eq!(answer.status(), 502);
             return None;
         }
     };
-    again.answer("200 OK", "{\"b\":2}").await;
+    retry.answer("200 OK", "{\"b\":2}").await;
     assert_eq!(client.response().await.text(), "{\"b\":2}");
-    Some(again)
+    Some(retry)
 }
 
 /// How many were sent again because a kept connection had closed.
@@ -71,8 +71,8 @@ async fn replaces(ask: &str) {
         client.send(ask).await;
         within("the request", connection.stream.readable()).await.unwrap();
         drop(connection);
-        if let Some(again) = answered_again(&provider, &mut client).await {
-            assert_eq!(again.message.text(), ask.split_once("\r\n\r\n").unwrap().1);
+        if let Some(retry) = answered_on_another(&provider, &mut client).await {
+            assert_eq!(retry.message.text(), ask.split_once("\r\n\r\n").unwrap().1);
             assert_eq!(repeats_of(&server), 1);
             return;
         }
@@ -101,10 +101,10 @@ async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
             client.send(ASK).await;
             within("the request", connection.stream.readable()).await.unwrap();
             drop(connection);
-            let Some(again) = answered_again(&provider, &mut client).await else {
+            let Some(retry) = answered_on_another(&provider, &mut client).await else {
                 continue 'tries;
             };
-            connection = again.wire;
+            connection = retry.wire;
             assert_eq!(repeats_of(&server), repeats);
         }
         return;
@@ -175,7 +175,7 @@ async fn what_was_answered_in_part_is_not_sent_again() {
     for part in
         ["H", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 103 Early Hints\r\n\r\n"]
     {
-        let Kept { provider, server: _house, mut client, connection } = Kept::new().await;
+        let Kept { provider, server: _server, mut client, connection } = Kept::new().await;
         client.send(ASK).await;
         let mut call = connection.request().await;
         call.send(part).await;
@@ -190,7 +190,7 @@ async fn what_was_answered_in_part_is_not_sent_again() {
 /// What streams through is here once.
 #[tokio::test]
 async fn a_body_that_streams_through_is_not_sent_again() {
-    let Kept { provider, server: _house, mut client, connection } = Kept::new().await;
+    let Kept { provider, server: _server, mut client, connection } = Kept::new().await;
     client
         .send("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
         .await;
@@ -282,9 +282,9 @@ async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twi
         let twice: Vec<_> = read.iter().filter(|(_, times)| **times > 1).collect();
         assert!(twice.is_empty(), "sent twice after {idle:?}: {twice:?}");
         let [closed, unsent] = ["closed_while_idle", "not_sent"].map(|it| repeats_for(&server, it));
-        let asked = many / 4 * 4;
+        let sent = many / 4 * 4;
         println!(
-            "idle for {idle:?}: {asked} POSTs, {closed} sent again after a close, {unsent} that had not \
+            "idle for {idle:?}: {sent} POSTs, {closed} sent again after a close, {unsent} that had not \
              left, 0 lost, 0 read twice"
         );
     }

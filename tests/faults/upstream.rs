@@ -62,7 +62,7 @@ impl Fault {
 
 /// What it read, and what was wrong about it.
 #[derive(Default)]
-pub struct Heard {
+pub struct UpstreamLog {
     pub times: HashMap<u64, usize>,
     pub wrong: Vec<String>,
 }
@@ -70,18 +70,18 @@ pub struct Heard {
 #[derive(Clone)]
 pub struct Upstream {
     pub address: SocketAddr,
-    pub heard: Arc<Mutex<Heard>>,
+    pub log: Arc<Mutex<UpstreamLog>>,
 }
 
 impl Upstream {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let upstream = Self { address: listener.local_addr().unwrap(), heard: Arc::default() };
-        let heard = upstream.heard.clone();
+        let upstream = Self { address: listener.local_addr().unwrap(), log: Arc::default() };
+        let log = upstream.log.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 stream.set_nodelay(true).unwrap();
-                let connection = Connection { stream, read: Vec::new(), heard: heard.clone() };
+                let connection = Connection { stream, read: Vec::new(), log: log.clone() };
                 tokio::spawn(connection.serve());
             }
         });
@@ -98,7 +98,7 @@ pub fn events(id: u64) -> Vec<String> {
 struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
-    heard: Arc<Mutex<Heard>>,
+    log: Arc<Mutex<UpstreamLog>>,
 }
 
 impl Connection {
@@ -133,10 +133,10 @@ impl Connection {
         let body: Vec<u8> = self.read.drain(..length).collect();
         let id = header("x-id")?.parse().unwrap();
         let fault = Fault::named(header("x-fault")?);
-        let mut heard = self.heard.lock().unwrap();
-        *heard.times.entry(id).or_default() += 1;
+        let mut log = self.log.lock().unwrap();
+        *log.times.entry(id).or_default() += 1;
         if Some(&*digest(&body)) != header("x-digest") {
-            heard.wrong.push(format!("request {id} is not what was sent"));
+            log.wrong.push(format!("request {id} is not what was sent"));
         }
         Some((id, fault))
     }

@@ -19,7 +19,7 @@ struct Endpoint {
 }
 
 fn endpoints() -> [Endpoint; 4] {
-    let said = json!([{"role": "user", "content": "Say hello."}]);
+    let messages = json!([{"role": "user", "content": "Say hello."}]);
     let contents = json!([{"role": "user", "parts": [{"text": "Say hello."}]}]);
     let claude = |model: &str| {
         json!({"id": "m", "type": "message", "role": "assistant", "model": model, "content": [],
@@ -28,21 +28,21 @@ fn endpoints() -> [Endpoint; 4] {
     [
         Endpoint {
             target: "/v1/messages/count_tokens?beta=true",
-            body: json!({"model": "claude-sonnet-4-5", "messages": said}),
+            body: json!({"model": "claude-sonnet-4-5", "messages": messages}),
             answer: |tokens| json!({"input_tokens": tokens}),
             turn: (
                 "/v1/messages",
-                json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": said}),
+                json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": messages}),
                 claude("claude-sonnet-4-5"),
             ),
         },
         Endpoint {
             target: "/v1/projects/p/locations/l/publishers/anthropic/models/count-tokens:rawPredict",
-            body: json!({"model": "claude-sonnet-4-5", "anthropic_version": "vertex-2023-10-16", "messages": said}),
+            body: json!({"model": "claude-sonnet-4-5", "anthropic_version": "vertex-2023-10-16", "messages": messages}),
             answer: |tokens| json!({"input_tokens": tokens}),
             turn: (
                 "/v1/projects/p/locations/l/publishers/anthropic/models/claude-sonnet-4-5:rawPredict",
-                json!({"anthropic_version": "vertex-2023-10-16", "max_tokens": 9, "messages": said}),
+                json!({"anthropic_version": "vertex-2023-10-16", "max_tokens": 9, "messages": messages}),
                 claude("claude-sonnet-4-5"),
             ),
         },
@@ -95,20 +95,20 @@ fn estimated(answer: &Message, endpoint: &Endpoint) -> u64 {
     assert_eq!(answer.header("content-type"), Some("application/json"));
     let band = answer.header("x-plimsoll-estimated").expect("the band");
     let (low, high) = band.split_once('-').unwrap();
-    let said: Value = serde_json::from_str(answer.text()).unwrap();
-    let name = if said["totalTokens"].is_u64() { "totalTokens" } else { "input_tokens" };
-    let tokens = said[name].as_u64().unwrap();
-    assert_eq!(said, (endpoint.answer)(tokens), "{}", endpoint.target);
+    let answered: Value = serde_json::from_str(answer.text()).unwrap();
+    let name = if answered["totalTokens"].is_u64() { "totalTokens" } else { "input_tokens" };
+    let tokens = answered[name].as_u64().unwrap();
+    assert_eq!(answered, (endpoint.answer)(tokens), "{}", endpoint.target);
     let (low, high): (u64, u64) = (low.parse().unwrap(), high.parse().unwrap());
     assert!(low <= tokens && tokens <= high, "{band}: {tokens}");
     assert!((1..60).contains(&tokens), "{tokens}");
     tokens
 }
 
-async fn is_told(server: &mut TestServer, why: Option<CountEstimate>) -> Arc<Exchange> {
-    let told = server.told().await;
-    assert_eq!(told.count_estimated, why);
-    told
+async fn is_recorded(server: &mut TestServer, why: Option<CountEstimate>) -> Arc<Exchange> {
+    let exchange = server.told().await;
+    assert_eq!(exchange.count_estimated, why);
+    exchange
 }
 
 /// In each protocol that counts: the upstream's 404 becomes the estimate, and once the upstream has answered a
@@ -124,19 +124,19 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
             assert_eq!(call.message.text(), endpoint.body.to_string());
             call.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
             let tokens = estimated(&client.response().await, &endpoint);
-            let told = is_told(&mut server, Some(CountEstimate::Missing)).await;
-            assert_eq!(told.estimate.as_ref().map(|it| it.tokens), Some(tokens));
-            assert_eq!((told.status, &told.thread), (Some(200), &None));
+            let exchange = is_recorded(&mut server, Some(CountEstimate::Missing)).await;
+            assert_eq!(exchange.estimate.as_ref().map(|it| it.tokens), Some(tokens));
+            assert_eq!((exchange.status, &exchange.thread), (Some(200), &None));
         }
-        let (target, asked, answer) = &endpoint.turn;
-        let mut client = post(&server, target, asked).await;
+        let (target, request, answer) = &endpoint.turn;
+        let mut client = post(&server, target, request).await;
         provider.call().await.answer("200 OK", &answer.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
-        is_told(&mut server, None).await;
+        is_recorded(&mut server, None).await;
         // Nobody answers at the provider: the client does not wait for it.
         let mut client = post(&server, endpoint.target, &endpoint.body).await;
         estimated(&client.response().await, &endpoint);
-        is_told(&mut server, Some(CountEstimate::Learned)).await;
+        is_recorded(&mut server, Some(CountEstimate::Learned)).await;
         let metrics = server.telemetry.render();
         for reason in ["missing", "learned"] {
             let line =
@@ -148,7 +148,7 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
 
 /// Which answers say that nothing counts there.
 #[tokio::test]
-async fn no_endpoint_is_told_from_no_model() {
+async fn a_missing_endpoint_is_distinguished_from_a_missing_model() {
     let provider = Provider::start().await;
     let mut server = TestServer::with(active(&provider)).await;
     let [endpoint, ..] = endpoints();
@@ -191,7 +191,7 @@ async fn no_endpoint_is_told_from_no_model() {
             assert!(status.starts_with(&answer.status().to_string()), "{}", answer.head);
             assert_eq!((answer.text(), answer.header("x-plimsoll-estimated")), (body, None));
         }
-        is_told(&mut server, is_missing.then_some(CountEstimate::Missing)).await;
+        is_recorded(&mut server, is_missing.then_some(CountEstimate::Missing)).await;
     }
 }
 
@@ -214,13 +214,13 @@ async fn the_configuration_says_who_counts() {
             let mut client = post(&server, endpoint.target, &endpoint.body).await;
             if wanted == CountTokens::Estimate {
                 estimated(&client.response().await, &endpoint);
-                is_told(&mut server, Some(CountEstimate::Configured)).await;
+                is_recorded(&mut server, Some(CountEstimate::Configured)).await;
                 continue;
             }
             provider.call().await.answer("404 Not Found", "{}").await;
             let answer = client.response().await;
             assert_eq!((answer.status(), answer.text()), (404, "{}"), "{mode:?}");
-            is_told(&mut server, None).await;
+            is_recorded(&mut server, None).await;
         }
     }
 }
@@ -247,6 +247,6 @@ async fn a_client_with_an_unknown_credential_gets_an_estimate_and_teaches_nothin
         client.response().await;
     }
     for why in [Some(CountEstimate::Missing), None, Some(CountEstimate::Missing), None] {
-        is_told(&mut server, why).await;
+        is_recorded(&mut server, why).await;
     }
 }

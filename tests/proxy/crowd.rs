@@ -48,15 +48,15 @@ async fn ask(address: std::net::SocketAddr, client: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_crowd_of_streams_is_served_and_told_one_by_one() {
+async fn a_crowd_of_streams_is_served_and_recorded_one_by_one() {
     let provider = Provider::start().await;
     let mut server = TestServer::with(config(&provider.base())).await;
     let address = server.address;
     let mut clients: JoinSet<()> = (0..CLIENTS).map(|client| ask(address, client)).collect();
     let mut answers = JoinSet::new();
-    let mut told = HashMap::new();
+    let mut recorded = HashMap::new();
     let mut asking = CLIENTS;
-    while asking > 0 || told.len() < CLIENTS * REQUESTS {
+    while asking > 0 || recorded.len() < CLIENTS * REQUESTS {
         tokio::select! {
             wire = provider.accept(), if asking > 0 => {
                 answers.spawn(async { answer(wire.request().await).await });
@@ -68,7 +68,7 @@ async fn a_crowd_of_streams_is_served_and_told_one_by_one() {
             event = server.told() => {
                 assert_eq!(event.outcome, Outcome::Complete, "{event:?}");
                 assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
-                assert_eq!(told.insert(event.id.clone(), ()), None, "told twice");
+                assert_eq!(recorded.insert(event.id.clone(), ()), None, "told twice");
             }
         }
     }

@@ -9,23 +9,23 @@ use serde_json::json;
 use crate::support::http1::{Call, Provider, Wire};
 use crate::support::server::TestServer;
 
-const WORDS: &str = "How deep is she?";
+const QUESTION: &str = "How deep is she?";
 
 /// A request of each dialect, and where it goes.
 fn requests() -> [(&'static str, String); 4] {
     let chat = json!({"model": "m", "stream": true, "stream_options": {"include_usage": true},
-        "messages": [{"role": "user", "content": WORDS}]});
+        "messages": [{"role": "user", "content": QUESTION}]});
     [
         (
             "/v1/messages",
-            json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": WORDS}]})
+            json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": QUESTION}]})
                 .to_string(),
         ),
         ("/v1/chat/completions", chat.to_string()),
-        ("/v1/responses", json!({"model": "gpt-5", "input": WORDS}).to_string()),
+        ("/v1/responses", json!({"model": "gpt-5", "input": QUESTION}).to_string()),
         (
             "/v1beta/models/gemini-2.5-pro:generateContent",
-            json!({"contents": [{"role": "user", "parts": [{"text": WORDS}]}]}).to_string(),
+            json!({"contents": [{"role": "user", "parts": [{"text": QUESTION}]}]}).to_string(),
         ),
     ]
 }
@@ -70,7 +70,7 @@ async fn ask(server: &TestServer, target: &str, body: &str) -> Wire {
 #[tokio::test]
 async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
     for (target, body) in requests() {
-        for (said, kind, stop) in answers(target) {
+        for (answer, kind, stop) in answers(target) {
             for as_stream in [false, true] {
                 let provider = Provider::start().await;
                 let mut server = TestServer::before(&provider.base()).await;
@@ -82,19 +82,23 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
                     match as_stream {
                         true => {
                             call.begin_events().await;
-                            call.chunk(&format!("data: {said}\n\n")).await;
+                            call.chunk(&format!("data: {answer}\n\n")).await;
                             call.chunk("data: [DONE]\n\n").await;
                             call.end().await;
                         }
-                        false => call.answer("200 OK", &said).await,
+                        false => call.answer("200 OK", &answer).await,
                     }
                     let response = client.response().await;
-                    assert!(response.text().contains(&said), "{}", response.text());
-                    let told = server.told().await;
-                    let case = format!("{target} {said} as a stream: {as_stream}");
-                    assert_eq!(told.outcome, Outcome::UpstreamFailed, "{case}");
-                    assert_eq!((told.error_kind, told.stop), (Some(kind), Some(stop)), "{case}");
-                    threads.push(told.thread.clone().unwrap());
+                    assert!(response.text().contains(&answer), "{}", response.text());
+                    let exchange = server.told().await;
+                    let case = format!("{target} {answer} as a stream: {as_stream}");
+                    assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{case}");
+                    assert_eq!(
+                        (exchange.error_kind, exchange.stop),
+                        (Some(kind), Some(stop)),
+                        "{case}"
+                    );
+                    threads.push(exchange.thread.clone().unwrap());
                 }
                 assert_eq!(threads[0], threads[1], "{target}");
                 let label = serde_json::to_value(kind).unwrap();
@@ -145,11 +149,11 @@ async fn a_reply_that_says_that_it_failed_is_no_answer() {
         let response = client.response().await;
         // The client gets what came.
         assert!(events.iter().all(|event| response.text().contains(event)), "{}", response.text());
-        let told = server.told().await;
+        let exchange = server.told().await;
         let case = format!("{} {events:?}", request.0);
-        assert_eq!(told.outcome, Outcome::UpstreamFailed, "{case}");
+        assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{case}");
         let expected = (Some(ErrorKind::Provider), Some(StopReason::Failed));
-        assert_eq!((told.error_kind, told.stop), expected, "{case}");
+        assert_eq!((exchange.error_kind, exchange.stop), expected, "{case}");
         let metrics = server.telemetry.render();
         let count = r#"plimsoll_provider_errors_total{kind="provider",upstream="up"} 1"#;
         assert!(metrics.contains(count), "{case}\n{metrics}");
@@ -160,17 +164,17 @@ async fn a_reply_that_says_that_it_failed_is_no_answer() {
 /// thread.
 #[tokio::test]
 async fn a_retry_after_a_failure_goes_on_where_it_was() {
-    let message = |role: &str, words: &str| json!({"role": role, "content": words});
-    let chunk = |words: &str| json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"content": words}, "finish_reason": null}]});
+    let message = |role: &str, text: &str| json!({"role": role, "content": text});
+    let chunk = |text: &str| json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": null}]});
     let stop = json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
     let failed = json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]});
     let error = json!({"error": {"code": 502, "message": "Upstream error"}});
     for (ending, kind) in [(error, ErrorKind::Provider), (failed, ErrorKind::Provider)] {
         let provider = Provider::start().await;
         let mut server = TestServer::before(&provider.base()).await;
-        let mut history = vec![message("user", WORDS)];
+        let mut history = vec![message("user", QUESTION)];
         let mut threads = Vec::new();
-        for (words, ending, outcome) in [
+        for (text, ending, outcome) in [
             ("Three.", &stop, Outcome::Complete),
             ("Fo", &ending, Outcome::UpstreamFailed),
             ("Four.", &stop, Outcome::Complete),
@@ -179,17 +183,17 @@ async fn a_retry_after_a_failure_goes_on_where_it_was() {
             let body = json!({"model": "m", "stream": true, "stream_options": {"include_usage": true},
                 "messages": history});
             let mut client = ask(&server, "/v1/chat/completions", &body.to_string()).await;
-            let events = [chunk(words).to_string(), ending.to_string()];
+            let events = [chunk(text).to_string(), ending.to_string()];
             let events: Vec<&str> = events.iter().map(String::as_str).collect();
             answered(&mut provider.call().await, &events, true).await;
             client.response().await;
-            let told = server.told().await;
-            assert_eq!(told.outcome, outcome, "{words} {ending}");
+            let exchange = server.told().await;
+            assert_eq!(exchange.outcome, outcome, "{text} {ending}");
             let is_failed = outcome == Outcome::UpstreamFailed;
-            assert_eq!(told.error_kind, is_failed.then_some(kind), "{words} {ending}");
-            threads.push(told.thread.clone().unwrap());
+            assert_eq!(exchange.error_kind, is_failed.then_some(kind), "{text} {ending}");
+            threads.push(exchange.thread.clone().unwrap());
             if !is_failed {
-                history.extend([message("assistant", words), message("user", "And now?")]);
+                history.extend([message("assistant", text), message("user", "And now?")]);
             }
         }
         assert!(threads.iter().all(|thread| *thread == threads[0]), "{threads:?}");
@@ -216,9 +220,9 @@ async fn azures_filter_has_its_kind_whatever_the_status() {
         let mut client = ask(&server, target, body).await;
         provider.call().await.answer(status, &filtered).await;
         assert!(client.response().await.text().contains(&filtered));
-        let told = server.told().await;
+        let exchange = server.told().await;
         let expected = (outcome, Some(ErrorKind::Filter));
-        assert_eq!((told.outcome, told.error_kind), expected, "{status}");
+        assert_eq!((exchange.outcome, exchange.error_kind), expected, "{status}");
     }
 }
 
@@ -230,15 +234,15 @@ async fn a_refusal_has_a_kind_and_an_answer_none() {
     let (target, body) = &requests()[0];
     let refused = r#"{"type":"error","error":{"type":"rate_limit_error","message":"Slowly."}}"#;
     let answer = r#"{"id":"m","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Three."}],"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":1}}"#;
-    for (status, said, outcome, kind) in [
+    for (status, content, outcome, kind) in [
         ("429 Too Many Requests", refused, Outcome::Refused, Some(ErrorKind::RateLimit)),
         ("200 OK", answer, Outcome::Complete, None),
     ] {
         let mut client = ask(&server, target, body).await;
         let mut call = provider.call().await;
-        call.answer(status, said).await;
+        call.answer(status, content).await;
         client.response().await;
-        let told = server.told().await;
-        assert_eq!((told.outcome, told.error_kind), (outcome, kind));
+        let exchange = server.told().await;
+        assert_eq!((exchange.outcome, exchange.error_kind), (outcome, kind));
     }
 }

@@ -19,7 +19,7 @@ async fn ask(server: &TestServer, path: &str) -> Message {
 }
 
 #[tokio::test]
-async fn one_connection_too_many_is_told_so() {
+async fn one_connection_too_many_is_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.connections = 1;
@@ -35,12 +35,12 @@ async fn one_connection_too_many_is_told_so() {
     assert_eq!(client.response().await.status(), 200);
     drop(client);
     // A place that is given back can be had again; the proxy notices the end in its own time.
-    let mut again = Box::pin(call.wire.request());
+    let mut next = Box::pin(call.wire.request());
     loop {
         let mut client = Wire::connect(server.address).await;
         client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         tokio::select! {
-            mut call = &mut again => {
+            mut call = &mut next => {
                 call.answer("200 OK", "{}").await;
                 assert_eq!(client.response().await.status(), 200);
                 break;

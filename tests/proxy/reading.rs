@@ -46,17 +46,17 @@ async fn every_event_leaves_before_the_next_comes() {
             }
             call.end().await;
             assert_eq!(client.chunk().await, b"");
-            let told = server.told().await;
-            assert_eq!(told.outcome, Outcome::Complete, "{} {coding}", script.path);
+            let exchange = server.told().await;
+            assert_eq!(exchange.outcome, Outcome::Complete, "{} {coding}", script.path);
             assert_eq!(
-                (told.usage.input, told.usage.output),
+                (exchange.usage.input, exchange.usage.output),
                 (Some(script.input), Some(script.output)),
                 "{} {coding}",
                 script.path
             );
-            assert!(told.streamed);
-            assert_eq!(told.fail_open, []);
-            assert_eq!(told.frames as usize, script.events.len());
+            assert!(exchange.streamed);
+            assert_eq!(exchange.fail_open, []);
+            assert_eq!(exchange.frames as usize, script.events.len());
         }
     }
 }
@@ -107,11 +107,11 @@ async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
             }
             drop(client);
             call.wire.gone().await;
-            let told = server.told().await;
-            assert_eq!(told.outcome, outcome, "{}", script.path);
+            let exchange = server.told().await;
+            assert_eq!(exchange.outcome, outcome, "{}", script.path);
             if outcome == Outcome::Complete {
-                assert_eq!(told.usage.output, Some(script.output));
-                assert!(!told.usage.lower_bound);
+                assert_eq!(exchange.usage.output, Some(script.output));
+                assert!(!exchange.usage.lower_bound);
             }
             server.told_no_more();
         }
@@ -143,12 +143,12 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
         call.send(&answer).await;
         let response = client.response().await;
         assert_eq!(digest(&response.body), digest(&answer));
-        let told = server.told().await;
-        assert_eq!(told.model.as_deref(), Some("claude-sonnet-4-5"), "{coding}");
-        assert_eq!((told.usage.input, told.usage.output), (Some(21), Some(4)), "{coding}");
-        assert_eq!((told.outcome, told.streamed), (Outcome::Complete, false));
-        assert_eq!(told.request_bytes as usize, sent.len());
-        assert_eq!(told.response_bytes as usize, answer.len());
+        let exchange = server.told().await;
+        assert_eq!(exchange.model.as_deref(), Some("claude-sonnet-4-5"), "{coding}");
+        assert_eq!((exchange.usage.input, exchange.usage.output), (Some(21), Some(4)), "{coding}");
+        assert_eq!((exchange.outcome, exchange.streamed), (Outcome::Complete, false));
+        assert_eq!(exchange.request_bytes as usize, sent.len());
+        assert_eq!(exchange.response_bytes as usize, answer.len());
     }
 }
 
@@ -179,15 +179,15 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
             assert_eq!(call.message.chunks.is_some(), chunked);
             call.answer("200 OK", "{}").await;
             client.response().await;
-            let told = server.told().await;
-            assert_eq!(told.fail_open.contains(&FailOpen::BodyTooLarge), aside.is_some());
-            assert_eq!(told.request_bytes as usize, length, "{chunked}");
+            let exchange = server.told().await;
+            assert_eq!(exchange.fail_open.contains(&FailOpen::BodyTooLarge), aside.is_some());
+            assert_eq!(exchange.request_bytes as usize, length, "{chunked}");
         }
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_passes_and_is_told() {
+async fn what_cannot_be_read_passes_and_is_recorded() {
     let cases: [(&str, &[u8], Option<FailOpen>); 3] = [
         ("", b"this is not JSON", Some(FailOpen::BodyUnread)),
         ("content-encoding: gzip\r\n", b"this is not gzip", Some(FailOpen::BodyUnread)),
@@ -204,11 +204,11 @@ async fn what_cannot_be_read_passes_and_is_told() {
         call.send("HTTP/1.1 200 OK\r\ncontent-encoding: rot13\r\ncontent-length: 4\r\n\r\nfher")
             .await;
         assert_eq!(client.response().await.text(), "fher");
-        let told = server.told().await;
-        assert_eq!(told.fail_open.first().copied(), aside);
-        assert!(told.fail_open.contains(&FailOpen::ReplyUnread));
-        assert!(told.notes.contains(&Note::UnknownEncoding));
-        assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, None));
+        let exchange = server.told().await;
+        assert_eq!(exchange.fail_open.first().copied(), aside);
+        assert!(exchange.fail_open.contains(&FailOpen::ReplyUnread));
+        assert!(exchange.notes.contains(&Note::UnknownEncoding));
+        assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, None));
     }
 }
 
@@ -240,25 +240,28 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\n\r\n").await;
     client.message(false).await;
-    let told = server.told().await;
-    assert_eq!((told.outcome, told.status, told.dialect), (Outcome::Complete, Some(200), None));
+    let exchange = server.told().await;
+    assert_eq!(
+        (exchange.outcome, exchange.status, exchange.dialect),
+        (Outcome::Complete, Some(200), None)
+    );
 
     client.send(post("/v1/messages?beta=true", "", b"{}")).await;
     let mut call = call.wire.request().await;
     call.answer("429 Too Many Requests", r#"{"type":"error","error":{"type":"rate_limit_error"}}"#)
         .await;
     client.response().await;
-    let told = server.told().await;
-    assert_eq!((told.outcome, told.status), (Outcome::Refused, Some(429)));
-    assert_eq!(&*told.path, "/v1/messages");
+    let exchange = server.told().await;
+    assert_eq!((exchange.outcome, exchange.status), (Outcome::Refused, Some(429)));
+    assert_eq!(&*exchange.path, "/v1/messages");
 
     // The provider hangs up instead of answering, on the kept connection and on a fresh one.
     client.send(post("/v1/messages", "", b"{}")).await;
     drop(call.wire.request().await);
     drop(provider.call().await);
     assert_eq!(client.response().await.status(), 502);
-    let told = server.told().await;
-    assert_eq!((told.outcome, told.status), (Outcome::UpstreamFailed, Some(502)));
+    let exchange = server.told().await;
+    assert_eq!((exchange.outcome, exchange.status), (Outcome::UpstreamFailed, Some(502)));
 
     // The client leaves in the middle of its request.
     let mut leaving = Wire::connect(server.address).await;
@@ -266,8 +269,8 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
         .send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         .await;
     drop(leaving);
-    let told = server.told().await;
-    assert_eq!(told.outcome, Outcome::ClientLeft);
+    let exchange = server.told().await;
+    assert_eq!(exchange.outcome, Outcome::ClientLeft);
     server.told_no_more();
 }
 
@@ -289,9 +292,9 @@ async fn invariant_9_no_prompt_reply_or_key_is_told() {
     let mut call = provider.call().await;
     call.answer("200 OK", r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"CANARY-reply"}],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}"#).await;
     client.response().await;
-    let told = server.told().await;
-    assert_eq!(told.usage.input, Some(3), "it was read");
-    let event = serde_json::to_string(&*told).unwrap();
+    let exchange = server.told().await;
+    assert_eq!(exchange.usage.input, Some(3), "it was read");
+    let event = serde_json::to_string(&*exchange).unwrap();
     assert!(!event.contains("CANARY"), "{event}");
     let metrics = server.telemetry.render();
     assert!(metrics.contains("plimsoll") && !metrics.contains("CANARY"), "{metrics}");
@@ -312,9 +315,9 @@ async fn a_large_conversation_is_read_and_measured() {
     assert_eq!(digest(&call.message.body), digest(body.as_bytes()));
     call.answer("200 OK", "{}").await;
     client.response().await;
-    let told = server.told().await;
-    assert_eq!(told.model.as_deref(), Some("claude-sonnet-4-5"));
-    let estimate = told.estimate.as_ref().expect("measured").tokens;
+    let exchange = server.told().await;
+    assert_eq!(exchange.model.as_deref(), Some("claude-sonnet-4-5"));
+    let estimate = exchange.estimate.as_ref().expect("measured").tokens;
     assert!((100_000..2_000_000).contains(&estimate), "{estimate}");
-    assert_eq!(told.fail_open, []);
+    assert_eq!(exchange.fail_open, []);
 }

@@ -33,10 +33,10 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
         assert_eq!(code, (404, Some("no_upstream")), "{path}");
         let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
         assert_eq!(value.pointer(error).unwrap(), "no_upstream", "{path}: {value}");
-        let words = refused.text();
-        assert!(words.contains("openai, deepseek. Nearest: /deepseek."), "{words}");
-        let told = server.told().await;
-        assert_eq!((told.status, told.upstream.as_deref()), (Some(404), None), "{path}");
+        let text = refused.text();
+        assert!(text.contains("openai, deepseek. Nearest: /deepseek."), "{text}");
+        let exchange = server.told().await;
+        assert_eq!((exchange.status, exchange.upstream.as_deref()), (Some(404), None), "{path}");
     }
     // Past all of them the provider has heard nothing: its first connection is this one.
     let mut client = Wire::connect(server.address).await;

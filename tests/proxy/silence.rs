@@ -45,9 +45,9 @@ async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
         assert!(text.contains("sent nothing in its stream for 1 s"), "{error}");
         assert_eq!(client.chunk().await, b"", "a clean end");
         call.wire.gone().await;
-        let told = server.told().await;
-        assert_eq!(told.outcome, Outcome::UpstreamFailed, "{}", script.path);
-        assert!(told.silent_stream && told.gaps.is_some());
+        let exchange = server.told().await;
+        assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{}", script.path);
+        assert!(exchange.silent_stream && exchange.gaps.is_some());
         let metrics = server.telemetry.render();
         assert!(metrics.contains("plimsoll_silent_streams_total{upstream=\"up\"} 1"), "{metrics}");
     }
@@ -61,8 +61,8 @@ async fn a_stream_that_is_silent_within_an_event_breaks() {
     call.chunk("event: content_block_start\ndata: {\"type\"").await;
     assert!(client.chunk().await.starts_with(b"event: content_block_start"));
     client.gone().await;
-    let told = server.told().await;
-    assert_eq!((told.outcome, told.silent_stream), (Outcome::UpstreamFailed, true));
+    let exchange = server.told().await;
+    assert_eq!((exchange.outcome, exchange.silent_stream), (Outcome::UpstreamFailed, true));
 }
 
 /// In every dialect: comments between events, and every byte of the upstream's as it came.
@@ -86,12 +86,15 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
             }
         }
         assert_eq!(String::from_utf8(got).unwrap(), rest, "{}", script.path);
-        let told = server.told().await;
-        assert_eq!((told.outcome, told.usage.output), (Outcome::Complete, Some(script.output)));
+        let exchange = server.told().await;
+        assert_eq!(
+            (exchange.outcome, exchange.usage.output),
+            (Outcome::Complete, Some(script.output))
+        );
         assert!(
-            told.longest_gap_us.is_some_and(|gap| gap >= 2_000_000),
+            exchange.longest_gap_us.is_some_and(|gap| gap >= 2_000_000),
             "{:?}",
-            told.longest_gap_us
+            exchange.longest_gap_us
         );
         let metrics = server.telemetry.render();
         let line = "plimsoll_stream_gap_seconds_count{model=";
@@ -110,10 +113,10 @@ async fn without_limits_a_stream_passes_as_it_is() {
         }
         call.end().await;
         assert_eq!(client.chunk().await, b"");
-        let told = server.told().await;
-        assert_eq!((told.outcome, told.silent_stream), (Outcome::Complete, false));
-        let gaps: u32 = told.gaps.as_ref().unwrap().means().map(|(count, _)| count).sum();
+        let exchange = server.told().await;
+        assert_eq!((exchange.outcome, exchange.silent_stream), (Outcome::Complete, false));
+        let gaps: u32 = exchange.gaps.as_ref().unwrap().means().map(|(count, _)| count).sum();
         assert!(gaps as usize >= script.events.len() - 1, "{gaps} of {}", script.events.len());
-        assert!(told.longest_gap_us.is_some());
+        assert!(exchange.longest_gap_us.is_some());
     }
 }

@@ -224,10 +224,10 @@ async fn what_a_peer_that_goes_away_did_not_work_on_is_sent_again() {
     let call = provider.call().await;
     assert_eq!(call.link.number, 0);
     call.link.go_away(kept.stream);
-    let again = provider.call().await;
-    assert_eq!(again.link.number, 1, "another connection");
-    again.begin();
-    again.end();
+    let retry = provider.call().await;
+    assert_eq!(retry.link.number, 1, "another connection");
+    retry.begin();
+    retry.end();
     assert_eq!(ended(second.await.unwrap()).await, "two");
     // What it works on goes on, and what comes later does not go there.
     let third = tokio::spawn(client.ask().await);
@@ -246,9 +246,9 @@ async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
     let asking = tokio::spawn(client.ask_at("/v1/messages").await);
     let refused = provider.call().await;
     refused.reset(REFUSED_STREAM);
-    let again = provider.call().await;
-    assert_eq!(again.link.number, 1);
-    again.begin();
+    let retry = provider.call().await;
+    assert_eq!(retry.link.number, 1);
+    retry.begin();
     drop(asking.await.unwrap());
 
     let mut wire = Wire::connect(client.server.address).await;
@@ -271,10 +271,10 @@ async fn what_a_kept_connection_took_and_did_not_answer_for_long_is_not_sent_aga
     assert_eq!(ended(asking.await.unwrap()).await, "two");
     let mut wire = Wire::connect(client.server.address).await;
     wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
-    let taken = provider.call().await;
-    assert_eq!(taken.link.number, 0);
+    let served = provider.call().await;
+    assert_eq!(served.link.number, 0);
     tokio::time::sleep(std::time::Duration::from_millis(400)).await;
-    taken.link.close();
+    served.link.close();
     tokio::select! {
         answer = wire.response() => assert_eq!(answer.status(), 502),
         _ = provider.call() => panic!("it is sent twice"),

@@ -89,7 +89,7 @@ async fn policy_refuses_with_426() {
     assert_eq!(response.header("x-plimsoll-error"), Some("upgrade_refused"));
 }
 
-/// Java's client offers h2c with every first request; that is no wish to leave HTTP.
+/// Java's client offers h2c with every first request; it does not want to leave HTTP.
 #[tokio::test]
 async fn an_h2c_offer_is_passed_over() {
     let provider = Provider::start().await;
@@ -166,7 +166,7 @@ const COMPLETED: &str = r#"{"type":"response.completed","sequence_number":2,"res
 
 /// Usage of OpenAI Responses over WebSocket is read from the frames, which pass as they are.
 #[tokio::test]
-async fn responses_on_a_websocket_are_told_as_exchanges() {
+async fn responses_on_a_websocket_are_recorded_as_exchanges() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -175,33 +175,33 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
     call.send(SWITCHED.replace("a\r\n\r\n", "a\r\nx-request-id: req_ws\r\n\r\n")).await;
     client.head().await;
     for event in [COMPLETED, DELTA] {
-        let asked = frame(CREATE, true);
-        client.send(&asked).await;
-        assert_eq!(call.wire.exactly(asked.len()).await, asked);
+        let request = frame(CREATE, true);
+        client.send(&request).await;
+        assert_eq!(call.wire.exactly(request.len()).await, request);
         // Frames arrive in pieces, and leave in the same bytes.
         for byte in frame(event, false) {
             call.send([byte]).await;
             assert_eq!(client.exactly(1).await, [byte]);
         }
         if event == COMPLETED {
-            let told = server.told().await;
-            assert_eq!(told.outcome, Outcome::Complete);
-            assert_eq!((told.usage.input, told.usage.output), (Some(31), Some(2)));
-            assert_eq!(told.session, Some("codex-session".into()));
-            assert_eq!(told.dialect, Some(Dialect::OpenaiResponses));
-            assert_eq!(told.model.as_deref(), Some("gpt-5"));
-            assert_eq!(told.provider_request_id.as_deref(), Some("req_ws"), "the connection's");
+            let exchange = server.told().await;
+            assert_eq!(exchange.outcome, Outcome::Complete);
+            assert_eq!((exchange.usage.input, exchange.usage.output), (Some(31), Some(2)));
+            assert_eq!(exchange.session, Some("codex-session".into()));
+            assert_eq!(exchange.dialect, Some(Dialect::OpenaiResponses));
+            assert_eq!(exchange.model.as_deref(), Some("gpt-5"));
+            assert_eq!(exchange.provider_request_id.as_deref(), Some("req_ws"), "the connection's");
         }
     }
     // The upstream breaks off in the middle of the second reply.
     call.wire.reset();
     client.gone().await;
-    let mut told = [server.told().await, server.told().await];
-    told.sort_by_key(|event| event.model.is_some());
-    assert_eq!((told[0].status, told[0].model.as_deref()), (Some(101), None), "the tunnel");
-    assert_eq!(told[0].provider_request_id.as_deref(), Some("req_ws"));
-    assert_eq!(told[1].outcome, Outcome::UpstreamFailed);
-    assert_eq!(told[1].usage.input, None);
+    let mut exchange = [server.told().await, server.told().await];
+    exchange.sort_by_key(|event| event.model.is_some());
+    assert_eq!((exchange[0].status, exchange[0].model.as_deref()), (Some(101), None), "the tunnel");
+    assert_eq!(exchange[0].provider_request_id.as_deref(), Some("req_ws"));
+    assert_eq!(exchange[1].outcome, Outcome::UpstreamFailed);
+    assert_eq!(exchange[1].usage.input, None);
     server.told_no_more();
 }
 
@@ -219,36 +219,37 @@ async fn a_reply_on_a_websocket_that_says_that_it_failed_is_no_answer() {
         ("null", ErrorKind::Provider),
         (r#"{"code":"rate_limit_exceeded","message":"Slowly."}"#, ErrorKind::RateLimit),
     ] {
-        let asked = frame(CREATE, true);
-        client.send(&asked).await;
-        call.wire.exactly(asked.len()).await;
+        let request = frame(CREATE, true);
+        client.send(&request).await;
+        call.wire.exactly(request.len()).await;
         let failed = format!(
             r#"{{"type":"response.failed","sequence_number":1,"response":{{"id":"resp_1","status":"failed","error":{error},"output":[],"usage":null}}}}"#
         );
         let failed = frame(&failed, false);
         call.send(&failed).await;
         assert_eq!(client.exactly(failed.len()).await, failed);
-        let told = server.told().await;
+        let exchange = server.told().await;
         assert_eq!(
-            (told.outcome, told.error_kind),
+            (exchange.outcome, exchange.error_kind),
             (Outcome::UpstreamFailed, Some(kind)),
             "{error}"
         );
-        assert_eq!(told.stop, Some(StopReason::Failed), "{error}");
+        assert_eq!(exchange.stop, Some(StopReason::Failed), "{error}");
     }
 }
 
 /// A turn on a connection: the request, and what it is answered with in the end.
-struct Said {
-    asked: String,
+struct Turn {
+    request: String,
     answered: String,
 }
 
-/// `more`: further members. `reply`: the words that answer it.
-fn said(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Said {
-    let reply = if reply.is_empty() { String::new() } else { words("assistant", "output", reply) };
-    Said {
-        asked: format!(r#"{{"type":"response.create","model":"gpt-5"{more},"input":[{input}]}}"#),
+/// `more`: further members. `reply`: the text that answers it.
+fn turn(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Turn {
+    let reply =
+        if reply.is_empty() { String::new() } else { message("assistant", "output", reply) };
+    Turn {
+        request: format!(r#"{{"type":"response.create","model":"gpt-5"{more},"input":[{input}]}}"#),
         answered: format!(
             r#"{{"type":"response.completed","sequence_number":1,"response":{{"id":"{id}","status":"completed","output":[{reply}],"usage":{{"input_tokens":{input_tokens},"output_tokens":20,"total_tokens":{}}}}}}}"#,
             input_tokens + 20
@@ -256,35 +257,36 @@ fn said(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Sa
     }
 }
 
-fn words(role: &str, way: &str, text: &str) -> String {
+fn message(role: &str, way: &str, text: &str) -> String {
     format!(
         r#"{{"type":"message","role":"{role}","status":"completed","content":[{{"type":"{way}_text","text":"{text}"}}]}}"#
     )
 }
 
 /// Codex opens a connection with a warm-up, and says so in the headers; in a new process it opens
-/// another and tells the whole history again. The person sees one thread, measured all along.
+/// another and tells the whole history again. The user sees one thread, measured all along.
 #[tokio::test]
 async fn a_conversation_goes_on_on_another_websocket() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let answer = "The last build passed: its log ends without an error, and the tests ran.";
     let developer =
-        words("developer", "input", &"Work with care, and say what you did. ".repeat(50));
-    let (hi, again) = (words("user", "input", "Did it pass?"), words("user", "input", "Sure?"));
-    let told_again =
-        [&hi, &words("assistant", "output", answer), &again].map(String::as_str).join(",");
-    let warm = |id: &str| said(id, r#","generate":false"#, &developer, 500, "");
+        message("developer", "input", &"Work with care, and say what you did. ".repeat(50));
+    let (hi, second) =
+        (message("user", "input", "Did it pass?"), message("user", "input", "Sure?"));
+    let whole =
+        [&hi, &message("assistant", "output", answer), &second].map(String::as_str).join(",");
+    let warm = |id: &str| turn(id, r#","generate":false"#, &developer, 500, "");
     let after = |id: &str| format!(r#","previous_response_id":"{id}""#);
     let connections = [
-        vec![warm("w1"), said("r1", &after("w1"), &hi, 510, answer)],
+        vec![warm("w1"), turn("r1", &after("w1"), &hi, 510, answer)],
         vec![
             warm("w2"),
-            said("r2", &after("w2"), &told_again, 536, "Yes."),
-            said("r3", &after("r2"), &again, 562, "Yes!"),
+            turn("r2", &after("w2"), &whole, 536, "Yes."),
+            turn("r3", &after("r2"), &second, 562, "Yes!"),
         ],
     ];
-    let mut told = Vec::new();
+    let mut exchanges = Vec::new();
     for connection in connections {
         let mut client = Wire::connect(server.address).await;
         let codex = "x-codex-turn-metadata: {\"request_kind\":\"prewarm\"}\r\nsession-id: s\r\nthread-id: s\r\n\r\n";
@@ -292,24 +294,24 @@ async fn a_conversation_goes_on_on_another_websocket() {
         let mut call = provider.call().await;
         call.send(SWITCHED).await;
         client.head().await;
-        for said in connection {
-            let (asked, answered) = (frame(&said.asked, true), frame(&said.answered, false));
-            client.send(&asked).await;
-            call.wire.exactly(asked.len()).await;
+        for turn in connection {
+            let (request, answered) = (frame(&turn.request, true), frame(&turn.answered, false));
+            client.send(&request).await;
+            call.wire.exactly(request.len()).await;
             call.send(&answered).await;
             assert_eq!(client.exactly(answered.len()).await, answered);
-            told.push(server.told().await);
+            exchanges.push(server.told().await);
         }
         drop((client, call));
         assert_eq!(server.told().await.session, None, "the tunnel");
     }
-    let purposes: Vec<_> = told.iter().filter_map(|event| event.purpose).collect();
+    let purposes: Vec<_> = exchanges.iter().filter_map(|event| event.purpose).collect();
     let (warm, turn) = (Purpose::WarmUp, Purpose::Turn);
     assert_eq!(purposes, [warm, turn, warm, turn, turn]);
-    assert!(told.iter().all(|event| event.session == Some("s".into())));
+    assert!(exchanges.iter().all(|event| event.session == Some("s".into())));
     for at in [1, 3, 4] {
-        let (event, estimate) = (&told[at], told[at].estimate.as_ref().unwrap());
-        assert_eq!(event.thread, told[0].thread, "call {at}");
+        let (event, estimate) = (&exchanges[at], exchanges[at].estimate.as_ref().unwrap());
+        assert_eq!(event.thread, exchanges[0].thread, "call {at}");
         assert_eq!(estimate.method, EstimateMethod::Held);
         let error = event.error().unwrap();
         assert!(error.abs() <= 12, "call {at}: {error} of {estimate:?}");
@@ -344,9 +346,9 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     let mut call = provider.call().await;
     call.send(SWITCHED).await;
     client.head().await;
-    let asked = frame(CREATE, true);
-    client.send(&asked).await;
-    call.wire.exactly(asked.len()).await;
+    let request = frame(CREATE, true);
+    client.send(&request).await;
+    call.wire.exactly(request.len()).await;
     server.stop();
     for event in [DELTA, COMPLETED] {
         let event = frame(event, false);
@@ -372,10 +374,10 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     call.send(SWITCHED).await;
     client.head().await;
     store.hold_reads(true);
-    let asked = frame(CREATE, true);
+    let request = frame(CREATE, true);
     for _ in 0..MANY {
-        client.send(&asked).await;
-        assert_eq!(call.wire.exactly(asked.len()).await, asked);
+        client.send(&request).await;
+        assert_eq!(call.wire.exactly(request.len()).await, request);
     }
     for _ in AT_ONCE..MANY {
         assert_eq!(server.told().await.fail_open, [FailOpen::AnalysisBudget]);
@@ -388,7 +390,7 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     for _ in 16..AT_ONCE {
         assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
     }
-    client.send(&asked).await;
+    client.send(&request).await;
     let completed = frame(COMPLETED, false);
     call.send(&completed).await;
     assert_eq!(client.exactly(completed.len()).await, completed);
@@ -413,7 +415,7 @@ async fn tunnel(idle: Duration, half_closed: Duration) -> (TestServer, Wire, Cal
 }
 
 /// Has the upstream say something now and then for three times as long as may be quiet.
-async fn is_told_on(client: &mut Wire, call: &mut Call) {
+async fn continues_on(client: &mut Wire, call: &mut Call) {
     let began = Instant::now();
     while began.elapsed() < 3 * SOON {
         call.send("a").await;
@@ -431,25 +433,25 @@ async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
     assert_eq!(client.rest().await.unwrap(), b"");
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     assert!(began.elapsed() > SOON / 2, "it had its time");
-    let told = server.told().await;
-    assert_eq!((told.outcome, told.request_bytes), (Outcome::Turned, 1));
+    let exchange = server.told().await;
+    assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Turned, 1));
 }
 
 #[tokio::test]
 async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
-    let (_house, mut client, mut call) = tunnel(NEVER, SOON).await;
+    let (_server, mut client, mut call) = tunnel(NEVER, SOON).await;
     client.stream.shutdown().await.unwrap();
     assert_eq!(call.wire.rest().await.unwrap(), b"", "the end is passed on");
     // The upstream has more to say, and says it.
-    is_told_on(&mut client, &mut call).await;
+    continues_on(&mut client, &mut call).await;
     assert_eq!(client.rest().await.unwrap(), b"");
     drop(call);
 }
 
 #[tokio::test]
 async fn a_tunnel_in_which_something_passes_stays() {
-    let (_house, mut client, mut call) = tunnel(SOON, NEVER).await;
-    is_told_on(&mut client, &mut call).await;
+    let (_server, mut client, mut call) = tunnel(SOON, NEVER).await;
+    continues_on(&mut client, &mut call).await;
     client.send("b").await;
     call.wire.expect("b").await;
 }

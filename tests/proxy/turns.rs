@@ -68,11 +68,11 @@ async fn a_conversation_is_one_thread_of_turns() {
     assert_eq!((&*first.upstream, &*first.model), ("up", "claude-sonnet-4-5"));
     assert_eq!(first.purpose, Purpose::Turn);
     assert_eq!((first.window, first.reserve), (200_000, 16_000));
-    let told = server.told().await;
-    assert_eq!(told.id, first.exchange);
-    assert_eq!(told.window, Some(200_000));
-    assert_eq!(told.estimate, first.estimate);
-    assert!(told.estimate.is_some());
+    let exchange = server.told().await;
+    assert_eq!(exchange.id, first.exchange);
+    assert_eq!(exchange.window, Some(200_000));
+    assert_eq!(exchange.estimate, first.estimate);
+    assert!(exchange.estimate.is_some());
     let reasoning = server
         .ledgers
         .look(&server.ledgers.scopes_of(&SESSION.into()).await.unwrap()[0], |ledger| {
@@ -93,10 +93,10 @@ async fn a_conversation_is_one_thread_of_turns() {
     let [first, second] = turns.as_slice() else { panic!("{turns:?}") };
     assert_eq!(second.position.parent.as_ref(), Some(&first.exchange));
     assert_eq!(second.position.thread, first.position.thread);
-    let told = server.told().await;
-    assert_eq!(told.thread.as_ref(), Some(&first.position.thread));
-    assert_eq!(told.session, Some(SESSION.into()));
-    assert_eq!(told.tenant.as_ref().map(|tenant| tenant.as_str().len()), Some(16));
+    let exchange = server.told().await;
+    assert_eq!(exchange.thread.as_ref(), Some(&first.position.thread));
+    assert_eq!(exchange.session, Some(SESSION.into()));
+    assert_eq!(exchange.tenant.as_ref().map(|tenant| tenant.as_str().len()), Some(16));
 
     // What the first call taught of its head; the second one's reports the same input for more.
     let metrics = server.telemetry.render();
@@ -145,7 +145,7 @@ async fn a_partial_reply_is_a_turn_too() {
 struct Troubled {
     inner: MemoryStore,
     trouble: How,
-    asked: Arc<Notify>,
+    reached: Arc<Notify>,
     release: Arc<Notify>,
     held: AtomicBool,
 }
@@ -169,7 +169,7 @@ impl Troubled {
         Arc::new(Self {
             inner: MemoryStore::default(),
             trouble,
-            asked: Arc::default(),
+            reached: Arc::default(),
             release: Arc::default(),
             held: AtomicBool::new(false),
         })
@@ -191,7 +191,7 @@ impl Store for Troubled {
             How::Fails => failed(),
             How::PanicsWriting => panic!("writing, by the script"),
             How::HangsWriting => Box::pin(async move {
-                self.asked.notify_one();
+                self.reached.notify_one();
                 self.release.notified().await;
                 self.held.store(true, Ordering::SeqCst);
                 self.inner.put(scope, records, only_if).await
@@ -296,16 +296,16 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
         let (mut client, _call) = answered(&provider, &server).await;
         let response = client.response().await;
         assert_eq!((response.status(), response.text()), (200, REPLY));
-        let told = server.told().await;
-        assert!(told.fail_open.contains(&aside), "{:?} for {aside:?}", told.fail_open);
-        assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, Some(11)));
+        let exchange = server.told().await;
+        assert!(exchange.fail_open.contains(&aside), "{:?} for {aside:?}", exchange.fail_open);
+        assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(11)));
         store.release.notify_one();
     }
 }
 
 /// Nobody waits for the turn of a client that left: what becomes of it is told all the same.
 #[tokio::test]
-async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
+async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
     for (trouble, aside) in
         [(How::PanicsWriting, FailOpen::Panicked), (How::Fails, FailOpen::Store)]
     {
@@ -322,9 +322,9 @@ async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
         call.chunk(script.events[0]).await;
         client.chunk().await;
         drop(client);
-        let told = server.told().await;
-        assert_eq!(told.outcome, Outcome::ClientLeft);
-        assert!(told.fail_open.contains(&aside), "{:?}", told.fail_open);
+        let exchange = server.told().await;
+        assert_eq!(exchange.outcome, Outcome::ClientLeft);
+        assert!(exchange.fail_open.contains(&aside), "{:?}", exchange.fail_open);
     }
 }
 
@@ -348,7 +348,7 @@ async fn the_end_of_a_reply_waits_for_its_turn() {
         assert_eq!(client.chunk().await, event.as_bytes());
     }
     call.chunk(last).await;
-    within("the write", store.asked.notified()).await;
+    within("the write", store.reached.notified()).await;
     tokio::select! {
         biased;
         early = client.chunk() => panic!("left before its turn was kept: {early:?}"),

@@ -16,7 +16,7 @@ use crate::support::server::{TestServer, config};
 use crate::support::{wire, within};
 
 const BODY: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] }\n";
-const ASKED: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] ,\"stream_options\":{\"include_usage\":true}}\n";
+const WITH_USAGE: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] ,\"stream_options\":{\"include_usage\":true}}\n";
 
 async fn ask(server: &TestServer, body: &str) -> Wire {
     let mut client = Wire::connect(server.address).await;
@@ -41,13 +41,13 @@ fn events() -> Vec<(&'static str, String)> {
 
 /// Invariant 2: outside the edit, what goes out is what came in.
 #[tokio::test]
-async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() {
+async fn invariant_2_usage_is_requested_by_splicing_and_its_traces_are_hidden() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = ask(&server, BODY).await;
     let mut call = provider.call().await;
-    assert_eq!(call.message.text(), ASKED);
-    assert_eq!(call.message.header("content-length"), Some(ASKED.len().to_string().as_str()));
+    assert_eq!(call.message.text(), WITH_USAGE);
+    assert_eq!(call.message.header("content-length"), Some(WITH_USAGE.len().to_string().as_str()));
     assert_eq!(call.message.header("accept-encoding"), Some("identity"));
     call.begin_events().await;
     client.head().await;
@@ -59,10 +59,10 @@ async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() 
     }
     call.end().await;
     assert_eq!(client.chunk().await, b"");
-    let told = server.told().await;
-    assert_eq!((told.usage.input, told.usage.output), (Some(10), Some(2)));
-    assert_eq!(told.outcome, Outcome::Complete);
-    assert_eq!(told.fail_open, []);
+    let exchange = server.told().await;
+    assert_eq!((exchange.usage.input, exchange.usage.output), (Some(10), Some(2)));
+    assert_eq!(exchange.outcome, Outcome::Complete);
+    assert_eq!(exchange.fail_open, []);
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn an_upstream_that_compresses_all_the_same_is_hidden_from_plain() {
 }
 
 #[tokio::test]
-async fn a_client_that_asked_gets_everything() {
+async fn a_client_that_requested_usage_gets_everything() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let script = wire::chat();
@@ -136,24 +136,24 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
         let mut server = over(store.clone()).await;
         let mut client = ask(&server, BODY).await;
         let mut call = provider.call().await;
-        assert_eq!(call.message.text(), ASKED);
+        assert_eq!(call.message.text(), WITH_USAGE);
         refuse(&mut call, status).await;
-        let mut again = tokio::select! {
-            again = provider.call() => again,
-            again = call.wire.request() => again,
+        let mut retry = tokio::select! {
+            retry = provider.call() => retry,
+            retry = call.wire.request() => retry,
         };
-        assert_eq!(again.message.text(), BODY);
-        assert_eq!(again.message.header("accept-encoding"), Some("gzip, br"));
-        again.begin_events().await;
-        again.chunk("data: [DONE]\n\n").await;
-        again.end().await;
+        assert_eq!(retry.message.text(), BODY);
+        assert_eq!(retry.message.header("accept-encoding"), Some("gzip, br"));
+        retry.begin_events().await;
+        retry.chunk("data: [DONE]\n\n").await;
+        retry.end().await;
         assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
         assert_eq!(server.told().await.fail_open, [FailOpen::RewriteRefused]);
 
         let _client = ask(&server, BODY).await;
         let next = tokio::select! {
             next = provider.call() => next,
-            next = again.wire.request() => next,
+            next = retry.wire.request() => next,
         };
         assert_eq!(next.message.text(), BODY, "learned");
         // Also after a restart, once the lesson is in the store.
@@ -183,7 +183,7 @@ async fn shadow_and_observe_ask_for_usage_too() {
         let mut server = TestServer::with(config).await;
         let mut client = ask(&server, BODY).await;
         let mut call = provider.call().await;
-        assert_eq!(call.message.text(), ASKED, "{mode:?}");
+        assert_eq!(call.message.text(), WITH_USAGE, "{mode:?}");
         call.begin_events().await;
         client.head().await;
         for (sent, shown) in events() {
@@ -194,24 +194,24 @@ async fn shadow_and_observe_ask_for_usage_too() {
         }
         call.end().await;
         assert_eq!(client.chunk().await, b"");
-        let told = server.told().await;
-        assert_eq!((told.usage.input, told.outcome), (Some(10), Outcome::Complete));
+        let exchange = server.told().await;
+        assert_eq!((exchange.usage.input, exchange.outcome), (Some(10), Outcome::Complete));
 
         let mut client = ask(&server, BODY).await;
         let mut call = tokio::select! {
             next = provider.call() => next,
             next = call.wire.request() => next,
         };
-        assert_eq!(call.message.text(), ASKED, "{mode:?}");
+        assert_eq!(call.message.text(), WITH_USAGE, "{mode:?}");
         refuse(&mut call, "400 Bad Request").await;
-        let mut again = tokio::select! {
-            again = provider.call() => again,
-            again = call.wire.request() => again,
+        let mut retry = tokio::select! {
+            retry = provider.call() => retry,
+            retry = call.wire.request() => retry,
         };
-        assert_eq!(again.message.text(), BODY, "{mode:?}");
-        again.begin_events().await;
-        again.chunk("data: [DONE]\n\n").await;
-        again.end().await;
+        assert_eq!(retry.message.text(), BODY, "{mode:?}");
+        retry.begin_events().await;
+        retry.chunk("data: [DONE]\n\n").await;
+        retry.end().await;
         assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
         assert_eq!(server.told().await.fail_open, [FailOpen::RewriteRefused]);
     }
@@ -222,7 +222,7 @@ async fn shadow_and_observe_ask_for_usage_too() {
 #[tokio::test]
 async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
     const GONE: &str = r#"{"error":{"message":"The model `m` has been deprecated."}}"#;
-    for (mode, status, said) in [
+    for (mode, status, refusal) in [
         (Mode::Observe, "404 Not Found", GONE),
         (Mode::Active, "404 Not Found", GONE),
         (Mode::Active, "400 Bad Request", r#"{"error":1}"#),
@@ -234,17 +234,17 @@ async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
         let mut server = TestServer::with(config).await;
         let mut client = ask(&server, BODY).await;
         let mut call = provider.call().await;
-        assert_eq!(call.message.text(), ASKED);
-        call.answer(status, said).await;
+        assert_eq!(call.message.text(), WITH_USAGE);
+        call.answer(status, refusal).await;
         let response = client.response().await;
-        assert_eq!(response.text(), said, "{mode:?} {status}");
+        assert_eq!(response.text(), refusal, "{mode:?} {status}");
         assert_eq!(server.told().await.fail_open, []);
         let _client = ask(&server, BODY).await;
         let next = tokio::select! {
             next = provider.call() => next,
             next = call.wire.request() => next,
         };
-        assert_eq!(next.message.text(), ASKED, "the next request, and still asked for");
+        assert_eq!(next.message.text(), WITH_USAGE, "the next request, and still asked for");
     }
 }
 
@@ -265,7 +265,7 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
 
 /// What no request says is no error of counting: it has a metric of its own, and the view says why.
 #[tokio::test]
-async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
+async fn hidden_input_is_not_an_error_of_the_estimate() {
     let hosted = r#"{"id":"msg_1","type":"message","role":"assistant","content":[
         {"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"tram"}},
         {"type":"web_search_tool_result","tool_use_id":"srvtoolu_1","content":[]},
@@ -283,7 +283,7 @@ async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
     let item = |bytes: usize| {
         format!(r#"{{"type":"compaction","id":"cmp","encrypted_content":"{}"}}"#, "g".repeat(bytes))
     };
-    let user = |words: &str| format!(r#"{{"role":"user","content":"{words}"}}"#);
+    let user = |text: &str| format!(r#"{{"role":"user","content":"{text}"}}"#);
     let history = format!(r#"{{"model":"gpt-4.1","input":[{}]}}"#, user("What is 2+2?"));
     let compacted = format!(
         r#"{{"id":"resp_3","object":"response.compaction","output":[{},{}],
@@ -320,12 +320,12 @@ async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
         client.send(format!("{head}content-length: {length}\r\n\r\n{body}")).await;
         provider.call().await.answer("200 OK", answer).await;
         client.response().await;
-        let told = server.told().await;
-        assert_eq!(told.hidden_input(), hidden, "{path}");
-        assert!(told.error().is_some(), "{path}");
+        let exchange = server.told().await;
+        assert_eq!(exchange.hidden_input(), hidden, "{path}");
+        assert!(exchange.error().is_some(), "{path}");
         if body.contains("compaction") {
             // By its encrypted length; counted as nothing, it was 264 off.
-            assert!(told.error().unwrap().abs() < 20, "{body}: {:?}", told.error());
+            assert!(exchange.error().unwrap().abs() < 20, "{body}: {:?}", exchange.error());
         }
     }
     let page = server.telemetry.render();

@@ -1,6 +1,6 @@
 //! Golden cases: a folder each, holding what went over the wire and what we read in it.
 //!
-//! `PLIMSOLL_BLESS=1` writes the expectations anew; a change in them is then reviewed as a diff. A
+//! `PLIMSOLL_BLESS=1` writes the expectations again; a change in them is then reviewed as a diff. A
 //! new provider quirk is a new folder, and no Rust.
 
 use std::path::{Path, PathBuf};

@@ -77,7 +77,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let out = dialect::read(dialect, &call.target, &out).parts_and(&out);
         let real = dialect::read(dialect, &call.target, &call.request).parts_and(&call.request);
         // Reasoning that was made elsewhere cannot be known.
-        let made_here = |seen: &&Seen| thought.iter().any(|raw| raw.contains(&seen.seal));
+        let made_here = |seen: &&Seen| thought.iter().any(|raw| raw.contains(&seen.identity));
         let mut thinking = real.iter().filter(|seen| seen.thinks).peekable();
         let is_known = thinking.peek().is_some() && thinking.all(|seen| made_here(&seen));
         verdicts.push(is_known.then(|| compare(&real, &out)));
@@ -103,9 +103,9 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
             name,
         ))));
         thought.extend(call.reply.parts.iter().map(|part| {
-            let seal = part.signature.as_deref().map(spelled).unwrap_or_default();
+            let signature = part.signature.as_deref().map(spelled).unwrap_or_default();
             let thinks = part.kind == PartKind::Reasoning;
-            seal + &if thinks { spelled(&part.text) } else { String::new() }
+            signature + &if thinks { spelled(&part.text) } else { String::new() }
         }));
         reasoning.into_iter().for_each(|it| ledger.add(Fact::Reasoning(Box::new(it))));
     }
@@ -173,12 +173,12 @@ fn turn(
     }
 }
 
-/// A part as it matters here: who it is, and what seals or says its reasoning.
+/// A part as it matters here: what it is, and its signature or text.
 #[derive(Debug, PartialEq)]
 struct Seen {
     what: String,
-    /// Its seal, else its words.
-    seal: String,
+    /// Its signature, else its text.
+    identity: String,
     thinks: bool,
 }
 
@@ -191,19 +191,19 @@ impl Shown for Conversation {
         let seen = |part: &Part| {
             let sealed = part.signature.map(|sealed| normal(sealed.of(body))).unwrap_or_default();
             let is_reasoning = part.kind == PartKind::Reasoning;
-            let words: String = match is_reasoning {
+            let text: String = match is_reasoning {
                 true => part.texts.iter().map(|text| normal(text.of(body))).collect(),
                 false => part.key.map(|key| key.to_string()).unwrap_or_default(),
             };
-            let seal = match (sealed.is_empty(), is_reasoning) {
-                (true, true) => words.clone(),
+            let identity = match (sealed.is_empty(), is_reasoning) {
+                (true, true) => text.clone(),
                 _ => sealed.clone(),
             };
-            let what = format!("{:?} {words} {sealed}", part.kind);
-            let thinks = part.role == Role::Assistant && !seal.is_empty();
-            Seen { what, seal, thinks }
+            let what = format!("{:?} {text} {sealed}", part.kind);
+            let thinks = part.role == Role::Assistant && !identity.is_empty();
+            Seen { what, identity, thinks }
         };
-        // A field that says nothing is nothing, and so are words of no words; summaries of Gemini's
+        // A field that says nothing is nothing, and so is an empty text; summaries of Gemini's
         // thoughts need not go back.
         let is_gemini = self.dialect == Dialect::Gemini;
         let is_something = |part: &&Part| match part.kind {

@@ -57,7 +57,7 @@ impl Connection {
     fn turn(&mut self, request: &str, events: &[serde_json::Value]) -> (Conversation, Reply) {
         let bytes = frame(&mut self.client.0, request, true);
         let [request] = messages(&mut self.client.1, &bytes).try_into().unwrap();
-        let (asked, conversation) = self.socket.request(&request).unwrap();
+        let (requested, conversation) = self.socket.request(&request).unwrap();
         let mut replies = Vec::new();
         for event in events {
             let bytes = frame(&mut self.server.0, &event.to_string(), false);
@@ -66,7 +66,7 @@ impl Connection {
             }
         }
         let [(answered, reply)] = replies.try_into().unwrap();
-        assert_eq!(asked, answered);
+        assert_eq!(requested, answered);
         (conversation, reply)
     }
 }

@@ -89,10 +89,10 @@ fn bodies_are_read_to_the_end() {
             let bytes = std::fs::read(&path).unwrap();
             let whole = read(dialect, 200, &bytes, usize::MAX, true);
             assert_eq!(read(dialect, 200, &bytes, 5, true), whole, "{path:?}");
-            let said = !whole.parts.is_empty() || whole.usage.input.is_some();
+            let has_reply = !whole.parts.is_empty() || whole.usage.input.is_some();
             let other = whole.error.is_some() || whole.counted.is_some() || !whole.notes.is_empty();
             let empty = whole.complete; // an answer without content is one all the same
-            assert!(said || other || empty, "{path:?}: nothing was understood");
+            assert!(has_reply || other || empty, "{path:?}: nothing was understood");
             let cut = read(dialect, 200, &bytes[..bytes.len() / 2], usize::MAX, false);
             assert!(!cut.complete, "{path:?}: half a body is not complete");
             count += 1;

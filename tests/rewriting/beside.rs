@@ -80,17 +80,18 @@ async fn play(calls: impl Iterator<Item = Value>) -> Seen {
             continue;
         }
         for as_compaction in [true, false] {
-            let told = exchange(&mut play, &call, as_compaction).await;
-            let new = told.done.steps.iter().any(|step| step.decision == Decision::New);
-            if told.purpose == Some(Purpose::Turn) {
+            let recorded = exchange(&mut play, &call, as_compaction).await;
+            let new = recorded.done.steps.iter().any(|step| step.decision == Decision::New);
+            if recorded.purpose == Some(Purpose::Turn) {
                 assert!(!as_compaction);
                 seen.decided += usize::from(new);
                 continue;
             }
             seen.beside += 1;
-            seen.repeated += usize::from(told.done.is_sent());
-            if new || !told.done.new.is_nothing() {
-                seen.wrong.push(format!("request {index}, {:?}: {:?}", told.purpose, told.done));
+            seen.repeated += usize::from(recorded.done.is_sent());
+            if new || !recorded.done.new.is_nothing() {
+                seen.wrong
+                    .push(format!("request {index}, {:?}: {:?}", recorded.purpose, recorded.done));
             }
         }
     }
@@ -113,9 +114,9 @@ async fn exchange(play: &mut Play, call: &Value, as_compaction: bool) -> std::sy
     }
     let mut client = Wire::connect(play.server.address).await;
     client.send(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await;
-    let mut asked = play.provider.call().await;
+    let mut provider_call = play.provider.call().await;
     let answer = call["response"]["body"].as_str().unwrap_or("{}");
-    asked.answer("200 OK", if as_compaction { "{}" } else { answer }).await;
+    provider_call.answer("200 OK", if as_compaction { "{}" } else { answer }).await;
     client.response().await;
     play.server.told().await
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
 use crate::pruned::{CLEARED, eager, history};
-use crate::stage::{Asked, Stage};
+use crate::stage::{RoundTrip, Stage};
 
 const FREE: &str = "claude-opus-4-6";
 const BOUND: &str = "claude-opus-5-5";
@@ -17,8 +17,8 @@ fn cleared(sent: &Value) -> usize {
     sent.to_string().matches(CLEARED).count()
 }
 
-fn said(words: &str) -> Value {
-    message("assistant", json!([{"type": "text", "text": words}]))
+fn assistant(text: &str) -> Value {
+    message("assistant", json!([{"type": "text", "text": text}]))
 }
 
 /// The reply as a client that keeps everything sends it back.
@@ -27,27 +27,27 @@ fn kept(answer: &Value) -> Value {
 }
 
 /// A result of the only call in a reply.
-fn result_of(answer: &Value, words: &str) -> Value {
+fn result_of(answer: &Value, text: &str) -> Value {
     let blocks = answer["content"].as_array().unwrap();
     let call = blocks.iter().find(|block| block["type"] == "tool_use").unwrap();
-    message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": words}]))
+    message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": text}]))
 }
 
 /// A session in which an unbound model cut old results, and a bound one answered after that: its history up
 /// to then, and the answer, which calls a tool.
-async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, Asked) {
+async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, RoundTrip) {
     let rules = Rules { cache_min: Some(1), ..Rules::default() };
     let mut stage = Stage::open(rules, policy).await;
-    let mut said_so_far = history(6);
-    let first = stage.asks("/v1/messages", &asks(FREE, &said_so_far), Reply::text("Go on.")).await;
-    assert!(cleared(first.sent()) >= 3, "{:?}", first.told.done);
-    said_so_far.push(said("Go on."));
-    said_so_far.extend(history(7).split_off(13));
+    let mut messages = history(6);
+    let first = stage.asks("/v1/messages", &asks(FREE, &messages), Reply::text("Go on.")).await;
+    assert!(cleared(first.sent()) >= 3, "{:?}", first.exchange.done);
+    messages.push(assistant("Go on."));
+    messages.extend(history(7).split_off(13));
     let reply =
         Reply::thinking("Where is it?", 40).saying("I look.").calling("Read", json!({"path": 9}));
-    let bound = stage.asks("/v1/messages", &asks(BOUND, &said_so_far), reply).await;
+    let bound = stage.asks("/v1/messages", &asks(BOUND, &messages), reply).await;
     assert_eq!(bound.status, 200, "{}", bound.answer);
-    (stage, said_so_far, bound)
+    (stage, messages, bound)
 }
 
 /// A fork cuts what the bound branch sent whole: that stays whole there, and its thinking valid.
@@ -59,15 +59,15 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
     // The fork is answered by the unbound model, from the same words.
     let mut fork = history.clone();
     stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("Deep.")).await;
-    fork.extend([said("Deep."), message("user", json!("On."))]);
+    fork.extend([assistant("Deep."), message("user", json!("On."))]);
     let on = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("On.")).await;
-    fork.extend([said("On."), message("user", json!("On."))]);
+    fork.extend([assistant("On."), message("user", json!("On."))]);
     let forked = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("On it is.")).await;
     assert!(
         cleared(forked.sent()) > before,
         "the fork cuts more: {:?} {:?}",
-        on.told.done,
-        forked.told.done
+        on.exchange.done,
+        forked.exchange.done
     );
 
     let mut bound = history.clone();
@@ -76,13 +76,13 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
         let next =
             stage.asks("/v1/messages", &asks(BOUND, &bound), Reply::text("It is deep.")).await;
         assert_eq!(next.status, 200, "{}", next.answer);
-        assert_eq!((next.log.len(), cleared(next.sent())), (1, before), "{:?}", next.told.done);
+        assert_eq!((next.log.len(), cleared(next.sent())), (1, before), "{:?}", next.exchange.done);
         assert!(next.log[0].verdict.losses().is_empty(), "{:?}", next.log[0].verdict);
-        bound.extend([said("It is deep."), message("user", json!("How deep?"))]);
+        bound.extend([assistant("It is deep."), message("user", json!("How deep?"))]);
         stage.restarts().await;
     }
     // The fork keeps what it has.
-    fork.extend([said("On it is."), message("user", json!("And now?"))]);
+    fork.extend([assistant("On it is."), message("user", json!("And now?"))]);
     let forked_on = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("So.")).await;
     assert!(cleared(forked_on.sent()) >= cleared(forked.sent()));
 }
@@ -100,10 +100,10 @@ async fn what_was_cut_over_another_models_reasoning_stays_cut() {
     let other = stage.asks("/v1/messages", &asks(BOUND, &history), thinks(9)).await;
     history.extend([kept(&other.answer), result_of(&other.answer, &"Deep water. ".repeat(300))]);
     let cut = stage.asks("/v1/messages", &asks(FREE, &history), thinks(10)).await;
-    assert!(cleared(cut.sent()) > cleared(other.sent()), "{:?}", cut.told.done);
+    assert!(cleared(cut.sent()) > cleared(other.sent()), "{:?}", cut.exchange.done);
     history.extend([kept(&cut.answer), result_of(&cut.answer, &"Deeper water. ".repeat(300))]);
     let next = stage.asks("/v1/messages", &asks(FREE, &history), Reply::text("Deep.")).await;
-    assert_eq!((next.status, next.log.len()), (200, 3), "{:?} {}", next.told.done, next.answer);
+    assert_eq!((next.status, next.log.len()), (200, 3), "{:?} {}", next.exchange.done, next.answer);
     let cleared_in = |attempt: usize| cleared(&next.log[attempt].call.body);
     assert!(cleared_in(0) > cleared(cut.sent()), "a new cut is refused");
     assert_eq!((cleared_in(1), cleared_in(2)), (0, cleared(cut.sent())));
@@ -123,8 +123,8 @@ async fn the_newest_results_are_whole_after_a_rewind() {
     let rewound = play.asks(&short, &reply).await;
     assert_eq!(rewound.sent["messages"][12], short["messages"][12], "{:?}", rewound.steps());
     // Asked once more, after it has grown there too.
-    let again = play.asks(&asks(FREE, &history(10)), &reply).await;
-    assert_eq!(again.sent["messages"][12]["content"][0]["content"], CLEARED);
+    let later = play.asks(&asks(FREE, &history(10)), &reply).await;
+    assert_eq!(later.sent["messages"][12]["content"][0]["content"], CLEARED);
     for _ in 0..2 {
         play.restarts().await;
         assert_eq!(play.asks(&short, &reply).await.bytes, rewound.bytes);
@@ -154,24 +154,24 @@ async fn the_newest_result_is_whole_where_the_branch_is_unknown() {
 async fn what_a_branch_takes_over_is_its_own() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
-    let on = |words: &str| {
+    let on = |text: &str| {
         let mut grown = history(6);
-        grown.push(said("Go on."));
-        grown.push(message("user", json!(words)));
+        grown.push(assistant("Go on."));
+        grown.push(message("user", json!(text)));
         asks(FREE, &grown)
     };
     play.asks(&asks(FREE, &history(6)), &reply).await;
     let one = play.asks(&on("One."), &reply).await;
-    let new = one.told.done.new.cut;
+    let new = one.exchange.done.new.cut;
     assert!(new > 0, "{:?}", one.steps());
     let two = play.asks(&on("Two."), &reply).await;
-    assert_eq!((cleared(&two.sent), two.told.done.new.cut), (cleared(&one.sent), new));
+    assert_eq!((cleared(&two.sent), two.exchange.done.new.cut), (cleared(&one.sent), new));
     let mut longer = on("Two.");
     let messages = longer["messages"].as_array_mut().unwrap();
-    messages.extend([said("Go on."), message("user", json!("Three."))]);
+    messages.extend([assistant("Go on."), message("user", json!("Three."))]);
     play.restarts().await;
     let three = play.asks(&longer, &reply).await;
-    assert_eq!((cleared(&three.sent), three.told.done.new.cut), (cleared(&one.sent), 0));
+    assert_eq!((cleared(&three.sent), three.exchange.done.new.cut), (cleared(&one.sent), 0));
 }
 
 /// On Responses the same would lose reasoning in silence.
@@ -186,14 +186,14 @@ async fn what_a_fork_cut_loses_no_encrypted_reasoning() {
             let id = format!("call_01AbCdEf{number:04}");
             let arguments = json!({"path": number}).to_string();
             items.push(json!({"type": "function_call", "call_id": id, "name": "Read", "arguments": arguments}));
-            let words = format!("Line {number} of the log. ").repeat(40);
-            items.push(json!({"type": "function_call_output", "call_id": id, "output": words}));
+            let text = format!("Line {number} of the log. ").repeat(40);
+            items.push(json!({"type": "function_call_output", "call_id": id, "output": text}));
         }
         items
     };
     let asks = |model: &str, input: &[Value]| json!({"model": model, "store": false, "include": ["reasoning.encrypted_content"], "input": input});
-    let spoken = |words: &str| json!({"role": "assistant", "content": words});
-    let user = |words: &str| json!({"role": "user", "content": words});
+    let spoken = |text: &str| json!({"role": "assistant", "content": text});
+    let user = |text: &str| json!({"role": "user", "content": text});
     stage.asks(TARGET, &asks("gpt-5.4", &items(6)), Reply::text("Go on.")).await;
     let mut history = items(6);
     history.push(spoken("Go on."));
@@ -203,12 +203,12 @@ async fn what_a_fork_cut_loses_no_encrypted_reasoning() {
     let before = cleared(thought.sent());
     assert!(thought.status == 200 && before > 0, "{}", thought.answer);
     let mut fork = history.clone();
-    for words in ["Deep.", "Deeper."] {
-        stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text(words)).await;
-        fork.extend([spoken(words), user("On.")]);
+    for text in ["Deep.", "Deeper."] {
+        stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text(text)).await;
+        fork.extend([spoken(text), user("On.")]);
     }
     let forked = stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text("On it is.")).await;
-    assert!(cleared(forked.sent()) > before, "{:?}", forked.told.done);
+    assert!(cleared(forked.sent()) > before, "{:?}", forked.exchange.done);
     let mut output = thought.answer["output"].as_array().unwrap().clone();
     for item in &mut output {
         let item = item.as_object_mut().unwrap();

@@ -32,7 +32,7 @@ fn reply(id: &str) -> String {
 }
 
 /// How often it was asked, by what became of it.
-fn asked(play: &Play, outcome: &str) -> u64 {
+fn questions(play: &Play, outcome: &str) -> u64 {
     let metrics = play.server.telemetry.render();
     let label = format!("outcome=\"{outcome}\"");
     let line = |line: &&str| {
@@ -42,9 +42,9 @@ fn asked(play: &Play, outcome: &str) -> u64 {
     found.unwrap_or(0)
 }
 
-async fn until_asked(play: &Play, outcome: &str, times: u64) {
+async fn until_questions(play: &Play, outcome: &str, times: u64) {
     let seen = async {
-        while asked(play, outcome) < times {
+        while questions(play, outcome) < times {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
@@ -76,11 +76,11 @@ async fn a_sample_counts_the_request_as_it_came_with_the_clients_credentials() {
         assert_eq!(count.message.header(name), Some(value), "{name}");
     }
     count.answer("200 OK", r#"{"input_tokens": 54321}"#).await;
-    until_asked(&play, "answered", 1).await;
+    until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     assert_eq!(client.response().await.text(), reply("m1"));
-    let told = play.server.told().await;
-    assert_eq!(told.saved.unwrap().came, Some(54321));
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.saved.unwrap().came, Some(54321));
     assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 54321 })]);
 }
 
@@ -93,7 +93,7 @@ async fn no_answer_waits_for_a_count() {
     assert_eq!(client.response().await.text(), reply("m1"));
     assert_eq!(play.server.told().await.saved.unwrap().came, None);
     count.answer("200 OK", "<html>").await;
-    until_asked(&play, "failed", 1).await;
+    until_questions(&play, "failed", 1).await;
     drop((turn, count));
     // It is then left alone for a while.
     let mut longer = history(6);
@@ -101,7 +101,7 @@ async fn no_answer_waits_for_a_count() {
     longer.push(message("user", json!("And now?")));
     let reply = answers("m2", MODEL, json!([]));
     play.asks(&asks(MODEL, &longer), &reply).await;
-    assert_eq!(asked(&play, "paused"), 1);
+    assert_eq!(questions(&play, "paused"), 1);
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn what_has_no_such_endpoint_is_not_asked_again() {
     let mut client = play.sends(&asks(MODEL, &[message("user", json!("Hm."))])).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("404 Not Found", "{}").await;
-    until_asked(&play, "missing", 1).await;
+    until_questions(&play, "missing", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
     play.server.told().await;
@@ -119,7 +119,7 @@ async fn what_has_no_such_endpoint_is_not_asked_again() {
     play.session = "another";
     play.asks(&asks(MODEL, &[message("user", json!("Well."))]), &answers("m2", MODEL, json!([])))
         .await;
-    until_asked(&play, "missing", 1).await;
+    until_questions(&play, "missing", 1).await;
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     sent.as_object_mut().unwrap().remove("max_tokens");
     assert_eq!(serde_json::from_str::<Value>(count.message.text()).unwrap(), sent);
     count.answer("200 OK", r#"{"input_tokens": 99}"#).await;
-    until_asked(&play, "answered", 1).await;
+    until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
     assert_eq!(play.server.told().await.saved.unwrap().came, None);
@@ -165,7 +165,7 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
     let mut client = play.sends(&asks(MODEL, &large)).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("200 OK", r#"{"input_tokens": 34123}"#).await;
-    until_asked(&play, "answered", 1).await;
+    until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m2")).await;
     client.response().await;
     play.server.told().await;
@@ -180,21 +180,21 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
     let mut client = play.sends(&request).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("200 OK", r#"{"input_tokens": 9}"#).await;
-    until_asked(&play, "answered", 1).await;
+    until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
     play.server.told().await;
     drop((turn, count));
     play.session = "another";
     play.asks(&request, &answers("m2", MODEL, json!([]))).await;
-    until_asked(&play, "cached", 1).await;
+    until_questions(&play, "cached", 1).await;
     play.session = "a third";
     let mut client = play.sends(&asks(MODEL, &[message("user", json!("Well."))])).await;
     let (mut turn, mut count) = both(&mut play).await;
     count
         .send("HTTP/1.1 429 Too Many Requests\r\nretry-after: 3000\r\ncontent-length: 0\r\n\r\n")
         .await;
-    until_asked(&play, "refused", 1).await;
+    until_questions(&play, "refused", 1).await;
     turn.answer("200 OK", &reply("m3")).await;
     client.response().await;
     play.server.told().await;
@@ -202,7 +202,7 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
     play.session = "a fourth";
     play.asks(&asks(MODEL, &[message("user", json!("So."))]), &answers("m4", MODEL, json!([])))
         .await;
-    assert_eq!(asked(&play, "paused"), 1);
+    assert_eq!(questions(&play, "paused"), 1);
 }
 
 /// Gemini CLI asks `countTokens` where there are pictures or documents, and nowhere else.
@@ -214,8 +214,8 @@ async fn gemini_cli_has_requests_with_media_counted() {
         "candidates": [{"index": 0, "finishReason": "STOP",
             "content": {"role": "model", "parts": [{"text": "Three metres."}]}}],
         "usageMetadata": {"promptTokenCount": 300, "candidatesTokenCount": 5, "totalTokenCount": 305}});
-    let words = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    play.asks(&json!({"contents": [words]}), &reply).await;
+    let text = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
+    play.asks(&json!({"contents": [text]}), &reply).await;
     let picture = json!({"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}});
     let looks = json!({"role": "user", "parts": [{"text": "And she?"}, picture]});
     play.session = "22222222-2222-3333-4444-555555555555";
@@ -225,7 +225,7 @@ async fn gemini_cli_has_requests_with_media_counted() {
     assert!(is_count(&one) != is_count(&other), "one turn, one count, and none for words alone");
     let (mut turn, mut count) = if is_count(&one) { (other, one) } else { (one, other) };
     count.answer("200 OK", r#"{"totalTokens": 289}"#).await;
-    until_asked(&play, "answered", 1).await;
+    until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     play.server.told().await;

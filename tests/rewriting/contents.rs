@@ -13,8 +13,8 @@ fn call(id: &str, name: &str) -> Value {
     json!({"type": "tool_use", "id": id, "name": name, "input": {"path": "keel.txt"}})
 }
 
-fn result(id: &str, words: &str) -> Value {
-    message("user", json!([{"type": "tool_result", "tool_use_id": id, "content": words}]))
+fn result(id: &str, text: &str) -> Value {
+    message("user", json!([{"type": "tool_result", "tool_use_id": id, "content": text}]))
 }
 
 fn picture() -> Value {
@@ -41,7 +41,7 @@ fn check_sum(view: &ContextView) -> MessageTokens {
 
 /// Of each kind there is something, and results are told by tool; the reply is in it at once.
 #[tokio::test]
-async fn messages_break_down_by_who_said_them_and_by_tool() {
+async fn messages_break_down_by_role_and_tool() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let thinking = json!({"type": "thinking", "thinking": "Let me see.", "signature": "c2ln"});
     let history = vec![
@@ -61,7 +61,7 @@ async fn messages_break_down_by_who_said_them_and_by_tool() {
     ];
     let content = json!([thinking, {"type": "text", "text": "A ship."}, call("c", "Grep")]);
     let scene = play.asks(&asks(MODEL, &history), &reply(content, 2_000, 3_020)).await;
-    let view = shown(&play, &scene.told).await;
+    let view = shown(&play, &scene.exchange).await;
     let contents = check_sum(&view);
     assert!(contents.user > 0 && contents.assistant > 0 && contents.tool_calls > 0, "{view}");
     assert!(contents.media > 0 && contents.summaries == 0 && contents.other == 0, "{view}");
@@ -97,11 +97,11 @@ async fn deferred_tools_are_listed_at_nothing() {
     request["tools"] = json!([tool]);
     let content = json!([{"type": "text", "text": "Three metres."}]);
     let scene = play.asks(&request, &reply(content.clone(), 900, 20)).await;
-    let tools = shown(&play, &scene.told).await.breakdown.tools;
+    let tools = shown(&play, &scene.exchange).await.breakdown.tools;
     request["tools"] = json!([tool, late]);
     play.session = "22222222-2222-3333-4444-555555555555";
     let scene = play.asks(&request, &reply(content, 900, 20)).await;
-    let view = shown(&play, &scene.told).await;
+    let view = shown(&play, &scene.exchange).await;
     assert_eq!(view.breakdown.tools, tools, "{view}");
     let name = "mcp__git__log".into();
     assert_eq!(view.contents.as_ref().unwrap().deferred, [ToolTokens { tool: name, tokens: 0 }]);
@@ -113,7 +113,7 @@ async fn deferred_tools_are_listed_at_nothing() {
 
 /// What Gemini's own tools brought is input that is paid for; it is told apart and is not in the context.
 #[tokio::test]
-async fn geminis_tool_use_prompt_is_told_apart() {
+async fn geminis_tool_use_prompt_is_counted_apart() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
     let mut play = Play::of(target, Policy::default()).await;
     let parts = json!([{"text": "Three metres."}]);
@@ -121,16 +121,16 @@ async fn geminis_tool_use_prompt_is_told_apart() {
         "candidates": [{"index": 0, "finishReason": "STOP", "content": {"role": "model", "parts": parts}}],
         "usageMetadata": {"promptTokenCount": 132, "candidatesTokenCount": 65,
                           "toolUsePromptTokenCount": 1_387, "totalTokenCount": 1_584}});
-    let asked = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    let scene = play.asks(&json!({"contents": [asked]}), &reply).await;
-    let view = shown(&play, &scene.told).await;
+    let question = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
+    let scene = play.asks(&json!({"contents": [question]}), &reply).await;
+    let view = shown(&play, &scene.exchange).await;
     assert_eq!((view.total, view.tool_use_prompt), (132 + 65, Some(1_387)));
     let line = "Tool-use prompt: 1,387 tokens (for tools at the provider; they do not stay)\n";
     assert!(view.to_string().contains(line), "{view}");
     check_sum(&view);
 }
 
-/// What we say in a session is the person's, and a summary is a summary: also where an agent's rules count.
+/// What we say in a session is the user's, and a summary is a summary: also where an agent's rules count.
 #[tokio::test]
 async fn contents_add_up_by_an_agents_rules_too() {
     use plimsoll::config::presets::Preset;
@@ -140,12 +140,12 @@ async fn contents_add_up_by_an_agents_rules_too() {
         for n in 0..3 {
             let (id, step) = (format!("c{n}"), call(&format!("c{n}"), "Read"));
             let scene = play.asks(&asks(MODEL, &history), &reply(json!([step]), 1_000, 50)).await;
-            check_sum(&shown(&play, &scene.told).await);
+            check_sum(&shown(&play, &scene.exchange).await);
             history.push(message("assistant", json!([step])));
             history.push(result(&id, "three metres and a half"));
         }
         let scene = play.asks(&asks(MODEL, &history), &reply(json!([]), 1_000, 50)).await;
-        let contents = check_sum(&shown(&play, &scene.told).await);
+        let contents = check_sum(&shown(&play, &scene.exchange).await);
         assert!(contents.results() > 0 && contents.tool_calls > 0, "{}", preset.name());
     }
 }

@@ -44,19 +44,19 @@ async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
     assert_eq!(scene.bytes, request.to_string());
 
     let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
-    let cut = turn.told.done.made.cut;
+    let cut = turn.exchange.done.made.cut;
     assert!(cut >= 3);
     let scene = count(&mut play, &counting(&history(9))).await;
-    assert_eq!(scene.told.purpose, Some(Purpose::Count));
-    assert_eq!((scene.told.done.made.cut, scene.told.done.new.cut), (cut, 0));
-    assert!(scene.told.done.steps.iter().all(|step| step.decision != Decision::New));
+    assert_eq!(scene.exchange.purpose, Some(Purpose::Count));
+    assert_eq!((scene.exchange.done.made.cut, scene.exchange.done.new.cut), (cut, 0));
+    assert!(scene.exchange.done.steps.iter().all(|step| step.decision != Decision::New));
     let sent = scene.sent["messages"].as_array().unwrap();
     let before = turn.sent["messages"].as_array().unwrap();
     assert_eq!(sent[..before.len()], before[..]);
 
     // No thread was opened, and the next turn grows as if nothing had been asked.
     assert_eq!(threads(&play).await, [1]);
-    assert!(scene.told.thread.is_none() && scene.told.estimate.is_none());
+    assert!(scene.exchange.thread.is_none() && scene.exchange.estimate.is_none());
     let mut longer = history(6);
     longer.push(message("user", json!("And now?")));
     play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
@@ -64,25 +64,25 @@ async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_names_no_session_is_found_by_its_words() {
+async fn a_client_that_names_no_session_is_found_by_its_messages() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.session = "";
-    let said =
+    let content =
         json!([{"type": "text", "text": "I have read all of them, and they are all alike."}]);
-    let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, said.clone())).await;
+    let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, content.clone())).await;
     let mut longer = history(6);
-    longer.push(message("assistant", said));
+    longer.push(message("assistant", content));
     longer.push(message("user", json!("And now?")));
     // By memory, and by the store alone.
     for _ in 0..2 {
         let scene = count(&mut play, &counting(&longer)).await;
-        assert_eq!(scene.told.done.made.cut, turn.told.done.made.cut);
-        assert_eq!(scene.told.session, turn.told.session);
+        assert_eq!(scene.exchange.done.made.cut, turn.exchange.done.made.cut);
+        assert_eq!(scene.exchange.session, turn.exchange.session);
         play.restarts().await;
     }
     // One that is not known begins no session.
     let scene = count(&mut play, &counting(&[message("user", json!("Hm."))])).await;
-    assert_eq!(scene.told.session, None);
+    assert_eq!(scene.exchange.session, None);
 }
 
 #[tokio::test]
@@ -103,14 +103,14 @@ async fn shadow_counts_what_it_sends() {
     let request = counting(&history(6));
     let scene = count(&mut play, &request).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.told.done.made.cut >= 3 && !scene.told.done.is_sent());
+    assert!(scene.exchange.done.made.cut >= 3 && !scene.exchange.done.is_sent());
 }
 
 #[tokio::test]
-async fn a_count_that_is_refused_is_asked_as_it_came_and_teaches_nothing() {
+async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let cut = play.asks(&asks(MODEL, &history(6)), &reply).await.told.done.made.cut;
+    let cut = play.asks(&asks(MODEL, &history(6)), &reply).await.exchange.done.made.cut;
     let request = counting(&history(6));
     play.target = "/v1/messages/count_tokens";
     let mut client = play.sends(&request).await;
@@ -121,18 +121,18 @@ async fn a_count_that_is_refused_is_asked_as_it_came_and_teaches_nothing() {
     call.answer("200 OK", r#"{"input_tokens":7}"#).await;
     assert_eq!(client.response().await.text(), r#"{"input_tokens":7}"#);
     drop(call);
-    let told = play.server.told().await;
+    let exchange = play.server.told().await;
     assert_eq!(
-        (told.refused, told.done.resent),
+        (exchange.refused, exchange.done.resent),
         (Some(RefusalCause::Structure), Some(RefusalCause::Structure))
     );
-    assert!(!told.done.is_sent() && !told.sets_aside());
+    assert!(!exchange.done.is_sent() && !exchange.sets_aside());
     play.target = "/v1/messages";
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
     // The thread is not set aside: what was cut stays cut.
-    let done = play.asks(&asks(MODEL, &longer), &reply).await.told.done.clone();
+    let done = play.asks(&asks(MODEL, &longer), &reply).await.exchange.done.clone();
     assert!(done.made.cut - done.new.cut == cut && done.resent.is_none(), "{done:?}");
 }
 
@@ -168,7 +168,7 @@ async fn geminis_wrapped_count_is_edited_where_it_stands() {
         "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
         "candidatesTokenCount": 5, "totalTokenCount": 10}});
     let turn = play.asks(&json!({"contents": contents}), &reply).await;
-    assert!(turn.told.done.made.cut >= 3, "{:?}", turn.told.done);
+    assert!(turn.exchange.done.made.cut >= 3, "{:?}", turn.exchange.done);
 
     play.target = "/v1beta/models/gemini-3-pro:countTokens";
     let total = json!({"totalTokens": 7});
@@ -180,7 +180,7 @@ async fn geminis_wrapped_count_is_edited_where_it_stands() {
     let mut expected = inner;
     expected["contents"] = turn.sent["contents"].clone();
     assert_eq!(wrapped.sent, json!({"generateContentRequest": expected}));
-    assert_eq!(wrapped.told.done.made, turn.told.done.made);
+    assert_eq!(wrapped.exchange.done.made, turn.exchange.done.made);
 }
 
 #[tokio::test]
@@ -190,17 +190,17 @@ async fn responses_are_counted_with_the_reasoning_that_was_put_back() {
         "arguments": "{}"});
     let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
         "output": "Deep."});
-    let said = json!({"role": "user", "content": "Look."});
+    let question = json!({"role": "user", "content": "Look."});
     let reply = json!({"id": "resp_1", "object": "response", "status": "completed", "output": [
         {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"}, call],
         "usage": {"input_tokens": 5, "output_tokens": 5}});
     let request = |input: Value| json!({"model": "gpt-5.4", "store": false, "input": input});
-    play.asks(&request(json!([said])), &reply).await;
-    let turn = play.asks(&request(json!([said, call, result])), &reply).await;
+    play.asks(&request(json!([question])), &reply).await;
+    let turn = play.asks(&request(json!([question, call, result])), &reply).await;
     assert_eq!(turn.sent["input"][1]["type"], "reasoning");
     play.target = "/v1/responses/input_tokens";
     let total = json!({"object": "response.input_tokens", "input_tokens": 7});
-    let count = json!({"model": "gpt-5.4", "input": [said, call, result]});
+    let count = json!({"model": "gpt-5.4", "input": [question, call, result]});
     let scene = play.asks(&count, &total).await;
     assert_eq!(scene.sent["input"], turn.sent["input"]);
     assert!(scene.sent["include"].is_null());

@@ -36,10 +36,10 @@ async fn a_trimmed_result_is_cleared_later_like_any_other() {
     let (long, _) = large(6);
     let cleared = play.asks(&asks(MODEL, &long), &reply()).await;
     assert_eq!(content(&cleared.sent, 2), CLEARED, "{:?}", cleared.steps());
-    assert!(cleared.told.done.tokens_removed > 5_000, "{:?}", cleared.told.done);
+    assert!(cleared.exchange.done.tokens_removed > 5_000, "{:?}", cleared.exchange.done);
     for _ in 0..2 {
-        let again = play.asks(&asks(MODEL, &long), &reply()).await;
-        assert_eq!((again.bytes, again.told.done.new.cut), (cleared.bytes.clone(), 0));
+        let later = play.asks(&asks(MODEL, &long), &reply()).await;
+        assert_eq!((later.bytes, later.exchange.done.new.cut), (cleared.bytes.clone(), 0));
         play.restarts().await;
     }
     // A rewind to where it was trimmed alone.
@@ -81,8 +81,8 @@ async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
         let back = play.asks(&asks(MODEL, &first), &reply()).await;
         assert_eq!(back.bytes, asks(MODEL, &first).to_string(), "{:?}", back.steps());
     }
-    let again = play.asks(&asks(MODEL, &long), &reply()).await;
-    assert_eq!(content(&again.sent, 2), CLEARED, "{:?}", again.steps());
+    let later = play.asks(&asks(MODEL, &long), &reply()).await;
+    assert_eq!(content(&later.sent, 2), CLEARED, "{:?}", later.steps());
 }
 
 /// What policy keeps by name or as an error is not trimmed, nor what is small.
@@ -168,15 +168,19 @@ async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
     for at in [2, 4, 6, 8] {
         small[at]["content"][0]["content"] = json!("Deep water. ".repeat(15));
     }
-    for (words, talk) in [(WILD, history(6)), (WILD, shown), (UNTOLD, small)] {
+    for (refusal, talk) in [(WILD, history(6)), (WILD, shown), (UNTOLD, small)] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let mut client = play.sends(&asks(MODEL, &talk)).await;
         let mut call = play.provider.call().await;
-        call.answer("400 Bad Request", words).await;
+        call.answer("400 Bad Request", refusal).await;
         let answer = client.response().await;
-        assert_eq!((answer.status(), answer.text()), (400, words));
-        let told = play.server.told().await;
-        assert!(told.done.made.is_nothing() && told.done.overflow.is_none(), "{:?}", told.done);
+        assert_eq!((answer.status(), answer.text()), (400, refusal));
+        let exchange = play.server.told().await;
+        assert!(
+            exchange.done.made.is_nothing() && exchange.done.overflow.is_none(),
+            "{:?}",
+            exchange.done
+        );
         drop(call);
         let mut longer = talk;
         longer.push(message("user", json!("And now?")));

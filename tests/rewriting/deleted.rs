@@ -21,8 +21,8 @@ use crate::support::server::TestServer;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
-fn reply(words: &str) -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": words}]))
+fn reply(text: &str) -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": text}]))
 }
 
 async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
@@ -52,7 +52,7 @@ async fn kept(play: &Play, scope: &Scope) -> Vec<Record> {
 /// The first exchange of a session, and its scope.
 async fn begun(play: &mut Play) -> Scope {
     let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
-    let (tenant, session) = (scene.told.tenant.clone(), scene.told.session.clone());
+    let (tenant, session) = (scene.exchange.tenant.clone(), scene.exchange.session.clone());
     Scope { tenant: tenant.unwrap(), session: session.unwrap() }
 }
 
@@ -125,8 +125,8 @@ async fn a_session_without_turns_is_found_and_deleted() {
     call.answer("200 OK", &reply("Go on.").to_string()).await;
     client.response().await;
     drop(call);
-    let told = play.server.told().await;
-    let scope = Scope { tenant: told.tenant.clone().unwrap(), session: play.session.into() };
+    let exchange = play.server.told().await;
+    let scope = Scope { tenant: exchange.tenant.clone().unwrap(), session: play.session.into() };
     assert_eq!(kept(&play, &scope).await, []);
     queue(&play.server, &scope).await;
     play.restarts().await;

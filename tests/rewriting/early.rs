@@ -36,8 +36,8 @@ fn chat() -> Value {
         let function = json!({"name": "Read", "arguments": "{}"});
         let call = json!([{"id": id, "type": "function", "function": function}]);
         messages.push(json!({"role": "assistant", "content": null, "tool_calls": call}));
-        let words = format!("Line {number} of the log. ").repeat(60);
-        messages.push(json!({"role": "tool", "tool_call_id": id, "content": words}));
+        let text = format!("Line {number} of the log. ").repeat(60);
+        messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
     }
     json!({"model": "some-model", "messages": messages, "stream": true,
         "stream_options": {"include_usage": true}})
@@ -49,8 +49,8 @@ fn responses() -> Value {
         let id = format!("call_{number}");
         let call =
             json!({"type": "function_call", "call_id": id, "name": "Read", "arguments": "{}"});
-        let words = format!("Line {number} of the log. ").repeat(60);
-        let result = json!({"type": "function_call_output", "call_id": id, "output": words});
+        let text = format!("Line {number} of the log. ").repeat(60);
+        let result = json!({"type": "function_call_output", "call_id": id, "output": text});
         input.extend([call, result]);
     }
     json!({"model": "some-model", "input": input, "stream": true})
@@ -68,7 +68,7 @@ async fn heard(client: &mut Wire) -> String {
 }
 
 /// The request that follows, on the same connection or on another.
-async fn again(play: &Play, call: Call) -> Call {
+async fn next_call(play: &Play, call: Call) -> Call {
     tokio::select! {
         call = play.provider.call() => call,
         call = call.wire.request() => call,
@@ -84,15 +84,15 @@ async fn mended(target: &'static str, request: Value, first: &str, second: &str)
     call.begin_events().await;
     call.chunk(first).await;
     call.end().await;
-    let mut call = again(&play, call).await;
+    let mut call = next_call(&play, call).await;
     assert!(call.message.text().matches(CLEARED).count() >= 4, "{}", call.message.text());
     call.begin_events().await;
     call.chunk(second).await;
     call.end().await;
     assert_eq!(heard(&mut client).await, second);
-    let told = play.server.told().await;
+    let exchange = play.server.told().await;
     play.server.told_no_more();
-    let overflow = told.done.overflow.unwrap();
+    let overflow = exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, true));
 }
 
@@ -142,7 +142,7 @@ async fn a_success_that_holds_an_error_is_mended() {
     let base = json!({"base_resp": {"status_code": 2013,
         "status_msg": "invalid params, context window exceeds limit (2013)"}});
     call.answer("200 OK", &base.to_string()).await;
-    let mut call = again(&play, call).await;
+    let mut call = next_call(&play, call).await;
     assert!(call.message.text().contains(CLEARED));
     let choice = json!({"index": 0, "finish_reason": "stop",
         "message": {"role": "assistant", "content": "So."}});
@@ -178,14 +178,14 @@ async fn what_still_does_not_fit_is_answered_as_it_was_at_first() {
     call.begin_events().await;
     call.chunk([BEGINS, TOO_LONG].concat()).await;
     call.end().await;
-    let mut call = again(&play, call).await;
+    let mut call = next_call(&play, call).await;
     call.begin_events().await;
     call.chunk(TOO_LONG).await;
     call.end().await;
     assert_eq!(heard(&mut client).await, [BEGINS, TOO_LONG].concat());
-    let told = play.server.told().await;
+    let exchange = play.server.told().await;
     play.server.told_no_more();
-    assert_eq!(told.done.overflow.map(|overflow| overflow.saved), Some(false));
+    assert_eq!(exchange.done.overflow.map(|overflow| overflow.saved), Some(false));
 }
 
 /// An answer whose words take their time is not waited for: what came of it goes on. Nor is one to a
@@ -228,8 +228,8 @@ async fn a_learned_window_that_proves_too_small_is_forgotten() {
     let request = asks(MODEL, &history(8));
     for (input, window) in [(1950, 2000), (1951, 2000), (9000, 200_000), (9000, 200_000)] {
         let scene = play.asks(&request, &reply(input)).await;
-        assert_eq!(scene.told.window, Some(window), "{input}");
+        assert_eq!(scene.exchange.window, Some(window), "{input}");
     }
     play.restarts().await;
-    assert_eq!(play.asks(&request, &reply(10)).await.told.window, Some(200_000));
+    assert_eq!(play.asks(&request, &reply(10)).await.exchange.window, Some(200_000));
 }

@@ -51,9 +51,9 @@ async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
     let request = asks(FREE, &history(6));
     let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
     let mut sent = scene.sent.clone();
-    let asked = sent.as_object_mut().unwrap().remove("context_management").unwrap();
+    let editing = sent.as_object_mut().unwrap().remove("context_management").unwrap();
     assert_eq!(
-        asked,
+        editing,
         json!({"edits": [{"type": "clear_tool_uses_20250919",
         "trigger": {"type": "input_tokens", "value": 150}, "keep": {"type": "tool_uses", "value": 3},
         "clear_at_least": {"type": "input_tokens", "value": 50}}]})
@@ -63,15 +63,15 @@ async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
     assert_eq!(betas(&scene), ["b-1,a-2", &format!("c-3,{BETA}")]);
     // What we would have cut is the provider's affair.
     assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Provider)]);
-    assert!(scene.told.done.made.is_nothing());
+    assert!(scene.exchange.done.made.is_nothing());
 
     // The same policy asks the same in the same words, after a restart too; a beta is listed once.
     play.headers = format!("anthropic-beta: {BETA}\r\n");
     play.restarts().await;
-    let again = play.asks(&asks(FREE, &grown("And now?")), &answers("m2", FREE, json!([]))).await;
+    let later = play.asks(&asks(FREE, &grown("And now?")), &answers("m2", FREE, json!([]))).await;
     let until = scene.bytes.find("\"max_tokens\"").unwrap();
-    assert_eq!(again.bytes[..until], scene.bytes[..until]);
-    assert_eq!(betas(&again), [BETA]);
+    assert_eq!(later.bytes[..until], scene.bytes[..until]);
+    assert_eq!(betas(&later), [BETA]);
 }
 
 #[tokio::test]
@@ -100,10 +100,10 @@ async fn auto_takes_the_provider_where_reasoning_is_bound() {
     let reply = answers("m1", BOUND, json!([]));
     let scene = play.asks(&asks(BOUND, &history(6)), &reply).await;
     assert!(scene.sent["context_management"].is_object());
-    assert!(scene.told.done.made.is_nothing());
+    assert!(scene.exchange.done.made.is_nothing());
     play.session = "free";
     let scene = play.asks(&asks(FREE, &history(6)), &reply).await;
-    assert!(scene.sent["context_management"].is_null() && scene.told.done.made.cut >= 3);
+    assert!(scene.sent["context_management"].is_null() && scene.exchange.done.made.cut >= 3);
     // A thread of another dialect, or in another mode, is not asked for it.
     play.session = "shadow";
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
@@ -138,10 +138,13 @@ async fn a_refusal_is_learned_and_the_original_sent() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.server.told().await;
-    assert_eq!(told.refused, Some(RefusalCause::Editing));
-    assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
-    assert!(!told.sets_aside() && told.done.resent.is_none(), "the history was not to blame");
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.refused, Some(RefusalCause::Editing));
+    assert!(exchange.fail_open.contains(&FailOpen::RewriteRefused));
+    assert!(
+        !exchange.sets_aside() && exchange.done.resent.is_none(),
+        "the history was not to blame"
+    );
 
     // It is not tried again, after a restart neither; and nobody else cuts.
     for _ in 0..2 {
@@ -159,7 +162,7 @@ async fn a_refusal_is_learned_and_the_original_sent() {
 async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
-    let cut = play.asks(&asks(FREE, &history(6)), &reply).await.told.done.made.cut;
+    let cut = play.asks(&asks(FREE, &history(6)), &reply).await.exchange.done.made.cut;
     play.config.policy = by(PruneMethod::Provider).into();
     play.restarts().await;
     let longer = asks(FREE, &grown("And now?"));
@@ -174,16 +177,16 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     assert!(!play.server.told().await.sets_aside());
     // What was cut before the provider's turn came stays cut.
     let scene = play.asks(&longer, &reply).await;
-    assert_eq!(scene.told.done.made.cut, cut);
+    assert_eq!(scene.exchange.done.made.cut, cut);
     assert!(scene.sent["context_management"].is_null());
 }
 
 #[tokio::test]
-async fn what_was_cleared_is_told_and_counted() {
+async fn what_was_cleared_is_reported_and_counted() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
     let expected = ClearingReport { tool_uses: 3, input_tokens: 900 };
-    assert_eq!(scene.told.usage.cleared, Some(expected));
+    assert_eq!(scene.exchange.usage.cleared, Some(expected));
     let metrics = play.server.telemetry.render();
     for line in [
         "plimsoll_provider_cleared_results_total{model=\"claude-sonnet-4-5\",upstream=\"up\"} 3",
@@ -223,18 +226,18 @@ async fn the_next_estimate_knows_what_was_cleared() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
     let next = asks(FREE, &grown("And now?"));
-    let told = play.asks(&next, &cleared("m2", 715, 3, 5_000)).await.told;
-    let estimate = told.estimate.clone().unwrap();
+    let exchange = play.asks(&next, &cleared("m2", 715, 3, 5_000)).await.exchange;
+    let estimate = exchange.estimate.clone().unwrap();
     assert!((700..740).contains(&estimate.tokens), "{estimate:?}");
-    assert!(told.error().unwrap().abs() < 20, "{:?}", told.error());
+    assert!(exchange.error().unwrap().abs() < 20, "{:?}", exchange.error());
 
     play.config.policy = Policy::default().into();
     play.restarts().await;
     let mut last = grown("And now?");
     last.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     last.push(message("user", json!("On.")));
-    let told = play.asks(&asks(FREE, &last), &answers("m3", FREE, json!([]))).await.told;
-    let estimate = told.estimate.clone().unwrap();
+    let exchange = play.asks(&asks(FREE, &last), &answers("m3", FREE, json!([]))).await.exchange;
+    let estimate = exchange.estimate.clone().unwrap();
     assert!((5_715..5_760).contains(&estimate.tokens), "{estimate:?}");
     // Input, output and what came since still add up to it.
     assert_eq!(estimate.tokens, 715 + 3 + estimate.new - estimate.gone);

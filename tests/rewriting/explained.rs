@@ -23,13 +23,13 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let request = asks(MODEL, &history(6));
     let first = play.asks(&request, &reply).await;
-    let cut = first.told.done.made.cut;
+    let cut = first.exchange.done.made.cut;
     let looking = Looking::at(&play.server, &play.config).await;
     let explain = |id: &ExchangeId| format!("/api/v1/requests/{id}/explain");
-    let told = looking.json(&explain(&first.told.id)).await;
-    assert_eq!((&told["mode"], &told["sent_changed"]), (&json!("active"), &json!(true)));
-    assert_eq!((&told["new"]["cut"], &told["unlisted"]), (&json!(cut), &json!(0)));
-    let step = &told["steps"][0];
+    let explained = looking.json(&explain(&first.exchange.id)).await;
+    assert_eq!((&explained["mode"], &explained["sent_changed"]), (&json!("active"), &json!(true)));
+    assert_eq!((&explained["new"]["cut"], &explained["unlisted"]), (&json!(cut), &json!(0)));
+    let step = &explained["steps"][0];
     assert_eq!(
         (&step["why"], &step["section"]),
         (&json!("always"), &json!("docs/rewriting.md \"Old tool results\""))
@@ -48,20 +48,20 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let second = play.asks(&asks(MODEL, &longer), &reply).await;
     play.restarts().await;
     let looking = Looking::at(&play.server, &play.config).await;
-    assert!(play.server.telemetry.recent(&second.told.id).is_none());
-    let told = looking.json(&explain(&second.told.id)).await;
-    assert_eq!((&told["made"]["cut"], &told["new"]["cut"]), (&json!(cut), &json!(0)));
-    assert_eq!(counts(&told["steps"], "replayed"), cut as usize);
-    assert_eq!(told["unlisted"], 0);
-    let again = &told["steps"][0];
-    assert_eq!(again["decided_by"], first.told.id.as_str());
+    assert!(play.server.telemetry.recent(&second.exchange.id).is_none());
+    let explained = looking.json(&explain(&second.exchange.id)).await;
+    assert_eq!((&explained["made"]["cut"], &explained["new"]["cut"]), (&json!(cut), &json!(0)));
+    assert_eq!(counts(&explained["steps"], "replayed"), cut as usize);
+    assert_eq!(explained["unlisted"], 0);
+    let step = &explained["steps"][0];
+    assert_eq!(step["decided_by"], first.exchange.id.as_str());
     // Nothing before this turn changed, so nothing of the cache is expected to break.
-    let cache = &told["cache"];
+    let cache = &explained["cache"];
     assert_eq!((&cache["kept"], &cache["breaks_in"]), (&cache["kept_of"], &Value::Null));
-    assert_eq!(cache["before"]["request"], first.told.id.as_str());
+    assert_eq!(cache["before"]["request"], first.exchange.id.as_str());
     assert_eq!((&cache["now"]["read"], &cache["now"]["written"]), (&json!(300), &json!(500)));
 
-    let answer = looking.get(&format!("{}?format=text", explain(&second.told.id))).await;
+    let answer = looking.get(&format!("{}?format=text", explain(&second.exchange.id))).await;
     let text = answer.text();
     let line = format!("\nChanges: {cut} tool results cut; ");
     for part in [
@@ -89,10 +89,10 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
     let scene = play.asks(&asks(MODEL, &longer), &reply).await;
-    assert!(scene.told.done.new.cut > 0);
-    let told = Looking::at(&play.server, &play.config).await;
-    let told = told.json(&format!("/api/v1/requests/{}/explain", scene.told.id)).await;
-    let cache = &told["cache"];
+    assert!(scene.exchange.done.new.cut > 0);
+    let looking = Looking::at(&play.server, &play.config).await;
+    let explained = looking.json(&format!("/api/v1/requests/{}/explain", scene.exchange.id)).await;
+    let cache = &explained["cache"];
     assert_eq!(cache["breaks_in"], "history");
     let (kept, of) = (cache["kept"].as_u64().unwrap(), cache["kept_of"].as_u64().unwrap());
     assert!(kept > 0 && kept * 2 < of, "{kept} of {of}");
@@ -108,7 +108,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     let reply = answers("m1", MODEL, json!([]));
     let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
     let looking = Looking::at(&play.server, &play.config).await;
-    let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
+    let path = format!("/api/v1/requests/{}/explain?format=text", scene.exchange.id);
     let text = looking.get(&path).await.text().to_owned();
     for part in [
         "Nothing was changed.\nRefused:\n",
@@ -129,9 +129,9 @@ async fn a_model_that_nobody_knows_has_no_pressure() {
     let mut play = Play::of("/v1/messages", policy).await;
     let reply = |model| answers("m1", model, json!([{"type": "text", "text": "Go on."}]));
     let scene = play.asks(&asks(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;
-    assert_eq!(scene.told.done.made.cut, 0, "{:?}", scene.told.done);
+    assert_eq!(scene.exchange.done.made.cut, 0, "{:?}", scene.exchange.done);
     let looking = Looking::at(&play.server, &play.config).await;
-    let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
+    let path = format!("/api/v1/requests/{}/explain?format=text", scene.exchange.id);
     let text = looking.get(&path).await.text().to_owned();
     assert!(text.contains("\n    the model is unknown"), "{text}");
     let path = format!("/api/v1/sessions/{}/threads/latest/context?format=text", play.session);
@@ -139,7 +139,7 @@ async fn a_model_that_nobody_knows_has_no_pressure() {
     assert!(view.contains("its window is a guess"), "{view}");
     play.session = "another";
     let scene = play.asks(&asks(MODEL, &history(6)), &reply(MODEL)).await;
-    assert!(scene.told.done.new.cut > 0, "of a known model it would be cut");
+    assert!(scene.exchange.done.new.cut > 0, "of a known model it would be cut");
 }
 
 #[tokio::test]
@@ -147,11 +147,11 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    let removed = first.told.done.tokens_removed;
+    let removed = first.exchange.done.tokens_removed;
     play.session = "the-shadow";
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
     let shadow = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    assert_eq!(shadow.told.done.tokens_removed, removed);
+    assert_eq!(shadow.exchange.done.tokens_removed, removed);
     // A session that is not in memory counts like one that is.
     play.restarts().await;
     let looking = Looking::at(&play.server, &play.config).await;
@@ -218,9 +218,9 @@ async fn a_request_on_its_way_is_in_the_context_view() {
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    let told = play.server.told().await;
-    assert_eq!(told.estimate.as_ref().unwrap().tokens, estimate);
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.estimate.as_ref().unwrap().tokens, estimate);
     let view = looking.json(&path).await;
     assert_eq!((&view["in_flight"], &view["total"]), (&json!(false), &json!(1850)));
-    assert_eq!(view["rewriting"]["made"]["cut"], told.done.made.cut);
+    assert_eq!(view["rewriting"]["made"]["cut"], exchange.done.made.cut);
 }

@@ -29,7 +29,7 @@ async fn restarted(session: &'static str, mode: Mode) -> (Play, Arc<Held>, Scene
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
     play.session = session;
     let before = play.asks(&asks(MODEL, &history(6)), &reply()).await;
-    assert!(before.told.done.made.cut > 0);
+    assert!(before.exchange.done.made.cut > 0);
     play.config.mode = mode;
     play.config.limits.load_ms = LOAD_MS;
     play.config.limits.first_load_ms = 60_000;
@@ -68,14 +68,14 @@ async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_stor
         let first = play.asks(&next(), &reply()).await;
         let_go.await.unwrap();
         assert_eq!(sent(&first), sent(&before), "{session:?}: the same bytes are in the cache");
-        assert_eq!(first.told.session, before.told.session);
-        assert!(!first.told.fail_open.contains(&FailOpen::SessionLate));
-        let waited = Duration::from_micros(first.told.session_load_us.unwrap());
+        assert_eq!(first.exchange.session, before.exchange.session);
+        assert!(!first.exchange.fail_open.contains(&FailOpen::SessionLate));
+        let waited = Duration::from_micros(first.exchange.session_load_us.unwrap());
         assert!(waited > Duration::from_millis(LOAD_MS), "{waited:?}");
         let page = play.server.telemetry.render();
         assert!(page.contains("plimsoll_session_load_seconds_count 1\n"), "{page}");
         let second = play.asks(&next(), &reply()).await;
-        assert_eq!(second.told.session_load_us, None, "it is in memory");
+        assert_eq!(second.exchange.session_load_us, None, "it is in memory");
     }
 }
 
@@ -89,11 +89,11 @@ async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
         play.restarts().await;
         let first = play.asks(&next(), &reply()).await;
         assert_eq!(first.bytes, next().to_string(), "nothing is known of it");
-        assert!(first.told.session_load_us.unwrap() >= 1_000_000);
+        assert!(first.exchange.session_load_us.unwrap() >= 1_000_000);
         let mut quickest = u64::MAX;
         for _ in 0..5 {
-            let told = play.asks(&next(), &reply()).await.told;
-            quickest = quickest.min(told.session_load_us.unwrap_or(0));
+            let exchange = play.asks(&next(), &reply()).await.exchange;
+            quickest = quickest.min(exchange.session_load_us.unwrap_or(0));
         }
         assert!(quickest < 1_000_000, "{session:?}: {quickest} µs");
     }

@@ -9,7 +9,7 @@ use scripted_provider::strict::{Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks};
-use crate::stage::{Asked, Stage};
+use crate::stage::{RoundTrip, Stage};
 
 pub(crate) const CLAUDE: &str = "/v1/messages";
 pub(crate) const CHAT: &str = "/v1/chat/completions";
@@ -79,31 +79,31 @@ pub(crate) fn goes_on(body: &Value, answer: &Value) -> Value {
     body
 }
 
-pub(crate) fn refusals(asked: &Asked) -> usize {
-    asked.log.iter().filter(|judged| judged.verdict.refused().is_some()).count()
+pub(crate) fn refusals(trip: &RoundTrip) -> usize {
+    trip.log.iter().filter(|judged| judged.verdict.refused().is_some()).count()
 }
 
 /// The client asks, is answered although the provider refused, and goes on without another refusal, after a restart
 /// too; what went out before stays as it is.
 pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
     let mut stage = Stage::open(rules, Policy::default()).await;
-    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-    assert_eq!(asked.status, 200, "{name}: {} {:?}", asked.answer, asked.told.refusal);
-    assert_eq!((asked.log.len(), refusals(&asked)), (2, 1), "{name}");
-    assert_eq!(asked.told.refusal, healed(cause), "{name}");
-    let (sent, list) = (asked.sent().clone(), history(&body));
-    let mut next = goes_on(&body, &asked.answer);
+    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!(trip.status, 200, "{name}: {} {:?}", trip.answer, trip.exchange.refusal);
+    assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{name}");
+    assert_eq!(trip.exchange.refusal, healed(cause), "{name}");
+    let (sent, list) = (trip.sent().clone(), history(&body));
+    let mut next = goes_on(&body, &trip.answer);
     for restarts in [false, true] {
         if restarts {
             stage.restarts().await;
         }
-        let again = stage.asks(target, &next, Reply::text("Better.")).await;
-        assert_eq!((again.status, again.log.len()), (200, 1), "{name}: {}", again.answer);
-        assert_eq!(again.told.refusal, None, "{name}");
+        let later = stage.asks(target, &next, Reply::text("Better.")).await;
+        assert_eq!((later.status, later.log.len()), (200, 1), "{name}: {}", later.answer);
+        assert_eq!(later.exchange.refusal, None, "{name}");
         let (before, now) =
-            (sent[list].as_array().unwrap(), again.sent()[list].as_array().unwrap());
+            (sent[list].as_array().unwrap(), later.sent()[list].as_array().unwrap());
         assert_eq!(before[..], now[..before.len()], "{name}: what went out before changed");
-        next = goes_on(&next, &again.answer);
+        next = goes_on(&next, &later.answer);
     }
 }
 
@@ -112,9 +112,9 @@ fn rules() -> Rules {
 }
 
 #[tokio::test]
-async fn a_picture_that_is_too_large_becomes_words() {
-    let words = json!({"type": "text", "text": "What is this?"});
-    let large = claude(json!([{"role": "user", "content": [image(&picture(9_000)), words]}]));
+async fn a_picture_that_is_too_large_becomes_text() {
+    let question = json!({"type": "text", "text": "What is this?"});
+    let large = claude(json!([{"role": "user", "content": [image(&picture(9_000)), question]}]));
     heals("in a message", rules(), CLAUDE, large.clone(), RepairCause::Media).await;
     let call = json!({"role": "assistant", "content": [
         {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
@@ -141,26 +141,26 @@ async fn a_picture_that_is_too_large_becomes_words() {
     let small = picture(100);
     let both =
         claude(json!([{"role": "user", "content": [image(&picture(9_000)), image(&small)]}]));
-    let asked = stage.asks(CLAUDE, &both, Reply::text("Good.")).await;
-    let sent = asked.log.last().unwrap().call.bytes.clone();
+    let trip = stage.asks(CLAUDE, &both, Reply::text("Good.")).await;
+    let sent = trip.log.last().unwrap().call.bytes.clone();
     let sent = String::from_utf8(sent.to_vec()).unwrap();
     let (before, after) = (both.to_string(), image(&picture(9_000)).to_string());
     let (first, rest) = before.split_once(&after).unwrap();
     assert!(sent.starts_with(first) && sent.ends_with(rest), "{sent}");
-    let text = asked.sent()["messages"][0]["content"][0]["text"].as_str().unwrap();
+    let text = trip.sent()["messages"][0]["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("image/png") && text.contains("too large"), "{text}");
 }
 
 #[tokio::test]
-async fn too_many_pictures_and_pictures_that_are_none_become_words() {
+async fn too_many_pictures_and_pictures_that_are_none_become_text() {
     let rules = Rules { most_pictures: 4, ..Rules::default() };
     let many: Vec<Value> = (0..6).map(|at| image(&picture(100 + at))).collect();
     let body = claude(json!([{"role": "user", "content": many}]));
     heals("too many", rules, CLAUDE, body.clone(), RepairCause::Media).await;
     let rules = Rules { most_pictures: 4, ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
-    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-    let kinds = asked.sent()["messages"][0]["content"].as_array().unwrap();
+    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let kinds = trip.sent()["messages"][0]["content"].as_array().unwrap();
     let kinds: Vec<&str> = kinds.iter().map(|it| it["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["text", "text", "text", "image", "image", "image"], "the oldest go");
     let wrong =
@@ -173,7 +173,7 @@ async fn too_many_pictures_and_pictures_that_are_none_become_words() {
 }
 
 #[tokio::test]
-async fn what_is_empty_goes_or_gets_words() {
+async fn empty_content_is_removed_or_filled() {
     let body = claude(json!([{"role": "user", "content": [
         {"type": "text", "text": ""}, {"type": "text", "text": "Hello"}]}]));
     heals("a block", Rules::default(), CLAUDE, body, RepairCause::Empty).await;
@@ -199,20 +199,20 @@ async fn half_a_character_is_replaced() {
     ] {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         let text = body.to_string().replace("HALF", "\\ud83d");
-        let asked = stage.sends(target, &text, Reply::text("Good.")).await;
-        assert_eq!((asked.status, asked.log.len()), (200, 2), "{target}: {}", asked.answer);
-        assert_eq!(asked.told.refusal, healed(RepairCause::Unicode));
-        let sent = String::from_utf8(asked.log[1].call.bytes.to_vec()).unwrap();
+        let trip = stage.sends(target, &text, Reply::text("Good.")).await;
+        assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
+        assert_eq!(trip.exchange.refusal, healed(RepairCause::Unicode));
+        let sent = String::from_utf8(trip.log[1].call.bytes.to_vec()).unwrap();
         let sent = sent.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
         assert_eq!(sent, text.replace("\\ud83d", "\\ufffd"));
-        let again = stage.sends(target, &text, Reply::text("Good.")).await;
-        assert_eq!((again.status, again.log.len()), (200, 1));
+        let later = stage.sends(target, &text, Reply::text("Good.")).await;
+        assert_eq!((later.status, later.log.len()), (200, 1));
     }
 }
 
 #[tokio::test]
 async fn calls_and_results_pair_again() {
-    let user = |words: &str| json!({"role": "user", "content": words});
+    let user = |text: &str| json!({"role": "user", "content": text});
     let call = json!({"role": "assistant", "content": [
         {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
     let result = |id: &str| {
@@ -253,9 +253,9 @@ async fn calls_and_results_pair_again() {
     ] {
         heals(name, Rules::default(), RESPONSES, responses(items), RepairCause::ToolPairs).await;
     }
-    let said = json!({"role": "user", "parts": [{"text": "a"}]});
+    let question = json!({"role": "user", "parts": [{"text": "a"}]});
     let call = json!({"role": "model", "parts": [{"functionCall": {"name": "look", "args": {}}}]});
-    let body = gemini(json!([said, call, said]));
+    let body = gemini(json!([question, call, question]));
     heals("Gemini: no response", Rules::default(), GEMINI, body, RepairCause::ToolPairs).await;
 }
 
@@ -267,12 +267,16 @@ async fn ids_and_cache_markers_and_members_are_taken() {
         {"type": "tool_result", "tool_use_id": "look:1", "content": "Seen."}]});
     let body = claude(json!([{"role": "user", "content": "a"}, call, result]));
     heals("ids", Rules::default(), CLAUDE, body, RepairCause::ToolIds).await;
-    let marked = |words: &str| json!({"type": "text", "text": words, "cache_control": {"type": "ephemeral"}});
+    let marked =
+        |text: &str| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
     let marks: Vec<Value> = ["a", "b", "c", "d", "e", "f"].iter().map(|it| marked(it)).collect();
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
     let body = claude(json!([{"role": "user", "content": marks}]));
-    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.told.refusal.clone()), (200, healed(RepairCause::CacheMarks)));
+    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!(
+        (trip.status, trip.exchange.refusal.clone()),
+        (200, healed(RepairCause::CacheMarks))
+    );
     let body = claude(json!([{"role": "user", "content": [
         {"type": "text", "text": "a", "source_note": "mine"}]}]));
     heals("a member", Rules::default(), CLAUDE, body, RepairCause::Field).await;
@@ -301,13 +305,13 @@ async fn more_output_than_the_model_writes_is_lowered() {
         *body.pointer_mut(path).unwrap() = json!(64_000);
         let rules = Rules { most_output: Some(8_192), ..Rules::default() };
         let mut stage = Stage::open(rules.clone(), Policy::default()).await;
-        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
         assert_eq!(
-            (asked.status, asked.told.refusal.clone()),
+            (trip.status, trip.exchange.refusal.clone()),
             (200, healed(RepairCause::MaxTokens)),
             "{target}"
         );
-        assert_eq!(asked.sent().pointer(path), Some(&json!(8_192)));
+        assert_eq!(trip.sent().pointer(path), Some(&json!(8_192)));
         heals(target, rules, target, body, RepairCause::MaxTokens).await;
     }
 }
@@ -320,15 +324,15 @@ async fn output_gives_way_before_history_does() {
     let mut body = claude(json!([{"role": "user", "content": "word ".repeat(3_000)}]));
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(11_000);
-    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
-    assert_eq!(asked.told.refusal, healed(RepairCause::MaxTokens));
-    let (before, after) = (&body["messages"], &asked.sent()["messages"]);
+    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens));
+    let (before, after) = (&body["messages"], &trip.sent()["messages"]);
     assert_eq!(before, after, "history was cut");
-    assert!(asked.sent()["max_tokens"].as_u64().unwrap() >= 4096);
-    let next = goes_on(&body, &asked.answer);
-    let again = stage.asks(CLAUDE, &next, Reply::text("Good.")).await;
-    assert_eq!((again.status, again.log.len()), (200, 1), "{}", again.answer);
+    assert!(trip.sent()["max_tokens"].as_u64().unwrap() >= 4096);
+    let next = goes_on(&body, &trip.answer);
+    let later = stage.asks(CLAUDE, &next, Reply::text("Good.")).await;
+    assert_eq!((later.status, later.log.len()), (200, 1), "{}", later.answer);
 }
 
 /// Where the least output does not fit either, so much history is cut as is too much, and no more.
@@ -349,9 +353,9 @@ async fn history_is_cut_only_as_far_as_output_is_not_enough() {
     let mut body = claude(Value::Array(messages));
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(9_000);
-    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-    assert_eq!(asked.status, 200, "{} {:?}", asked.answer, asked.told.refusal);
-    let sent = asked.sent();
+    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!(trip.status, 200, "{} {:?}", trip.answer, trip.exchange.refusal);
+    let sent = trip.sent();
     let whole = sent["messages"].as_array().unwrap().iter();
     let whole =
         whole.filter(|it| it["content"][0]["content"].as_str().is_some_and(|it| it.len() > 5_000));
@@ -370,11 +374,11 @@ async fn several_things_at_once_are_healed() {
         call, {"role": "user", "content": "go on"}]),
     );
     let mut stage = Stage::open(rules(), Policy::default()).await;
-    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.log.len()), (200, 4), "{}", asked.answer);
+    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (200, 4), "{}", trip.answer);
     let causes = [RepairCause::Media, RepairCause::Empty, RepairCause::ToolPairs];
-    assert_eq!(asked.told.refusal.as_ref().unwrap().causes, causes);
-    let next = goes_on(&body, &asked.answer);
+    assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, causes);
+    let next = goes_on(&body, &trip.answer);
     assert_eq!(stage.asks(CLAUDE, &next, Reply::text("Good.")).await.log.len(), 1);
 }
 
@@ -385,16 +389,16 @@ async fn only_active_mode_heals_and_the_others_count() {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         stage.config.mode = mode;
         stage.restarts().await;
-        let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-        assert_eq!((asked.status, asked.log.len()), (400, 1));
+        let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+        assert_eq!((trip.status, trip.log.len()), (400, 1));
         let (causes, outcome) = (vec![RepairCause::Empty], RefusalOutcome::Possible);
-        assert_eq!(asked.told.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
+        assert_eq!(trip.exchange.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
     }
     // A cause that policy does not name is passed on.
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     let mut stage = Stage::open(Rules::default(), Policy { heal, ..Policy::default() }).await;
-    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.log.len()), (400, 1));
+    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (400, 1));
 }
 
 const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
@@ -415,8 +419,8 @@ async fn a_change_that_does_not_help_is_made_once() {
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, EMPTY));
     drop(call);
-    let told = play.server.told().await;
-    assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
     for restarts in [false, true] {
         if restarts {
             play.restarts().await;
@@ -426,8 +430,8 @@ async fn a_change_that_does_not_help_is_made_once() {
         assert_eq!(call.message.text(), request.to_string());
         call.answer("400 Bad Request", EMPTY).await;
         assert_eq!(client.response().await.status(), 400);
-        let told = play.server.told().await;
-        assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::NoRepair);
+        let exchange = play.server.told().await;
+        assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::NoRepair);
     }
 }
 
@@ -436,7 +440,7 @@ async fn a_change_that_does_not_help_is_made_once() {
 async fn what_is_not_understood_is_passed_on() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
-    for (words, outcome) in [
+    for (refusal, outcome) in [
         (r#"{"error":{"message":"The moon is full."}}"#, RefusalOutcome::Unknown),
         (
             r#"{"error":{"message":"messages.7.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}}"#,
@@ -445,10 +449,14 @@ async fn what_is_not_understood_is_passed_on() {
     ] {
         let mut client = play.sends(&request).await;
         let mut call = play.provider.call().await;
-        call.answer("400 Bad Request", words).await;
+        call.answer("400 Bad Request", refusal).await;
         let response = client.response().await;
-        assert_eq!((response.status(), response.text()), (400, words));
-        assert_eq!(play.server.told().await.refusal.as_ref().unwrap().outcome, outcome, "{words}");
+        assert_eq!((response.status(), response.text()), (400, refusal));
+        assert_eq!(
+            play.server.told().await.refusal.as_ref().unwrap().outcome,
+            outcome,
+            "{refusal}"
+        );
     }
     let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
     assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());

@@ -34,12 +34,12 @@ async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
 
 /// A web page that was saved as `paper.pdf`, for example. Where the refusal names no place, the picture beside it stays.
 #[tokio::test]
-async fn a_document_that_is_none_becomes_words_and_the_picture_beside_it_stays() {
+async fn a_document_that_is_none_becomes_text_and_the_picture_beside_it_stays() {
     let page = "PGh0bWw+PC9odG1sPg==";
     let document = json!({"type": "document", "source": {
         "type": "base64", "media_type": "application/pdf", "data": page}});
-    let words = json!({"type": "text", "text": "What does it say?"});
-    let shown = claude(json!([{"role": "user", "content": [document, words]}]));
+    let question = json!({"type": "text", "text": "What does it say?"});
+    let shown = claude(json!([{"role": "user", "content": [document, question]}]));
     heals("in a message", Rules::default(), CLAUDE, shown, RepairCause::Media).await;
     let call = json!({"role": "assistant", "content": [
         {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
@@ -53,8 +53,8 @@ async fn a_document_that_is_none_becomes_words_and_the_picture_beside_it_stays()
     let both = gemini(json!([{"role": "user", "parts": parts}]));
     heals("Gemini", Rules::default(), GEMINI, both.clone(), RepairCause::Media).await;
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
-    let asked = stage.asks(GEMINI, &both, Reply::text("Good.")).await;
-    let sent = &asked.sent()["contents"][0]["parts"];
+    let trip = stage.asks(GEMINI, &both, Reply::text("Good.")).await;
+    let sent = &trip.sent()["contents"][0]["parts"];
     assert!(sent[0]["text"].as_str().unwrap().contains("A document stood here"), "{sent}");
     assert_eq!(sent[1], parts[1], "the picture was not refused");
 }
@@ -64,8 +64,8 @@ async fn a_document_that_is_none_becomes_words_and_the_picture_beside_it_stays()
 async fn encrypted_reasoning_without_an_id_is_found_by_its_content() {
     let foreign =
         json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABmForeignDQ=="});
-    let said = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]});
-    let input = json!([{"role": "user", "content": "Look."}, foreign, said, {"role": "user", "content": "Well?"}]);
+    let reply = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]});
+    let input = json!([{"role": "user", "content": "Look."}, foreign, reply, {"role": "user", "content": "Well?"}]);
     let body = responses(input);
     heals("without an id", Rules::default(), RESPONSES, body, RepairCause::Reasoning).await;
 }
@@ -87,7 +87,7 @@ async fn white_space_alone_is_as_empty() {
 async fn failures_and_limits_go_through_as_they_are() {
     let play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
-    let words =
+    let refusal =
         "{ \"error\":\n {\"message\": \"messages: text content blocks must be non-empty\"} }";
     for status in [
         "500 Internal Server Error",
@@ -98,10 +98,10 @@ async fn failures_and_limits_go_through_as_they_are() {
         let mut client = play.sends(&request).await;
         let mut call = play.provider.call().await;
         assert_eq!(call.message.text(), request.to_string(), "{status}");
-        call.answer(status, words).await;
+        call.answer(status, refusal).await;
         let response = client.response().await;
         assert!(status.starts_with(&response.status().to_string()), "{status}");
-        assert_eq!(response.text(), words, "{status}");
+        assert_eq!(response.text(), refusal, "{status}");
         assert!(!response.head.contains("x-plimsoll-healed"), "{}", response.head);
     }
 }
@@ -112,7 +112,7 @@ async fn what_is_not_understood_is_counted_by_its_code() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
     let place = r#"{"error":{"message":"messages.7.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}}"#;
-    for (status, words) in [
+    for (status, refusal) in [
         ("400 Bad Request", r#"{"error":{"message":"The moon is full."}}"#),
         ("422 Unprocessable Entity", r#"{"error":{"message":"The moon is full."}}"#),
         ("413 Payload Too Large", "The moon is full."),
@@ -120,8 +120,8 @@ async fn what_is_not_understood_is_counted_by_its_code() {
     ] {
         let mut client = play.sends(&request).await;
         let mut call = play.provider.call().await;
-        call.answer(status, words).await;
-        assert_eq!(client.response().await.text(), words, "{status}");
+        call.answer(status, refusal).await;
+        assert_eq!(client.response().await.text(), refusal, "{status}");
         play.server.told().await;
     }
     let metrics = play.server.telemetry.render();

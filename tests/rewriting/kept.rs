@@ -21,17 +21,17 @@ fn back(answer: &Value, keeps: bool) -> Value {
     message("assistant", blocks.filter(|block| keeps || !is_thinking(block)).cloned().collect())
 }
 
-fn result(answer: &Value, words: &str) -> Value {
+fn result(answer: &Value, text: &str) -> Value {
     let blocks = answer["content"].as_array().unwrap();
     let call = blocks.iter().find(|block| block["type"] == "tool_use").unwrap();
-    message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": words}]))
+    message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": text}]))
 }
 
 fn loses_nothing(log: &[scripted_provider::strict::Judged]) -> bool {
     log.iter().all(|judged| judged.verdict.losses().is_empty())
 }
 
-/// The client sends the thinking of an open loop, and drops it with the person's next words: cache and later
+/// The client sends the thinking of an open loop, and drops it with the user's next words: cache and later
 /// thinking rest on it, so it stays.
 #[tokio::test]
 async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
@@ -42,10 +42,10 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
         for number in 0..3 {
             let reply =
                 Reply::thinking("Where is it?", 40).calling("Read", json!({"path": number}));
-            let asked = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
-            assert_eq!(asked.status, 200, "{}", asked.answer);
-            sent.extend([back(&asked.answer, true), result(&asked.answer, "Deep water.")]);
-            answers.push(asked.answer);
+            let trip = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
+            assert_eq!(trip.status, 200, "{}", trip.answer);
+            sent.extend([back(&trip.answer, true), result(&trip.answer, "Deep water.")]);
+            answers.push(trip.answer);
         }
         let reply = Reply::thinking("So it is.", 40).saying("It is deep.");
         let last = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
@@ -57,17 +57,17 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
         }
         plain.extend([back(&answers[3], false), message("user", json!("And now?"))]);
         for decision in [Decision::New, Decision::Replayed] {
-            let asked = stage.asks("/v1/messages", &asks(model, &plain), Reply::text("So.")).await;
-            assert_eq!(asked.status, 200, "{}", asked.answer);
-            let there = asked.sent()["messages"].to_string().matches("\"thinking\":").count();
-            assert_eq!(there, 4, "{model}: {:?}", asked.told.done.steps);
+            let trip = stage.asks("/v1/messages", &asks(model, &plain), Reply::text("So.")).await;
+            assert_eq!(trip.status, 200, "{}", trip.answer);
+            let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
+            assert_eq!(there, 4, "{model}: {:?}", trip.exchange.done.steps);
             let is_new = |step: &plimsoll::context::plan::PlanStep| {
                 (step.change, step.decision, step.why)
                     == (Change::PutBack, Decision::New, DecisionReason::Birth)
             };
-            let new = asked.told.done.steps.iter().filter(|step| is_new(step)).count();
+            let new = trip.exchange.done.steps.iter().filter(|step| is_new(step)).count();
             assert_eq!(new > 0, decision == Decision::New);
-            assert!(loses_nothing(&asked.log), "{:?}", asked.log[0].verdict.losses());
+            assert!(loses_nothing(&trip.log), "{:?}", trip.log[0].verdict.losses());
             stage.restarts().await;
         }
     }
@@ -101,10 +101,10 @@ async fn a_partial_reply_is_known() {
         assert!(is_thinking(&partial["content"][0]), "{partial}");
         sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
         for _ in 0..2 {
-            let asked = stage.asks("/v1/messages", &asks(BOUND, &sent), Reply::text("On.")).await;
-            assert_eq!((asked.status, asked.log.len()), (200, 1), "{breaks}: {}", asked.answer);
-            let there = asked.sent()["messages"].to_string().matches("\"thinking\":").count();
-            assert_eq!(there, 3, "{:?}", asked.told.done.steps);
+            let trip = stage.asks("/v1/messages", &asks(BOUND, &sent), Reply::text("On.")).await;
+            assert_eq!((trip.status, trip.log.len()), (200, 1), "{breaks}: {}", trip.answer);
+            let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
+            assert_eq!(there, 3, "{:?}", trip.exchange.done.steps);
             stage.restarts().await;
         }
     }
@@ -140,18 +140,18 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
             sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
             for number in 0..4 {
                 let on = Reply::thinking("On.", 40).saying(&format!("And {number} on."));
-                let asked = stage.asks("/v1/messages", &asks(model, &sent), on).await;
+                let trip = stage.asks("/v1/messages", &asks(model, &sent), on).await;
                 assert_eq!(
-                    (asked.status, asked.log.len()),
+                    (trip.status, trip.log.len()),
                     (200, 1),
                     "{model} {event} {keeps}: {:?} {:#}",
-                    asked.log[0].verdict,
-                    asked.sent()
+                    trip.log[0].verdict,
+                    trip.sent()
                 );
-                assert!(loses_nothing(&asked.log), "{:?}", asked.log[0].verdict.losses());
+                assert!(loses_nothing(&trip.log), "{:?}", trip.log[0].verdict.losses());
                 if number > 0 {
                     let keeps = keeps == (number == 1);
-                    sent.extend([back(&asked.answer, keeps), message("user", json!("Go on."))]);
+                    sent.extend([back(&trip.answer, keeps), message("user", json!("Go on."))]);
                 }
                 stage.restarts().await;
             }
@@ -166,8 +166,8 @@ async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> 
     let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
     let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
     sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
-    let words = Reply::thinking("So it is.", 40).saying("It is deep.");
-    let second = stage.asks("/v1/messages", &asks(model, &sent), words).await;
+    let reply = Reply::thinking("So it is.", 40).saying("It is deep.");
+    let second = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
     sent.extend([back(&second.answer, keeps), message("user", json!("How deep?"))]);
     sent
 }
@@ -191,8 +191,8 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
             let mut streamed = asks(model, &sent);
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;
-            let seal = events.iter().rposition(|it| it.contains("signature_delta")).unwrap();
-            stage.provider.break_off_after(seal + after);
+            let signature = events.iter().rposition(|it| it.contains("signature_delta")).unwrap();
+            stage.provider.break_off_after(signature + after);
             let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
             let partial = back(&partial(broken.answer.as_str().unwrap()), keeps);
             // A reply of which nothing is left is asked for again.
@@ -201,15 +201,15 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
             }
             for number in 0..4 {
                 let on = Reply::thinking("On.", 40).saying(&format!("And {number} on."));
-                let asked = stage.asks("/v1/messages", &asks(model, &sent), on).await;
+                let trip = stage.asks("/v1/messages", &asks(model, &sent), on).await;
                 assert_eq!(
-                    (asked.status, asked.log.len()),
+                    (trip.status, trip.log.len()),
                     (200, 1),
                     "{model} {after} {keeps}: {:?} {:#}",
-                    asked.log[0].verdict,
-                    asked.sent()
+                    trip.log[0].verdict,
+                    trip.sent()
                 );
-                sent.extend([back(&asked.answer, number != 1), message("user", json!("Go on."))]);
+                sent.extend([back(&trip.answer, number != 1), message("user", json!("Go on."))]);
                 stage.restarts().await;
             }
         }
@@ -235,7 +235,7 @@ fn partial(stream: &str) -> Value {
         }
     }
     blocks.retain(|block| match block["type"].as_str().unwrap() {
-        "thinking" => block["signature"].as_str().is_some_and(|seal| !seal.is_empty()),
+        "thinking" => block["signature"].as_str().is_some_and(|signature| !signature.is_empty()),
         "text" => block["text"] != "",
         _ => false,
     });

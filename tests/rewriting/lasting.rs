@@ -17,12 +17,12 @@ async fn a_fork_and_another_replica_send_the_same_prefix() {
     let prefix = first.bytes.rfind("]}").unwrap();
     play.config.policy = Policy::default().into(); // nothing more is cut
     play.restarts().await;
-    for words in ["This way.", "That way."] {
+    for text in ["This way.", "That way."] {
         let mut fork = history(6);
         fork.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
-        fork.push(message("user", json!(words)));
+        fork.push(message("user", json!(text)));
         let scene = play.asks(&asks(MODEL, &fork), &reply).await;
-        assert_eq!(scene.bytes[..prefix], first.bytes[..prefix], "{words}");
+        assert_eq!(scene.bytes[..prefix], first.bytes[..prefix], "{text}");
         // A replica knows only what the store knows.
         play.restarts().await;
     }
@@ -40,5 +40,5 @@ async fn a_rewind_keeps_what_was_cut_before_it() {
     let newest = sent.len() - 1;
     assert_eq!(sent[..newest], before[..newest]);
     assert_eq!(sent[newest], history(7)[newest]);
-    assert!(scene.told.done.steps.iter().all(|step| step.decision == Decision::Refused));
+    assert!(scene.exchange.done.steps.iter().all(|step| step.decision == Decision::Refused));
 }

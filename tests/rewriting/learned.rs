@@ -16,14 +16,14 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     let request = asks(MODEL, &[message("user", json!("How deep is she?"))]);
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Deep."}]));
     let first = play.asks(&request, &reply).await;
-    let estimate = first.told.estimate.clone().unwrap();
+    let estimate = first.exchange.estimate.clone().unwrap();
     assert!(estimate.tokens < 200, "{estimate:?}");
     play.session = "another";
     let second = play.asks(&request, &reply).await;
-    assert_eq!(second.told.estimate.as_ref().unwrap().tokens, 1800);
-    assert_eq!(second.told.error(), Some(0));
+    assert_eq!(second.exchange.estimate.as_ref().unwrap().tokens, 1800);
+    assert_eq!(second.exchange.error(), Some(0));
     // Saved beside the traffic: a process that starts later knows it.
-    let upstream = first.told.upstream.clone().unwrap();
+    let upstream = first.exchange.upstream.clone().unwrap();
     let session = format!("~learned counting {MODEL} behind {upstream}").into();
     let scope = Scope { tenant: "".into(), session };
     let saved = async {
@@ -35,13 +35,13 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     play.restarts().await;
     play.session = "a third";
     let third = play.asks(&request, &reply).await;
-    assert_eq!(third.told.error(), Some(0));
+    assert_eq!(third.exchange.error(), Some(0));
     // Other instructions cost something else, and nobody claims to know.
     let mut other = request.clone();
     other["system"] = json!("You are anything but calm.");
     play.session = "a fourth";
     let fourth = play.asks(&other, &reply).await;
-    assert!(fourth.told.estimate.as_ref().unwrap().tokens < 200);
+    assert!(fourth.exchange.estimate.as_ref().unwrap().tokens < 200);
 }
 
 /// A reply over Chat Completions whose reasoning is not shown: its client has nothing to send back.
@@ -63,7 +63,7 @@ async fn errors(play: &mut Play, session: &'static str, inputs: &[u64]) -> Vec<i
     for (id, input) in inputs.iter().enumerate() {
         let request = json!({"model": "grok-4", "messages": history});
         let reply = reasoned(id, *input);
-        errors.push(play.asks(&request, &reply).await.told.error().unwrap());
+        errors.push(play.asks(&request, &reply).await.exchange.error().unwrap());
         history.push(reply["choices"][0]["message"].clone());
         history.push(message("user", json!("And at high tide?")));
     }

@@ -15,7 +15,7 @@ async fn view(play: &mut Play) -> ContextView {
     let content = json!([{"type": "text", "text": "Three metres."}]);
     let history = [message("user", json!("How deep is she?"))];
     let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, content)).await;
-    shown(play, &scene.told).await
+    shown(play, &scene.exchange).await
 }
 
 fn tokens(view: &ContextView) -> Value {
@@ -55,7 +55,7 @@ async fn claude_code_shows_its_buffer_and_what_is_free_before_it() {
     assert_eq!(serde_json::to_value(&view).unwrap()["autocompact_buffer"], json!(33_000));
 }
 
-/// Where nothing is compacted by itself, 500 tokens are held for the person's own command.
+/// Where nothing is compacted by itself, 500 tokens are held for the user's own command.
 #[tokio::test]
 async fn claude_codes_buffer_is_small_where_nothing_is_compacted() {
     let mut play = play(Preset::ClaudeCode, &[("PLIMSOLL_COMPACT_ENGINE", "off")]).await;

@@ -22,7 +22,7 @@ fn cuts_alone() -> Policy {
     policy
 }
 
-fn said() -> Value {
+fn reply() -> Value {
     answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
 
@@ -41,19 +41,19 @@ async fn room_is_made_once_and_the_window_is_learned() {
     let mut call = call.wire.request().await;
     let sent = call.message.text().to_owned();
     assert!(cleared(&sent) >= 5 && sent.contains("Line 7 of the log."), "{sent}");
-    call.answer("200 OK", &said().to_string()).await;
+    call.answer("200 OK", &reply().to_string()).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (200, &*said().to_string()));
+    assert_eq!((answer.status(), answer.text()), (200, &*reply().to_string()));
     drop(call);
-    let told = play.server.told().await;
+    let exchange = play.server.told().await;
     play.server.told_no_more();
-    let overflow = told.done.overflow.unwrap();
+    let overflow = exchange.done.overflow.unwrap();
     assert!(overflow.saved && overflow.sign == OverflowSign::Refused);
     assert_eq!((overflow.reported.window, overflow.reported.input), (Some(2000), Some(2600)));
-    assert_eq!(told.done.new.cut as usize, cleared(&sent));
-    assert!(told.done.steps.iter().all(|step| step.why == DecisionReason::Overflow));
-    assert_eq!(told.window, Some(2000));
-    let estimate = told.estimate.as_ref().unwrap().tokens;
+    assert_eq!(exchange.done.new.cut as usize, cleared(&sent));
+    assert!(exchange.done.steps.iter().all(|step| step.why == DecisionReason::Overflow));
+    assert_eq!(exchange.window, Some(2000));
+    let estimate = exchange.estimate.as_ref().unwrap().tokens;
     assert!(estimate < 1100, "the estimate is of what was answered: {estimate}");
     let metrics = play.server.telemetry.render();
     let line = r#"plimsoll_overflows_total{end="saved",model="claude-sonnet-4-5",sign="refused",upstream="up"} 1"#;
@@ -67,11 +67,11 @@ async fn room_is_made_once_and_the_window_is_learned() {
         if restarts {
             play.restarts().await;
         }
-        let scene = play.asks(&asks(MODEL, &longer), &said()).await;
+        let scene = play.asks(&asks(MODEL, &longer), &reply()).await;
         let prefix = sent.rfind("]}").unwrap();
         assert_eq!(scene.bytes[..prefix], sent[..prefix], "the prefix is what it was");
-        assert_eq!(scene.told.window, Some(2000));
-        assert_eq!(scene.told.done.overflow, None);
+        assert_eq!(scene.exchange.window, Some(2000));
+        assert_eq!(scene.exchange.done.overflow, None);
     }
 }
 
@@ -87,18 +87,18 @@ async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
     drop(call);
-    let told = play.server.told().await;
+    let exchange = play.server.told().await;
     play.server.told_no_more();
-    let overflow = told.done.overflow.unwrap();
-    assert!(!overflow.saved && told.status == Some(400));
+    let overflow = exchange.done.overflow.unwrap();
+    assert!(!overflow.saved && exchange.status == Some(400));
     assert!(play.server.telemetry.render().contains(r#"plimsoll_overflows_total{end="lost""#));
 }
 
 /// Nothing that could be cut, a mode that changes nothing, a limit of rate: one request, one answer.
 #[tokio::test]
 async fn without_room_or_leave_the_answer_goes_through_at_once() {
-    let words = "Tell me of the sea. ".repeat(300);
-    let talk = [message("user", json!(words))];
+    let text = "Tell me of the sea. ".repeat(300);
+    let talk = [message("user", json!(text))];
     for (body, messages, mode, is_overflow) in [
         (TOO_LONG, &talk[..], Mode::Active, true),
         (TOO_LONG, &history(8)[..], Mode::Observe, true),
@@ -113,8 +113,11 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
         call.answer("400 Bad Request", body).await;
         let answer = client.response().await;
         assert_eq!((answer.status(), answer.text()), (400, body));
-        let told = play.server.told().await;
-        assert_eq!(told.done.overflow.map(|overflow| overflow.saved), is_overflow.then_some(false));
+        let exchange = play.server.told().await;
+        assert_eq!(
+            exchange.done.overflow.map(|overflow| overflow.saved),
+            is_overflow.then_some(false)
+        );
     }
 }
 
@@ -123,7 +126,7 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
 #[tokio::test]
 async fn room_that_is_refused_for_another_reason_is_not_made_again() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
-    play.asks(&asks(MODEL, &history(7)), &said()).await;
+    play.asks(&asks(MODEL, &history(7)), &reply()).await;
     let request = asks(MODEL, &history(8));
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
@@ -134,7 +137,7 @@ async fn room_that_is_refused_for_another_reason_is_not_made_again() {
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
     play.server.told().await;
-    assert_eq!(play.asks(&request, &said()).await.bytes, request.to_string());
+    assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string());
 }
 
 /// A refusal that is larger than what is read of it reaches the client whole.
@@ -173,12 +176,12 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
     call.answer("400 Bad Request", &TOO_LONG.replace("2600", "9100")).await;
     let mut call = call.wire.request().await;
     let sent: Value = serde_json::from_str(call.message.text()).unwrap();
-    let words = sent["messages"][2]["content"][0]["content"].as_str().unwrap();
-    assert!(words.starts_with("begin ") && words.ends_with(" end") && words.len() < 16_000);
-    call.answer("200 OK", &said().to_string()).await;
+    let trimmed = sent["messages"][2]["content"][0]["content"].as_str().unwrap();
+    assert!(trimmed.starts_with("begin ") && trimmed.ends_with(" end") && trimmed.len() < 16_000);
+    call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
-    let told = play.server.told().await;
-    let step = &told.done.steps[0];
+    let exchange = play.server.told().await;
+    let step = &exchange.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
         (Change::Cut, Decision::New, DecisionReason::TooLarge)
@@ -189,8 +192,8 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
 #[tokio::test]
 async fn what_a_reply_shows_is_noticed_and_kept() {
     let mut play = Play::of("/v1/responses", cuts_alone()).await;
-    let words = "Tell me of the sea. ".repeat(2000);
-    let request = json!({"model": "local-model", "input": words, "stream": true});
+    let text = "Tell me of the sea. ".repeat(2000);
+    let request = json!({"model": "local-model", "input": text, "stream": true});
     let failed = json!({"type": "response.failed", "response": {"id": "r1", "status": "failed",
         "error": {"code": "context_length_exceeded",
                   "message": "This model's maximum context length is 9000 tokens."}}});
@@ -200,8 +203,8 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     call.chunk(format!("event: response.failed\ndata: {failed}\n\n")).await;
     call.end().await;
     client.response().await;
-    let told = play.server.told().await;
-    assert_eq!(told.done.overflow.map(|seen| seen.sign), Some(OverflowSign::InReply));
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.done.overflow.map(|seen| seen.sign), Some(OverflowSign::InReply));
     drop(call);
 
     let body = |usage: Value| {
@@ -213,15 +216,15 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     request["stream"] = json!(false);
     let read = json!({"input_tokens": 2048, "output_tokens": 3, "total_tokens": 2051});
     let scene = play.asks(&request, &body(read)).await;
-    assert_eq!(scene.told.window, Some(9000), "the window was learned");
-    let overflow = scene.told.done.overflow.unwrap();
+    assert_eq!(scene.exchange.window, Some(9000), "the window was learned");
+    let overflow = scene.exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Truncated, false));
     // It is kept with the turn, for whoever looks at its context.
     let scope = plimsoll::store::Scope {
-        tenant: scene.told.tenant.clone().unwrap(),
-        session: scene.told.session.clone().unwrap(),
+        tenant: scene.exchange.tenant.clone().unwrap(),
+        session: scene.exchange.session.clone().unwrap(),
     };
-    let id = scene.told.id.clone();
+    let id = scene.exchange.id.clone();
     let view = play.server.ledgers.look(&scope, move |ledger| {
         plimsoll::context::budget::ContextView::after(ledger.turn(&id).unwrap()).to_string()
     });
@@ -232,7 +235,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
 /// With its reasoning put back it does not fit, and without it is refused: a client can make room, and cannot
 /// bring back what it does not have.
 #[tokio::test]
-async fn that_it_does_not_fit_is_said_before_what_the_original_lacks() {
+async fn an_overflow_is_answered_before_what_the_original_lacks() {
     const LACKS: &str = r#"{"type":"error","error":{"message":"thinking must be passed back"}}"#;
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut talk = vec![message("user", json!("Look."))];

@@ -28,7 +28,7 @@ struct Protocol {
     model: &'static str,
     request: fn(&str, &[Value]) -> Value,
     picture: fn(&str) -> Value,
-    words: fn(&str) -> Value,
+    text: fn(&str) -> Value,
     user: fn(Vec<Value>) -> Value,
     model_says: fn(&str) -> Value,
     answer: fn() -> Value,
@@ -42,12 +42,12 @@ const PROTOCOLS: [Protocol; 4] = [
     Protocol {
         target: "/v1/messages",
         model: "claude-sonnet-4-5",
-        request: |model, said| json!({"model": model, "max_tokens": 100, "messages": said}),
+        request: |model, messages| json!({"model": model, "max_tokens": 100, "messages": messages}),
         picture: |data| {
             json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data},
             "cache_control": {"type": "ephemeral"}})
         },
-        words: |text| json!({"type": "text", "text": text}),
+        text: |text| json!({"type": "text", "text": text}),
         user: |blocks| json!({"role": "user", "content": blocks}),
         model_says: |text| json!({"role": "assistant", "content": [{"type": "text", "text": text}]}),
         answer: || {
@@ -61,9 +61,9 @@ const PROTOCOLS: [Protocol; 4] = [
     Protocol {
         target: "/v1/chat/completions",
         model: "gpt-4o",
-        request: |model, said| json!({"model": model, "messages": said}),
+        request: |model, messages| json!({"model": model, "messages": messages}),
         picture: |data| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}}),
-        words: |text| json!({"type": "text", "text": text}),
+        text: |text| json!({"type": "text", "text": text}),
         user: |blocks| json!({"role": "user", "content": blocks}),
         model_says: |text| json!({"role": "assistant", "content": text}),
         answer: || {
@@ -77,9 +77,9 @@ const PROTOCOLS: [Protocol; 4] = [
     Protocol {
         target: "/v1/responses",
         model: "gpt-4o",
-        request: |model, said| json!({"model": model, "store": false, "input": said}),
+        request: |model, messages| json!({"model": model, "store": false, "input": messages}),
         picture: |data| json!({"type": "input_image", "image_url": format!("data:image/png;base64,{data}")}),
-        words: |text| json!({"type": "input_text", "text": text}),
+        text: |text| json!({"type": "input_text", "text": text}),
         user: |blocks| json!({"type": "message", "role": "user", "content": blocks}),
         model_says: |text| {
             json!({"type": "message", "role": "assistant", "status": "completed",
@@ -97,9 +97,9 @@ const PROTOCOLS: [Protocol; 4] = [
     Protocol {
         target: "/v1beta/models/gemini-2.5-pro:generateContent",
         model: "",
-        request: |_, said| json!({"contents": said}),
+        request: |_, messages| json!({"contents": messages}),
         picture: |data| json!({"inlineData": {"mimeType": "image/png", "data": data}}),
-        words: |text| json!({"text": text}),
+        text: |text| json!({"text": text}),
         user: |blocks| json!({"role": "user", "parts": blocks}),
         model_says: |text| json!({"role": "model", "parts": [{"text": text}]}),
         answer: || {
@@ -114,8 +114,8 @@ const PROTOCOLS: [Protocol; 4] = [
 
 impl Protocol {
     /// A history in which each of so many questions came with a picture.
-    fn asked(&self, questions: u8) -> Value {
-        let mut said = Vec::new();
+    fn conversation(&self, questions: u8) -> Value {
+        let mut messages = Vec::new();
         for number in 0..questions {
             let mut blocks = vec![(self.picture)(&png(number))];
             // No more than four are allowed.
@@ -127,12 +127,12 @@ impl Protocol {
                 let kind = if self.history == "input" { "input_text" } else { "text" };
                 blocks[1]["type"] = json!(kind);
             }
-            said.push((self.user)(blocks));
+            messages.push((self.user)(blocks));
             if number + 1 < questions {
-                said.push((self.model_says)(&format!("A cat, number {number}.")));
+                messages.push((self.model_says)(&format!("A cat, number {number}.")));
             }
         }
-        (self.request)(self.model, &said)
+        (self.request)(self.model, &messages)
     }
 }
 
@@ -147,22 +147,22 @@ fn policy(media: bool) -> Policy {
 async fn old_pictures_of_users_go_as_old_results_do() {
     for protocol in &PROTOCOLS {
         let mut stage = Stage::open(Rules::default(), policy(true)).await;
-        let request = protocol.asked(4);
-        let asked = stage.asks(protocol.target, &request, Reply::text("Yes.")).await;
-        assert_eq!(asked.status, 200, "{}: {}", protocol.target, asked.answer);
+        let request = protocol.conversation(4);
+        let trip = stage.asks(protocol.target, &request, Reply::text("Yes.")).await;
+        assert_eq!(trip.status, 200, "{}: {}", protocol.target, trip.answer);
         // Messages 0, 2 and 4 are old; of seven the newest two are protected.
         let mut expected = request.clone();
         for message in [0, 2, 4] {
             let block = &mut expected[protocol.history][message][protocol.blocks][0];
             let marker = block.get("cache_control").cloned();
-            *block = (protocol.words)(PLACEHOLDER);
+            *block = (protocol.text)(PLACEHOLDER);
             if let Some(marker) = marker {
                 block["cache_control"] = marker;
             }
         }
-        assert_eq!(asked.sent(), &expected, "{}", protocol.target);
-        assert!(asked.log.iter().all(|judged| judged.verdict.losses().is_empty()));
-        let done = &asked.told.done;
+        assert_eq!(trip.sent(), &expected, "{}", protocol.target);
+        assert!(trip.log.iter().all(|judged| judged.verdict.losses().is_empty()));
+        let done = &trip.exchange.done;
         let steps: Vec<_> =
             done.steps.iter().map(|step| (step.change, step.decision, step.why)).collect();
         let cut = (Change::Cut, Decision::New, DecisionReason::Always);
@@ -170,9 +170,10 @@ async fn old_pictures_of_users_go_as_old_results_do() {
         assert!(done.tokens_removed > 300, "{}: {}", protocol.target, done.tokens_removed);
         // From then on the same, to the byte, after a restart too.
         stage.restarts().await;
-        let again = stage.asks(protocol.target, &protocol.asked(5), Reply::text("Yes.")).await;
-        assert_eq!(again.status, 200, "{}: {}", protocol.target, again.answer);
-        let (before, after) = (&asked.sent()[protocol.history], &again.sent()[protocol.history]);
+        let later =
+            stage.asks(protocol.target, &protocol.conversation(5), Reply::text("Yes.")).await;
+        assert_eq!(later.status, 200, "{}: {}", protocol.target, later.answer);
+        let (before, after) = (&trip.sent()[protocol.history], &later.sent()[protocol.history]);
         let (before, after) = (before.as_array().unwrap(), after.as_array().unwrap());
         assert_eq!(after[..6], before[..6], "{}", protocol.target);
         assert!(after[6] != before[6], "{}: it is old now", protocol.target);
@@ -185,7 +186,7 @@ async fn without_being_asked_no_picture_goes() {
     assert!(!Policy::default().prune.media);
     for protocol in &PROTOCOLS {
         let mut play = Play::of(protocol.target, policy(false)).await;
-        let request = protocol.asked(6);
+        let request = protocol.conversation(6);
         let scene = play.asks(&request, &(protocol.answer)()).await;
         assert_eq!(scene.bytes, request.to_string(), "{}", protocol.target);
     }
@@ -197,14 +198,14 @@ async fn a_picture_in_a_result_is_its_results() {
     let mut policy = policy(true);
     policy.prune.except_tools = vec!["screen".into()];
     let mut play = Play::of("/v1/messages", policy).await;
-    let mut said = vec![json!({"role": "user", "content": "Look."})];
+    let mut messages = vec![json!({"role": "user", "content": "Look."})];
     for number in 0..4u8 {
         let id = format!("toolu_{number}");
-        said.push(json!({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "screen", "input": {}}]}));
-        said.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": [
+        messages.push(json!({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "screen", "input": {}}]}));
+        messages.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": [
             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(number)}}]}]}));
     }
-    let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 100, "messages": said});
+    let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 100, "messages": messages});
     let scene = play.asks(&request, &(PROTOCOLS[0].answer)()).await;
     assert_eq!(scene.bytes, request.to_string());
 }

@@ -34,8 +34,8 @@ pub struct Scene {
     pub bytes: String,
     /// Its first line and headers.
     pub head: String,
-    /// What was told of it.
-    pub told: Arc<Exchange>,
+    /// What was recorded of it.
+    pub exchange: Arc<Exchange>,
 }
 
 impl Play {
@@ -69,9 +69,9 @@ impl Play {
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;
         let bytes = call.message.text().to_owned();
-        let told = self.server.told().await;
+        let exchange = self.server.told().await;
         let head = call.message.head.clone();
-        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, head, told }
+        Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, head, exchange }
     }
 
     /// The client asks, on a connection of its own.
@@ -96,8 +96,8 @@ async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {
 impl Scene {
     /// What was done, as (what, whether, why).
     pub fn steps(&self) -> Vec<(Change, Decision, DecisionReason)> {
-        let told = |step: &PlanStep| (step.change, step.decision, step.why);
-        self.told.done.steps.iter().map(told).collect()
+        let step_of = |step: &PlanStep| (step.change, step.decision, step.why);
+        self.exchange.done.steps.iter().map(step_of).collect()
     }
 }
 

@@ -20,11 +20,11 @@ const MODEL: &str = "claude-sonnet-4-5";
 const CLEARED: &str = "[Old tool result content cleared]";
 
 /// What a configuration means that says the preset, and these keys.
-pub fn meant(preset: Preset, also: &[(&str, &str)]) -> Config {
+pub fn resolved(preset: Preset, also: &[(&str, &str)]) -> Config {
     let mut variables = vec![("PLIMSOLL_PRESET".to_owned(), preset.name().to_owned())];
     variables.push(("HOME".to_owned(), "/home/somebody".to_owned()));
-    let said = also.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    variables.extend(said);
+    let settings = also.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    variables.extend(settings);
     config::load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap().config
 }
 
@@ -35,28 +35,28 @@ pub async fn play(preset: Preset, also: &[(&str, &str)]) -> Play {
 
 /// The same of another protocol.
 pub async fn play_at(target: &'static str, preset: Preset, also: &[(&str, &str)]) -> Play {
-    let said = meant(preset, also);
-    let mut play = Play::of(target, said.policy.as_ref().clone()).await;
-    play.config.output_reserve = said.output_reserve;
+    let resolved_config = resolved(preset, also);
+    let mut play = Play::of(target, resolved_config.policy.as_ref().clone()).await;
+    play.config.output_reserve = resolved_config.output_reserve;
     play.restarts().await;
     play
 }
 
-fn call(id: &str, name: &str, said: &str, input: Value) -> Value {
+fn call(id: &str, name: &str, text: &str, input: Value) -> Value {
     let call = json!({"type": "tool_use", "id": id, "name": name, "input": input});
-    message("assistant", json!([{"type": "text", "text": said}, call]))
+    message("assistant", json!([{"type": "text", "text": text}, call]))
 }
 
-fn result(id: &str, words: &str) -> Value {
-    message("user", json!([{"type": "tool_result", "tool_use_id": id, "content": words}]))
+fn result(id: &str, text: &str) -> Value {
+    message("user", json!([{"type": "tool_result", "tool_use_id": id, "content": text}]))
 }
 
 /// Fifteen files are read, each 505 characters long.
 fn fifteen_reads() -> Vec<Value> {
     let pair = |n: usize| {
         let (id, input) = (format!("tool_{n}"), json!({"file_path": format!("src/file{n}.ts")}));
-        let words = format!("Read:{}", "x".repeat(500));
-        [call(&id, "Read", &format!("Looking at file {n}..."), input), result(&id, &words)]
+        let text = format!("Read:{}", "x".repeat(500));
+        [call(&id, "Read", &format!("Looking at file {n}..."), input), result(&id, &text)]
     };
     (0..15).flat_map(pair).collect()
 }
@@ -79,7 +79,7 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
     assert_eq!(scene.steps(), vec![(Change::Cut, Decision::New, DecisionReason::Always); 11]);
     assert_eq!(counted(&rules, &scene.bytes), 3_446);
     // What is told of it is the count of what was sent.
-    let classic = scene.told.classic.clone().unwrap();
+    let classic = scene.exchange.classic.clone().unwrap();
     assert_eq!((&*classic.rules, classic.tokens), ("micro-compact", 3_446));
     assert_eq!(classic.method, EstimateMethod::Estimated);
 
@@ -98,14 +98,14 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
 
 /// Results that are cleared are told live as their request goes out; what is repeated is no news.
 #[tokio::test]
-async fn pruning_is_told_live() {
+async fn pruning_is_announced_live() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let mut live = play.server.telemetry.shrunk();
     let scene = play.asks(&asks(MODEL, &fifteen_reads()), &answers("m1", MODEL, json!([]))).await;
-    let told = live.try_recv().unwrap();
-    assert_eq!((told.event, told.results), ("pruned", Some(11)));
-    assert_eq!((told.exchange, told.after), (scene.told.id.clone(), 3_446));
-    assert_eq!(told.before - told.after, scene.told.done.tokens_removed);
+    let event = live.try_recv().unwrap();
+    assert_eq!((event.event, event.results), ("pruned", Some(11)));
+    assert_eq!((event.exchange, event.after), (scene.exchange.id.clone(), 3_446));
+    assert_eq!(event.before - event.after, scene.exchange.done.tokens_removed);
     play.asks(&asks(MODEL, &fifteen_reads()), &answers("m2", MODEL, json!([]))).await;
     assert!(live.try_recv().is_err());
 }
@@ -120,11 +120,11 @@ async fn micro_compact_grows_from_what_was_reported() {
     history.push(message("assistant", call));
     history.push(result("tool_15", "12345678"));
     let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
-    let classic = scene.told.classic.clone().unwrap();
+    let classic = scene.exchange.classic.clone().unwrap();
     // 12 + 24 + 4, and a third of it.
     assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
     assert_eq!(classic.tokens, 1_800 + 50 + 54);
-    assert_eq!(scene.told.classic_error(), Some(1_904 - 1_800));
+    assert_eq!(scene.exchange.classic_error(), Some(1_904 - 1_800));
 }
 
 /// What a provider refuses is told as it was answered: whole.
@@ -140,14 +140,14 @@ async fn a_refused_rewrite_is_counted_as_it_came() {
     call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.server.told().await;
-    assert!(told.done.resent.is_some());
-    assert_eq!(told.classic.as_ref().map(|classic| classic.tokens), Some(6_907));
+    let exchange = play.server.told().await;
+    assert!(exchange.done.resent.is_some());
+    assert_eq!(exchange.classic.as_ref().map(|classic| classic.tokens), Some(6_907));
 }
 
 #[test]
 fn micro_compacts_threshold_is_167_000() {
-    let config = meant(Preset::MicroCompact, &[]);
+    let config = resolved(Preset::MicroCompact, &[]);
     let effective = 200_000 - config.output_reserve;
     assert_eq!(effective, 180_000);
     assert!((config.policy.prune.threshold(effective) - 167_000.0).abs() < 1e-9);
@@ -162,7 +162,7 @@ async fn micro_compact_begins_at_ten_messages_and_knows_its_tools() {
     assert_eq!(play.asks(&few, &nothing).await.bytes, few.to_string());
     play.session = "ten";
     let ten = asks(MODEL, &fifteen_reads()[..10]);
-    assert_eq!(play.asks(&ten, &nothing).await.told.done.made.cut, 1);
+    assert_eq!(play.asks(&ten, &nothing).await.exchange.done.made.cut, 1);
     play.session = "others";
     let others = asks(MODEL, &fifteen_reads()).to_string().replace("\"Read\"", "\"WebFetch\"");
     let others: Value = serde_json::from_str(&others).unwrap();
@@ -174,11 +174,11 @@ fn turns(thousands: &[usize]) -> Vec<Value> {
     let turn = |(n, size): (usize, &usize)| {
         let id = format!("call_AbCdEfGh{n:04}");
         // Four characters a token, and no two alike.
-        let words = format!("{n:04}").repeat(size * 1_000);
+        let text = format!("{n:04}").repeat(size * 1_000);
         [
             message("user", json!("Go on.")),
             call(&id, "read", "I read.", json!({"n": n})),
-            result(&id, &words),
+            result(&id, &text),
         ]
     };
     thousands.iter().enumerate().flat_map(turn).collect()
@@ -262,9 +262,9 @@ fn steps_of(thousands: &[usize]) -> Vec<Value> {
     history
 }
 
-/// What the person and the model said goes out as it came, and so do calls: results alone are cleared.
+/// What the user and the model said goes out as it came, and so do calls: results alone are cleared.
 #[tokio::test]
-async fn what_was_said_and_called_is_never_cleared() {
+async fn text_and_calls_are_never_cleared() {
     for preset in [Preset::Dexto, Preset::Opencode, Preset::MicroCompact] {
         let mut play = play(preset, &[]).await;
         let mut history = turns(&[20; 6]);
@@ -289,7 +289,7 @@ async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
 }
 
 /// Newest first, 40,000 tokens of results stay; the rest goes if it is more than 20,000. One message of the
-/// person's is no shield, and no pressure is asked for.
+/// user's is no shield, and no pressure is asked for.
 #[tokio::test]
 async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twenty() {
     assert_eq!(dexto_cuts(&steps_of(&[10; 10])).await, [0, 1, 2, 3, 4, 5]);
@@ -325,9 +325,12 @@ async fn dexto_shows_what_it_decides_by() {
     history.push(message("assistant", call));
     history.push(result("call_1", &"x".repeat(401)));
     let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
-    let estimate = scene.told.estimate.clone().unwrap();
+    let estimate = scene.exchange.estimate.clone().unwrap();
     assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 100, 100));
-    assert_eq!(Some(estimate.tokens), scene.told.classic.as_ref().map(|classic| classic.tokens));
+    assert_eq!(
+        Some(estimate.tokens),
+        scene.exchange.classic.as_ref().map(|classic| classic.tokens)
+    );
     assert_eq!(
         (estimate.method, estimate.counting),
         (EstimateMethod::Anchored, CountingMethod::Length)
@@ -335,7 +338,7 @@ async fn dexto_shows_what_it_decides_by() {
     // Messages are what system and tools leave of it, and the error is told.
     let parts = estimate.breakdown;
     assert_eq!(parts.system + parts.tools + parts.messages, estimate.tokens);
-    assert_eq!(scene.told.error(), Some(150));
+    assert_eq!(scene.exchange.error(), Some(150));
 }
 
 /// Where rules decide they are shown, too; else the budget stays ours, and both errors are told.
@@ -345,15 +348,15 @@ async fn the_budget_stays_ours_unless_rules_decide() {
     let nothing = answers("m1", MODEL, json!([]));
     let mut bare = Play::of("/v1/messages", plimsoll::context::policy::Policy::default()).await;
     let ours = bare.asks(&request, &nothing).await;
-    assert!(ours.told.classic.is_none());
-    let ours = ours.told.estimate.clone();
+    assert!(ours.exchange.classic.is_none());
+    let ours = ours.exchange.estimate.clone();
     let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", "nothing")];
-    let beside = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.told;
+    let beside = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.exchange;
     assert_eq!(beside.estimate, ours);
     assert!(beside.error().is_some() && beside.classic_error().is_some());
     for decides in ["decisions", "budget"] {
         let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", decides)];
-        let ruled = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.told;
+        let ruled = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.exchange;
         assert_eq!(
             ruled.estimate.as_ref().map(|it| it.tokens),
             Some(ruled.classic.clone().unwrap().tokens)
@@ -365,7 +368,7 @@ async fn the_budget_stays_ours_unless_rules_decide() {
 
 #[tokio::test]
 async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
-    let config = meant(Preset::GeminiCli, &[]);
+    let config = resolved(Preset::GeminiCli, &[]);
     let rules = &config.policy.estimate.rules;
     let count = |text: &str| {
         let body = json!({"contents": [{"role": "user", "parts": [{"text": text}]}]}).to_string();
@@ -396,7 +399,7 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
 
 #[test]
 fn claude_code_holds_back_twenty_and_thirteen_thousand() {
-    let config = meant(Preset::ClaudeCode, &[]);
+    let config = resolved(Preset::ClaudeCode, &[]);
     assert_eq!(config.output_reserve, 20_000);
     assert!((config.policy.prune.threshold(180_000) - 167_000.0).abs() < 1e-9);
     for preset in [Preset::ClaudeCode, Preset::MicroCompact] {
@@ -409,12 +412,12 @@ fn claude_code_holds_back_twenty_and_thirteen_thousand() {
 
 #[test]
 fn llxprt_leaves_reasoning_to_two_keys() {
-    let config = meant(Preset::Llxprt, &[]);
+    let config = resolved(Preset::Llxprt, &[]);
     assert_eq!(
         (config.output_reserve, config.policy.reasoning.strip()),
         (65_536, StripPolicy::None)
     );
-    let strip = |name, value| meant(Preset::Llxprt, &[(name, value)]).policy.reasoning.strip();
+    let strip = |name, value| resolved(Preset::Llxprt, &[(name, value)]).policy.reasoning.strip();
     assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), StripPolicy::All);
     let some = strip("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
     assert_eq!(some, StripPolicy::AllButLast);
@@ -422,7 +425,7 @@ fn llxprt_leaves_reasoning_to_two_keys() {
 
 /// How much a request of so many tokens needs a summary; its last call was reported so.
 fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed {
-    let config = meant(preset, &[]);
+    let config = resolved(preset, &[]);
     let body = json!({"messages": [message("user", json!("And now?"))]}).to_string();
     let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
     let model = Model { window, max_output: 128_000, known: true, ..Model::unknown() };
@@ -476,7 +479,7 @@ fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
     let due = |tokens| due(Preset::GeminiCli, 1_000_000, tokens, json!({}));
     assert_eq!((due(499_999), due(500_000)), (CompactionNeed::Prepare, CompactionNeed::Swap));
     assert_eq!((due(1_000_000), due(1_000_001)), (CompactionNeed::Swap, CompactionNeed::Must));
-    let compact = meant(Preset::GeminiCli, &[]).policy.compact.clone();
+    let compact = resolved(Preset::GeminiCli, &[]).policy.compact.clone();
     assert_eq!(compact.keep_history, Some(0.3));
     // A summary must shrink what it stands for.
     assert!(compact::is_worth_it(1_000, 999) && !compact::is_worth_it(1_000, 1_000));
@@ -514,11 +517,11 @@ async fn llxprt_compacts_by_the_count_without_reasoning() {
         reply["usage"] = json!({"input_tokens": 100_000, "output_tokens": 20_050});
         let mut history = vec![message("user", json!("How deep is she?"))];
         let first = play.asks(&asks(THINKS, &history), &reply).await;
-        let view = crate::shown::shown(&play, &first.told).await;
+        let view = crate::shown::shown(&play, &first.exchange).await;
         history.push(message("assistant", content));
         history.push(message("user", json!("And how wide?")));
         let scene = play.asks(&asks(THINKS, &history), &reply).await;
-        let by = scene.told.estimate.as_ref().unwrap().tokens;
+        let by = scene.exchange.estimate.as_ref().unwrap().tokens;
         assert_eq!(by >= 101_000, compacts, "{by} with include_in_context = {include}");
         assert_eq!(view.total >= 101_000, compacts, "{view}");
         assert_eq!(view.thresholds.unwrap().compacting.unwrap().tokens, 101_000);
@@ -542,7 +545,7 @@ async fn all_but_the_last_reasoning_is_not_counted() {
             reply["stop_reason"] = json!("end_turn");
             reply["usage"] = json!({"input_tokens": 5_000 + 4_000 * n, "output_tokens": 3_010});
             let scene = play.asks(&asks(THINKS, &history), &reply).await;
-            let view = crate::shown::shown(&play, &scene.told).await;
+            let view = crate::shown::shown(&play, &scene.exchange).await;
             shown.push((strip, n, view.breakdown.reasoning));
             history.push(message("assistant", content));
             history.push(message("user", json!("And how wide?")));
@@ -568,7 +571,7 @@ async fn dexto_compacts_by_what_it_shows() {
         history.push(message("assistant", call));
         history.push(result("call_1", &"x".repeat(401)));
         let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
-        assert_eq!(scene.told.estimate.as_ref().map(|it| it.tokens), Some(1_950));
+        assert_eq!(scene.exchange.estimate.as_ref().map(|it| it.tokens), Some(1_950));
         let refused = (Change::Compacted, Decision::Refused, DecisionReason::Shadow);
         assert_eq!(scene.steps().contains(&refused), compacts, "{threshold}");
     }

@@ -35,10 +35,10 @@ pub fn history(count: usize) -> Vec<Value> {
             "assistant",
             json!([{"type": "tool_use", "id": id, "name": "Read", "input": input}]),
         ));
-        let words = format!("Line {number} of the log. ").repeat(40);
+        let text = format!("Line {number} of the log. ").repeat(40);
         history.push(message(
             "user",
-            json!([{"type": "tool_result", "tool_use_id": id, "content": words}]),
+            json!([{"type": "tool_result", "tool_use_id": id, "content": text}]),
         ));
     }
     history
@@ -77,11 +77,11 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
-    let again = play.asks(&asks(MODEL, &longer), &reply).await;
-    assert_eq!(again.told.done.made.cut as usize, cut);
-    assert!(again.told.done.steps.is_empty(), "nothing new");
+    let later = play.asks(&asks(MODEL, &longer), &reply).await;
+    assert_eq!(later.exchange.done.made.cut as usize, cut);
+    assert!(later.exchange.done.steps.is_empty(), "nothing new");
     let prefix = scene.bytes.rfind("]}").unwrap();
-    assert_eq!(again.bytes[..prefix], scene.bytes[..prefix]);
+    assert_eq!(later.bytes[..prefix], scene.bytes[..prefix]);
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn shadow_decides_and_measures_but_sends_the_original() {
     let reply = answers("m1", MODEL, json!([]));
     let scene = play.asks(&request, &reply).await;
     assert_eq!(scene.bytes, request.to_string());
-    let done = &scene.told.done;
+    let done = &scene.exchange.done;
     assert!(
         done.mode == Mode::Shadow && done.made.cut >= 3 && done.tokens_removed > 300,
         "{done:?}"
@@ -110,7 +110,7 @@ async fn observe_touches_nothing() {
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.told.done.made.is_nothing() && scene.told.done.steps.is_empty());
+    assert!(scene.exchange.done.made.is_nothing() && scene.exchange.done.steps.is_empty());
 }
 
 #[tokio::test]
@@ -127,8 +127,8 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = history(1);
-    let words = "begin ".to_owned() + &"middle ".repeat(5000) + "end";
-    history[2]["content"][0]["content"] = json!(words);
+    let text = "begin ".to_owned() + &"middle ".repeat(5000) + "end";
+    history[2]["content"][0]["content"] = json!(text);
     let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.steps(), [(Change::Cut, Decision::New, DecisionReason::TooLarge)]);
     let sent = contents(&scene.sent)[0];
@@ -139,13 +139,13 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
 /// What is kept of such a cut is ranges: the words come from the request, and are the same to the byte each
 /// time. Where the result says something else, all of it is sent.
 #[tokio::test]
-async fn a_trim_is_repeated_from_ranges_and_other_words_are_left_whole() {
+async fn a_trim_is_repeated_from_ranges_and_another_text_is_left_whole() {
     let mut policy = Policy::default();
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = history(1);
-    let words = "bégin ".to_owned() + &"middle ".repeat(5000) + "end\n";
-    history[2]["content"][0]["content"] = json!(words);
+    let text = "bégin ".to_owned() + &"middle ".repeat(5000) + "end\n";
+    history[2]["content"][0]["content"] = json!(text);
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.asks(&asks(MODEL, &history), &reply).await;
     let trimmed = contents(&first.sent)[0].to_owned();
@@ -155,14 +155,14 @@ async fn a_trim_is_repeated_from_ranges_and_other_words_are_left_whole() {
     play.restarts().await;
     history.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     history.push(message("user", json!("And now?")));
-    let again = play.asks(&asks(MODEL, &history), &reply).await;
-    assert_eq!(contents(&again.sent)[0], trimmed);
-    assert_eq!((again.told.done.made.cut, again.told.done.new.cut), (1, 0));
-    history[2]["content"][0]["content"] = json!([{"type": "text", "text": words.trim_end()}]);
+    let later = play.asks(&asks(MODEL, &history), &reply).await;
+    assert_eq!(contents(&later.sent)[0], trimmed);
+    assert_eq!((later.exchange.done.made.cut, later.exchange.done.new.cut), (1, 0));
+    history[2]["content"][0]["content"] = json!([{"type": "text", "text": text.trim_end()}]);
     let spelt = play.asks(&asks(MODEL, &history), &reply).await;
     let is_there = |bytes: &str| bytes.contains(&json!(trimmed).to_string());
-    assert!(is_there(&spelt.bytes) && spelt.bytes.len() < words.len(), "{}", spelt.bytes);
-    history[2]["content"][0]["content"] = json!(words.replace("end", "END"));
+    assert!(is_there(&spelt.bytes) && spelt.bytes.len() < text.len(), "{}", spelt.bytes);
+    history[2]["content"][0]["content"] = json!(text.replace("end", "END"));
     let other = asks(MODEL, &history);
     assert_eq!(play.asks(&other, &reply).await.bytes, other.to_string());
 }
@@ -173,10 +173,10 @@ async fn the_estimate_follows_the_cut() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let request = asks(MODEL, &history(12));
     let reply = answers("m1", MODEL, json!([]));
-    let cut = play.asks(&request, &reply).await.told.estimate.clone().unwrap().tokens;
+    let cut = play.asks(&request, &reply).await.exchange.estimate.clone().unwrap().tokens;
     play.session = "untouched";
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    let whole = play.asks(&request, &reply).await.told.estimate.clone().unwrap().tokens;
+    let whole = play.asks(&request, &reply).await.exchange.estimate.clone().unwrap().tokens;
     assert!(cut * 2 < whole, "{cut} of {whole}");
 }
 
@@ -190,11 +190,11 @@ async fn a_held_out_session_is_untouched_and_says_so() {
     let reply = answers("m1", MODEL, json!([]));
     let scene = play.asks(&request, &reply).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.told.done.held_out && scene.told.done.made.is_nothing());
+    assert!(scene.exchange.done.held_out && scene.exchange.done.made.is_nothing());
     // Where nothing is rewritten anyway, there is nothing to compare with.
     play.session = "observed";
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    assert!(!play.asks(&request, &reply).await.told.done.held_out);
+    assert!(!play.asks(&request, &reply).await.exchange.done.held_out);
 }
 
 /// While a loop is open its own thinking has to stay, and a cut would make it void: nothing is cut,
@@ -207,13 +207,13 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
         let mut policy = eager();
         policy.prune.accept_reasoning_loss = true;
         let mut play = Play::of("/v1/messages", policy).await;
-        let mut said = history(6);
-        for message in said.iter_mut().skip(1).step_by(2) {
+        let mut messages = history(6);
+        for message in messages.iter_mut().skip(1).step_by(2) {
             let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
             message["content"].as_array_mut().unwrap().insert(0, thinking);
         }
-        said.last_mut().unwrap()["content"][0]["content"] = last;
-        let request = asks(BOUND, &said);
+        messages.last_mut().unwrap()["content"][0]["content"] = last;
+        let request = asks(BOUND, &messages);
         let scene = play.asks(&request, &answers("m1", BOUND, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
         assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::OpenLoop)]);
@@ -221,9 +221,9 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
 }
 
 /// Reasoning with a signature of its own.
-fn thinking(words: &str) -> Value {
-    let signature: String = words.bytes().map(|byte| format!("{byte:02x}")).collect();
-    json!({"type": "thinking", "thinking": words, "signature": signature})
+fn thinking(text: &str) -> Value {
+    let signature: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+    json!({"type": "thinking", "thinking": text, "signature": signature})
 }
 
 /// What a client left out while results were cut, and sends after all, was made before the cut: where
@@ -259,46 +259,46 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
 #[tokio::test]
 async fn a_cut_that_was_sent_over_reasoning_stays_when_its_loss_is_no_longer_accepted() {
     const BOUND: &str = "claude-opus-5-5";
-    let thinks = |said: &mut [Value], at: usize| {
-        said[at]["content"].as_array_mut().unwrap().insert(0, thinking(&format!("Hm {at}.")));
+    let thinks = |messages: &mut [Value], at: usize| {
+        messages[at]["content"].as_array_mut().unwrap().insert(0, thinking(&format!("Hm {at}.")));
     };
-    let goes_on = |said: &mut Vec<Value>| {
-        said.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
-        said.push(message("user", json!("And now?")));
+    let goes_on = |messages: &mut Vec<Value>| {
+        messages.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+        messages.push(message("user", json!("And now?")));
     };
     let mut accepts = eager();
     accepts.prune.accept_reasoning_loss = true;
     let mut play = Play::of("/v1/messages", accepts).await;
     let reply = answers("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
-    let mut said = history(6);
-    let cut = play.asks(&asks(BOUND, &said), &reply).await;
+    let mut messages = history(6);
+    let cut = play.asks(&asks(BOUND, &messages), &reply).await;
     let cleared = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
     assert!(cleared(&cut.sent) > 3, "{:?}", cut.steps());
 
-    thinks(&mut said, 7);
-    goes_on(&mut said);
-    let accepted = play.asks(&asks(BOUND, &said), &reply).await;
+    thinks(&mut messages, 7);
+    goes_on(&mut messages);
+    let accepted = play.asks(&asks(BOUND, &messages), &reply).await;
     assert!(accepted.bytes.contains("Hm 7."));
     let count = cleared(&accepted.sent);
     assert!(count > 3, "{:?}", accepted.steps());
 
     play.config.policy = eager().into();
     play.restarts().await;
-    goes_on(&mut said);
-    let again = play.asks(&asks(BOUND, &said), &reply).await;
+    goes_on(&mut messages);
+    let later = play.asks(&asks(BOUND, &messages), &reply).await;
     assert!(
-        again.told.done.steps.iter().all(|it| it.decision != Decision::New),
+        later.exchange.done.steps.iter().all(|it| it.decision != Decision::New),
         "{:?}",
-        again.steps()
+        later.steps()
     );
     let prefix = accepted.bytes.rfind("]}").unwrap();
-    assert_eq!(again.bytes[..prefix], accepted.bytes[..prefix]);
+    assert_eq!(later.bytes[..prefix], accepted.bytes[..prefix]);
 
-    thinks(&mut said, 5);
-    assert_eq!(cleared(&play.asks(&asks(BOUND, &said), &reply).await.sent), count - 2);
+    thinks(&mut messages, 5);
+    assert_eq!(cleared(&play.asks(&asks(BOUND, &messages), &reply).await.sent), count - 2);
     // What gave way is not cut again while the reasoning is there.
-    goes_on(&mut said);
-    assert_eq!(cleared(&play.asks(&asks(BOUND, &said), &reply).await.sent), count - 2);
+    goes_on(&mut messages);
+    assert_eq!(cleared(&play.asks(&asks(BOUND, &messages), &reply).await.sent), count - 2);
 }
 
 /// In shadow mode, by header and by mode, the client's bytes go on, where something would stand in for lost
@@ -323,7 +323,7 @@ async fn shadow_adds_no_stand_ins() {
         }
         let scene = play.asks(&request, &reply).await;
         assert_eq!(scene.bytes, request.to_string());
-        assert_eq!(scene.told.done.made.put_back, 1, "{:?}", scene.steps());
+        assert_eq!(scene.exchange.done.made.put_back, 1, "{:?}", scene.steps());
     }
 }
 
@@ -346,7 +346,7 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
         let on = play.asks(&asks(MODEL, &history(9)), &reply).await;
         let cut = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
         assert_eq!(cut(&on.sent), cut(&active.sent), "{mode}");
-        assert_eq!((on.told.done.mode, on.told.done.new.cut), (Mode::Observe, 0));
+        assert_eq!((on.exchange.done.mode, on.exchange.done.new.cut), (Mode::Observe, 0));
         // A session of its own goes as it came.
         play.session = "another";
         assert_eq!(

@@ -29,7 +29,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     let reply =
         json!([thinking("Let me look."), {"type": "text", "text": "I look."}, call(ids[0])]);
     let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
-    assert!(scene.told.done.is_nothing());
+    assert!(scene.exchange.done.is_nothing());
 
     // The client drops the thinking.
     history.push(message("assistant", json!([{"type": "text", "text": "I look."}, call(ids[0])])));
@@ -48,7 +48,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
     assert_eq!(scene.sent["messages"][1]["content"], *content);
     assert_eq!(scene.sent["messages"][3]["content"][0], thinking("So it is deep."));
-    assert_eq!(scene.told.done.made.put_back, 2);
+    assert_eq!(scene.exchange.done.made.put_back, 2);
 }
 
 /// Bound reasoning has to stand after the piece it was made after, also where that was all of a reply.
@@ -65,7 +65,7 @@ async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
     history.push(message("user", json!([result(id, "Deep water.")])));
     let alone = json!([thinking("So it is.")]);
     let scene = play.asks(&asks(BOUND, &history), &answers("m2", BOUND, alone.clone())).await;
-    assert_eq!(scene.told.done.made.put_back, 1);
+    assert_eq!(scene.exchange.done.made.put_back, 1);
     history.push(message("assistant", alone));
     history.push(message("user", json!("And now?")));
     for _ in 0..2 {
@@ -77,7 +77,7 @@ async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
     // Another's in its place leads on to nothing of ours.
     history[3] = message("assistant", json!([thinking("It may be otherwise.")]));
     let scene = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
-    assert_eq!(scene.told.done.made.put_back, 0, "{:?}", scene.steps());
+    assert_eq!(scene.exchange.done.made.put_back, 0, "{:?}", scene.steps());
 }
 
 /// A request that is sent twice may be answered twice with the same words. The client goes on with the second
@@ -88,9 +88,9 @@ async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
     for model in [MODEL, "claude-opus-5-5"] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let mut history = vec![message("user", json!("Look."))];
-        for words in ["Let me look.", "I shall look."] {
-            let reply = json!([thinking(words), call(id)]);
-            play.asks(&asks(model, &history), &answers(words, model, reply)).await;
+        for text in ["Let me look.", "I shall look."] {
+            let reply = json!([thinking(text), call(id)]);
+            play.asks(&asks(model, &history), &answers(text, model, reply)).await;
         }
         history.push(message("assistant", json!([thinking("I shall look."), call(id)])));
         history.push(message("user", json!([result(id, "Deep water.")])));
@@ -162,7 +162,7 @@ async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
     history.push(message("assistant", json!([says, call(id)])));
     history.push(message("user", json!([result(id, "Deep water.")])));
     let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
-    assert_eq!(scene.told.done.made.put_back, 1, "{:?}", scene.steps());
+    assert_eq!(scene.exchange.done.made.put_back, 1, "{:?}", scene.steps());
     assert_eq!(scene.sent["messages"][1]["content"], whole);
 }
 
@@ -172,7 +172,7 @@ async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
 async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
     const BOUND: &str = "claude-opus-5-5";
     let (id, next) = ("toolu_01AbCdEfGh12", "toolu_01AbCdEfGh34");
-    let thought = |words: &str| vec![json!([thinking(words)])];
+    let thought = |text: &str| vec![json!([thinking(text)])];
     let repeated = [thought("So it is."), thought("It is just so.")].concat();
     let broken = vec![json!([thinking("It is just so."), call(next)])];
     for replies in [repeated, broken] {
@@ -185,7 +185,7 @@ async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
         for (number, reply) in replies.iter().enumerate() {
             let answer = answers(&format!("n{number}"), BOUND, reply.clone());
             let scene = play.asks(&asks(BOUND, &history), &answer).await;
-            assert_eq!(scene.told.done.made.put_back, 1);
+            assert_eq!(scene.exchange.done.made.put_back, 1);
         }
         history.push(message("assistant", json!([thinking("It is just so.")])));
         history.push(message("user", json!("Resume directly.")));
@@ -200,21 +200,21 @@ async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
 
 /// Reasoning that policy removed for one model stays in the request to a model that demands it.
 #[tokio::test]
-async fn what_was_taken_out_for_another_model_is_there_where_it_is_demanded() {
+async fn reasoning_removed_for_another_model_is_there_where_it_is_demanded() {
     let mut policy = Policy::default();
     policy.reasoning.strip_from_context = StripPolicy::All;
     let mut play = Play::of("/v1/chat/completions", policy).await;
-    let said = json!({"role": "assistant", "content": "Deep.", "reasoning_content": "Hm."});
+    let reply = json!({"role": "assistant", "content": "Deep.", "reasoning_content": "Hm."});
     let mut messages =
-        vec![message("user", json!("How deep?")), said, message("user", json!("And how wide?"))];
-    let asks = |model: &str, said: &[Value]| json!({"model": model, "messages": said});
+        vec![message("user", json!("How deep?")), reply, message("user", json!("And how wide?"))];
+    let asks = |model: &str, reply: &[Value]| json!({"model": model, "messages": reply});
     let reply = |id: &str| {
         json!({"id": id, "choices": [{"index": 0, "finish_reason": "stop",
         "message": {"role": "assistant", "content": "So."}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
     };
     for _ in 0..2 {
         let scene = play.asks(&asks("glm-5", &messages), &reply("c1")).await;
-        assert_eq!(scene.told.done.made.removed, 1, "{:?}", scene.steps());
+        assert_eq!(scene.exchange.done.made.removed, 1, "{:?}", scene.steps());
         for _ in 0..2 {
             let request = asks("deepseek-v4", &messages);
             assert_eq!(play.asks(&request, &reply("c2")).await.bytes, request.to_string());
@@ -236,16 +236,17 @@ async fn reasoning_is_back_where_another_model_got_a_stand_in() {
     };
     let says = reply(json!({"role": "assistant", "content": "So."}));
     let thinks = json!({"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [call]});
-    let asks = |model: &str, said: &[Value]| json!({"model": model, "messages": said});
-    let mut said = vec![message("user", json!("How deep?"))];
-    play.asks(&asks("kimi-k3", &said), &reply(thinks)).await;
-    said.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
-    said.push(json!({"role": "tool", "tool_call_id": "call_00_ZyXwVuTs9876", "content": "Deep."}));
-    let first = play.asks(&asks("kimi-k3", &said), &says).await;
+    let asks = |model: &str, messages: &[Value]| json!({"model": model, "messages": messages});
+    let mut messages = vec![message("user", json!("How deep?"))];
+    play.asks(&asks("kimi-k3", &messages), &reply(thinks)).await;
+    messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    messages
+        .push(json!({"role": "tool", "tool_call_id": "call_00_ZyXwVuTs9876", "content": "Deep."}));
+    let first = play.asks(&asks("kimi-k3", &messages), &says).await;
     assert_eq!(first.sent["messages"][1]["reasoning_content"], "Hm.");
-    let other = play.asks(&asks("deepseek-v4", &said), &says).await;
+    let other = play.asks(&asks("deepseek-v4", &messages), &says).await;
     assert_eq!(other.sent["messages"][1]["reasoning_content"], "");
-    assert_eq!(play.asks(&asks("kimi-k3", &said), &says).await.bytes, first.bytes);
+    assert_eq!(play.asks(&asks("kimi-k3", &messages), &says).await.bytes, first.bytes);
 }
 
 #[tokio::test]
@@ -353,17 +354,17 @@ async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
 #[tokio::test]
 async fn geminis_signature_is_back_on_its_call() {
     let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
-    let said = json!({"role": "user", "parts": [{"text": "Look."}]});
+    let question = json!({"role": "user", "parts": [{"text": "Look."}]});
     let call = json!({"functionCall": {"name": "read", "args": {"path": "a"}}});
     let mut signed = call.clone();
     signed["thoughtSignature"] = json!("c2lnbmF0dXJl");
     let reply = json!({"candidates": [{"content": {"role": "model", "parts": [signed]},
         "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
         "candidatesTokenCount": 5, "totalTokenCount": 10}});
-    play.asks(&json!({"contents": [said]}), &reply).await;
+    play.asks(&json!({"contents": [question]}), &reply).await;
     let result = json!({"role": "user", "parts": [
         {"functionResponse": {"name": "read", "response": {"output": "Deep."}}}]});
-    let history = json!({"contents": [said, {"role": "model", "parts": [call]}, result]});
+    let history = json!({"contents": [question, {"role": "model", "parts": [call]}, result]});
     let scene = play.asks(&history, &reply).await;
     assert_eq!(scene.sent["contents"][1]["parts"][0], signed);
 
@@ -380,7 +381,7 @@ async fn geminis_signature_is_back_on_its_call() {
 async fn geminis_signatures_around_file_search_are_all_back() {
     let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
     let answer = json!({"toolResponse": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "response": {"text": "Deep."}}});
-    let words = json!({"text": "It is deep, as the file says that was searched for it."});
+    let text = json!({"text": "It is deep, as the file says that was searched for it."});
     let empty = json!({"text": ""});
     let signed = |part: &Value, signature: &str| {
         let mut part = part.clone();
@@ -388,21 +389,21 @@ async fn geminis_signatures_around_file_search_are_all_back() {
         part
     };
     let [first, second, third] = ["c2lnbmF0dXJlMQ==", "c2lnbmF0dXJlMg==", "c2lnbmF0dXJlMw=="];
-    let whole = vec![signed(&call, first), signed(&answer, second), signed(&words, third)];
+    let whole = vec![signed(&call, first), signed(&answer, second), signed(&text, third)];
     let at_end =
-        vec![signed(&call, first), signed(&answer, second), words.clone(), signed(&empty, third)];
+        vec![signed(&call, first), signed(&answer, second), text.clone(), signed(&empty, third)];
     for reply in [whole, at_end] {
         let mut play =
             Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
-        let said = json!({"role": "user", "parts": [{"text": "Look."}]});
+        let question = json!({"role": "user", "parts": [{"text": "Look."}]});
         let answered = json!({"candidates": [{"content": {"role": "model", "parts": reply},
             "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
             "candidatesTokenCount": 5, "totalTokenCount": 10}});
-        play.asks(&json!({"contents": [said]}), &answered).await;
-        let kept = json!({"role": "model", "parts": [call, answer, words]});
+        play.asks(&json!({"contents": [question]}), &answered).await;
+        let kept = json!({"role": "model", "parts": [call, answer, text]});
         let next = json!({"role": "user", "parts": [{"text": "And now?"}]});
         for _ in 0..2 {
-            let scene = play.asks(&json!({"contents": [said, kept, next]}), &answered).await;
+            let scene = play.asks(&json!({"contents": [question, kept, next]}), &answered).await;
             assert_eq!(scene.sent["contents"][1]["parts"], json!(reply), "{:?}", scene.steps());
             play.restarts().await;
         }
@@ -412,11 +413,11 @@ async fn geminis_signatures_around_file_search_are_all_back() {
 /// Words that come in several pieces are signed on one of them. A client that keeps the pieces has each signature
 /// back where it came from; on words that it joined none of them fits.
 #[tokio::test]
-async fn geminis_signatures_are_back_on_the_pieces_of_words_that_they_came_with() {
+async fn geminis_signatures_are_back_on_the_pieces_of_text_that_they_came_with() {
     let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
     let answer = json!({"toolResponse": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "response": {"text": "Deep."}}});
-    let words = ["It is deep, as the file ", "says that was — 🌊 — ", "searched for it."];
-    let text = |words: &str| json!({"text": words});
+    let pieces = ["It is deep, as the file ", "says that was — 🌊 — ", "searched for it."];
+    let text = |pieces: &str| json!({"text": pieces});
     let signed = |mut part: Value, signature: &str| {
         part["thoughtSignature"] = json!(signature);
         part
@@ -433,26 +434,26 @@ async fn geminis_signatures_are_back_on_the_pieces_of_words_that_they_came_with(
         }
         parts
     };
-    let last = around(&[text(words[0]), text(words[1]), signed(text(words[2]), third)]);
+    let last = around(&[text(pieces[0]), text(pieces[1]), signed(text(pieces[2]), third)]);
     let both = around(&[
-        signed(text(words[0]), "c2lnbmF0dXJlNA=="),
-        text(words[1]),
-        signed(text(words[2]), third),
+        signed(text(pieces[0]), "c2lnbmF0dXJlNA=="),
+        text(pieces[1]),
+        signed(text(pieces[2]), third),
     ]);
-    let joined = around(&[text(&words[..2].concat()), signed(text(words[2]), third)]);
-    let whole = around(&[text(&words.concat())]);
+    let joined = around(&[text(&pieces[..2].concat()), signed(text(pieces[2]), third)]);
+    let whole = around(&[text(&pieces.concat())]);
     for (reply, back) in [(&last, &last), (&both, &both), (&last, &joined), (&last, &whole)] {
         let mut play =
             Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
-        let said = json!({"role": "user", "parts": [{"text": "Look."}]});
+        let question = json!({"role": "user", "parts": [{"text": "Look."}]});
         let answered = json!({"candidates": [{"content": {"role": "model", "parts": reply},
             "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
             "candidatesTokenCount": 5, "totalTokenCount": 10}});
-        play.asks(&json!({"contents": [said]}), &answered).await;
+        play.asks(&json!({"contents": [question]}), &answered).await;
         let kept = json!({"role": "model", "parts": bare(back)});
         let next = json!({"role": "user", "parts": [{"text": "And now?"}]});
         for _ in 0..2 {
-            let scene = play.asks(&json!({"contents": [said, kept, next]}), &answered).await;
+            let scene = play.asks(&json!({"contents": [question, kept, next]}), &answered).await;
             assert_eq!(scene.sent["contents"][1]["parts"], json!(back), "{:?}", scene.steps());
             play.restarts().await;
         }
@@ -470,12 +471,12 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
     with_id["id"] = json!("fc_1");
     let reply = json!({"id": "resp_1", "object": "response", "status": "completed",
         "output": [reasoning, with_id], "usage": {"input_tokens": 5, "output_tokens": 5}});
-    let said = json!({"role": "user", "content": "Look."});
+    let question = json!({"role": "user", "content": "Look."});
     let request = |input: Value| json!({"model": "gpt-5.4", "store": false, "input": input});
-    play.asks(&request(json!([said])), &reply).await;
+    play.asks(&request(json!([question])), &reply).await;
     let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
         "output": "Deep."});
-    let scene = play.asks(&request(json!([said, call, result])), &reply).await;
+    let scene = play.asks(&request(json!([question, call, result])), &reply).await;
     // Sent inline: without its id, which the client does not send either (`docs/protocols.md` 3.2).
     let inline = json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"});
     assert_eq!(scene.sent["input"][1], inline);
@@ -491,8 +492,8 @@ async fn what_stands_in_for_one_model_is_not_sent_to_another() {
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
     let other = play.asks(&lost("some-model"), &completion("c2")).await;
     assert_eq!(other.bytes, lost("some-model").to_string());
-    let again = play.asks(&lost("deepseek-v4"), &completion("c3")).await;
-    assert_eq!(again.bytes, demands.bytes, "repeated to the byte");
+    let later = play.asks(&lost("deepseek-v4"), &completion("c3")).await;
+    assert_eq!(later.bytes, demands.bytes, "repeated to the byte");
 }
 
 /// The provider's cache holds it: it stays, also where it is no longer known that the model demands it.
@@ -505,8 +506,8 @@ async fn what_stands_in_for_a_model_goes_to_it_again_when_its_demand_is_forgotte
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
     play.config.upstreams[0].reasoning_echo = None;
     play.restarts().await;
-    let again = play.asks(&lost("some-model"), &completion("c2")).await;
-    assert_eq!(again.bytes, demands.bytes, "repeated to the byte");
+    let later = play.asks(&lost("some-model"), &completion("c2")).await;
+    assert_eq!(later.bytes, demands.bytes, "repeated to the byte");
 }
 
 /// A call whose reasoning was never seen, and its result.

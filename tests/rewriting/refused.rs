@@ -48,15 +48,15 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     call.answer("200 OK", &reply).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.server.told().await;
-    assert_eq!(told.refused, Some(RefusalCause::Signature));
-    assert!(told.done.resent == Some(RefusalCause::Signature) && !told.done.is_sent());
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.refused, Some(RefusalCause::Signature));
+    assert!(exchange.done.resent == Some(RefusalCause::Signature) && !exchange.done.is_sent());
     // The estimate that is told is of what was answered, not of what was refused.
-    let (tenant, session) = (told.tenant.clone().unwrap(), told.session.clone().unwrap());
-    let turn = |ledger: &Ledger| ledger.turn(&told.id).unwrap().estimate.clone();
+    let (tenant, session) = (exchange.tenant.clone().unwrap(), exchange.session.clone().unwrap());
+    let turn = |ledger: &Ledger| ledger.turn(&exchange.id).unwrap().estimate.clone();
     let kept = play.server.ledgers.look(&Scope { tenant, session }, turn).await.unwrap();
-    assert_eq!(told.estimate, kept);
-    assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
+    assert_eq!(exchange.estimate, kept);
+    assert!(exchange.fail_open.contains(&FailOpen::RewriteRefused));
 
     // From now on it is left alone, after a restart too.
     let mut longer = history(6);
@@ -118,8 +118,8 @@ async fn the_clients_reasoning_goes_where_nothing_else_helps() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.server.told().await;
-    assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::Healed);
+    let exchange = play.server.told().await;
+    assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::Healed);
 
     stale.extend(turn(json!([{"type": "text", "text": "Go on."}])));
     play.restarts().await;
@@ -159,11 +159,11 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    assert!(first.told.done.is_sent());
-    let grown = |words: &str| {
+    assert!(first.exchange.done.is_sent());
+    let grown = |text: &str| {
         let mut grown = history(6);
         grown.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
-        grown.push(json!({"role": "user", "content": words}));
+        grown.push(json!({"role": "user", "content": text}));
         asks(MODEL, &grown)
     };
     let mut beside = grown("What may I ask next?");
@@ -187,9 +187,9 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     }
     // What grows from the refused call is left alone.
     let mut on = beside.clone();
-    let said = on["messages"].as_array_mut().unwrap();
-    said.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
-    said.push(json!({"role": "user", "content": "More."}));
+    let messages = on["messages"].as_array_mut().unwrap();
+    messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
+    messages.push(json!({"role": "user", "content": "More."}));
     assert_eq!(play.asks(&on, &reply).await.bytes, on.to_string());
 }
 
@@ -197,14 +197,14 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
 /// the wire, without what is new.
 #[tokio::test]
 async fn what_was_decided_before_stays_where_the_original_is_refused() {
-    for (words, cause, rests) in
+    for (refusal, cause, rests) in
         [(REFUSED, RefusalCause::Signature, true), (BOUND, RefusalCause::Bound, false)]
     {
         let (mut play, reply, before) = cut_before().await;
         let longer = asks(MODEL, &history(12));
         let mut client = play.sends(&longer).await;
         let mut call = play.provider.call().await;
-        call.answer("400 Bad Request", words).await;
+        call.answer("400 Bad Request", refusal).await;
         let mut call = call.wire.request().await;
         assert_eq!(call.message.text(), longer.to_string());
         call.answer("400 Bad Request", BOUND).await;
@@ -214,12 +214,14 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         call.answer("200 OK", &reply.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        let told = play.server.told().await;
-        assert_eq!((told.refused, told.done.revoked), (Some(cause), Some(cause)));
-        assert!(told.done.is_sent() && told.done.resent.is_none() && !told.sets_aside());
+        let exchange = play.server.told().await;
+        assert_eq!((exchange.refused, exchange.done.revoked), (Some(cause), Some(cause)));
+        assert!(
+            exchange.done.is_sent() && exchange.done.resent.is_none() && !exchange.sets_aside()
+        );
         let mut grown = history(12);
-        let said = json!([{"type": "text", "text": "Go on."}]);
-        grown.push(json!({"role": "assistant", "content": said}));
+        let content = json!([{"type": "text", "text": "Go on."}]);
+        grown.push(json!({"role": "assistant", "content": content}));
         grown.push(json!({"role": "user", "content": "And now?"}));
         let scene = play.asks(&asks(MODEL, &grown), &reply).await;
         // Where nothing was learned that would spare the next one a refusal, nothing more is tried.
@@ -240,7 +242,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
 /// What a refusal taught may spare the next request another: it is decided again. What is refused twice is
 /// not tried a third time.
 #[tokio::test]
-async fn what_was_taken_back_is_decided_again_once() {
+async fn a_revoked_decision_is_made_again_once() {
     let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     for _ in 0..2 {
@@ -314,8 +316,8 @@ async fn a_limit_is_nobodys_fault() {
     call.answer("429 Too Many Requests", r#"{"type":"error"}"#).await;
     assert_eq!(client.response().await.status(), 429);
     drop(call);
-    let told = play.server.told().await;
-    assert!(told.refused.is_none() && !told.sets_aside());
+    let exchange = play.server.told().await;
+    assert!(exchange.refused.is_none() && !exchange.sets_aside());
     // What was refused is not tried again, and what comes later can be.
     assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
     assert!(cleared(&play.asks(&asks(MODEL, &history(12)), &reply).await.sent) > 0);
@@ -324,7 +326,7 @@ async fn a_limit_is_nobodys_fault() {
 /// Where the original is refused as well, reasoning may rest on what was cut before: that stays, and only
 /// what was decided for the refused request is never sent again. A session must not answer 400 for ever.
 #[tokio::test]
-async fn what_is_refused_with_and_without_is_taken_back() {
+async fn what_is_refused_with_and_without_is_revoked() {
     let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     let mut client = play.sends(&longer).await;

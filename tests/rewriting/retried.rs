@@ -106,8 +106,8 @@ async fn room_that_does_not_fit_either_is_answered_as_at_first_whatever_its_stat
         let call = next(call, status, &still).await;
         assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
         assert_eq!(client.response().await.text(), TOO_LONG, "{status}");
-        let told = play.server.told().await;
-        assert_eq!(told.done.overflow.map(|overflow| overflow.saved), Some(false), "{status}");
+        let exchange = play.server.told().await;
+        assert_eq!(exchange.done.overflow.map(|overflow| overflow.saved), Some(false), "{status}");
     }
 }
 
@@ -121,9 +121,9 @@ async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
     call.chunk(error_event(WILD)).await;
     call.end().await;
     assert_eq!(client.response().await.text(), error_event(WILD));
-    let told = play.server.told().await;
+    let exchange = play.server.told().await;
     play.server.told_no_more();
-    assert!(told.done.made.is_nothing(), "{:?}", told.done);
+    assert!(exchange.done.made.is_nothing(), "{:?}", exchange.done);
 }
 
 /// Whatever number the answer to a request with room names: it does not fit, and the first answer is the client's.
@@ -175,12 +175,12 @@ async fn a_wild_overflow_of_a_rewritten_request_is_nobodys_fault() {
     assert!(rewritten.contains(CLEARED), "{rewritten}");
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, &*wild));
-    let told = play.server.told().await;
-    assert_eq!((told.done.resent, told.done.overflow), (None, None));
+    let exchange = play.server.told().await;
+    assert_eq!((exchange.done.resent, exchange.done.overflow), (None, None));
     drop(call);
     let answer = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let again = play.asks(&request, &answer).await;
-    assert_eq!(again.bytes, rewritten);
+    let later = play.asks(&request, &answer).await;
+    assert_eq!(later.bytes, rewritten);
 }
 
 /// A refusal may come piece by piece: it is judged when all of it is there.

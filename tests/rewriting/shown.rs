@@ -10,12 +10,12 @@ use crate::play::{Play, answers, asks, message};
 use crate::presets::{play, play_at};
 
 /// The context as it is shown after an exchange.
-pub async fn shown(play: &Play, told: &Exchange) -> ContextView {
+pub async fn shown(play: &Play, exchange: &Exchange) -> ContextView {
     let scope = plimsoll::store::Scope {
-        tenant: told.tenant.clone().unwrap(),
-        session: told.session.clone().unwrap(),
+        tenant: exchange.tenant.clone().unwrap(),
+        session: exchange.session.clone().unwrap(),
     };
-    let id = told.id.clone();
+    let id = exchange.id.clone();
     let view = play
         .server
         .ledgers
@@ -23,8 +23,8 @@ pub async fn shown(play: &Play, told: &Exchange) -> ContextView {
     view.await.unwrap()
 }
 
-fn decided(told: &Exchange) -> (u64, u64) {
-    let estimate = told.estimate.as_ref().unwrap();
+fn decided(exchange: &Exchange) -> (u64, u64) {
+    let estimate = exchange.estimate.as_ref().unwrap();
     (estimate.tokens, estimate.new)
 }
 
@@ -44,13 +44,13 @@ async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
     reply["usage"] = json!({"input_tokens": 100_000, "output_tokens": 50_050});
     let mut history = vec![message("user", json!("How deep is she?"))];
     let first = play.asks(&asks(MODEL, &history), &reply).await;
-    let view = shown(&play, &first.told).await;
+    let view = shown(&play, &first.exchange).await;
     assert!((100_001..100_020).contains(&view.total), "{view}");
     assert!(view.free > 0 && view.breakdown.reasoning == 0, "{view}");
     history.push(message("assistant", content));
     history.push(message("user", json!("And how wide?")));
     let next = play.asks(&asks(MODEL, &history), &reply).await;
-    let (by, new) = decided(&next.told);
+    let (by, new) = decided(&next.exchange);
     assert_eq!(view.total + new, by);
     assert!(!next.bytes.contains("Let me think."), "it was kept out");
 }
@@ -65,13 +65,13 @@ async fn gemini_cli_does_not_show_thoughts() {
         "candidates": [{"index": 0, "finishReason": "STOP", "content": {"role": "model", "parts": parts}}],
         "usageMetadata": {"promptTokenCount": 5_000, "candidatesTokenCount": 50,
                           "thoughtsTokenCount": 3_000, "totalTokenCount": 8_050}});
-    let asked = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    let first = play.asks(&json!({"contents": [asked]}), &reply).await;
-    assert_eq!(shown(&play, &first.told).await.total, 5_050);
-    let said = json!({"role": "model", "parts": [{"text": "Three metres."}]});
+    let question = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
+    let first = play.asks(&json!({"contents": [question]}), &reply).await;
+    assert_eq!(shown(&play, &first.exchange).await.total, 5_050);
+    let reply = json!({"role": "model", "parts": [{"text": "Three metres."}]});
     let more = json!({"role": "user", "parts": [{"text": "12345678"}]});
-    let next = play.asks(&json!({"contents": [asked, said, more]}), &reply).await;
-    assert_eq!(decided(&next.told), (5_050 + 2, 2));
+    let next = play.asks(&json!({"contents": [question, reply, more]}), &reply).await;
+    assert_eq!(decided(&next.exchange), (5_050 + 2, 2));
 }
 
 fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
@@ -90,13 +90,13 @@ async fn dexto_counts_of_the_last_output_what_comes_back() {
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let asks = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
     let first = play.asks(&asks(&history), &chat("Three metres.", (5_000, 3_050, 3_000))).await;
-    let view = shown(&play, &first.told).await;
+    let view = shown(&play, &first.exchange).await;
     assert_eq!((view.total, view.basis.unwrap().gone), (5_050, 3_000));
     history.push(json!({"role": "assistant", "content": "Three metres."}));
     history.push(json!({"role": "user", "content": "12345678901234567890"}));
     let next = play.asks(&asks(&history), &chat("Four.", (5_064, 9, 0))).await;
-    assert_eq!(decided(&next.told), (5_055, 5));
-    assert_eq!((next.told.error(), next.told.done.overflow), (Some(-9), None));
+    assert_eq!(decided(&next.exchange), (5_055, 5));
+    assert_eq!((next.exchange.error(), next.exchange.done.overflow), (Some(-9), None));
 }
 
 /// System prompt and tools by length/4, the same in every call; messages are the rest of what is reported.
@@ -107,16 +107,16 @@ async fn dextos_breakdown_goes_by_length() {
     let tool =
         json!({"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object"}});
     let ask = |history: &[Value]| {
-        let mut asked = asks(MODEL, history);
-        asked["system"] = json!("x".repeat(402));
-        asked["tools"] = json!([tool]);
-        asked
+        let mut request = asks(MODEL, history);
+        request["system"] = json!("x".repeat(402));
+        request["tools"] = json!([tool]);
+        request
     };
     let mut history = vec![message("user", json!("How deep is she?"))];
     let content = json!([{"type": "text", "text": "Three metres."}]);
     let first = play.asks(&ask(&history), &answers("m1", MODEL, content.clone())).await;
     let tools = (tool.to_string().len() as f64 / 4.0).round() as u64;
-    let at_first = first.told.estimate.as_ref().unwrap();
+    let at_first = first.exchange.estimate.as_ref().unwrap();
     assert_eq!(at_first.method, EstimateMethod::Estimated);
     assert_eq!(
         (at_first.breakdown.system, at_first.breakdown.tools),
@@ -124,21 +124,21 @@ async fn dextos_breakdown_goes_by_length() {
         "402 / 4, halves up"
     );
     assert_eq!(at_first.tokens, 101 + tools + 4);
-    let view = shown(&play, &first.told).await;
+    let view = shown(&play, &first.exchange).await;
     let parts = view.breakdown;
     assert_eq!((view.total, parts.system, parts.tools), (1_850, 101, tools));
     assert_eq!(parts.messages, 1_850 - 101 - tools);
     history.push(message("assistant", content));
     history.push(message("user", json!("12345678")));
     let next = play.asks(&ask(&history), &answers("m2", MODEL, json!([]))).await;
-    let parts = next.told.estimate.as_ref().unwrap().breakdown;
+    let parts = next.exchange.estimate.as_ref().unwrap().breakdown;
     assert_eq!((parts.system, parts.tools, parts.messages), (101, tools, 1_852 - 101 - tools));
 }
 
 /// A client that leaves in the middle: the input that the stream told at its start is grown from, what came
 /// of the reply counts, and its error is told.
 #[tokio::test]
-async fn a_cancelled_stream_that_told_its_input_is_an_anchor() {
+async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     const MODEL: &str = "claude-sonnet-4-5";
     let mut play = play(Preset::Dexto, &[]).await;
     let mut history = vec![message("user", json!("How deep is she?"))];
@@ -153,23 +153,23 @@ async fn a_cancelled_stream_that_told_its_input_is_an_anchor() {
     call.chunk(format!("event: message_start\ndata: {begins}\n\n")).await;
     let block = json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}});
     call.chunk(format!("event: content_block_start\ndata: {block}\n\n")).await;
-    let words = "She is three metres and a half deep, and";
-    let delta = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": words}});
+    let text = "She is three metres and a half deep, and";
+    let delta = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}});
     call.chunk(format!("event: content_block_delta\ndata: {delta}\n\n")).await;
     client.until("a half deep").await;
     client.reset();
-    let told = play.server.told().await;
-    assert_eq!((told.outcome, told.actual()), (Outcome::ClientLeft, Some(5_000)));
-    assert!(told.error().is_some() && told.usage.lower_bound);
-    let view = shown(&play, &told).await;
+    let exchange = play.server.told().await;
+    assert_eq!((exchange.outcome, exchange.actual()), (Outcome::ClientLeft, Some(5_000)));
+    assert!(exchange.error().is_some() && exchange.usage.lower_bound);
+    let view = shown(&play, &exchange).await;
     let basis = view.basis.unwrap();
     assert_eq!((basis.input, basis.cut, basis.gone), (5_000, true, 0));
     assert!((8..16).contains(&basis.output), "{view}");
     assert!(view.to_string().contains("(estimated, the reply was cut)"), "{view}");
     drop(call);
-    history.push(message("assistant", json!([{"type": "text", "text": words}])));
+    history.push(message("assistant", json!([{"type": "text", "text": text}])));
     history.push(message("user", json!("12345678")));
     let next = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
-    assert_eq!(decided(&next.told), (view.total + 2, 2));
-    assert_eq!(next.told.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
+    assert_eq!(decided(&next.exchange), (view.total + 2, 2));
+    assert_eq!(next.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
 }

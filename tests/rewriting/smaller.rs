@@ -16,7 +16,7 @@ use crate::healed::{
     refusals, responses,
 };
 use crate::play::{Play, answers};
-use crate::stage::{Asked, Stage};
+use crate::stage::{RoundTrip, Stage};
 use crate::support::http1::Call;
 use crate::support::noise::noise;
 
@@ -58,8 +58,8 @@ fn bodies(data: &str) -> [(&'static str, &'static str, Value); 4] {
 }
 
 /// The picture that was sent at a place.
-fn sent_picture(asked: &Asked, at: &str) -> (String, DynamicImage) {
-    let sent = asked.sent().pointer(at).and_then(Value::as_str).unwrap();
+fn sent_picture(trip: &RoundTrip, at: &str) -> (String, DynamicImage) {
+    let sent = trip.sent().pointer(at).and_then(Value::as_str).unwrap();
     let data = sent.rsplit(',').next().unwrap().to_owned();
     let file = STANDARD.decode(&data).unwrap();
     assert_eq!(image::guess_format(&file).unwrap(), ImageFormat::Png, "the same type");
@@ -72,27 +72,27 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
     let rules = Rules { most_picture_bytes: 20_000, ..Rules::default() };
     for (target, at, body) in bodies(&large) {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
-        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-        assert_eq!(asked.status, 200, "{target}: {} {:?}", asked.answer, asked.told.refusal);
-        assert_eq!((asked.log.len(), refusals(&asked)), (2, 1), "{target}");
-        assert_eq!(asked.told.refusal, healed(RepairCause::Media), "{target}");
-        let (data, small) = sent_picture(&asked, at);
+        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!(trip.status, 200, "{target}: {} {:?}", trip.answer, trip.exchange.refusal);
+        assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{target}");
+        assert_eq!(trip.exchange.refusal, healed(RepairCause::Media), "{target}");
+        let (data, small) = sent_picture(&trip, at);
         assert!(data.len() <= 20_000 && small.width() > 50, "{target}: {}", data.len());
         assert_eq!(small.width() / small.height(), 2, "{target}: its shape");
         // Nothing but its bytes is another.
-        let (before, after) = (body.to_string(), asked.log[1].call.bytes.clone());
+        let (before, after) = (body.to_string(), trip.log[1].call.bytes.clone());
         let after = String::from_utf8(after.to_vec()).unwrap();
         let after = after.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
         assert_eq!(after, before.replace(&large, &data), "{target}");
-        let mut next = goes_on(&body, &asked.answer);
+        let mut next = goes_on(&body, &trip.answer);
         for restarts in [false, true] {
             if restarts {
                 stage.restarts().await;
             }
-            let again = stage.asks(target, &next, Reply::text("Better.")).await;
-            assert_eq!((again.status, again.log.len()), (200, 1), "{target}: {}", again.answer);
-            assert_eq!(sent_picture(&again, at).0, data, "{target}: restarts {restarts}");
-            next = goes_on(&next, &again.answer);
+            let later = stage.asks(target, &next, Reply::text("Better.")).await;
+            assert_eq!((later.status, later.log.len()), (200, 1), "{target}: {}", later.answer);
+            assert_eq!(sent_picture(&later, at).0, data, "{target}: restarts {restarts}");
+            next = goes_on(&next, &later.answer);
         }
     }
 }
@@ -103,9 +103,9 @@ async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
     let rules = Rules { most_picture_side: 120, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&large)[0].clone();
-    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
-    let (_, small) = sent_picture(&asked, at);
+    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    let (_, small) = sent_picture(&trip, at);
     assert_eq!((small.width(), small.height()), (120, 8));
 }
 
@@ -116,22 +116,22 @@ async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
     let store_twice = rules.clone();
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&noise(200, 100, 5))[0].clone();
-    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-    assert_eq!(sent_picture(&asked, at).1.width(), 100);
+    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!(sent_picture(&trip, at).1.width(), 100);
     let rules = Rules { most_picture_side: 60, ..store_twice };
     stage.provider.set_rules(rules);
-    let next = goes_on(&body, &asked.answer);
-    let asked = stage.asks(target, &next, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
-    assert_eq!(sent_picture(&asked, at).1.width(), 60);
-    let next = goes_on(&next, &asked.answer);
-    let asked = stage.asks(target, &next, Reply::text("Good.")).await;
-    assert_eq!((asked.log.len(), sent_picture(&asked, at).1.width()), (1, 60));
+    let next = goes_on(&body, &trip.answer);
+    let trip = stage.asks(target, &next, Reply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(sent_picture(&trip, at).1.width(), 60);
+    let next = goes_on(&next, &trip.answer);
+    let trip = stage.asks(target, &next, Reply::text("Good.")).await;
+    assert_eq!((trip.log.len(), sent_picture(&trip, at).1.width()), (1, 60));
 }
 
 /// What cannot be read, and what unfolds to too much, becomes words as without the option.
 #[tokio::test]
-async fn a_picture_that_cannot_be_made_smaller_becomes_words() {
+async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
     let mut bomb = Cursor::new(Vec::new());
     let plain = DynamicImage::ImageLuma8(image::GrayImage::new(9_000, 9_000));
     plain.write_to(&mut bomb, ImageFormat::Png).unwrap();
@@ -140,15 +140,15 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_words() {
     for data in [picture(30_000), bomb, noise(200, 100, 3)[..100_000 / 4 * 4 / 2].to_owned()] {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
         let (target, _, body) = bodies(&data)[0].clone();
-        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-        assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
-        assert_eq!(asked.sent()["messages"][0]["content"][0]["type"], "text");
+        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+        assert_eq!(trip.sent()["messages"][0]["content"][0]["type"], "text");
     }
 }
 
 /// A session holds so many bytes of them, and then words: it goes on all the same.
 #[tokio::test]
-async fn pictures_of_a_session_are_bounded_and_then_become_words() {
+async fn pictures_of_a_session_are_bounded_and_then_become_text() {
     let rules = Rules { most_picture_bytes: 500_000, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     stage.config.limits.body_bytes = 32 << 20;
@@ -158,36 +158,36 @@ async fn pictures_of_a_session_are_bounded_and_then_become_words() {
     for at in 0..16 {
         messages.push(json!({"role": "user", "content": [image(&noise(420, 420, at)), {"type": "text", "text": "What?"}]}));
         let body = claude(json!(messages));
-        let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
-        assert_eq!(asked.status, 200, "{at}: {:?}", asked.told.refusal);
-        let content = asked.sent()["messages"].as_array().unwrap();
+        let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+        assert_eq!(trip.status, 200, "{at}: {:?}", trip.exchange.refusal);
+        let content = trip.sent()["messages"].as_array().unwrap();
         let newest = content.last().unwrap()["content"][0]["type"].as_str().unwrap();
         kinds.push(newest.to_owned());
-        messages.push(json!({"role": "assistant", "content": asked.answer["content"]}));
+        messages.push(json!({"role": "assistant", "content": trip.answer["content"]}));
     }
     assert_eq!((kinds[0].as_str(), kinds[15].as_str()), ("image", "text"), "{kinds:?}");
 }
 
 /// It is as small as the refusal says, and refused all the same: words take its place, for good.
 #[tokio::test]
-async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_words() {
+async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
     let mut play = Play::of(CLAUDE, shrinks()).await;
     let (_, _, body) = bodies(&noise(200, 100, 9))[0].clone();
     let refused = |call: &Call| {
         let sent: Value = serde_json::from_str(call.message.text()).unwrap();
         let bytes = sent["messages"][0]["content"][0]["source"]["data"].as_str().unwrap().len();
-        let words = format!(
+        let message = format!(
             "messages.0.content.0.image.source.base64: image exceeds 5 MB maximum: {bytes} bytes > 20000 bytes"
         );
-        (bytes, json!({"error": {"message": words}}).to_string())
+        (bytes, json!({"error": {"message": message}}).to_string())
     };
     let mut client = play.sends(&body).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &refused(&call).1).await;
     let mut call = call.wire.request().await;
-    let (bytes, words) = refused(&call);
+    let (bytes, refusal) = refused(&call);
     assert!(bytes <= 20_000, "{bytes}");
-    call.answer("400 Bad Request", &words).await;
+    call.answer("400 Bad Request", &refusal).await;
     let mut call = call.wire.request().await;
     assert!(call.message.text().contains("It was left out"), "{}", call.message.text());
     let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));

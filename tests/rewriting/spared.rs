@@ -15,11 +15,11 @@ fn rules() -> Rules {
 
 /// A request that asks for more in each protocol, and where it does.
 fn bodies() -> [(&'static str, &'static str, Value); 4] {
-    let said = json!([{"role": "user", "content": "a"}]);
+    let messages = json!([{"role": "user", "content": "a"}]);
     let mut all = [
-        (CLAUDE, "/max_tokens", claude(said.clone())),
-        (CHAT, "/max_completion_tokens", chat(said.clone())),
-        (RESPONSES, "/max_output_tokens", responses(said)),
+        (CLAUDE, "/max_tokens", claude(messages.clone())),
+        (CHAT, "/max_completion_tokens", chat(messages.clone())),
+        (RESPONSES, "/max_output_tokens", responses(messages)),
         (
             GEMINI,
             "/generationConfig/maxOutputTokens",
@@ -41,19 +41,19 @@ fn spared() -> Option<RefusalReport> {
 async fn what_one_session_was_refused_for_no_other_is() {
     for (target, at, body) in bodies() {
         let mut stage = Stage::open(rules(), Policy::default()).await;
-        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-        assert_eq!((asked.status, asked.log.len()), (200, 2), "{target}: {}", asked.answer);
-        assert_eq!(asked.told.refusal, healed(RepairCause::MaxTokens), "{target}");
+        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
+        assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "{target}");
         for restarts in [false, true] {
             if restarts {
                 stage.restarts().await;
             }
             stage.session = if restarts { "third" } else { "second" };
-            let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-            assert_eq!((asked.status, asked.log.len()), (200, 1), "{target} {restarts}");
-            assert_eq!(asked.sent().pointer(at), Some(&json!(8_192)), "{target} {restarts}");
-            assert_eq!(asked.told.refusal, spared(), "{target} {restarts}");
-            assert!(asked.head.contains("x-plimsoll-healed: max_tokens"), "{}", asked.head);
+            let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+            assert_eq!((trip.status, trip.log.len()), (200, 1), "{target} {restarts}");
+            assert_eq!(trip.sent().pointer(at), Some(&json!(8_192)), "{target} {restarts}");
+            assert_eq!(trip.exchange.refusal, spared(), "{target} {restarts}");
+            assert!(trip.head.contains("x-plimsoll-healed: max_tokens"), "{}", trip.head);
         }
         let metrics = stage.server.telemetry.render();
         let line = "plimsoll_healed_total{cause=\"max_tokens\"} 1";
@@ -70,20 +70,20 @@ async fn others_are_left_alone() {
     stage.session = "second";
     let mut less = body.clone();
     *less.pointer_mut(at).unwrap() = json!(8_000);
-    let asked = stage.asks(target, &less, Reply::text("Good.")).await;
-    assert_eq!((asked.sent(), asked.told.refusal.clone()), (&less, None));
+    let trip = stage.asks(target, &less, Reply::text("Good.")).await;
+    assert_eq!((trip.sent(), trip.exchange.refusal.clone()), (&less, None));
     stage.session = "third";
     let mut other = body.clone();
     other["model"] = json!("claude-sonnet-4-5");
-    let asked = stage.asks(target, &other, Reply::text("Good.")).await;
-    assert_eq!(asked.log.len(), 2, "it is refused first");
+    let trip = stage.asks(target, &other, Reply::text("Good.")).await;
+    assert_eq!(trip.log.len(), 2, "it is refused first");
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     stage.config.policy = Policy { heal, ..Policy::default() }.into();
     stage.restarts().await;
     stage.session = "fourth";
-    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.status, asked.log.len()), (400, 1));
-    assert_eq!(asked.sent().pointer(at), Some(&json!(64_000)));
+    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (400, 1));
+    assert_eq!(trip.sent().pointer(at), Some(&json!(64_000)));
 }
 
 /// Words of a client's own making teach nothing.
@@ -94,10 +94,10 @@ async fn a_limit_that_a_client_dictates_is_not_learned() {
     body["messages"][0]["content"] = json!(
         "max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-sonnet-4-6"
     );
-    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-    assert_eq!(asked.told.refusal, healed(RepairCause::MaxTokens), "its own is healed");
+    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "its own is healed");
     stage.session = "second";
     let (_, _, body) = bodies()[0].clone();
-    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
-    assert_eq!((asked.log.len(), asked.sent().pointer(at)), (2, Some(&json!(8_192))));
+    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!((trip.log.len(), trip.sent().pointer(at)), (2, Some(&json!(8_192))));
 }

@@ -28,12 +28,12 @@ pub struct Stage {
 }
 
 /// What came of one exchange.
-pub struct Asked {
+pub struct RoundTrip {
     pub status: u16,
     /// Status line and headers of the answer.
     pub head: String,
     pub answer: Value,
-    pub told: Arc<Exchange>,
+    pub exchange: Arc<Exchange>,
     /// What the provider judged of it, oldest first.
     pub log: Vec<Judged>,
 }
@@ -61,19 +61,19 @@ impl Stage {
         let last = body["messages"].as_array().unwrap().last().unwrap();
         let mut body = body.clone();
         body["messages"] = serde_json::json!([last]);
-        let asked = alone.asks("/v1/messages", &body, reply).await;
-        let stream = asked.answer.as_str().unwrap().trim_end();
+        let trip = alone.asks("/v1/messages", &body, reply).await;
+        let stream = trip.answer.as_str().unwrap().trim_end();
         stream.split("\n\n").map(str::to_owned).collect()
     }
 
     /// One exchange; the provider says `reply`, if it accepts the request.
-    pub async fn asks(&mut self, target: &str, body: &Value, reply: Reply) -> Asked {
+    pub async fn asks(&mut self, target: &str, body: &Value, reply: Reply) -> RoundTrip {
         let is_streamed = body["stream"] == true;
         self.exchanges(target, &body.to_string(), reply, is_streamed).await
     }
 
     /// The same with a body that is no value.
-    pub async fn sends(&mut self, target: &str, body: &str, reply: Reply) -> Asked {
+    pub async fn sends(&mut self, target: &str, body: &str, reply: Reply) -> RoundTrip {
         self.exchanges(target, body, reply, false).await
     }
 
@@ -83,7 +83,7 @@ impl Stage {
         body: &str,
         reply: Reply,
         is_streamed: bool,
-    ) -> Asked {
+    ) -> RoundTrip {
         self.provider.say(reply);
         self.provider.take_log();
         let (headers, session) = (self.headers, self.session);
@@ -102,9 +102,9 @@ impl Stage {
                 (response.status(), response.head.clone(), response.text().to_owned())
             }
         };
-        let told = self.server.told().await;
+        let exchange = self.server.told().await;
         let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
-        Asked { status, head, answer, told, log: self.provider.take_log() }
+        RoundTrip { status, head, answer, exchange, log: self.provider.take_log() }
     }
 }
 
@@ -122,7 +122,7 @@ async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {
     TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
-impl Asked {
+impl RoundTrip {
     /// The body that the provider accepted, or refused last.
     pub fn sent(&self) -> &Value {
         &self.log.last().unwrap().call.body

@@ -43,8 +43,8 @@ async fn all_or_all_but_the_last_goes_and_stays_gone() {
         [(StripPolicy::All, [false, false, false]), (StripPolicy::AllButLast, [false, false, true])]
     {
         let mut play = Play::of("/v1/chat/completions", strips(strip)).await;
-        let asked = request("some-model", 3, "Hm.");
-        let scene = play.asks(&asked, &reply()).await;
+        let request_body = request("some-model", 3, "Hm.");
+        let scene = play.asks(&request_body, &reply()).await;
         assert_eq!(thinking(&scene.sent), left, "{strip:?}");
         let gone = left.iter().filter(|left| !**left).count();
         assert_eq!(
@@ -54,16 +54,16 @@ async fn all_or_all_but_the_last_goes_and_stays_gone() {
         // Whatever policy says later: it was sent without, so it is.
         play.config.policy = Policy::default().into();
         play.restarts().await;
-        assert_eq!(play.asks(&asked, &reply()).await.bytes, scene.bytes);
+        assert_eq!(play.asks(&request_body, &reply()).await.bytes, scene.bytes);
     }
 }
 
 #[tokio::test]
 async fn what_a_provider_demands_stays() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
-    let asked = request("deepseek-v4", 2, "Hm.");
-    let scene = play.asks(&asked, &reply()).await;
-    assert_eq!(scene.bytes, asked.to_string());
+    let request_body = request("deepseek-v4", 2, "Hm.");
+    let scene = play.asks(&request_body, &reply()).await;
+    assert_eq!(scene.bytes, request_body.to_string());
     assert!(scene.steps().iter().all(|step| step.2 == DecisionReason::Demanded));
 }
 
@@ -72,19 +72,19 @@ async fn what_a_provider_demands_stays() {
 async fn bound_reasoning_stays() {
     let mut play = Play::of("/v1/messages", strips(StripPolicy::All)).await;
     let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
-    let said = [
+    let history = [
         message("user", json!("One?")),
         message("assistant", json!([thought, {"type": "text", "text": "One."}])),
         message("user", json!("Two?")),
     ];
-    let asked = asks("claude-opus-5-5", &said);
+    let request_body = asks("claude-opus-5-5", &history);
     let answer = answers("m", "claude-opus-5-5", json!([]));
-    let scene = play.asks(&asked, &answer).await;
-    assert_eq!(scene.bytes, asked.to_string());
+    let scene = play.asks(&request_body, &answer).await;
+    assert_eq!(scene.bytes, request_body.to_string());
     assert_eq!(scene.steps(), [(Change::Removed, Decision::Refused, DecisionReason::Bound)]);
-    let asked = asks("claude-opus-4-6", &said);
+    let request_body = asks("claude-opus-4-6", &history);
     play.session = "free";
-    let scene = play.asks(&asked, &answer).await;
+    let scene = play.asks(&request_body, &answer).await;
     assert_eq!(scene.sent["messages"][1]["content"], json!([{"type": "text", "text": "One."}]));
 }
 
@@ -102,16 +102,16 @@ async fn what_another_branch_took_out_is_new_here() {
     let mut history = vec![message("user", json!("How deep?"))];
     play.asks(&asks(model, &history), &answers("m1", model, called.clone())).await;
     history.extend([message("assistant", called), message("user", result)]);
-    let words = json!([{"type": "text", "text": "Deep."}]);
-    let open = play.asks(&asks(model, &history), &answers("m2", model, words.clone())).await;
+    let reply = json!([{"type": "text", "text": "Deep."}]);
+    let open = play.asks(&asks(model, &history), &answers("m2", model, reply.clone())).await;
     assert_eq!(open.steps(), [(Change::Removed, Decision::Refused, DecisionReason::OpenLoop)]);
-    history.push(message("assistant", words.clone()));
+    history.push(message("assistant", reply.clone()));
     for question in ["And here?", "And there?"] {
         let branch = [history.clone(), vec![message("user", json!(question))]].concat();
-        let asked =
-            play.asks(&asks(model, &branch), &answers(question, model, words.clone())).await;
-        let taken_out = (Change::Removed, Decision::New, DecisionReason::Stripped);
-        assert_eq!(asked.steps(), [taken_out], "{question}");
+        let scene =
+            play.asks(&asks(model, &branch), &answers(question, model, reply.clone())).await;
+        let removed = (Change::Removed, Decision::New, DecisionReason::Stripped);
+        assert_eq!(scene.steps(), [removed], "{question}");
     }
 }
 
@@ -178,12 +178,12 @@ fn result(id: &str, text: &str) -> Value {
 async fn the_effective_count_is_shown_and_decides() {
     // Some 4 bytes a token for these models.
     let thought = "so the keel goes down and ".repeat(400);
-    let asked = request("some-model", 5, &thought);
+    let request_body = request("some-model", 5, &thought);
     let mut measured = Vec::new();
     for policy in [Policy::default(), strips(StripPolicy::All)] {
         let mut play = Play::of("/v1/chat/completions", policy).await;
-        let scene = play.asks(&asked, &reply()).await;
-        measured.push(scene.told.estimate.clone().unwrap());
+        let scene = play.asks(&request_body, &reply()).await;
+        measured.push(scene.exchange.estimate.clone().unwrap());
     }
     let [raw, effective] = measured.as_slice() else { panic!() };
     assert!(raw.tokens > 10 * effective.tokens, "{} and {}", raw.tokens, effective.tokens);
@@ -204,15 +204,19 @@ async fn the_effective_count_is_shown_and_decides() {
         "type": "function", "function": {"name": "read", "arguments": "{}"}}]});
     let result = json!({"role": "tool", "tool_call_id": "call_AbCdEfGh12",
         "content": "Line of the log. ".repeat(20)});
-    let mut asked = asked;
-    asked["messages"].as_array_mut().unwrap().splice(1..1, [call, result]);
+    let mut request_body = request_body;
+    request_body["messages"].as_array_mut().unwrap().splice(1..1, [call, result]);
     for (strip, cuts) in [(StripPolicy::All, 0), (StripPolicy::None, 1)] {
         policy.reasoning.strip_from_context = strip;
         let mut play = Play::of("/v1/chat/completions", policy.clone()).await;
         play.config.output_reserve = 0;
         play.config.upstreams[0].window = Some((raw.tokens + effective.tokens) / 2);
         play.restarts().await;
-        let scene = play.asks(&asked, &reply()).await;
-        assert_eq!(scene.told.done.made.cut, cuts, "{strip:?}: {:?}", scene.told.done.steps);
+        let scene = play.asks(&request_body, &reply()).await;
+        assert_eq!(
+            scene.exchange.done.made.cut, cuts,
+            "{strip:?}: {:?}",
+            scene.exchange.done.steps
+        );
     }
 }

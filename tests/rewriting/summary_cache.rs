@@ -7,7 +7,7 @@ use plimsoll::tokens::bpe;
 use scripted_provider::strict::{Judged, Reply, Rules};
 use serde_json::{Value, json};
 
-use crate::stage::{Asked, Stage};
+use crate::stage::{RoundTrip, Stage};
 
 const MODEL: &str = "claude-sonnet-4-5";
 const TARGET: &str = "/v1/messages";
@@ -46,8 +46,8 @@ fn always() -> PrunePolicy {
     }
 }
 
-fn text(words: &str) -> Value {
-    json!({"type": "text", "text": words})
+fn text(content: &str) -> Value {
+    json!({"type": "text", "text": content})
 }
 
 /// A request with the client's own cache marker at the end of its history.
@@ -72,22 +72,22 @@ async fn open(policy: Policy) -> Stage {
     stage
 }
 
-async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: Reply) -> Asked {
-    let asked = stage.asks(TARGET, &request(history), reply).await;
-    assert_eq!(asked.status, 200, "{:?}", asked.answer);
-    history.push(json!({"role": "assistant", "content": asked.answer["content"]}));
-    asked
+async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: Reply) -> RoundTrip {
+    let trip = stage.asks(TARGET, &request(history), reply).await;
+    assert_eq!(trip.status, 200, "{:?}", trip.answer);
+    history.push(json!({"role": "assistant", "content": trip.answer["content"]}));
+    trip
 }
 
 /// A history of six results; answers the last request of it.
-async fn reads(stage: &mut Stage, history: &mut Vec<Value>) -> Asked {
+async fn reads(stage: &mut Stage, history: &mut Vec<Value>) -> RoundTrip {
     history.push(json!({"role": "user", "content": [text(&"Read the logs, all. ".repeat(2_000))]}));
     for number in 0..6 {
         let reply = Reply::text("I read.").calling("Read", json!({"path": number}));
         asks(stage, history, reply).await;
         let call = history.last().unwrap()["content"].as_array().unwrap().last().unwrap();
-        let words = format!("Line {number} of the log. ").repeat(50);
-        let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": words});
+        let text = format!("Line {number} of the log. ").repeat(50);
+        let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
         history.push(json!({"role": "user", "content": [result]}));
     }
     asks(stage, history, Reply::text("All is read.")).await
@@ -106,9 +106,9 @@ fn without_markers(value: &Value) -> Value {
     value
 }
 
-fn question(asked: &Asked) -> &Judged {
+fn question(trip: &RoundTrip) -> &Judged {
     let asks = |it: &&Judged| memchr::memmem::find(&it.call.bytes, ASKS.as_bytes()).is_some();
-    let mut questions = asked.log.iter().filter(asks);
+    let mut questions = trip.log.iter().filter(asks);
     let first = questions.next().expect("a question for the summary");
     assert!(questions.next().is_none(), "one piece");
     first
@@ -116,17 +116,17 @@ fn question(asked: &Asked) -> &Judged {
 
 /// What the question reads is what was sent before, to the byte, and comes from the cache.
 fn is_read_from_cache(before: &Value, question: &Judged) {
-    let asked = &question.call.body;
+    let request = &question.call.body;
     for member in ["model", "system", "tools"] {
-        assert_eq!(asked[member], before[member], "{member}");
+        assert_eq!(request[member], before[member], "{member}");
     }
-    let (asked, before) =
-        (without_markers(&asked["messages"]), without_markers(&before["messages"]));
-    let (asked, before) = (asked.as_array().unwrap(), before.as_array().unwrap());
+    let (request, before) =
+        (without_markers(&request["messages"]), without_markers(&before["messages"]));
+    let (request, before) = (request.as_array().unwrap(), before.as_array().unwrap());
     // The last one holds the instruction.
-    let common = asked.len().min(before.len()) - 1;
+    let common = request.len().min(before.len()) - 1;
     assert!(common >= 12, "{common} messages");
-    assert_eq!(asked[..common], before[..common], "the prefix is what was sent before");
+    assert_eq!(request[..common], before[..common], "the prefix is what was sent before");
     let accepted = question.verdict.accepted().unwrap();
     let (read, whole) = (accepted.cached.read, accepted.input_tokens);
     assert!(read * 10 >= whole * 8, "{read} of {whole} tokens from the cache");
@@ -139,19 +139,23 @@ async fn a_summary_at_once_begins_with_what_the_cache_holds() {
         let mut stage = open(compacting(prune.clone())).await;
         let mut history = Vec::new();
         let before = reads(&mut stage, &mut history).await;
-        let cut = before.told.done.made.cut;
-        assert_eq!(cut > 0, prune == always(), "{:?}", before.told.done);
+        let cut = before.exchange.done.made.cut;
+        assert_eq!(cut > 0, prune == always(), "{:?}", before.exchange.done);
         // What is said last leaves no room for the history, cut or not, and fits without it.
         history
             .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(3_700))]}));
         let at_once = asks(&mut stage, &mut history, Reply::text("That, too.")).await;
-        let estimates = [&before, &at_once].map(|it| it.told.estimate.as_ref().unwrap().tokens);
-        assert_eq!(at_once.told.done.made.compacted, 1, "{estimates:?} {:?}", at_once.told.done);
-        assert!(at_once.told.compaction_wait_us.is_some());
+        let estimates = [&before, &at_once].map(|it| it.exchange.estimate.as_ref().unwrap().tokens);
+        assert_eq!(
+            at_once.exchange.done.made.compacted, 1,
+            "{estimates:?} {:?}",
+            at_once.exchange.done
+        );
+        assert!(at_once.exchange.compaction_wait_us.is_some());
         // What was cut by then, or is by this request, went with the history.
-        let went = at_once.told.done.steps[0].tokens_before;
+        let went = at_once.exchange.done.steps[0].tokens_before;
         whole = whole.max(went);
-        assert_eq!(went + 1_500 < whole, prune != never(), "{whole} {:?}", at_once.told.done);
+        assert_eq!(went + 1_500 < whole, prune != never(), "{whole} {:?}", at_once.exchange.done);
         is_read_from_cache(before.sent(), question(&at_once));
     }
 }

@@ -45,23 +45,23 @@ fn thinks() -> Reply {
     Reply::thinking("I looked.", 40).saying("Seen.")
 }
 
-/// It is shown, sent back as it came, read by the model, and costs no cache: neither seals nor prefixes rest on it.
+/// It is shown, sent back as it came, read by the model, and costs no cache: neither signatures nor prefixes depend on it.
 #[tokio::test]
 async fn thinking_is_shown_and_comes_back_without_a_loss() {
-    for (target, body, at, asked_for) in clients() {
+    for (target, body, at, expected) in clients() {
         let mut stage = Stage::open(Rules::default(), shows()).await;
         let mut next = body;
         for turn in 0..4 {
             if turn == 2 {
                 stage.restarts().await;
             }
-            let asked = stage.asks(target, &next, thinks()).await;
-            assert_eq!((asked.status, asked.log.len()), (200, 1), "{target}: {}", asked.answer);
-            assert_eq!(asked.sent().pointer(at), Some(&asked_for), "{target} {turn}");
-            assert!(asked.answer.to_string().contains("I looked."), "{target}: {}", asked.answer);
-            let losses: &[Loss] = asked.log[0].verdict.losses();
+            let trip = stage.asks(target, &next, thinks()).await;
+            assert_eq!((trip.status, trip.log.len()), (200, 1), "{target}: {}", trip.answer);
+            assert_eq!(trip.sent().pointer(at), Some(&expected), "{target} {turn}");
+            assert!(trip.answer.to_string().contains("I looked."), "{target}: {}", trip.answer);
+            let losses: &[Loss] = trip.log[0].verdict.losses();
             assert!(losses.is_empty(), "{target} {turn}: {losses:?}");
-            next = goes_on(&next, &asked.answer);
+            next = goes_on(&next, &trip.answer);
         }
     }
 }
@@ -69,28 +69,28 @@ async fn thinking_is_shown_and_comes_back_without_a_loss() {
 /// A thread keeps what its first request did, whatever is configured later.
 #[tokio::test]
 async fn it_is_decided_at_a_threads_first_request() {
-    for (target, body, at, asked_for) in clients() {
+    for (target, body, at, expected) in clients() {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
-        let asked = stage.asks(target, &body, thinks()).await;
-        assert_eq!(asked.sent().pointer(at), None, "{target}: nobody asked for it");
-        let old = goes_on(&body, &asked.answer);
+        let trip = stage.asks(target, &body, thinks()).await;
+        assert_eq!(trip.sent().pointer(at), None, "{target}: nobody asked for it");
+        let old = goes_on(&body, &trip.answer);
         stage.config.policy = shows().into();
         stage.restarts().await;
-        let asked = stage.asks(target, &old, thinks()).await;
-        assert_eq!(asked.sent().pointer(at), None, "{target}: an old thread");
+        let trip = stage.asks(target, &old, thinks()).await;
+        assert_eq!(trip.sent().pointer(at), None, "{target}: an old thread");
         stage.session = "second";
-        let asked = stage.asks(target, &body, thinks()).await;
-        assert_eq!(asked.sent().pointer(at), Some(&asked_for), "{target}: a new one");
-        let new = goes_on(&body, &asked.answer);
+        let trip = stage.asks(target, &body, thinks()).await;
+        assert_eq!(trip.sent().pointer(at), Some(&expected), "{target}: a new one");
+        let new = goes_on(&body, &trip.answer);
         stage.config.policy = Policy::default().into();
         stage.restarts().await;
-        let asked = stage.asks(target, &new, thinks()).await;
-        assert_eq!(asked.sent().pointer(at), Some(&asked_for), "{target}: it stays shown");
+        let trip = stage.asks(target, &new, thinks()).await;
+        assert_eq!(trip.sent().pointer(at), Some(&expected), "{target}: it stays shown");
     }
 }
 
 #[tokio::test]
-async fn who_asked_for_no_thinking_or_said_how_gets_what_it_asked_for() {
+async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
     let with = |mut body: Value, at: &str, value: Value| {
         *body.pointer_mut(at).unwrap() = value;
         body
@@ -123,22 +123,22 @@ async fn who_asked_for_no_thinking_or_said_how_gets_what_it_asked_for() {
         ),
     ] {
         let mut stage = Stage::open(Rules::default(), shows()).await;
-        let asked = stage.asks(target, &body, Reply::text("Seen.")).await;
-        assert_eq!((asked.status, asked.sent()), (200, &body), "{what}: {}", asked.answer);
+        let trip = stage.asks(target, &body, Reply::text("Seen.")).await;
+        assert_eq!((trip.status, trip.sent()), (200, &body), "{what}: {}", trip.answer);
     }
     for mode in [Mode::Observe, Mode::Shadow] {
         let mut stage = Stage::open(Rules::default(), shows()).await;
         stage.config.mode = mode;
         stage.restarts().await;
-        let asked = stage.asks(CLAUDE, &claude(), thinks()).await;
-        assert_eq!(asked.sent(), &claude(), "{mode:?}");
+        let trip = stage.asks(CLAUDE, &claude(), thinks()).await;
+        assert_eq!(trip.sent(), &claude(), "{mode:?}");
     }
 }
 
 /// What refuses it gets the request as it came, and is not asked again, in other sessions neither.
 #[tokio::test]
 async fn a_refusal_of_it_is_learned() {
-    for (target, body, words) in [
+    for (target, body, refusal) in [
         (CLAUDE, claude(), "thinking.adaptive.display: Extra inputs are not permitted"),
         (
             RESPONSES,
@@ -151,7 +151,7 @@ async fn a_refusal_of_it_is_learned() {
         let mut client = play.sends(&body).await;
         let mut call = play.provider.call().await;
         assert_ne!(call.message.text(), body.to_string());
-        call.answer("400 Bad Request", &json!({"error": {"message": words}}).to_string()).await;
+        call.answer("400 Bad Request", &json!({"error": {"message": refusal}}).to_string()).await;
         let mut call = call.wire.request().await;
         assert_eq!(call.message.text(), body.to_string(), "{target}");
         call.answer("200 OK", "{}").await;

@@ -163,8 +163,8 @@ async fn invariant_3_what_cannot_be_saved_is_not_sent() {
         let request = asks(MODEL, &history(6));
         let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
-        assert!(scene.told.fail_open.contains(&FailOpen::Store));
-        assert_eq!(scene.told.done.made.cut, 0);
+        assert!(scene.exchange.fail_open.contains(&FailOpen::Store));
+        assert_eq!(scene.exchange.done.made.cut, 0);
     }
 }
 
@@ -188,8 +188,8 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     client.response().await;
     drop(call);
     in_the_way.execute_batch("ROLLBACK").unwrap();
-    let told = play.server.told().await;
-    let scope = Scope { tenant: told.tenant.clone().unwrap(), session: play.session.into() };
+    let exchange = play.server.told().await;
+    let scope = Scope { tenant: exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = async || play.store.scan(scope.clone(), 999).await.unwrap();
     // The turn is written after the decisions were due.
     let written = async {
@@ -215,7 +215,8 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string(), "it goes as it came");
-    let scope = Scope { tenant: scene.told.tenant.clone().unwrap(), session: play.session.into() };
+    let scope =
+        Scope { tenant: scene.exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = play.store.scan(scope.clone(), 999).await.unwrap();
     let kept = kept.iter().filter(|it| it.kind == RecordKind::Cut).count();
     assert!(kept > 0);
@@ -228,8 +229,8 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
         }
     };
     within("what was kept to be known", held).await;
-    let again = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
-    assert_eq!(again.told.done.made.cut as usize, kept);
+    let later = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    assert_eq!(later.exchange.done.made.cut as usize, kept);
 }
 
 /// What was decided before, or that the thread is left alone, may stand in what did not come: nothing
@@ -240,8 +241,8 @@ async fn nothing_is_decided_without_what_the_store_knows() {
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.told.fail_open.contains(&FailOpen::Store));
-    assert!(scene.told.done.made.is_nothing(), "{:?}", scene.told.done);
+    assert!(scene.exchange.fail_open.contains(&FailOpen::Store));
+    assert!(scene.exchange.done.made.is_nothing(), "{:?}", scene.exchange.done);
 }
 
 /// As many as one session may have: they are repeated, and that nothing new is decided is told by a reason of
@@ -252,14 +253,15 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([]));
     let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    let made = first.told.done.made.cut;
+    let made = first.exchange.done.made.cut;
     assert!(made > 0);
-    let scope = Scope { tenant: first.told.tenant.clone().unwrap(), session: play.session.into() };
+    let scope =
+        Scope { tenant: first.exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = play.store.scan(scope.clone(), 999).await.unwrap();
     let cut = kept.iter().find(|record| record.kind == RecordKind::Cut).unwrap();
     let mut value: Value = serde_json::from_slice(&cut.value).unwrap();
-    let words = value.to_string().replace("Old tool result content cleared", &"w".repeat(64 << 10));
-    value = serde_json::from_str(&words).unwrap();
+    let text = value.to_string().replace("Old tool result content cleared", &"w".repeat(64 << 10));
+    value = serde_json::from_str(&text).unwrap();
     let others = (0..MANY).map(|number| {
         value["about"] = json!(format!("{number:032x}"));
         Record { key: number, value: value.to_string().into(), ..cut.clone() }
@@ -267,13 +269,13 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
     play.store.put_if_absent(scope, others.collect()).await.unwrap();
     play.restarts().await;
     let full = play.asks(&asks(MODEL, &history(12)), &reply).await;
-    assert_eq!(full.told.fail_open, [FailOpen::Decisions]);
-    assert_eq!(full.told.done.made.cut, made, "those before are repeated, and no more");
+    assert_eq!(full.exchange.fail_open, [FailOpen::Decisions]);
+    assert_eq!(full.exchange.done.made.cut, made, "those before are repeated, and no more");
     assert_eq!(full.sent["messages"][2], first.sent["messages"][2]);
 }
 
 #[tokio::test]
-async fn who_loses_a_race_sends_the_winners_words() {
+async fn who_loses_a_race_sends_the_winners_bytes() {
     let mut play = before(Will::Loses).await;
     let request = asks(MODEL, &history(6));
     let reply = answers("m1", MODEL, json!([]));
@@ -285,7 +287,7 @@ async fn who_loses_a_race_sends_the_winners_words() {
 }
 
 #[tokio::test]
-async fn a_fact_that_is_not_understood_is_ignored_and_told() {
+async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([]));
     play.asks(&asks(MODEL, &history(3)), &reply).await;
@@ -295,10 +297,10 @@ async fn a_fact_that_is_not_understood_is_ignored_and_told() {
     play.store.put_if_absent(scope, vec![broken]).await.unwrap();
     play.restarts().await;
     let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    assert!(scene.told.fail_open.contains(&FailOpen::FactUnread));
-    assert!(scene.told.done.made.cut > 0, "the others hold");
+    assert!(scene.exchange.fail_open.contains(&FailOpen::FactUnread));
+    assert!(scene.exchange.done.made.cut > 0, "the others hold");
     let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
-    assert!(!scene.told.fail_open.contains(&FailOpen::FactUnread), "told once");
+    assert!(!scene.exchange.fail_open.contains(&FailOpen::FactUnread), "told once");
 }
 
 /// A client whose pairs are broken gets the provider's own answer to them.
@@ -311,44 +313,44 @@ async fn broken_pairs_are_passed_on_as_they_are() {
     broken.push(message("assistant", json!([])));
     let request = asks(MODEL, &broken);
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
-    let (sent, asked) = (&scene.sent["messages"], &request["messages"]);
-    assert_eq!(sent.as_array().unwrap().len(), asked.as_array().unwrap().len());
-    for (sent, asked) in sent.as_array().unwrap().iter().zip(asked.as_array().unwrap()) {
-        assert_eq!(sent["role"], asked["role"]);
+    let (sent, requested) = (&scene.sent["messages"], &request["messages"]);
+    assert_eq!(sent.as_array().unwrap().len(), requested.as_array().unwrap().len());
+    for (sent, requested) in sent.as_array().unwrap().iter().zip(requested.as_array().unwrap()) {
+        assert_eq!(sent["role"], requested["role"]);
         let ids = |message: &serde_json::Value| {
             (message["content"][0]["tool_use_id"].clone(), message["content"][0]["id"].clone())
         };
-        assert_eq!(ids(sent), ids(asked));
+        assert_eq!(ids(sent), ids(requested));
     }
 }
 
 /// A client is answered with thinking and leaves it away when it asks again with `key`: what the next
 /// request is, and what was made of it.
-async fn asks_again(play: &mut Play, key: &'static str) -> (Value, Scene) {
+async fn asks_with_key(play: &mut Play, key: &'static str) -> (Value, Scene) {
     let thinking = json!({"type": "thinking", "thinking": "Mine.", "signature": "c2lnbmVk"});
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
-    let mut said = vec![message("user", json!("Look."))];
+    let mut messages = vec![message("user", json!("Look."))];
     let reply = answers("m1", MODEL, json!([thinking, call]));
-    play.asks(&asks(MODEL, &said), &reply).await;
-    said.push(message("assistant", json!([call])));
+    play.asks(&asks(MODEL, &messages), &reply).await;
+    messages.push(message("assistant", json!([call])));
     let result =
         json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "."});
-    said.push(message("user", json!([result])));
-    let request = asks(MODEL, &said);
+    messages.push(message("user", json!([result])));
+    let request = asks(MODEL, &messages);
     play.key = key;
     let scene = play.asks(&request, &reply).await;
     (request, scene)
 }
 
 fn steps(scene: &Scene) -> Vec<(Change, Decision)> {
-    scene.told.done.steps.iter().map(|step| (step.change, step.decision)).collect()
+    scene.exchange.done.steps.iter().map(|step| (step.change, step.decision)).collect()
 }
 
 /// Invariant 11: facts of one tenant are unreachable for another, whatever session it names.
 #[tokio::test]
 async fn invariant_11_nothing_of_one_credential_reaches_another() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let (request, scene) = asks_again(&mut play, "another").await;
+    let (request, scene) = asks_with_key(&mut play, "another").await;
     assert_eq!(scene.bytes, request.to_string());
     play.key = "k";
     let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
@@ -361,9 +363,9 @@ async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.tenants = Tenants::One;
     play.restarts().await;
-    let (_, scene) = asks_again(&mut play, "renewed").await;
+    let (_, scene) = asks_with_key(&mut play, "renewed").await;
     assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
-    assert_eq!(scene.told.tenant, Some(ANONYMOUS.into()));
+    assert_eq!(scene.exchange.tenant, Some(ANONYMOUS.into()));
 }
 
 /// A body that its client signed is refused for any change, by a status that says nothing of it.
@@ -374,7 +376,7 @@ async fn what_a_client_signed_is_passed_on_as_it_is() {
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.told.done.made.is_nothing() && scene.told.estimate.is_some());
+    assert!(scene.exchange.done.made.is_nothing() && scene.exchange.estimate.is_some());
     play.target = "/v1/chat/completions";
     let chat =
         json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "Hm."}]});

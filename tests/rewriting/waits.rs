@@ -110,10 +110,10 @@ async fn the_window_is_learned_from_a_refusal_that_nobody_held_back() {
     call.answer("400 Bad Request", TOO_LONG).await;
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
-    let told = play.server.told().await;
-    let overflow = told.done.overflow.unwrap();
+    let exchange = play.server.told().await;
+    let overflow = exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Refused, false));
-    assert_eq!((overflow.reported.window, told.window), (Some(2000), Some(2000)));
+    assert_eq!((overflow.reported.window, exchange.window), (Some(2000), Some(2000)));
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    assert_eq!(play.asks(&request, &reply).await.told.window, Some(2000));
+    assert_eq!(play.asks(&request, &reply).await.exchange.window, Some(2000));
 }

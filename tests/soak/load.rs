@@ -114,8 +114,8 @@ impl Load {
         let mut messages: Vec<Value> = Vec::new();
         for turn in 0..turns {
             let began = Instant::now();
-            let words = format!("Session {n}, turn {turn}: {}", noise(n * 64 + turn));
-            messages.push(json!({"role": "user", "content": words}));
+            let text = format!("Session {n}, turn {turn}: {}", noise(n * 64 + turn));
+            messages.push(json!({"role": "user", "content": text}));
             let ending = match rand::rng().random_range(0..20) {
                 0 => Ending::Cut,
                 1 => Ending::Left,
@@ -249,7 +249,7 @@ pub struct Missing {
     pub kept: usize,
     /// Of sessions that were past the bound: they go as a whole.
     pub forgotten: usize,
-    /// Of sessions that were forgotten while they were in use, and began anew: what was before that. Only a
+    /// Of sessions that were forgotten while they were in use, and began again: what was before that. Only a
     /// bound that is smaller than what is in use does this.
     pub begun_anew: usize,
     /// Not in the store, though an earlier turn of their session is.
@@ -273,7 +273,7 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
             });
             let responses: HashSet<String> = responses.collect();
             let first = replies.iter().position(|reply| responses.contains(&reply.id));
-            // Where none of them is there and all that is, is newer: what began anew was on its way.
+            // Where none of them is there and all that is, is newer: what began again was on its way.
             let is_anew = replies.last().is_some_and(|last| line.began > last.at);
             let (before, since) =
                 replies.split_at(first.unwrap_or(if is_anew { replies.len() } else { 0 }));

@@ -42,7 +42,7 @@ struct Plan {
 
 impl Plan {
     /// As the environment has it: `PLIMSOLL_SOAK_MINUTES`, `PLIMSOLL_SOAK_RATE`.
-    fn asked() -> Self {
+    fn from_env() -> Self {
         let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u32>().unwrap());
         let minutes = number("PLIMSOLL_SOAK_MINUTES");
         let short = Duration::from_secs(24);
@@ -58,7 +58,7 @@ impl Plan {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_used_for_long_stays_as_it_was() {
-    let plan = Plan::asked();
+    let plan = Plan::from_env();
     let provider =
         Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
     let data = std::env::var_os("PLIMSOLL_TEST_DATA").map_or_else(std::env::temp_dir, Into::into);

@@ -62,10 +62,10 @@ impl Running {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let ready = tokio::time::timeout(Duration::from_secs(60), lines.next_line()).await;
         let ready = ready.unwrap().unwrap().expect("it ended before it was ready");
-        let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
-        let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+        let pieces: Vec<&str> = ready.split(['/', ' ', ')']).collect();
+        let mut addresses = pieces.iter().filter_map(|word| word.parse().ok());
         let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
-        let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
+        let token = pieces.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
         let token = token.to_owned();
         Self { child, clients, admin, token, data }
     }

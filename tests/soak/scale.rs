@@ -64,7 +64,7 @@ impl Times {
         self.0[(self.0.len() - 1) * percent / 100]
     }
 
-    fn told(mut self, what: &str) -> Duration {
+    fn reported(mut self, what: &str) -> Duration {
         self.0.sort();
         println!(
             "{what}: median {:?}, p99 {:?}, most {:?}",
@@ -78,7 +78,7 @@ impl Times {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_turns_are_looked_at_at_once() {
-    let asked = std::env::var("PLIMSOLL_SCALE_TURNS").ok().map(|n| n.parse::<u64>().unwrap());
+    let turns = std::env::var("PLIMSOLL_SCALE_TURNS").ok().map(|n| n.parse::<u64>().unwrap());
     let provider =
         Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -96,7 +96,7 @@ async fn many_turns_are_looked_at_at_once() {
     running.kill().await;
     let file = folder.path().join("data/plimsoll.db");
     let began = Instant::now();
-    let (sessions, copied) = copy(&file, asked.unwrap_or(20_000));
+    let (sessions, copied) = copy(&file, turns.unwrap_or(20_000));
     let mib = std::fs::metadata(&file).unwrap().len() >> 20;
     println!("{copied} turns of {sessions} sessions in {mib} MiB, made in {:?}", began.elapsed());
 
@@ -118,13 +118,13 @@ async fn many_turns_are_looked_at_at_once() {
         println!("{question}: all after {whole:?}");
         verdicts.time(&format!("first line of {question}"), first, FIRST_LINE);
     }
-    let asked_memory = running.memory();
-    println!("memory: {} MiB at the start, {} MiB after", idle >> 10, asked_memory >> 10);
-    assert!(asked_memory < MEMORY_KIB, "{asked_memory} KiB");
+    let memory = running.memory();
+    println!("memory: {} MiB at the start, {} MiB after", idle >> 10, memory >> 10);
+    assert!(memory < MEMORY_KIB, "{memory} KiB");
     verdicts.time("p99 of a page of 100 sessions", pages(&running).await, LIST);
     running.kill().await;
     verdicts.time("p99 of a session's load beside", loads_beside_admin_queries(&file).await, LOAD);
-    assert!(asked.is_none() || verdicts.bad.is_empty(), "too slow: {:?}", verdicts.bad);
+    assert!(turns.is_none() || verdicts.bad.is_empty(), "too slow: {:?}", verdicts.bad);
 }
 
 /// Has the system read the file from the disk again, as after a start of the machine.
@@ -144,7 +144,7 @@ async fn pages(running: &Running) -> Duration {
         let next = page["next_after"].as_str();
         after = next.map_or_else(String::new, |next| format!("&after={next}"));
     }
-    Times(took).told("a page of 100 sessions")
+    Times(took).reported("a page of 100 sessions")
 }
 
 /// Copies sessions until there are so many turns; answers how many sessions and turns there are. The copies are
@@ -285,5 +285,5 @@ async fn loads_beside_admin_queries(file: &Path) -> Duration {
     for looking in looking {
         assert!(looking.await.unwrap() > 0, "nobody looked");
     }
-    Times(took).told("a session is loaded beside")
+    Times(took).reported("a session is loaded beside")
 }

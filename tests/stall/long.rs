@@ -54,7 +54,7 @@ fn reply(body: &str) -> Reply {
 
 /// The whole test has one thread: what reads there holds up all.
 #[tokio::test(flavor = "current_thread")]
-async fn a_large_reply_is_read_elsewhere_and_told_all_the_same() {
+async fn a_large_reply_is_read_elsewhere_and_recorded_all_the_same() {
     let body = format!(
         "{{\"id\":\"c\",\"object\":\"chat.completion\",\"model\":\"m\",\"choices\":[{{\"index\":0,\
          \"finish_reason\":\"stop\",\"message\":{{\"role\":\"assistant\",\"content\":\"Hm.\"}}}}],\
@@ -81,10 +81,10 @@ async fn a_large_reply_is_read_elsewhere_and_told_all_the_same() {
         let (_, response) = tokio::join!(call.answer("200 OK", &body), client.response());
         assert_eq!(response.body.len(), body.len());
         drop(client);
-        let told = server.told().await;
+        let exchange = server.told().await;
         shortest = shortest.min(gaps.longest());
-        let aside = &told.fail_open;
-        let seen = (told.outcome, told.usage.input);
+        let aside = &exchange.fail_open;
+        let seen = (exchange.outcome, exchange.usage.input);
         assert_eq!(seen, (Outcome::Complete, Some(7)), "{aside:?}, read here in {here:?}");
     }
     assert!(shortest < here / 2, "{shortest:?}, where reading it takes {here:?}");
@@ -130,9 +130,9 @@ async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
         let all = [&large[..], &last[..]].concat();
         let (_, came) = tokio::join!(call.send(&all), client.exactly(all.len()));
         assert!(came == all, "it passes as it is");
-        let told = server.told().await;
+        let exchange = server.told().await;
         shortest = shortest.min(gaps.longest());
-        assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, Some(31)));
+        assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(31)));
         drop((client, call));
         server.told().await;
     }

@@ -88,10 +88,10 @@ impl Table {
 
 /// A proxy with the waits of the table.
 async fn server(provider: &Provider, store: Arc<Held>, table: &Table) -> TestServer {
-    house_in(Mode::Observe, provider, store, table).await
+    server_in(Mode::Observe, provider, store, table).await
 }
 
-async fn house_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Table) -> TestServer {
+async fn server_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Table) -> TestServer {
     let mut config: Config = config(&provider.base());
     config.mode = mode;
     config.limits.first_load_ms = table.first_load;
@@ -109,18 +109,21 @@ async fn asks(server: &TestServer, name: usize) -> Wire {
 }
 
 /// The same conversation as far as the user's last words, each before the last answered.
-async fn says(server: &TestServer, name: usize, words: &[&str]) -> Wire {
+async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
     let mut client = Wire::connect(server.address).await;
-    let said = |role: &str, text: String| json!({"role": role, "content": text});
+    let message = |role: &str, text: String| json!({"role": role, "content": text});
     let mut messages = vec![
-        said("user", format!("Question {name}.")),
-        said("assistant", format!("Answer {name}, which is long enough to be told from others.")),
+        message("user", format!("Question {name}.")),
+        message(
+            "assistant",
+            format!("Answer {name}, which is long enough to be told from others."),
+        ),
     ];
-    for (index, words) in words.iter().enumerate() {
+    for (index, text) in texts.iter().enumerate() {
         if index > 0 {
-            messages.push(said("assistant", "Aye.".to_owned()));
+            messages.push(message("assistant", "Aye.".to_owned()));
         }
-        messages.push(said("user", (*words).to_owned()));
+        messages.push(message("user", (*text).to_owned()));
     }
     let body = json!({"model": MODEL, "max_tokens": 9, "stream": true, "messages": messages});
     let body = body.to_string();
@@ -180,12 +183,12 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
     all_are_answered(&mut clients, &mut calls).await;
     for _ in 0..streams() {
-        let told = server.told().await;
-        assert!(told.fail_open.contains(&FailOpen::Store), "{:?}", told.fail_open);
-        assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
-        assert_eq!((told.outcome, &told.session), (Outcome::Complete, &None));
-        assert!(told.estimate.is_some(), "it is measured all the same");
-        let waited = Duration::from_micros(told.request_side_us);
+        let recorded = server.told().await;
+        assert!(recorded.fail_open.contains(&FailOpen::Store), "{:?}", recorded.fail_open);
+        assert!(recorded.fail_open.contains(&FailOpen::SessionLate), "{:?}", recorded.fail_open);
+        assert_eq!((recorded.outcome, &recorded.session), (Outcome::Complete, &None));
+        assert!(recorded.estimate.is_some(), "it is measured all the same");
+        let waited = Duration::from_micros(recorded.request_side_us);
         assert!(waited < table.before_it_is_sent() + SLACK, "{waited:?}");
     }
     store.hold_reads(false);
@@ -197,7 +200,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut server = house_in(Mode::Active, &provider, store.clone(), &table).await;
+    let mut server = server_in(Mode::Active, &provider, store.clone(), &table).await;
     store.hold_reads(true);
     let most = table.before_the_first_is_sent();
     for most in [most, table.before_it_is_sent()] {
@@ -205,9 +208,13 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
         assert!(took < most + SLACK, "{took:?}");
         all_are_answered(&mut clients, &mut calls).await;
         for _ in 0..streams() {
-            let told = server.told().await;
-            assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
-            let waited = Duration::from_micros(told.session_load_us.unwrap());
+            let recorded = server.told().await;
+            assert!(
+                recorded.fail_open.contains(&FailOpen::SessionLate),
+                "{:?}",
+                recorded.fail_open
+            );
+            let waited = Duration::from_micros(recorded.session_load_us.unwrap());
             assert!(waited < most + SLACK, "{waited:?}");
         }
     }
@@ -221,8 +228,8 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
     let inner: Arc<dyn plimsoll::store::Store> =
         Arc::new(plimsoll::store::memory::MemoryStore::default());
     let mut before = server(&provider, Held::over(inner.clone()), &table).await;
-    let exchange = async |server: &mut TestServer, name: usize, words: &[&str]| {
-        let mut client = says(server, name, words).await;
+    let exchange = async |server: &mut TestServer, name: usize, texts: &[&str]| {
+        let mut client = says(server, name, texts).await;
         let mut call = provider.call().await;
         answers(&mut call).await;
         client.response().await;
@@ -243,9 +250,9 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
     for (name, session) in sessions.iter().enumerate() {
         let found = async {
             loop {
-                let told = exchange(&mut after, name, &["Go on.", "And?", "Then?"]).await;
-                if told.session.is_some() {
-                    return told.session.clone();
+                let recorded = exchange(&mut after, name, &["Go on.", "And?", "Then?"]).await;
+                if recorded.session.is_some() {
+                    return recorded.session.clone();
                 }
             }
         };
@@ -265,8 +272,8 @@ async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() 
     assert!(took < Duration::from_millis(table.commit) + SLACK, "{took:?}");
     store.hold_writes(false);
     for _ in 0..streams() {
-        let told = server.told().await;
-        assert!(told.fail_open.contains(&FailOpen::CommitLate), "{:?}", told.fail_open);
+        let recorded = server.told().await;
+        assert!(recorded.fail_open.contains(&FailOpen::CommitLate), "{:?}", recorded.fail_open);
     }
 }
 

@@ -22,7 +22,7 @@ pub fn access() -> AdminAccess {
     AdminAccess { admin, reader, metrics_open: false }
 }
 
-/// An admin listener over a house.
+/// An admin listener over a server.
 pub struct Looking(SocketAddr);
 
 impl Looking {

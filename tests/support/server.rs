@@ -82,12 +82,12 @@ impl TestServer {
         Self { address, shutdown: Some(shutdown), serving, telemetry, ledgers, events }
     }
 
-    /// What it tells next.
+    /// The next exchange that it records.
     pub async fn told(&mut self) -> Arc<Exchange> {
         within("an event", self.events.recv()).await.unwrap()
     }
 
-    /// Nothing more has been told.
+    /// No other exchange was recorded.
     pub fn told_no_more(&mut self) {
         assert!(self.events.try_recv().is_err(), "told twice");
     }

@@ -67,7 +67,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         let identity = identity::identify(&headers(&call), &conversation, endpoint.transport);
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         let exchange = ExchangeId::from(format!("req-{index}"));
-        let asked = SessionLookup {
+        let lookup = SessionLookup {
             tenant: &"t".into(),
             session: identity.session.as_ref(),
             client_thread: identity.thread.as_deref(),
@@ -76,7 +76,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             reads: &ReadBudget::new(Duration::from_secs(5)),
             shadow: false,
         };
-        let opened = ledgers.open(asked, &conversation).await.unwrap();
+        let opened = ledgers.open(lookup, &conversation).await.unwrap();
         let place = (opened.scope.session.clone(), opened.placed.position.thread.clone());
         let known = threads.iter().position(|thread| *thread == place);
         let letter = known.unwrap_or_else(|| {

@@ -38,7 +38,7 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
         let is_large = usage.input.is_some_and(|input| input >= model.cache_min);
         usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large
     };
-    let missed_again = || {
+    let missed_twice = || {
         known.repeated.as_ref().is_some_and(|(before, tokens)| {
             let is_its = before.model == parent.model && before.upstream == parent.upstream;
             let idle = parent.at.checked_sub(before.ended);
@@ -49,7 +49,7 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
     let is_claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
     let bills_writes = is_claude || model.price.is_some_and(|it| it.cache_write > it.input);
     let tells_writes = bills_writes && parent.usage.cache_write.is_some();
-    missed(&parent.usage) && (tells_writes || missed_again())
+    missed(&parent.usage) && (tells_writes || missed_twice())
 }
 
 #[cfg(test)]
@@ -90,7 +90,7 @@ mod tests {
     /// Of a prompt that is large enough to be kept, nothing was read and nothing was written, by a provider that
     /// would bill and report it. That nobody says what was written is no proof that nothing was.
     #[test]
-    fn a_cache_is_cold_where_the_provider_said_that_it_holds_nothing() {
+    fn a_cache_is_cold_where_the_provider_reported_that_it_holds_nothing() {
         let of = |input, read, write| {
             cold_after(300, 0, move |turn| {
                 (turn.usage.input, turn.usage.cache_read) = (input, read);
@@ -107,7 +107,7 @@ mod tests {
     /// Changes a turn, and how many of its tokens the next one began with.
     type Change<'a> = &'a dyn Fn(&mut Turn, &mut u64);
 
-    /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and told `write`.
+    /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and reported `write`.
     /// `before`: the call before it, if its own began with those 1,500 tokens; it ended 1 s before the
     /// later one began, at 400 s.
     fn cold_after_a_miss(
@@ -142,7 +142,7 @@ mod tests {
                 assert!(!cold_after_a_miss(model, write, None), "{model} {write:?}");
             }
         }
-        // Where writes are billed, they are told.
+        // Where writes are billed, they are reported.
         for model in ["gpt-5.6", "claude-opus-4-6"] {
             assert!(cold_after_a_miss(model, Some(0), None), "{model}");
             assert!(!cold_after_a_miss(model, None, None), "{model}");

@@ -48,7 +48,7 @@ pub fn can(request: &PlanRequest<'_>) -> bool {
 }
 
 /// Whether policy allows compacting it.
-pub fn may(request: &PlanRequest<'_>) -> bool {
+fn may(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && can(request)
 }
 
@@ -57,7 +57,8 @@ pub fn may(request: &PlanRequest<'_>) -> bool {
 pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
     let policy = &request.policy.compact;
     let fillable = request.fillable();
-    let (threshold, mark) = (policy.threshold(fillable), policy.mark(fillable));
+    let (threshold, prepare_threshold) =
+        (policy.threshold(fillable), policy.prepare_threshold(fillable));
     let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
     let last = last.and_then(|turn| agents::read(&turn.usage));
     let reaches = |line: u64| match policy.watches {
@@ -71,14 +72,14 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
         _ if known.client_compacts || known.rests => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
         _ if reaches(threshold) => CompactionNeed::Swap,
-        _ if reaches(mark) => CompactionNeed::Prepare,
+        _ if reaches(prepare_threshold) => CompactionNeed::Prepare,
         _ => CompactionNeed::No,
     }
 }
 
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
-pub(crate) fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
+fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.echo == EchoRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
@@ -93,7 +94,7 @@ fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
 }
 
 /// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
-pub(crate) fn would_fit(
+pub(super) fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     parts: &[SketchPart],
@@ -121,15 +122,16 @@ pub fn would_leave(
 }
 
 /// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that
-/// cannot. `refused`: the provider refused to write one before. `is_told`: the writer needs instructions.
+/// cannot. `refused`: the provider refused to write one before. `instructed`: it must follow
+/// instructions of ours.
 pub fn writers(
     request: &PlanRequest<'_>,
     refused: bool,
-    is_told: bool,
+    instructed: bool,
 ) -> &'static [SummaryAuthor] {
     let dialect = request.conversation.dialect;
     let may = !refused
-        && (!is_told || provider::takes_instructions(dialect))
+        && (!instructed || provider::takes_instructions(dialect))
         && provider::is_possible(dialect, request.body);
     let families: &[Family] = match dialect {
         Dialect::Anthropic => &[Family::Claude, Family::ClaudeNew],
@@ -213,11 +215,11 @@ pub fn choose(
 /// What a summary saves of a request, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SummarySizes {
-    /// The whole request.
+    /// The request as it is sent now.
     pub whole: u64,
     /// The history that the summary replaces.
     pub was: u64,
-    /// The summary.
+    /// The messages with the summary and its quotes.
     pub tokens: u64,
 }
 
@@ -235,7 +237,7 @@ pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: Decision
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
 }
 
-/// A preview of a request's compaction.
+/// What a compaction of a request would change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactionPreview {
     /// Messages in its history.
@@ -252,9 +254,9 @@ pub struct CompactionPreview {
     pub usable: u64,
     /// Who would write the summary.
     pub by: SummaryAuthor,
-    /// The request's upstream.
+    /// The configured upstream's name.
     pub upstream: Box<str>,
-    /// Its model.
+    /// The model that the client asks for.
     pub model: Box<str>,
 }
 
@@ -454,20 +456,21 @@ pub struct SummaryMessage {
 }
 
 /// The messages for a summary that we asked for, with quotes of the user; they replace those before `cut`.
-/// `seed` is drawn at random once the summary is written. `is_asked`: an operator asked for the compaction.
+/// `seed` is drawn at random once the summary is written. `is_requested`: by an operator.
 pub fn lay_out(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     cut: usize,
     summary: &str,
     seed: u32,
-    is_asked: bool,
+    is_requested: bool,
 ) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
-    let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
+    let boundary =
+        request.policy.compact.boundary(request.conversation.messages.len(), is_requested);
     let boundary = boundary.filter(|_| is_user);
     let raw = rewrite::continued(request.conversation.dialect, &summary_text, boundary.as_deref());
     SummaryMessage { raw, by: SummaryAuthor::Summary }

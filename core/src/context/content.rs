@@ -11,7 +11,7 @@ use crate::dialect::{Chain, Conversation, Part, PartKind, Reply, ReplyPart, Role
 use crate::tokens::media;
 use crate::wire::json::Document;
 
-/// The text of one exchange.
+/// The stored text of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeContent {
     /// What `messages` continues.
@@ -21,7 +21,7 @@ pub struct ExchangeContent {
     /// The stored part of the history.
     #[serde(rename = "said")]
     pub messages: Vec<TranscriptPart>,
-    /// The reply.
+    /// The parts of the reply, in order.
     pub reply: Vec<TranscriptPart>,
 }
 
@@ -42,9 +42,9 @@ pub enum ContentLink {
 /// One part, as in a line of a transcript.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptPart {
-    /// Who speaks.
+    /// Whose message it is in.
     pub role: TranscriptSpeaker,
-    /// The kind of content.
+    /// What it is to the model.
     pub kind: TranscriptKind,
     /// Its length, bytes: of the text, or of an image's data.
     pub chars: u64,
@@ -54,33 +54,33 @@ pub struct TranscriptPart {
     /// It belongs to the reply to the call before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
-    /// The tool's name.
+    /// The name of the called tool, if it is a call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Box<str>>,
-    /// The call's id.
+    /// The id that joins a call and its result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Box<str>>,
     /// The second or a later block of one tool result.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub cont: bool,
-    /// Length of a signature, or of encrypted reasoning.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub sig: u64,
+    #[serde(rename = "cont", default, skip_serializing_if = "std::ops::Not::not")]
+    pub continues: bool,
+    /// Length of a signature, or of encrypted reasoning, bytes.
+    #[serde(rename = "sig", default, skip_serializing_if = "is_zero")]
+    pub signature_len: u64,
     /// The MIME type of an image or document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mime: Option<Box<str>>,
     /// An image's width, pixels; 0 if unknown.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub w: u64,
-    /// Its height.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub h: u64,
+    #[serde(rename = "w", default, skip_serializing_if = "is_zero")]
+    pub width: u64,
+    /// An image's height, pixels; 0 if unknown.
+    #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
+    pub height: u64,
     /// 1 if the text was too long and left out: transcripts treat such a part as inexact.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redacted: u64,
 }
 
-/// The speaker, in transcripts.
+/// Three roles, as transcripts have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptSpeaker {
@@ -88,25 +88,25 @@ pub enum TranscriptSpeaker {
     System,
     /// The user, and tool results.
     User,
-    /// The model.
+    /// The model, calls of tools included.
     Assistant,
 }
 
-/// The kind of a part, in transcripts.
+/// The kinds of parts that transcripts distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptKind {
-    /// Text.
+    /// Text of the user, the model or the instructions.
     Text,
     /// A tool's definition.
     Tools,
-    /// A call of a tool.
+    /// Name and arguments of a call.
     ToolUse,
-    /// The result of a call.
+    /// One block of what a tool returned.
     ToolResult,
-    /// Reasoning.
+    /// Reasoning, or a signature on another part (Gemini).
     Thinking,
-    /// An image.
+    /// An image, of which only the size is stored.
     Image,
     /// A document, or a part that is not understood.
     Other,
@@ -143,10 +143,10 @@ impl ExchangeContent {
             ContentLink::Nothing | ContentLink::Reply => 0,
         };
         let (answer, request) = new_parts.split_at(answered);
-        let mut said = writing.parts(answer.iter().copied());
-        said.iter_mut().for_each(|part| part.reply = part.role == TranscriptSpeaker::Assistant);
-        said.append(&mut writing.parts(request.iter().copied()));
-        Self { follows, head, messages: said, reply: Vec::new() }
+        let mut messages = writing.parts(answer.iter().copied());
+        messages.iter_mut().for_each(|part| part.reply = part.role == TranscriptSpeaker::Assistant);
+        messages.append(&mut writing.parts(request.iter().copied()));
+        Self { follows, head, messages, reply: Vec::new() }
     }
 
     /// Adds the reply, in at most `most` bytes in all; if there is too much, the end of the request is left
@@ -154,8 +154,8 @@ impl ExchangeContent {
     pub fn answered(self, reply: &Reply, most: usize) -> Self {
         let mut writing = ContentWriter { body: &[], left: most, document: Document::default() };
         let reply = writing.reply(reply);
-        let (head, said) = (writing.copied(self.head), writing.copied(self.messages));
-        Self { head, messages: said, reply, ..self }
+        let (head, messages) = (writing.copied(self.head), writing.copied(self.messages));
+        Self { head, messages, reply, ..self }
     }
 }
 
@@ -172,28 +172,28 @@ fn end_of(conversation: &Conversation, chain: Chain) -> Option<usize> {
 /// Copies text out of a body, as long as there is room.
 struct ContentWriter<'b> {
     body: &'b [u8],
-    /// Bytes.
+    /// Bytes that may still be stored.
     left: usize,
     document: Document,
 }
 
 impl ContentWriter<'_> {
     fn parts<'p>(&mut self, parts: impl Iterator<Item = &'p Part>) -> Vec<TranscriptPart> {
-        let mut said = Vec::new();
-        parts.for_each(|part| self.part(part, &mut said));
-        said
+        let mut out = Vec::new();
+        parts.for_each(|part| self.part(part, &mut out));
+        out
     }
 
     fn part(&mut self, part: &Part, out: &mut Vec<TranscriptPart>) {
         let outline = self.without_text(part);
-        let signature_len =
-            part.signature.map_or(0, |signature_len| signature_len.len().saturating_sub(2) as u64);
+        // Without its quotes.
+        let signature_len = part.signature.map_or(0, |it| it.len().saturating_sub(2) as u64);
         if signature_len > 0 && part.kind != PartKind::Reasoning {
             // Gemini puts signatures on the parts that its thoughts led to.
             self.add(
                 TranscriptPart {
                     kind: TranscriptKind::Thinking,
-                    sig: signature_len,
+                    signature_len,
                     ..TranscriptPart::empty(&outline)
                 },
                 0,
@@ -201,24 +201,23 @@ impl ContentWriter<'_> {
             );
         }
         let outline = TranscriptPart {
-            sig: if outline.kind == TranscriptKind::Thinking { signature_len } else { 0 },
+            signature_len: if outline.kind == TranscriptKind::Thinking { signature_len } else { 0 },
             ..outline
         };
-        let is_answer = part.kind == PartKind::ToolResult && part.texts.len() > 1;
+        let has_blocks = part.kind == PartKind::ToolResult && part.texts.len() > 1;
         if part.media.is_some() {
             self.add(outline, 0, out);
-        } else if is_answer {
+        } else if has_blocks {
             for (at, text) in part.texts.iter().enumerate() {
-                self.text(TranscriptPart { cont: at > 0, ..outline.clone() }, &[*text], out);
+                self.text(TranscriptPart { continues: at > 0, ..outline.clone() }, &[*text], out);
             }
         } else {
             self.text(outline, &part.texts, out);
         }
     }
 
-    /// A part without its text.
     fn without_text(&self, part: &Part) -> TranscriptPart {
-        let mut said = TranscriptPart {
+        let mut outline = TranscriptPart {
             role: match part.role {
                 Role::System => TranscriptSpeaker::System,
                 Role::User | Role::Tool => TranscriptSpeaker::User,
@@ -229,24 +228,25 @@ impl ContentWriter<'_> {
             ..TranscriptPart::of(kind(part.kind))
         };
         if let Some(of) = &part.media {
-            said.mime.clone_from(&of.mime);
-            said.chars = of.data.map_or(0, |data| data.len().saturating_sub(2) as u64);
+            outline.mime.clone_from(&of.mime);
+            outline.chars = of.data.map_or(0, |data| data.len().saturating_sub(2) as u64);
             let data = of.data.map(|data| data.of(self.body));
             let size = data.and_then(media::size).filter(|_| part.kind == PartKind::Image);
-            (said.w, said.h) = size.map_or((0, 0), |it| (it.width as u64, it.height as u64));
+            (outline.width, outline.height) =
+                size.map_or((0, 0), |it| (it.width as u64, it.height as u64));
         }
-        said
+        outline
     }
 
     /// A part with the text of these values, if there is room for it.
-    fn text(&mut self, said: TranscriptPart, values: &[Span], out: &mut Vec<TranscriptPart>) {
+    fn text(&mut self, outline: TranscriptPart, values: &[Span], out: &mut Vec<TranscriptPart>) {
         let length: usize = values.iter().map(Span::len).sum();
         let chars = length as u64;
-        if !self.has_room(&said, length) {
-            return self.add(TranscriptPart { chars, redacted: 1, ..said }, 0, out);
+        if !self.has_room(&outline, length) {
+            return self.add(TranscriptPart { chars, redacted: 1, ..outline }, 0, out);
         }
         let text: String = values.iter().map(|value| self.decoded(*value)).collect();
-        self.add(TranscriptPart { chars: text.len() as u64, text, ..said }, length, out);
+        self.add(TranscriptPart { chars: text.len() as u64, text, ..outline }, length, out);
     }
 
     /// The text of a JSON string; other values as they are in the body.
@@ -278,38 +278,39 @@ impl ContentWriter<'_> {
     }
 
     fn reply(&mut self, reply: &Reply) -> Vec<TranscriptPart> {
-        let mut said = Vec::new();
+        let mut out = Vec::new();
         for part in &reply.parts {
-            let ReplyPart { text, id, name, signature: signature_len, .. } = part;
-            let sig = signature_len.as_ref().map_or(0, |signature_len| signature_len.len() as u64);
+            let ReplyPart { text, id, name, signature, .. } = part;
+            let signature_len = signature.as_ref().map_or(0, |it| it.len() as u64);
             let (name, id) = (name.clone(), id.clone());
             let role = TranscriptSpeaker::Assistant;
             let (chars, kind) = (text.len() as u64, kind(part.kind));
-            let one = TranscriptPart { role, name, id, sig, chars, ..TranscriptPart::of(kind) };
+            let one =
+                TranscriptPart { role, name, id, signature_len, chars, ..TranscriptPart::of(kind) };
             let fits = self.has_room(&one, text.len());
             let (text, redacted) = if fits { (text.clone(), 0) } else { (String::new(), 1) };
             let length = text.len();
-            self.add(TranscriptPart { text, redacted, ..one }, length, &mut said);
+            self.add(TranscriptPart { text, redacted, ..one }, length, &mut out);
         }
-        said
+        out
     }
 
-    fn has_room(&self, said: &TranscriptPart, length: usize) -> bool {
-        self.left >= said.beside().saturating_add(length)
+    fn has_room(&self, part: &TranscriptPart, length: usize) -> bool {
+        self.left >= part.beside().saturating_add(length)
     }
 
     /// Adds a part. If there is no room even for its size, the size is added to the last part.
-    fn add(&mut self, said: TranscriptPart, length: usize, out: &mut Vec<TranscriptPart>) {
-        if self.has_room(&said, length) {
-            self.left -= said.beside() + length;
-            return out.push(said);
+    fn add(&mut self, part: TranscriptPart, length: usize, out: &mut Vec<TranscriptPart>) {
+        if self.has_room(&part, length) {
+            self.left -= part.beside() + length;
+            return out.push(part);
         }
         let left_out = TranscriptPart { redacted: 1, ..TranscriptPart::of(TranscriptKind::Other) };
         match out.last_mut() {
             Some(last) if *last == (TranscriptPart { chars: last.chars, ..left_out.clone() }) => {
-                last.chars = last.chars.saturating_add(said.chars);
+                last.chars = last.chars.saturating_add(part.chars);
             }
-            _ => out.push(TranscriptPart { chars: said.chars, ..left_out }),
+            _ => out.push(TranscriptPart { chars: part.chars, ..left_out }),
         }
     }
 }
@@ -324,11 +325,11 @@ impl TranscriptPart {
             reply: false,
             name: None,
             id: None,
-            cont: false,
-            sig: 0,
+            continues: false,
+            signature_len: 0,
             mime: None,
-            w: 0,
-            h: 0,
+            width: 0,
+            height: 0,
             redacted: 0,
         }
     }
@@ -368,10 +369,10 @@ mod tests {
     use crate::context::lineage::place;
     use crate::dialect::{self, Dialect};
 
-    fn names(body: &str, most: usize) -> ExchangeContent {
+    fn exchanged(body: &str, most: usize) -> ExchangeContent {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
-        let reply = Reply { parts: vec![said], ..Reply::default() };
+        let part = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
+        let reply = Reply { parts: vec![part], ..Reply::default() };
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         ExchangeContent::of_request(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
@@ -386,9 +387,9 @@ mod tests {
         // The reply, the part, and its text.
         let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
-        let kept = names(&request(&text), room);
+        let kept = exchanged(&request(&text), room);
         assert_eq!((&*kept.messages[0].text, kept.messages[0].redacted), (&*text, 0));
-        let left_out = names(&request(&text), room - 1);
+        let left_out = exchanged(&request(&text), room - 1);
         assert_eq!((&*left_out.messages[0].text, left_out.messages[0].redacted), ("", 1));
         assert_eq!(left_out.messages[0].chars, 100);
         assert_eq!(left_out.reply[0].text, "Aye.");
@@ -400,7 +401,7 @@ mod tests {
         let blocks = vec![block; 10_000].join(",");
         let body =
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{blocks}]}}]}}"#);
-        let kept = names(&body, 10_000);
+        let kept = exchanged(&body, 10_000);
         assert!(kept.messages.len() <= 10_000 / BESIDE + 1, "{}", kept.messages.len());
         let written = serde_json::to_string(&kept).unwrap().len();
         assert!(written <= 11_000, "{written}");
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_as_they_were_said_and_pictures_leave_their_size() {
+    fn texts_are_kept_as_sent_and_pictures_leave_their_size() {
         let png = "iVBORw0KGgoAAAANSUhEUgAABQAAAALQCAIAAAA=";
         let body = format!(
             r#"{{"model":"m","system":"Be \"kind\".","tools":[{{"name":"look","input_schema":{{}}}}],
@@ -418,10 +419,10 @@ mod tests {
             {{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":[
             {{"type":"text","text":"one"}},{{"type":"text","text":"two"}}]}}]}}]}}"#
         );
-        let kept = names(&body, 1 << 20);
+        let kept = exchanged(&body, 1 << 20);
         assert_eq!(kept.follows, ContentLink::Nothing);
-        let told = |said: &[TranscriptPart]| -> Vec<(TranscriptKind, String)> {
-            said.iter().map(|said| (said.kind, said.text.clone())).collect()
+        let contents = |parts: &[TranscriptPart]| -> Vec<(TranscriptKind, String)> {
+            parts.iter().map(|parts| (parts.kind, parts.text.clone())).collect()
         };
         assert_eq!(kept.head[0].kind, TranscriptKind::Tools);
         assert_eq!(kept.head[1].text, "Be \"kind\".");
@@ -432,15 +433,19 @@ mod tests {
             (TranscriptKind::ToolResult, "one"),
             (TranscriptKind::ToolResult, "two"),
         ];
-        assert_eq!(told(&kept.messages), expected.map(|(kind, text)| (kind, text.to_owned())));
+        assert_eq!(contents(&kept.messages), expected.map(|(kind, text)| (kind, text.to_owned())));
         let picture = &kept.messages[1];
-        assert_eq!((picture.w, picture.h, picture.chars), (1280, 720, png.len() as u64));
-        assert!(!kept.messages[3].cont && kept.messages[4].cont);
+        assert_eq!((picture.width, picture.height, picture.chars), (1280, 720, png.len() as u64));
+        assert!(!kept.messages[3].continues && kept.messages[4].continues);
+        // As transcripts name it.
+        let written = serde_json::to_value(&kept.messages).unwrap();
+        assert_eq!((&written[1]["w"], &written[1]["h"]), (&1280.into(), &720.into()));
+        assert_eq!(written[4]["cont"], true);
     }
 
     /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
     #[test]
-    fn parts_keep_who_said_them_their_names_and_what_signs_them() {
+    fn parts_keep_role_name_id_and_signature_length() {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"Look."},
             {"role":"assistant","content":[{"type":"thinking","thinking":"Hm.","signature":"c2lnbmVk"},
             {"type":"tool_use","id":"t","name":"look","input":{}}]},
@@ -466,7 +471,7 @@ mod tests {
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let kept = kept.answered(&reply, 1 << 20);
-        let written = |said: &[TranscriptPart]| serde_json::to_value(said).unwrap();
+        let written = |parts: &[TranscriptPart]| serde_json::to_value(parts).unwrap();
         assert_eq!(
             written(&kept.messages),
             serde_json::json!([
@@ -501,8 +506,8 @@ mod tests {
         let read = dialect::read(Dialect::Gemini, path, body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
-        let told: Vec<_> =
-            kept.messages.iter().map(|said| (said.role, said.kind, said.sig)).collect();
+        let listed: Vec<_> =
+            kept.messages.iter().map(|part| (part.role, part.kind, part.signature_len)).collect();
         let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);
         let expected = [
             (user, TranscriptKind::Text, 0),
@@ -510,13 +515,13 @@ mod tests {
             (model, TranscriptKind::ToolUse, 0),
             (user, TranscriptKind::ToolResult, 0),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(listed, expected);
     }
 
     /// What a request says that its parent did not: the reply as the client sends it, then what is new. System prompt
     /// and tools are written again where they are others; of a history that changed all is said.
     #[test]
-    fn what_the_parent_said_is_not_said_again() {
+    fn what_the_parent_holds_is_not_stored_again() {
         use serde_json::{Value, json};
 
         use crate::context::scene::SessionFixture;
@@ -535,24 +540,24 @@ mod tests {
             scene.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &scene.body);
             let (conversation, body) = (&scene.conversation, &scene.body);
             let kept = ExchangeContent::of_request(conversation, body, &scene.placed(), 1 << 20);
-            let told = |said: Vec<TranscriptPart>| -> Vec<(String, bool)> {
-                said.into_iter().map(|said| (said.text, said.reply)).collect()
+            let texts = |parts: Vec<TranscriptPart>| -> Vec<(String, bool)> {
+                parts.into_iter().map(|parts| (parts.text, parts.reply)).collect()
             };
-            (kept.follows, kept.head.len(), told(kept.messages))
+            (kept.follows, kept.head.len(), texts(kept.messages))
         };
-        let said = |texts: &[(&str, bool)]| -> Vec<(String, bool)> {
+        let expected = |texts: &[(&str, bool)]| -> Vec<(String, bool)> {
             texts.iter().map(|(text, reply)| ((*text).to_owned(), *reply)).collect()
         };
         let grown =
             json!([user("Words."), model("Said."), user("More."), model("So."), user("On.")]);
-        let new = said(&[("Said.", true), ("More.", false), ("So.", false), ("On.", false)]);
+        let new = expected(&[("Said.", true), ("More.", false), ("So.", false), ("On.", false)]);
         assert_eq!(next(&body("Be kind.", &grown)), (ContentLink::Request, 0, new.clone()));
         assert_eq!(next(&body("Be brief.", &grown)), (ContentLink::Request, 2, new));
         let bare = json!([user("Words."), model("Said.")]);
-        let reply = said(&[("Said.", true)]);
+        let reply = expected(&[("Said.", true)]);
         assert_eq!(next(&body("Be kind.", &bare)), (ContentLink::Request, 0, reply));
         let other = json!([user("Others."), model("Said."), user("More.")]);
-        let all = said(&[("Others.", false), ("Said.", false), ("More.", false)]);
+        let all = expected(&[("Others.", false), ("Said.", false), ("More.", false)]);
         assert_eq!(next(&body("Be kind.", &other)).2, all);
         assert_eq!(next(&body("Be kind.", &other)).0, ContentLink::Nothing);
         // The provider holds what was said and answered.
@@ -580,8 +585,8 @@ mod tests {
         assert_eq!(kept(BESIDE + 101).messages, std::slice::from_ref(&cut));
         let nothing = TranscriptPart { kind: TranscriptKind::Other, ..cut.clone() };
         assert_eq!(kept(BESIDE - 1).messages, [nothing]);
-        let said = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
-        let reply = Reply { parts: vec![said], ..Reply::default() };
+        let part = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
+        let reply = Reply { parts: vec![part], ..Reply::default() };
         let answered = kept(0).answered(&reply, BESIDE + 99);
         let cut = TranscriptPart { role: TranscriptSpeaker::Assistant, chars: 100, ..cut };
         assert_eq!(answered.reply, [cut]);
@@ -590,7 +595,7 @@ mod tests {
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
-        let texts: Vec<&str> = kept.messages.iter().map(|said| &*said.text).collect();
+        let texts: Vec<&str> = kept.messages.iter().map(|part| &*part.text).collect();
         assert_eq!(texts, ["One. Two."]);
     }
 }

@@ -19,13 +19,12 @@ use super::{
 use crate::dialect::PartKey;
 
 /// The key of a decision: what it is about, whether it is of shadow mode, and the refusal that it came after.
-pub(super) type DecisionKey = (u128, bool, Option<Millis>);
+type DecisionKey = (u128, bool, Option<Millis>);
 
 /// A fact that can be decided again.
 pub(super) trait Decidable {
-    /// Its key.
+    /// What it is about: two decisions with the same key exclude each other.
     fn place(&self) -> DecisionKey;
-    /// The exchange that decided it.
     fn exchange(&self) -> &ExchangeId;
     /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;
@@ -273,7 +272,7 @@ mod tests {
 
     /// Shadow mode's decisions apply to nothing that is sent, and the other way round.
     #[test]
-    fn what_holds_in_shadow_mode_is_told_apart() {
+    fn decisions_of_shadow_mode_are_kept_apart() {
         let mut cuts = Decisions::default();
         cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
         assert!(cuts.any(false) && !cuts.any(true));
@@ -285,7 +284,7 @@ mod tests {
         assert_eq!((cuts.all().count(), cuts.any(true)), (2, true));
     }
 
-    /// The bound on a session's decisions counts what they hold: their words, and what each one takes itself.
+    /// The bound on a session's decisions counts their texts, and what each one takes itself.
     #[test]
     fn what_a_decision_takes_grows_with_what_it_holds() {
         let long = "w".repeat(1 << 16);
@@ -310,7 +309,7 @@ mod tests {
         with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
     }
 
-    /// The upstream's and the model's names are a client's to choose: long ones count like its words.
+    /// The upstream's and the model's names are a client's to choose: long ones count like its texts.
     #[test]
     fn a_summary_counts_for_the_names_of_who_wrote_it() {
         let (base, long) = (summary(SummaryAuthor::Summary, ""), "w".repeat(1 << 16));
@@ -338,7 +337,7 @@ mod tests {
         );
     }
 
-    /// The epoch after a refusal is told apart from that of any other, and from any time.
+    /// The epoch after a refusal differs from that after any other, and from any time.
     #[test]
     fn an_epoch_is_no_time_and_no_other_epoch() {
         let revoked = |exchange: String, about: Vec<u128>, retry| Revocation {
@@ -363,7 +362,7 @@ mod tests {
         }
     }
 
-    /// A decision that is made anew stands beside the one that was refused, by its refusal.
+    /// A decision that is made again stands beside the refused one, under the time of the refusal.
     #[test]
     fn a_decision_made_anew_is_kept_by_its_refusal() {
         let place = |fact: &Fact| match fact {

@@ -80,7 +80,7 @@ mod tests {
         dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes())
     }
 
-    fn asked(
+    fn editing_of(
         of: &Conversation,
         name: &str,
         mode: Mode,
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_default_policy_comes_to_these_terms() {
-        let editing = asked(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
+        let editing = editing_of(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
         // 0.6 of a window of 200,000 less 16,000.
         let expected =
             ContextEditing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
@@ -128,7 +128,7 @@ mod tests {
             let prune = by(PruneMethod::Provider);
             let prune =
                 PrunePolicy { tools: list(tools), except_tools: list(except_tools), ..prune };
-            let except = asked(&read(), FREE, Mode::Active, prune).unwrap().except;
+            let except = editing_of(&read(), FREE, Mode::Active, prune).unwrap().except;
             except.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(tools(&[], &["mcp__*", "Elsewhere"]), ["mcp__a"]);
@@ -136,19 +136,19 @@ mod tests {
     }
 
     #[test]
-    fn it_is_asked_where_policy_says_so_and_the_provider_can() {
-        let some = |method, name| asked(&read(), name, Mode::Active, by(method)).is_some();
+    fn editing_is_requested_if_policy_wants_it_and_the_provider_can() {
+        let some = |method, name| editing_of(&read(), name, Mode::Active, by(method)).is_some();
         assert!(some(PruneMethod::Provider, FREE));
         let clone = |gate: PruneGate| {
             let prune = PrunePolicy { gate: vec![gate], ..by(PruneMethod::Provider) };
-            asked(&read(), "some-clone", Mode::Active, prune).is_some()
+            editing_of(&read(), "some-clone", Mode::Active, prune).is_some()
         };
         assert!(clone(PruneGate::Always) && !clone(PruneGate::Pressure), "its window is not known");
         assert!(some(PruneMethod::Auto, BOUND) && !some(PruneMethod::Auto, FREE));
         // What is not known is taken as bound, and is no Claude all the same.
         assert!(!some(PruneMethod::Auto, "some-clone") && !some(PruneMethod::Rewrite, BOUND));
         for mode in [Mode::Observe, Mode::Shadow] {
-            assert_eq!(asked(&read(), FREE, mode, by(PruneMethod::Provider)), None);
+            assert_eq!(editing_of(&read(), FREE, mode, by(PruneMethod::Provider)), None);
         }
         for (purpose, may) in [
             (Purpose::Count, true),
@@ -157,21 +157,21 @@ mod tests {
             (Purpose::WarmUp, false),
         ] {
             let of = Conversation { purpose, ..read() };
-            let editing = asked(&of, FREE, Mode::Active, by(PruneMethod::Provider));
+            let editing = editing_of(&of, FREE, Mode::Active, by(PruneMethod::Provider));
             assert_eq!(editing.is_some(), may, "{purpose:?}");
         }
         let held = Some(dialect::HeldHistory::After("msg".into()));
         let held = Conversation { held, ..read() };
-        assert_eq!(asked(&held, FREE, Mode::Active, by(PruneMethod::Provider)), None);
+        assert_eq!(editing_of(&held, FREE, Mode::Active, by(PruneMethod::Provider)), None);
         let chat = Conversation { dialect: Dialect::OpenaiChat, ..read() };
-        assert_eq!(asked(&chat, FREE, Mode::Active, by(PruneMethod::Provider)), None);
+        assert_eq!(editing_of(&chat, FREE, Mode::Active, by(PruneMethod::Provider)), None);
     }
 
     #[test]
-    fn only_gates_that_a_provider_can_watch_are_told() {
+    fn only_gates_that_a_provider_can_watch_are_sent() {
         let trigger = |gate: &[PruneGate], pressure| {
             let prune = PrunePolicy { gate: gate.to_vec(), pressure, ..by(PruneMethod::Provider) };
-            asked(&read(), FREE, Mode::Active, prune).map(|editing| editing.trigger)
+            editing_of(&read(), FREE, Mode::Active, prune).map(|editing| editing.trigger)
         };
         assert_eq!(trigger(&[], 0.8), None);
         assert_eq!(trigger(&[PruneGate::ColdCache, PruneGate::PaysBack], 0.8), None);

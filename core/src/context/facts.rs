@@ -27,7 +27,7 @@ pub struct ReasoningRecord {
     /// The newest reasoning before it: bound reasoning is bound to the order of reasoning, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<PartKey>,
-    /// The model that made it.
+    /// The name of the model that made it.
     pub model: Box<str>,
     /// The configured upstream's name.
     pub upstream: Box<str>,
@@ -78,7 +78,7 @@ pub struct ReasoningBlock {
 pub struct Signature {
     /// The index of the keyed part.
     pub part: u32,
-    /// The signature.
+    /// The bytes of the signature, as they were received.
     #[serde(rename = "seal")]
     pub value: Box<str>,
     /// If the part is a text that came in several pieces: the range of the signed piece, bytes of the whole
@@ -97,7 +97,7 @@ pub struct Cut {
     /// The exchange that decided it.
     #[serde(rename = "request")]
     pub exchange: ExchangeId,
-    /// The content that replaces it.
+    /// What stands in its place.
     #[serde(flatten)]
     pub content: Replacement,
     /// Whether its images and documents are kept.
@@ -106,7 +106,7 @@ pub struct Cut {
     pub was: u32,
     /// What it costs now, tokens.
     pub tokens: u32,
-    /// Why.
+    /// Why it was decided.
     pub why: DecisionReason,
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -126,7 +126,7 @@ impl Cut {
 /// What replaces a tool result's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Replacement {
-    /// A placeholder text.
+    /// This text stands in place of the content.
     #[serde(rename = "text")]
     Text(Box<str>),
     /// The beginning and the end of the original text.
@@ -136,7 +136,7 @@ pub enum Replacement {
 
 impl Replacement {
     /// The replacement for `part` of this body; `None` if its text differs from the one that was decided on.
-    pub(crate) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
+    pub(super) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
             Self::Trim(trim) => trim.apply(&trim::text(part, body)).map(Cow::Owned),
@@ -154,9 +154,9 @@ pub struct ReasoningDecision {
     /// The exchange that decided it.
     #[serde(rename = "request")]
     pub exchange: ExchangeId,
-    /// The action.
+    /// What is done with the reasoning.
     pub does: ReasoningAction,
-    /// Why.
+    /// Why it was decided.
     pub why: DecisionReason,
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -201,11 +201,11 @@ pub struct CompactionRecord {
     pub tokens: u32,
     /// Who wrote it.
     pub by: SummaryAuthor,
-    /// Why.
+    /// Why it was decided.
     pub why: DecisionReason,
-    /// The upstream that wrote it.
+    /// The configured upstream's name.
     pub upstream: Box<str>,
-    /// The model that wrote it.
+    /// The model that was asked to write it.
     pub model: Box<str>,
     /// Reported usage for writing it. This is overhead, and in no turn's usage.
     #[serde(default)]
@@ -227,7 +227,7 @@ pub struct CompactionRecord {
 
 impl CompactionRecord {
     /// The key of the messages of the summary.
-    pub(crate) fn key(&self) -> PartKey {
+    pub(super) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
     }
 
@@ -262,7 +262,7 @@ pub struct Suspension {
     /// The exchange that was refused.
     #[serde(rename = "request")]
     pub exchange: ExchangeId,
-    /// Its thread.
+    /// The thread of the refused request.
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -278,7 +278,7 @@ pub struct Revocation {
     /// The exchange that was refused.
     #[serde(rename = "request")]
     pub exchange: ExchangeId,
-    /// Its thread.
+    /// The thread of the refused request.
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -314,7 +314,7 @@ impl Revocation {
 
     /// A marker for decisions that are made again after this revocation; `None` if they may not be. It is
     /// used like a time of refusal, and its highest bit is set, so that it never equals a real time.
-    pub(crate) fn epoch(&self) -> Option<Millis> {
+    pub(super) fn epoch(&self) -> Option<Millis> {
         (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }
@@ -325,11 +325,11 @@ impl Revocation {
 pub enum Fact {
     /// A completed exchange.
     Turn(Box<Turn>),
-    /// The reasoning of a reply.
+    /// The reasoning of a reply, as it was received.
     Reasoning(Box<ReasoningRecord>),
     /// A tool result that was cut.
     Cut(Box<Cut>),
-    /// A decision about reasoning.
+    /// Reasoning is put back, left out, or replaced by a stand-in.
     #[serde(rename = "echo")]
     ReasoningDecision(Box<ReasoningDecision>),
     /// A change that answers a refusal, repeated from then on.

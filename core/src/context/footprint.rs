@@ -7,8 +7,8 @@ pub(super) fn block(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + bytes / 16).next_multiple_of(16) }
 }
 
-pub(super) fn text(string: impl AsRef<str>) -> usize {
-    block(string.as_ref().len())
+pub(super) fn text(text: impl AsRef<str>) -> usize {
+    block(text.as_ref().len())
 }
 
 pub(super) fn list<T>(list: &Vec<T>) -> usize {

@@ -86,11 +86,11 @@ impl BoundaryHash {
 /// Token totals of a session: sums of reported usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
-    /// Input of all prompts.
+    /// Prompts, including what was read from caches or written to them.
     pub input: u64,
     /// Output, reasoning included.
     pub output: u64,
-    /// The reasoning in the output.
+    /// The share of `output` that was reasoning.
     pub reasoning: u64,
     /// Read from caches.
     pub cache_read: u64,
@@ -102,7 +102,7 @@ pub struct Totals {
 
 impl Totals {
     /// Adds the usage of one exchange. The sums saturate, because a provider may report anything.
-    pub fn add(&mut self, usage: &Usage) {
+    fn add(&mut self, usage: &Usage) {
         let add = |sum: &mut u64, reported: Option<u64>| {
             *sum = sum.saturating_add(reported.unwrap_or(0));
         };
@@ -342,28 +342,28 @@ impl Ledger {
         self.turns.iter()
     }
 
-    /// The turn of an exchange.
+    /// The turn that this exchange became, if it is known.
     pub fn turn(&self, exchange: &ExchangeId) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_exchange.get(exchange)?)
     }
 
     /// The turn whose response has this id.
-    pub(crate) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
+    pub(super) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_response.get(response)?)
     }
 
     /// Turns whose request ended at `chain`, newest first.
-    pub(crate) fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(super) fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_end.get(&chain))
     }
 
     /// Turns whose reply ended at `chain`, newest first.
-    pub(crate) fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(super) fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_after.get(&chain))
     }
 
     /// Turns with this boundary hash, newest first.
-    pub(crate) fn turns_at_boundary(
+    pub(super) fn turns_at_boundary(
         &self,
         boundary: BoundaryHash,
     ) -> impl Iterator<Item = &Arc<Turn>> {
@@ -371,7 +371,7 @@ impl Ledger {
     }
 
     /// Whether a later turn already continues this one.
-    pub(crate) fn has_grown(&self, turn: &Turn) -> bool {
+    pub(super) fn has_grown(&self, turn: &Turn) -> bool {
         self.grown.contains(&turn.exchange)
     }
 
@@ -389,7 +389,7 @@ impl Ledger {
     }
 
     /// The reasoning of replies with this anchor key, newest first.
-    pub(crate) fn reasoning_by_anchor_key(
+    pub(super) fn reasoning_by_anchor_key(
         &self,
         key: PartKey,
     ) -> impl Iterator<Item = &Arc<ReasoningRecord>> {
@@ -398,7 +398,7 @@ impl Ledger {
     }
 
     /// The reasoning of the reply that holds a signed piece.
-    pub(crate) fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
+    pub(super) fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
         self.by_signature.get(&key)
     }
 
@@ -423,11 +423,6 @@ impl Ledger {
     /// All queued messages, in no order.
     pub fn queued(&self) -> impl Iterator<Item = &Arc<QueuedMessage>> {
         self.queued.values()
-    }
-
-    /// What happened to a queued message.
-    pub fn injected(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
-        self.injected.get(id)
     }
 
     /// Messages that a request took, in the order in which they were queued.
@@ -469,7 +464,7 @@ impl Ledger {
     }
 
     /// The earlier turn whose request this turn's begins like, and for how many tokens, as estimated.
-    pub(crate) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
+    pub(super) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
         let before = self.turn(turn.sketch.base.as_ref()?)?;
         let parts = self.sketch(before)?;
         let kept = parts.iter().take(turn.sketch.kept as usize);
@@ -544,7 +539,7 @@ pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
 }
 
 /// Whether a call's id is unique: random, not counted (`call_0`, `functions.Read:12`).
-pub fn is_own(id: &str, tool: &str) -> bool {
+pub(super) fn is_own(id: &str, tool: &str) -> bool {
     let (before, after) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
         Some(at) if !tool.is_empty() => (&id[..at], &id[at + tool.len()..]),
         _ => (id, ""),
@@ -601,9 +596,9 @@ mod tests {
     use crate::context::ReasoningBlock;
     use crate::context::reasoning::Signature;
 
-    /// Gemini signs the last piece of a reply's words; a client sends them back as one.
+    /// Gemini signs the last piece of a reply's text; a client sends the text back as one.
     #[test]
-    fn words_that_came_in_pieces_mark_by_all_of_them() {
+    fn text_that_came_in_pieces_is_an_anchor_as_a_whole() {
         let piece =
             |text: &str, key| ReplyPart { text: text.into(), key, ..ReplyPart::of(PartKind::Text) };
         let long = "a".repeat(ANCHOR_BYTES - 1);
@@ -729,7 +724,7 @@ mod tests {
             about: vec![],
             retry: crate::context::RevocationRetry::Next,
         };
-        let of = |taken| added(Fact::Revocation(Box::new(taken)));
+        let of = |revocation| added(Fact::Revocation(Box::new(revocation)));
         let base = of(revoked.clone());
         let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");

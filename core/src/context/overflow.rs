@@ -67,12 +67,12 @@ pub struct PartSums {
     before: Option<PreviousCall>,
 }
 
-/// The call before.
+/// The call of the anchor, which reported its input.
 #[derive(Clone, Copy, Debug)]
 struct PreviousCall {
     /// Its estimated tokens.
     sent: u64,
-    /// Its reported input.
+    /// Input tokens, as reported.
     input: u64,
 }
 

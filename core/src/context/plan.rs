@@ -32,11 +32,11 @@ use crate::wire::splice::Edit;
 /// The edits that the recorded decisions make in a request.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// The edits; disjoint.
+    /// Edits of the client's body, sorted and disjoint.
     pub edits: Vec<Edit>,
     /// What is sent, where it differs from what the client sent.
     pub sent: Overlay,
-    /// The changes, one by one.
+    /// Each change, made or refused, with its reason.
     pub steps: Vec<PlanStep>,
     /// The edits contradicted each other, so none is made.
     pub conflict: bool,
@@ -47,7 +47,7 @@ pub struct Plan {
 /// The key that a decision about a part is stored under. It is the part key if the call's id is unique, else
 /// the chain up to the part: with counted ids or none (Gemini, `call_0`), equal content does not mean the
 /// same place.
-pub fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
+fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
     if has_own_id { key.0 } else { chain.0 }
 }
 

@@ -104,19 +104,19 @@ pub enum CountSchedule {
 impl TryFrom<String> for CountSchedule {
     type Error = String;
 
-    fn try_from(said: String) -> Result<Self, String> {
-        match said.as_str() {
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
             "off" => return Ok(CountSchedule::Off),
             "cold" => return Ok(CountSchedule::Cold),
             "near_threshold" => return Ok(CountSchedule::NearThreshold),
             "media" => return Ok(CountSchedule::Media),
             _ => {}
         }
-        let share = said.strip_prefix("sample:").and_then(|share| share.parse().ok());
+        let share = value.strip_prefix("sample:").and_then(|share| share.parse().ok());
         let share = share.filter(|share| (0.0..=1.0).contains(share));
         share.map(CountSchedule::Sample).ok_or_else(|| {
             format!(
-                "{said:?} is none of `off`, `cold`, `near_threshold`, `media` and `sample:SHARE` with a share \
+                "{value:?} is none of `off`, `cold`, `near_threshold`, `media` and `sample:SHARE` with a share \
                  between 0 and 1"
             )
         })
@@ -164,7 +164,7 @@ pub enum ClassicRole {
 
 impl ClassicPolicy {
     /// The rules, if requests are counted by them.
-    pub(crate) fn rules(&self) -> Option<&ClassicRules> {
+    pub(super) fn rules(&self) -> Option<&ClassicRules> {
         (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 
@@ -403,14 +403,14 @@ impl PrunePolicy {
     }
 
     /// Whether results of this tool may be cut.
-    pub(crate) fn covers(&self, tool: Option<&str>) -> bool {
+    pub(super) fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
         let named = |names: &[String]| names.iter().any(|name| matches(name, tool));
         (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
     }
 
     /// The text that replaces a cut result.
-    pub(crate) fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
+    pub(super) fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
     }
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_left_out_of_the_context_is_taken_out() {
+    fn reasoning_left_out_of_the_context_is_removed() {
         let left_out = ReasoningPolicy { include_in_context: false, ..ReasoningPolicy::default() };
         assert_eq!(left_out.strip(), StripPolicy::All);
         assert_eq!(ReasoningPolicy::default().strip(), StripPolicy::None);
@@ -485,14 +485,14 @@ mod tests {
             assert!(pattern.contains(word.split(':').next().unwrap()), "{pattern}");
         }
         for word in ["", "never", "sample:", "sample:1.5", "sample:-0.1", "sample:NaN"] {
-            let told = CountSchedule::try_from(word.to_owned()).unwrap_err();
-            assert!(told.starts_with(&format!("{word:?} is none of ")), "{told}");
+            let error = CountSchedule::try_from(word.to_owned()).unwrap_err();
+            assert!(error.starts_with(&format!("{word:?} is none of ")), "{error}");
         }
     }
 
     /// Requests are counted by the rules where that is asked for or where they decide.
     #[test]
-    fn rules_count_where_they_are_asked_or_decide() {
+    fn rules_count_where_they_are_requested_or_decide() {
         let of = |classic, decides| {
             let rules = ClassicRules { name: "mine".into(), ..ClassicRules::default() };
             let policy = ClassicPolicy { classic, decides, rules, ..ClassicPolicy::default() };

@@ -25,7 +25,7 @@ use crate::tokens::classic::ClassicRules;
 pub struct RequestCost<'a> {
     /// Total tokens; by `rules` if they decide.
     pub tokens: u64,
-    /// The tokens of each part.
+    /// Each part that is sent, with its tokens, in order.
     pub parts: &'a [SketchPart],
     /// The rules of an agent, if they decide.
     pub rules: Option<&'a ClassicRules>,
@@ -106,7 +106,7 @@ impl<'a> PruneCandidates<'a> {
         let policy = &request.policy.prune;
         let messages = &request.conversation.messages;
         let names = names(request);
-        let last_said = messages.iter().rposition(|message| message.role == Role::Assistant);
+        let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
         let first_protected = first_protected(policy, messages);
         let mut counter = counter(request);
         let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
@@ -138,7 +138,7 @@ impl<'a> PruneCandidates<'a> {
                 let Some(about) = about else { continue };
                 let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
                 let may_go = is_picture || may_go(policy, name, part);
-                let is_new = last_said.is_none_or(|last| index > last);
+                let is_new = last_reply.is_none_or(|last| index > last);
                 if cut.is_some() && (is_new || trimmed.is_none()) {
                     if may_go && policy.stop_at_cut {
                         return found;
@@ -284,8 +284,8 @@ impl<'a> PruneCandidates<'a> {
         let dialect = request.conversation.dialect;
         let write = savings::write_price(&before, price, dialect) / price.input;
         let saving = self.saving() as f64;
-        let again = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
-        let turns = again / (saving * read);
+        let rewrite_cost = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
+        let turns = rewrite_cost / (saving * read);
         turns <= f64::from(request.policy.prune.horizon_turns)
     }
 

@@ -28,7 +28,7 @@ use refused::{RefusedRequest, decided};
 /// The changes that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RepairProposal {
-    /// The changes.
+    /// New decisions, one for each edit; empty if there is no repair.
     pub facts: Vec<Fact>,
     /// The refusal names a place that does not exist in the request.
     pub is_misplaced: bool,
@@ -98,12 +98,12 @@ impl RefusedRequest<'_> {
         let named = self.refusal.name.as_deref();
         let named =
             named.filter(|name| name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_'));
-        let shape = match named.filter(|name| !place.pattern.ends_with(*name)) {
+        let pattern = match named.filter(|name| !place.pattern.ends_with(*name)) {
             Some(name) => format!("{}.{name}", place.pattern),
             None if place.is_whole => place.pattern.clone(),
             None => return None,
         };
-        fields::may_go(&shape).then_some(shape)
+        fields::may_go(&pattern).then_some(pattern)
     }
 
     /// Adds a user message after the model's last message.

@@ -56,7 +56,7 @@ pub struct Money {
 
 impl Money {
     /// Saved less broken; below 0 if rewriting cost more than it saved.
-    pub fn net(&self) -> f64 {
+    fn net(&self) -> f64 {
         self.saved - self.broken
     }
 }
@@ -64,9 +64,9 @@ impl Money {
 /// The data about an exchange that its savings are computed from.
 #[derive(Clone, Copy)]
 pub struct SavingsInput<'a> {
-    /// Its rewrites.
+    /// What was changed in its request.
     pub done: &'a RewriteSummary,
-    /// Its reported usage.
+    /// Usage as the provider reported it.
     pub usage: &'a Usage,
     /// The count of the provider's counting endpoint, if it was asked.
     pub counted: Option<ProviderCount>,
@@ -76,7 +76,7 @@ pub struct SavingsInput<'a> {
     pub before: Option<&'a Usage>,
     /// The window that was assumed, tokens.
     pub window: u64,
-    /// The model's price.
+    /// The model's catalogue price; `None` if unknown.
     pub price: Option<Price>,
     /// Its protocol: the price of a long-lived cache write depends on it.
     pub dialect: Dialect,
@@ -180,11 +180,11 @@ impl Turn {
     /// turn that it continues.
     pub fn measure_removed(&mut self, parent: Option<&Turn>) {
         let before = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
-        let went = self.went();
+        let measured = self.really_removed();
         let all = self.done.tokens_removed.saturating_add(self.done.tokens_compacted);
-        let ratio = match went {
-            Some((claimed, went)) if claimed <= all => {
-                (before * (all - claimed) as f64 + went) / all as f64
+        let ratio = match measured {
+            Some((claimed, removed)) if claimed <= all => {
+                (before * (all - claimed) as f64 + removed) / all as f64
             }
             _ => before,
         };
@@ -194,16 +194,17 @@ impl Turn {
     /// The tokens claimed for this turn's own late cuts, and the tokens really saved: those that the estimate
     /// took off, and the share of its error that is theirs. `None` if the estimate did not take them off: it
     /// has no earlier turn to take them off from, or the parts that were cut are not in it.
-    fn went(&self) -> Option<(u64, f64)> {
+    fn really_removed(&self) -> Option<(u64, f64)> {
         let NewTokens { late: claimed, stand_ins, .. } = self.done.tokens_of_new();
         let (estimate, error) = self.error()?;
-        let is_whole = claimed.saturating_add(stand_ins) as f64 <= MOST_WENT * estimate.went as f64;
+        let is_whole =
+            claimed.saturating_add(stand_ins) as f64 <= MOST_REMOVED * estimate.gone_history as f64;
         if !self.done.is_sent() || claimed == 0 || !is_whole {
             return None;
         }
-        let left = estimate.went.saturating_sub(stand_ins) as f64;
-        let went = left + error * share_of_cuts(left, &estimate.guess);
-        Some((claimed, went.clamp(0.0, MOST_WENT * claimed as f64)))
+        let left = estimate.gone_history.saturating_sub(stand_ins) as f64;
+        let removed = left + error * share_of_cuts(left, &estimate.guess);
+        Some((claimed, removed.clamp(0.0, MOST_REMOVED * claimed as f64)))
     }
 
     /// An estimate based on an earlier turn, and by how many tokens its prediction was too high. The
@@ -231,7 +232,7 @@ fn share_of_cuts(left: f64, guess: &CostPrediction) -> f64 {
 const MISCOUNTED: f64 = 0.2;
 
 /// A cut saves at most this many times its claim; anything above has another cause.
-const MOST_WENT: f64 = 2.0;
+const MOST_REMOVED: f64 = 2.0;
 
 /// Tokens of a prompt that were in the provider's cache after it, as reported: read plus written. If caching
 /// is automatic and writes are not reported, the whole prompt.
@@ -310,7 +311,7 @@ pub struct SummaryCosts {
     pub priced: u64,
     /// Input tokens used for them, cached or not.
     pub input: u64,
-    /// Output tokens.
+    /// Output tokens used for them.
     pub output: u64,
     /// Their cost, US dollars.
     pub dollars: f64,

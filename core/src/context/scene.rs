@@ -229,7 +229,7 @@ impl SessionFixture {
     }
 }
 
-/// One message a letter: the user's words (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
+/// One message a letter: the user's text (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
 /// with thinking before it (`t`), the result of the call before it (`r`), and one that reports an error (`e`).
 pub(super) fn messages(letters: &str) -> Value {
     let id = |number: usize| format!("toolu_{number:02}AbCdEfGh{number:02}");
@@ -247,7 +247,6 @@ pub(super) fn messages(letters: &str) -> Value {
     messages.collect()
 }
 
-/// A block of thinking.
 pub(super) fn thinking(number: usize) -> Value {
     json!({"type": "thinking", "thinking": format!("Let me see {number}."), "signature": format!("c2lnbmF0dXJl{number:04}")})
 }

@@ -14,9 +14,9 @@ use crate::wire::json::Document;
 /// Which part of a result's text stays. Ranges are bytes of [`text`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimRange {
-    /// The end of the head.
+    /// The head is everything before this byte.
     pub head: u64,
-    /// The start of the tail.
+    /// The tail is everything from this byte on.
     pub tail: u64,
     /// The length of the whole text.
     pub bytes: u64,
@@ -28,42 +28,41 @@ pub struct TrimRange {
 const NOTE_BYTES: usize = 120;
 
 /// The text of a result without surrounding white space, which its part key ignores, too.
-pub fn text(part: &Part, body: &[u8]) -> String {
-    let full_text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
-    match full_text.trim() {
-        trimmed if trimmed.len() == full_text.len() => full_text,
+pub(super) fn text(part: &Part, body: &[u8]) -> String {
+    let text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
+    match text.trim() {
+        trimmed if trimmed.len() == text.len() => text,
         trimmed => trimmed.to_owned(),
     }
 }
 
 impl TrimRange {
-    /// Keeps about `target` of the `tokens` that `full_text` costs; `None` if nothing would be left out.
-    pub(crate) fn new(full_text: &str, tokens: u64, target: u64) -> Option<Self> {
-        let kept = u128::from(target) * full_text.len() as u128 / u128::from(tokens.max(1));
+    /// Keeps about `target` of the `tokens` that `text` costs; `None` if nothing would be left out.
+    pub(super) fn new(text: &str, tokens: u64, target: u64) -> Option<Self> {
+        let kept = u128::from(target) * text.len() as u128 / u128::from(tokens.max(1));
         let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
-        if kept >= full_text.len() {
+        if kept >= text.len() {
             return None;
         }
-        let head = full_text.floor_char_boundary(kept * 2 / 3);
-        let tail = full_text.ceil_char_boundary(full_text.len() - (kept - kept * 2 / 3));
+        let head = text.floor_char_boundary(kept * 2 / 3);
+        let tail = text.ceil_char_boundary(text.len() - (kept - kept * 2 / 3));
         Some(Self {
             head: head as u64,
             tail: tail as u64,
-            bytes: full_text.len() as u64,
-            hash: PartKey::of_bytes(full_text.as_bytes()),
+            bytes: text.len() as u64,
+            hash: PartKey::of_bytes(text.as_bytes()),
         })
     }
 
-    /// The head and tail of `full_text`; `None` if it is not the text that the decision was made for.
-    pub(crate) fn apply(&self, full_text: &str) -> Option<String> {
-        let all = full_text.len();
-        let is_same =
-            all as u64 == self.bytes && PartKey::of_bytes(full_text.as_bytes()) == self.hash;
+    /// The head and tail of `text`; `None` if it is not the text that the decision was made for.
+    pub(super) fn apply(&self, text: &str) -> Option<String> {
+        let all = text.len();
+        let is_same = all as u64 == self.bytes && PartKey::of_bytes(text.as_bytes()) == self.hash;
         if !is_same {
             return None;
         }
         let (head, tail) = (usize::try_from(self.head).ok()?, usize::try_from(self.tail).ok()?);
-        let (first, last) = (full_text.get(..head)?, full_text.get(tail..)?);
+        let (first, last) = (text.get(..head)?, text.get(tail..)?);
         let missing = tail.checked_sub(head)?;
         Some(format!(
             "{first}\n\n[… {missing} of {all} bytes of this tool result left out: it was too large …]\n\n{last}"
@@ -73,9 +72,9 @@ impl TrimRange {
 
 /// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
 /// nothing would be left out.
-pub(crate) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
-    let full_text = text(part, body);
-    TrimRange::new(&full_text, tokens, target)?.apply(&full_text)
+pub(super) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
+    let text = text(part, body);
+    TrimRange::new(&text, tokens, target)?.apply(&text)
 }
 
 /// The text of a JSON string, or the bytes of another value.
@@ -96,37 +95,33 @@ mod tests {
     use crate::context::{Cut, Replacement};
 
     #[test]
-    fn the_same_words_are_trimmed_the_same_and_other_words_not_at_all() {
-        let full_text = "héad ".repeat(100) + &"tail".repeat(100);
-        let trim = TrimRange::new(&full_text, 1000, 400).unwrap();
-        let text = trim.apply(&full_text).unwrap();
+    fn the_same_text_is_trimmed_the_same_and_another_not_at_all() {
+        let text = "héad ".repeat(100) + &"tail".repeat(100);
+        let trim = TrimRange::new(&text, 1000, 400).unwrap();
+        let trimmed = trim.apply(&text).unwrap();
         assert!(
-            text.starts_with("héad ") && text.ends_with("tail") && text.len() < full_text.len()
+            trimmed.starts_with("héad ") && trimmed.ends_with("tail") && trimmed.len() < text.len()
         );
-        assert_eq!(trim.apply(&full_text), Some(text));
-        assert_eq!(trim.apply(&full_text.replace("tail", "tale")), None);
-        assert_eq!(trim.apply(&full_text[..full_text.len() - 4]), None);
-        assert_eq!(TrimRange::new(&full_text, 1000, 1300), None);
+        assert_eq!(trim.apply(&text), Some(trimmed));
+        assert_eq!(trim.apply(&text.replace("tail", "tale")), None);
+        assert_eq!(trim.apply(&text[..text.len() - 4]), None);
+        assert_eq!(TrimRange::new(&text, 1000, 1300), None);
     }
 
     #[test]
-    fn ranges_that_fit_no_words_trim_nothing() {
-        let full_text = "é".repeat(40);
-        let whole = TrimRange {
-            head: 4,
-            tail: 60,
-            bytes: 80,
-            hash: PartKey::of_bytes(full_text.as_bytes()),
-        };
-        assert!(whole.apply(&full_text).is_some());
+    fn ranges_that_fit_no_text_trim_nothing() {
+        let text = "é".repeat(40);
+        let whole =
+            TrimRange { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(text.as_bytes()) };
+        assert!(whole.apply(&text).is_some());
         for (head, tail) in [(3, 60), (4, 61), (60, 4), (4, 81), (u64::MAX, 60)] {
-            assert_eq!(TrimRange { head, tail, ..whole }.apply(&full_text), None, "{head} {tail}");
+            assert_eq!(TrimRange { head, tail, ..whole }.apply(&text), None, "{head} {tail}");
         }
     }
 
     /// As earlier versions kept it: read, written and said the same.
     #[test]
-    fn a_cut_that_was_kept_with_its_words_stays_as_it_is() {
+    fn a_cut_that_was_stored_with_its_text_stays_as_it_is() {
         let old = r#"{"about":"000000000000000000000000000000ff","at":1,"request":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
         let cut: Cut = serde_json::from_str(old).unwrap();
         assert_eq!(cut.content, Replacement::Text("begin … end".into()));
@@ -139,8 +134,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_holds_no_word() {
-        let full_text = "canary ".repeat(500);
-        let kept = serde_json::to_string(&TrimRange::new(&full_text, 1000, 400).unwrap()).unwrap();
+        let text = "canary ".repeat(500);
+        let kept = serde_json::to_string(&TrimRange::new(&text, 1000, 400).unwrap()).unwrap();
         assert!(!kept.contains("canary"), "{kept}");
     }
 }

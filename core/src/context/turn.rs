@@ -31,11 +31,11 @@ pub struct Estimate {
     /// that is not sent back or not read.
     pub gone: u64,
     /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
-    #[serde(default, skip_serializing_if = "plan::is_default")]
-    pub went: u64,
+    #[serde(rename = "went", default, skip_serializing_if = "plan::is_default")]
+    pub gone_history: u64,
     /// A compaction that only the provider can read is counted from its length.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub sealed: bool,
+    #[serde(rename = "sealed", default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted_compaction: bool,
     /// How the tokens are split; the sum is `tokens`.
     pub breakdown: Breakdown,
     /// How uncertain the estimate is, and what data it comes from.
@@ -48,7 +48,7 @@ pub struct Estimate {
 pub struct ProviderCount {
     /// Whether the client's original request was counted, not the rewritten one.
     pub as_it_came: bool,
-    /// Input tokens.
+    /// Input tokens, as the endpoint counted them.
     pub tokens: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct Breakdown {
     pub messages: u64,
     /// The share of `messages` that is reasoning sent back, tokens, estimated.
     pub reasoning: u64,
-    /// Kinds of content that can be told apart within tools and messages.
+    /// Kinds of content that can be distinguished within tools and messages.
     #[serde(flatten)]
     pub sections: SectionTokens,
     /// The estimates of system and tools exceeded the total, so `messages` was set to 0.
@@ -157,7 +157,7 @@ pub struct Turn {
 /// A request's place among the turns of its session, found by `lineage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Position {
-    /// Its thread.
+    /// The thread whose history it continues, or begins.
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,7 +169,7 @@ pub struct Position {
     pub last: Option<PartKey>,
     /// The hash of the system prompt.
     pub system: PartKey,
-    /// The hash of the tools.
+    /// The hash of the tool definitions.
     pub tools: PartKey,
     /// The thread that the client names, if it names one.
     #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
@@ -206,8 +206,8 @@ pub struct CarryOver {
 }
 
 impl CarryOver {
-    /// The number that is shown.
-    pub(crate) fn shown(&self) -> u64 {
+    /// Tokens, by the rules that decide.
+    pub(super) fn shown(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }
 }

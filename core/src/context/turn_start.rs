@@ -55,9 +55,9 @@ mod tests {
         turn_start(&dialect::read(dialect, path, body.as_bytes()))
     }
 
-    /// The same words beside a result, as three protocols put them.
+    /// The same text beside a result, in three protocols.
     #[test]
-    fn words_beside_results_begin_a_turn_of_geminis_alone() {
+    fn text_beside_results_begins_a_turn_for_gemini_alone() {
         let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},
             {"role":"model","parts":[{"functionCall":{"name":"ls","args":{}}}]},
             {"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}},

@@ -263,7 +263,7 @@ fn reasoning(role: Role, block: Value<'_>) -> Part {
     part
 }
 
-/// A provider's summary is identified by its text, not by its seal.
+/// A provider's summary is identified by its text, not by its signature.
 fn compaction_key(keyer: &mut Keyer, content_text: &str) -> Option<PartKey> {
     keyer.text_of_kind(PartKind::Opaque, Role::Assistant, content_text)
 }
@@ -305,7 +305,7 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
 /// the last message only (`docs/protocols.md` 10.12).
 fn asks_for_a_summary(message: Value<'_>) -> bool {
     const NEAR: usize = 2048;
-    const WORDS: &[u8] = b"create a detailed summary of the conversation";
+    const PHRASE: &[u8] = b"create a detailed summary of the conversation";
     let [role, content] = message.members(["role", "content"]);
     let is_user = role.and_then(|role| role.text()).is_some_and(|role| role == "user");
     let content = content.filter(|_| is_user);
@@ -313,7 +313,7 @@ fn asks_for_a_summary(message: Value<'_>) -> bool {
     let last = blocks.last().map_or(content, |block| block.get("text"));
     last.is_some_and(|text| {
         let raw = text.raw();
-        memchr::memmem::find(&raw[..raw.len().min(NEAR)], WORDS).is_some()
+        memchr::memmem::find(&raw[..raw.len().min(NEAR)], PHRASE).is_some()
     })
 }
 

@@ -22,17 +22,17 @@ pub struct CacheMiss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheMissCause {
-    /// The model.
+    /// The model differs.
     Model,
-    /// The system prompt.
+    /// The system prompt differs.
     System,
-    /// The tools.
+    /// The tool definitions differ.
     Tools,
     /// The history: Anthropic's `messages`, OpenAI's `input`.
     Messages,
     /// The provider compacted the history.
     Compacted,
-    /// The client's cache key.
+    /// The client's cache key differs (OpenAI's `prompt_cache_key`).
     CacheKey,
     /// Settings of the response: format, effort, verbosity, service tier.
     Settings,

@@ -12,11 +12,11 @@ use crate::wire::json::Span;
 /// One message (or item) of the history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Its speaker.
+    /// Who speaks in it.
     pub role: Role,
     /// The range of the whole message in the body.
     pub span: Span,
-    /// Its parts, in order.
+    /// What it consists of, in the order of the body.
     pub parts: Vec<Part>,
 }
 
@@ -34,7 +34,7 @@ pub enum HeldHistory {
 pub struct Conversation {
     /// The dialect that it was read as.
     pub dialect: Dialect,
-    /// Its purpose.
+    /// What it is for: a turn, a count, a side call, a compaction.
     pub purpose: Purpose,
     /// The requested model, from the body or the path.
     pub model: Option<Box<str>>,

@@ -14,7 +14,7 @@ use crate::wire::json::{Document, Value};
 pub struct CountQuestion {
     /// Path and query.
     pub target: String,
-    /// The JSON body.
+    /// The prompt as JSON, without options of the response.
     pub body: Bytes,
 }
 
@@ -143,7 +143,7 @@ fn members(root: Value<'_>, wanted: impl Fn(&str) -> bool) -> String {
 mod tests {
     use super::*;
 
-    fn asked(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
+    fn question_of(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
         let question = CountQuestion::of(dialect, target, body.as_bytes())?;
         Some((question.target, String::from_utf8(question.body.into()).unwrap()))
     }
@@ -153,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn the_prompt_is_asked_for_as_it_stands_and_what_is_only_of_the_answer_is_left_out() {
+    fn a_count_holds_the_prompt_as_it_stands_and_no_option_of_the_answer() {
         let body = r#"{ "max_tokens": 9, "model":"m", "stream":true, "system" : "s",
             "messages": [ {"role":"user","content":"\u00e9 1.0" } ], "temperature":1e0}"#;
         let counted =
             r#"{"model":"m","system":"s","messages":[ {"role":"user","content":"\u00e9 1.0" } ]}"#;
-        let at = |path: &str| asked(Dialect::Anthropic, path, body);
+        let at = |path: &str| question_of(Dialect::Anthropic, path, body);
         assert_eq!(at("/v1/messages"), is("/v1/messages/count_tokens", counted));
         assert_eq!(
             at("/x/v1/messages?beta=true"),
@@ -167,35 +167,39 @@ mod tests {
         assert_eq!(at("/model/m/invoke"), None);
         let body = r#"{"model":"m","input":"hi","store":false,"include":[],"stream":true}"#;
         assert_eq!(
-            asked(Dialect::OpenaiResponses, "/v1/responses", body),
+            question_of(Dialect::OpenaiResponses, "/v1/responses", body),
             is("/v1/responses/input_tokens", r#"{"model":"m","input":"hi"}"#)
         );
-        assert_eq!(asked(Dialect::OpenaiChat, "/v1/chat/completions", "{}"), None);
+        assert_eq!(question_of(Dialect::OpenaiChat, "/v1/chat/completions", "{}"), None);
     }
 
     #[test]
-    fn gemini_is_asked_with_the_whole_request_inside_and_vertex_plainly() {
+    fn a_count_for_gemini_wraps_the_request_and_one_for_vertex_does_not() {
         let body = r#"{"contents":[{"parts":[]}],"tools":[],"safetySettings":[]}"#;
         assert_eq!(
-            asked(Dialect::Gemini, "/v1beta/models/g-3:streamGenerateContent?alt=sse&key=k", body),
+            question_of(
+                Dialect::Gemini,
+                "/v1beta/models/g-3:streamGenerateContent?alt=sse&key=k",
+                body
+            ),
             is(
                 "/v1beta/models/g-3:countTokens?key=k",
                 r#"{"generateContentRequest":{"model":"models/g-3","contents":[{"parts":[]}],"tools":[],"safetySettings":[]}}"#
             )
         );
         assert_eq!(
-            asked(Dialect::Gemini, "/v1/models/g:generateContent", "{}"),
+            question_of(Dialect::Gemini, "/v1/models/g:generateContent", "{}"),
             is("/v1/models/g:countTokens", r#"{"generateContentRequest":{"model":"models/g"}}"#)
         );
         let vertex = "/v1/projects/p/locations/l/publishers/google/models/g";
         assert_eq!(
-            asked(Dialect::Gemini, &format!("{vertex}:generateContent"), body),
+            question_of(Dialect::Gemini, &format!("{vertex}:generateContent"), body),
             is(&format!("{vertex}:countTokens"), r#"{"contents":[{"parts":[]}],"tools":[]}"#)
         );
     }
 
     #[test]
-    fn an_estimate_is_told_as_the_endpoint_would_and_nowhere_else() {
+    fn an_estimate_has_the_form_of_the_endpoints_answer() {
         for (dialect, target) in [
             (Dialect::Anthropic, "/v1/messages/count_tokens?beta=true"),
             (Dialect::Anthropic, "/v1/projects/p/models/count-tokens:rawPredict"),
@@ -203,8 +207,8 @@ mod tests {
             (Dialect::Gemini, "/v1beta/models/g:countTokens?key=k"),
             (Dialect::Gemini, "/v1beta/models/g%3AcountTokens"),
         ] {
-            let told = estimated(dialect, target, 12).unwrap();
-            assert_eq!(answer(dialect, told.as_bytes()), Some(12), "{target}");
+            let body = estimated(dialect, target, 12).unwrap();
+            assert_eq!(answer(dialect, body.as_bytes()), Some(12), "{target}");
         }
         assert_eq!(estimated(Dialect::Anthropic, "/model/claude/count-tokens", 12), None);
         assert_eq!(estimated(Dialect::OpenaiChat, "/v1/chat/completions", 12), None);

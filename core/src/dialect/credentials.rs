@@ -22,7 +22,7 @@ pub enum Tenant {
     Known(TenantId),
     /// The request has no credential, and nothing that could be one.
     Everyone,
-    /// The request has something that may be a credential, but cannot be told from another's.
+    /// The request has something that may be a credential, but may be shared with others.
     Unknown,
 }
 
@@ -298,7 +298,6 @@ pub fn gives_away(text: &str, secret: &[u8]) -> bool {
     is_piece || !secret.is_empty() && holds(text, secret)
 }
 
-/// The credentials of a request.
 #[derive(Default)]
 struct RequestCredentials<'r> {
     secrets: Vec<Cow<'r, [u8]>>,

@@ -88,7 +88,7 @@ const BEDROCK: &str = "\"bedrock-";
 /// Input tokens past which a request asks its provider to clear results; `None` if it does not. 0 if the
 /// trigger counts something else, because it may then fire at any size.
 pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
-    /// The provider's default.
+    /// The provider's default, input tokens (`docs/protocols.md` 1.3).
     const DEFAULT: u64 = 100_000;
     let edits = root.path(&["context_management", "edits"])?;
     let clears = |edit: &Value<'_>| {
@@ -131,7 +131,7 @@ mod tests {
         ContextEditing { trigger: 100, keep: 3, at_least: 50, except: vec!["Write".into()] }
     }
 
-    fn asked(body: &str) -> Option<String> {
+    fn edited(body: &str) -> Option<String> {
         let edit = editing().ask(body.as_bytes())?;
         let slices = splice(&Bytes::copy_from_slice(body.as_bytes()), vec![edit]).unwrap();
         Some(String::from_utf8(slices.concat()).unwrap())
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn it_stands_first_and_the_rest_stays_byte_for_byte() {
         let body = " {\n \"model\": \"m\" }";
-        let out = asked(body).unwrap();
+        let out = edited(body).unwrap();
         assert!(
             out.starts_with(" {\"context_management\":{") && out.ends_with(&body[2..]),
             "{out}"
@@ -164,23 +164,23 @@ mod tests {
         for member in
             ["context_management\":null", "thread\":{}", "compaction\":{}", "anthropic_beta\":[]"]
         {
-            assert_eq!(asked(&format!("{{\"model\":\"m\",\"{member}}}")), None, "{member}");
+            assert_eq!(edited(&format!("{{\"model\":\"m\",\"{member}}}")), None, "{member}");
         }
-        assert_eq!(asked(r#"{"anthropic_version":"bedrock-2023-05-31"}"#), None);
-        assert!(asked(r#"{"anthropic_version":"vertex-2023-10-16"}"#).is_some());
+        assert_eq!(edited(r#"{"anthropic_version":"bedrock-2023-05-31"}"#), None);
+        assert!(edited(r#"{"anthropic_version":"vertex-2023-10-16"}"#).is_some());
         // Words, and members of something else, are no reason.
-        assert!(asked(r#"{"messages":[{"thread":1,"content":"\"compaction\""}]}"#).is_some());
+        assert!(edited(r#"{"messages":[{"thread":1,"content":"\"compaction\""}]}"#).is_some());
         for broken in ["", "  ", "{", "{}", "[1]", "{ }", "x", r#"{"thread":"#] {
-            assert_eq!(asked(broken), None, "{broken}");
+            assert_eq!(edited(broken), None, "{broken}");
         }
     }
 
     proptest::proptest! {
         /// Invariant 8; and what was JSON is so with the question in it.
         #[test]
-        fn invariant_8_any_bytes_are_asked_or_left_alone(body in "[ {}\\[\\]\":,a-c0-1\\\\]{0,24}") {
+        fn invariant_8_any_bytes_are_edited_or_left_alone(body in "[ {}\\[\\]\":,a-c0-1\\\\]{0,24}") {
             let is_json = serde_json::from_str::<serde_json::Value>(&body).is_ok();
-            if let Some(out) = asked(&body).filter(|_| is_json) {
+            if let Some(out) = edited(&body).filter(|_| is_json) {
                 proptest::prop_assert!(serde_json::from_str::<serde_json::Value>(&out).is_ok());
             }
         }
@@ -207,8 +207,8 @@ mod tests {
             ))
         };
         assert_eq!((at("input_tokens"), at("tool_uses")), (Some(7), Some(0)));
-        let asked = asked(r#"{"model":"m"}"#).unwrap();
-        assert_eq!(trigger(&asked), Some(100));
+        let edited = edited(r#"{"model":"m"}"#).unwrap();
+        assert_eq!(trigger(&edited), Some(100));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl ErrorKind {
     }
 
     /// The kind of an error.
-    pub fn of(error: &ProviderError) -> Self {
+    pub(super) fn of(error: &ProviderError) -> Self {
         let Some(name) = error.kind.as_deref().map(str::to_ascii_lowercase) else {
             return Self::Other;
         };

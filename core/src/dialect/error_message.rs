@@ -8,7 +8,7 @@ use crate::wire::json::{Document, Kind, Value};
 
 /// An error's message, and the provider's names for the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ErrorMessage {
+pub(super) struct ErrorMessage {
     /// Its type, code and status, if it has them.
     pub kinds: Vec<Box<str>>,
     /// Its text; empty if it has none.
@@ -22,14 +22,14 @@ const WRAPPED: usize = 3;
 
 impl ErrorMessage {
     /// All messages in an error's body, the outermost first.
-    pub(crate) fn all(body: &[u8]) -> Vec<Self> {
+    pub(super) fn all(body: &[u8]) -> Vec<Self> {
         let mut found = Vec::new();
         read(body, 0, &mut found);
         found
     }
 
     /// The message of an error in a reply.
-    pub(crate) fn of(error: &ProviderError) -> Self {
+    pub(super) fn of(error: &ProviderError) -> Self {
         let text = error.message.clone().unwrap_or_default();
         Self { kinds: error.kind.clone().into_iter().collect(), text }
     }

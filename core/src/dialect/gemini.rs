@@ -224,14 +224,14 @@ impl Reader {
         if let Some(answer) = response.get_any(&["response"]) {
             part.content = (answer.kind() == Kind::Object).then(|| answer.span());
             part.is_error = answer.get_any(&["error"]).is_some();
-            let all_words = answer.entries().all(|(_, value)| value.kind() == Kind::String);
+            let all_strings = answer.entries().all(|(_, value)| value.kind() == Kind::String);
             part.texts = match answer.kind() {
-                Kind::Object if all_words => answer.entries().map(|(_, v)| v.span()).collect(),
+                Kind::Object if all_strings => answer.entries().map(|(_, v)| v.span()).collect(),
                 _ => vec![answer.span()],
             };
-            let said = self.keyer.value(PartKind::ToolResult, Role::Tool, answer);
-            let said = said.map(|key| Cow::Owned(key.to_string()));
-            part.key = self.keyer.tool_result(part.name.as_deref().unwrap_or_default(), said);
+            let key = self.keyer.value(PartKind::ToolResult, Role::Tool, answer);
+            let key = key.map(|key| Cow::Owned(key.to_string()));
+            part.key = self.keyer.tool_result(part.name.as_deref().unwrap_or_default(), key);
         }
         let role = part.role;
         self.end_run(parts);
@@ -275,13 +275,13 @@ fn data(part: Value<'_>) -> PartData<'_> {
     }
     let text = inside.text.filter(|text| text.kind() == Kind::String);
     let is_thought = inside.thought.and_then(|thought| thought.as_bool()) == Some(true);
-    let is_sealed = signature(part).is_some();
+    let is_signed = signature(part).is_some();
     match text {
-        Some(text) if is_thought || (is_sealed && text.span().len() == 2) => {
+        Some(text) if is_thought || (is_signed && text.span().len() == 2) => {
             PartData::Thought(Some(text))
         }
         Some(text) => PartData::Text(text),
-        None if is_thought || is_sealed => PartData::Thought(None),
+        None if is_thought || is_signed => PartData::Thought(None),
         None => PartData::Unknown,
     }
 }

@@ -1,7 +1,7 @@
 //! The session and thread that a client names.
 //!
 //! Pure, from headers and the body. A name is only used if it is meant for one session. Too broad a name does
-//! no harm, because threads are told apart by lineage; a name that changes with every request would.
+//! no harm, because threads are distinguished by lineage; a name that changes with every request would.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -53,7 +53,7 @@ pub fn identify(
 /// The session id in a request body of any dialect; `root` is the body.
 ///
 /// `user` and `safety_identifier` are not used: they name a user, not a session.
-pub(crate) fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
+pub(super) fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
     let body = SessionMembers::of(*root);
     let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
     let name = |value: Option<Value<'_>>| {

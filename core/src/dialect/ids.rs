@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_of_ids_is_asked_by_text() {
+    fn a_map_of_ids_is_looked_up_by_text() {
         let hashed = HashMap::from([(TenantId::from("t"), 1)]);
         let sorted = BTreeMap::from([(ExchangeId::from(String::from("e")), 2)]);
         assert_eq!((hashed.get("t"), hashed.get("u"), sorted.get("e")), (Some(&1), None, Some(&2)));

@@ -23,7 +23,7 @@ impl PartKey {
     }
 
     /// The same of a JSON string literal: of what stands between its quotes, as it is written.
-    pub(crate) fn of_literal(literal: &[u8]) -> PartKey {
+    pub(super) fn of_literal(literal: &[u8]) -> PartKey {
         let text = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
         PartKey::of_bytes(text.unwrap_or(literal))
     }
@@ -109,7 +109,7 @@ as_hex!(PartKey);
 as_hex!(Chain);
 
 /// Members that mark a block as the end of a cached prefix (`docs/protocols.md` 1.2, 3.2).
-pub(crate) const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
+pub(super) const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 
 /// The arguments of a tool call, in one of the two forms that clients and providers use.
 #[derive(Clone, Copy)]
@@ -122,7 +122,6 @@ pub(crate) enum ToolArguments<'a> {
 
 /// A text, or a JSON value with it.
 pub(crate) enum TextValue<'a> {
-    /// A text.
     Text(Cow<'a, str>),
     /// A JSON string; any other value stands for its own bytes.
     Value(Value<'a>),
@@ -158,7 +157,7 @@ pub(crate) struct Keyer {
 
 impl Keyer {
     /// The key of a text by `role`. White space around it is ignored; an empty text has no key.
-    pub(crate) fn text<'a>(
+    pub(super) fn text<'a>(
         &mut self,
         role: Role,
         text: impl Into<TextValue<'a>>,
@@ -208,7 +207,7 @@ impl Keyer {
     }
 
     /// The key of an image or document, from its data (base64 in either alphabet) or its URL.
-    pub(crate) fn media<'a>(
+    pub(super) fn media<'a>(
         &mut self,
         kind: PartKind,
         role: Role,
@@ -222,7 +221,7 @@ impl Keyer {
     }
 
     /// The key of a part of another kind that is identified by a text.
-    pub(crate) fn text_of_kind<'a>(
+    pub(super) fn text_of_kind<'a>(
         &mut self,
         kind: PartKind,
         role: Role,
@@ -236,7 +235,7 @@ impl Keyer {
     }
 
     /// The key of any other JSON value: members in any order, without cache markers.
-    pub(crate) fn value(
+    pub(super) fn value(
         &mut self,
         kind: PartKind,
         role: Role,

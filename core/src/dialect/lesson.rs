@@ -1,7 +1,7 @@
 //! What a refusal teaches about its provider, for later requests.
 //!
 //! A provider quotes what it refuses, so a client can make it say anything. A lesson is only taken if the
-//! whole message is a known message of the provider (`config/lessons.toml`), and its decisive words are not
+//! whole message is a known message of the provider (`config/lessons.toml`), and its decisive sentences are not
 //! in the request. Pure; must not know who uses the lesson.
 
 use std::sync::OnceLock;
@@ -49,7 +49,7 @@ impl Lesson {
     }
 }
 
-/// A refusal.
+/// A response that may teach a lesson.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusalBody<'a> {
     /// Its HTTP status; 200 for an error in a stream, or in a response that looks like a success.
@@ -72,7 +72,7 @@ pub struct QuotableText<'a> {
 pub struct LessonMatch {
     /// What it teaches. A message teaches one thing, or what the caller looked for (a missing endpoint).
     pub lessons: Vec<Lesson>,
-    /// Lessons that were rejected, because their words are in the request.
+    /// Lessons that were rejected, because the request contains their message.
     pub quoted: Vec<Lesson>,
 }
 
@@ -82,7 +82,7 @@ impl LessonMatch {
         self.lessons.contains(&lesson)
     }
 
-    /// The window that it states.
+    /// The context window that the message states, tokens.
     pub fn window(&self) -> Option<u64> {
         self.lessons.iter().find_map(|lesson| match lesson {
             Lesson::Window(window) => Some(*window),
@@ -215,11 +215,10 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, 
     forms.filter_map(|form| Some((form, whole(&form.message, &text)?))).next()
 }
 
-/// The match of a message with a pattern.
 struct PatternMatch {
     /// A window, or a maximum output.
     limit: Option<u64>,
-    /// The provider's own words: each sentence with the limit, else the longest.
+    /// The provider's own sentences: those with the limit, else the longest.
     decisive: Vec<String>,
 }
 
@@ -291,25 +290,25 @@ fn placeholder(form: &str) -> Option<(&'static str, &str)> {
 
 /// Most bytes of a name in a message.
 const LONGEST_NAME: usize = 200;
-/// A message with fewer letters cannot be told from ordinary text of a request.
+/// A message with fewer letters might be ordinary text of a request.
 const MIN_DECISIVE: usize = 12;
 
-/// The words that must not be in the request: each sentence with the limit's number, else the whole message.
+/// What must not be in the request: each sentence with the limit's number, else the whole message.
 /// A final full stop is ignored.
 fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
-    let sentence = |passage: &str| passage.trim_end_matches('.').to_owned();
+    let without_stop = |sentence: &str| sentence.trim_end_matches('.').to_owned();
     let Some(limit) = limit else {
-        return vec![sentence(text)]
+        return vec![without_stop(text)]
             .into_iter()
-            .filter(|passage| passage.len() >= MIN_DECISIVE)
+            .filter(|sentence| sentence.len() >= MIN_DECISIVE)
             .collect();
     };
     let digits = limit.to_string();
-    let has_it = |passage: &&str| {
-        let plain: String = passage.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
+    let has_it = |sentence: &&str| {
+        let plain: String = sentence.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
         plain.contains(&digits)
     };
-    text.split(". ").filter(has_it).map(sentence).collect()
+    text.split(". ").filter(has_it).map(without_stop).collect()
 }
 
 /// The text in lower case, with single blanks.

@@ -11,7 +11,7 @@ pub mod counting;
 pub mod credentials;
 pub mod editing;
 pub mod error_kind;
-pub mod error_message;
+pub(crate) mod error_message;
 #[cfg(test)]
 mod fuzzed;
 pub mod gemini;

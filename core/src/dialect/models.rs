@@ -44,7 +44,7 @@ pub struct Model {
     pub window: u64,
     /// Largest output, tokens.
     pub max_output: u64,
-    /// Its tokenizer.
+    /// Which tokenizer counts its tokens.
     pub family: Family,
     /// Whether its reasoning is bound to the prefix.
     #[serde(default = "free")]
@@ -133,7 +133,7 @@ pub struct ModelOverride {
     pub max_output: Option<u64>,
     /// The model's tokenizer.
     pub family: Option<Family>,
-    /// Prices.
+    /// The prices to use instead of the catalogue's.
     pub price: Option<Price>,
 }
 
@@ -189,7 +189,6 @@ pub struct Catalogue {
 /// The content of `config/models.toml`.
 #[derive(Deserialize)]
 struct CatalogueFile {
-    /// By name.
     models: HashMap<Box<str>, Model>,
     /// By the start of a name: the tokenizer is certain, the rest a guess.
     families: HashMap<Box<str>, Model>,

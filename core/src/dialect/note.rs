@@ -33,7 +33,7 @@ pub enum Note {
 }
 
 /// Adds a note, unless it is already there.
-pub(crate) fn note_once(notes: &mut Vec<Note>, note: Note) {
+pub(super) fn note_once(notes: &mut Vec<Note>, note: Note) {
     if !notes.contains(&note) {
         notes.push(note);
     }

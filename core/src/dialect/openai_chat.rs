@@ -235,8 +235,8 @@ impl Reader {
         let [id, name, content] = message.members(["tool_call_id", "name", "content"]);
         (part.id, part.name) = (known(id), known(name));
         let content = first([content]);
-        let is_words = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
-        part.content = content.filter(is_words).map(|content| content.span());
+        let is_text = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
+        part.content = content.filter(is_text).map(|content| content.span());
         let mut pieces = Vec::new();
         let mut inner = Vec::new();
         match content {
@@ -364,7 +364,7 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
     }
 }
 
-/// The texts in a reasoning member or block, in any of its forms, and the last seal in it.
+/// The texts in a reasoning member or block, in any of its forms, and the last signature in it.
 fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
     let (mut texts, mut signature) = (Vec::new(), None);
     match value.kind() {

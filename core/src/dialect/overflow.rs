@@ -25,7 +25,7 @@ pub struct Overflow {
 pub struct ErrorResponse<'a> {
     /// Its HTTP status; 200 for an error in a stream, or in a response that looks like a success.
     pub status: u16,
-    /// The upstream's host.
+    /// The upstream's host name: some messages count for one provider only.
     pub host: &'a str,
     /// Its body, decompressed.
     pub body: &'a [u8],
@@ -66,7 +66,7 @@ struct OverflowFile {
     patterns: Vec<OverflowPattern>,
 }
 
-/// The pattern of a message.
+/// One entry of `config/overflow.toml`.
 #[derive(Deserialize)]
 struct OverflowPattern {
     text: Box<str>,
@@ -137,7 +137,7 @@ pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
 
 /// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
 /// an error that they forward.
-pub(super) fn lowercase_text(body: &[u8]) -> String {
+fn lowercase_text(body: &[u8]) -> String {
     unescaped(body).to_lowercase()
 }
 

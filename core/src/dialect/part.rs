@@ -14,9 +14,9 @@ use crate::wire::json::{Span, Value};
 )]
 #[serde(from = "(usize, usize)", into = "(usize, usize)")]
 pub struct PartIndex {
-    /// The index of its message.
+    /// The index among the messages of the history.
     pub message: usize,
-    /// The index within the message.
+    /// The index among the parts of that message.
     pub part: usize,
 }
 
@@ -47,9 +47,9 @@ impl From<PartIndex> for (usize, usize) {
 /// The smallest unit with a meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// Its kind.
+    /// What it is to the model.
     pub kind: PartKind,
-    /// Its speaker.
+    /// Who speaks in it.
     pub role: Role,
     /// The range of the whole block in the body.
     pub span: Span,
@@ -85,7 +85,7 @@ pub struct Part {
 
 impl Part {
     /// A part at `value`, with nothing else known yet.
-    pub(crate) fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
+    pub(super) fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
         Self {
             kind,
             role,
@@ -107,13 +107,13 @@ impl Part {
 
     /// The key that a decision to remove this reasoning is stored under: its own, and a later key for each time that
     /// equal reasoning came before it. Without a signature a model's reasoning can repeat to the letter.
-    pub fn removal_key(&self) -> Option<u128> {
+    pub(crate) fn removal_key(&self) -> Option<u128> {
         let key = self.reasoning_key?;
         let later = || Chain(key).then(PartKey(u128::from(self.repeats))).0;
         Some(if self.repeats == 0 { key } else { later() })
     }
 
-    /// Sets the key of reasoning that has its own: by its seal, else by its text.
+    /// Sets the key of reasoning that has its own: by its signature, else by its text.
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
         let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
         let is_reasoning = self.kind == PartKind::Reasoning;
@@ -121,7 +121,7 @@ impl Part {
     }
 
     /// A text part: `value` is the string literal, which is also its range.
-    pub(crate) fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+    pub(super) fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             key: keyer.text(role, value),
@@ -139,7 +139,7 @@ impl Part {
     }
 
     /// A tool's definition, or another part of the prompt's head.
-    pub(crate) fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+    pub(super) fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             name,
@@ -149,7 +149,7 @@ impl Part {
     }
 
     /// The response format.
-    pub(crate) fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+    pub(super) fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self { is_schema: true, ..Self::tool(value, name, keyer) }
     }
 }

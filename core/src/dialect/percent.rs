@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use percent_encoding::percent_decode_str;
 
 /// The text with its escapes decoded; invalid escapes stay, and invalid UTF-8 becomes U+FFFD.
-pub fn decoded(text: &str) -> Cow<'_, str> {
+pub(super) fn decoded(text: &str) -> Cow<'_, str> {
     percent_decode_str(text).decode_utf8_lossy()
 }
 

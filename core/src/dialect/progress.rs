@@ -11,7 +11,7 @@ const TOKEN_BYTES: u64 = 4;
 /// A reply so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplyProgress {
-    /// The response's id.
+    /// The response's id, once the stream has named it.
     pub id: Option<Box<str>>,
     /// The usage reported so far.
     pub usage: Usage,

@@ -1,6 +1,6 @@
 //! The error that a provider reports in a body or in a stream, whatever form it has.
 //!
-//! Takes the words as they are; `error_kind` judges them.
+//! Takes the message as it is; `error_kind` judges them.
 
 use serde::{Deserialize, Serialize};
 

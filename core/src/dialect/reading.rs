@@ -113,10 +113,10 @@ impl ResponseReader {
         }
         match self.framing {
             Framing::Events => {
-                let (told, document) = (&mut self.builder, &mut self.document);
-                self.framer.push(bytes, |event| told.event(event, document));
+                let (builder, document) = (&mut self.builder, &mut self.document);
+                self.framer.push(bytes, |event| builder.event(event, document));
                 if self.framer.gave_up() {
-                    told.give_up();
+                    builder.give_up();
                 }
             }
             Framing::Json | Framing::Unknown => self.push_json(bytes),
@@ -146,7 +146,7 @@ impl ResponseReader {
     }
 
     /// Reads a message of a transport with its own framing (WebSocket): a JSON event.
-    pub fn message(&mut self, data: &[u8]) {
+    fn message(&mut self, data: &[u8]) {
         let event = SseEvent { name: "", data, start: 0, end: 0 };
         self.builder.event(event, &mut self.document);
     }
@@ -174,7 +174,7 @@ impl ResponseReader {
         self.builder.reply.complete
     }
 
-    /// The progress of the reply.
+    /// What has come of the reply so far.
     pub fn progress(&self) -> ReplyProgress {
         let reply = &self.builder.reply;
         let usage = match &self.builder.stream {
@@ -203,27 +203,27 @@ impl ResponseReader {
 
     /// Called at the end of the body; `whole` is false if it broke off. Returns what was understood.
     pub fn finish(mut self, whole: bool) -> Reply {
-        let (told, document) = (&mut self.builder, &mut self.document);
-        let gave_up = told.gave_up;
+        let (builder, document) = (&mut self.builder, &mut self.document);
+        let gave_up = builder.gave_up;
         if self.framing == Framing::Events && self.settled {
             if whole {
-                self.framer.finish(|event| told.last_event(event, document));
-                if !told.any && !gave_up {
-                    told.note(Note::NotJson); // plain text, or only comments
+                self.framer.finish(|event| builder.last_event(event, document));
+                if !builder.any && !gave_up {
+                    builder.note(Note::NotJson); // plain text, or only comments
                 }
             }
         } else if !self.elements.started {
             match document.reread(&self.body).ok().and_then(|()| document.root(&self.body)) {
-                Some(value) => told.body(value, self.status),
-                None if whole && !gave_up && !self.body.is_empty() => told.note(Note::NotJson),
+                Some(value) => builder.body(value, self.status),
+                None if whole && !gave_up && !self.body.is_empty() => builder.note(Note::NotJson),
                 None => {}
             }
         }
-        told.finish(whole);
+        builder.finish(whole);
         if self.status >= 400 {
-            told.reply.complete = whole;
+            builder.reply.complete = whole;
         } else {
-            told.failed();
+            builder.failed();
         }
         self.builder.reply
     }
@@ -238,22 +238,22 @@ impl ResponseReader {
 
     /// Reads the complete elements of a streamed array; any other body waits for its end.
     fn take_elements(&mut self) {
-        let (told, document) = (&mut self.builder, &mut self.document);
+        let (builder, document) = (&mut self.builder, &mut self.document);
         let (limit, status) = (self.limit, self.status);
         self.elements.take(&mut self.body, |element, consumed| {
-            if consumed > limit || told.gave_up {
-                return told.give_up();
+            if consumed > limit || builder.gave_up {
+                return builder.give_up();
             }
             match document.reread(element).ok().and_then(|()| document.root(element)) {
-                Some(value) if status >= 400 => told.body(value, status),
-                Some(value) => told.value("", value),
-                None => told.note(Note::BrokenEvent),
+                Some(value) if status >= 400 => builder.body(value, status),
+                Some(value) => builder.value("", value),
+                None => builder.note(Note::BrokenEvent),
             }
         });
         // An unfinished element that fills the limit exceeds it.
         if self.body.len() > limit - usize::from(self.elements.started).min(limit) {
             self.body = Vec::new();
-            told.give_up();
+            builder.give_up();
         }
     }
 }

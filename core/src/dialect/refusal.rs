@@ -97,14 +97,14 @@ impl RefusalCause {
     }
 
     /// Whether it teaches how to send the next request.
-    pub fn teaches(self) -> bool {
+    pub(crate) fn teaches(self) -> bool {
         let of_reasoning = matches!(self, RefusalCause::Bound | RefusalCause::ReasoningDemanded);
         of_reasoning || matches!(self, RefusalCause::ReasoningRefused | RefusalCause::Compaction)
     }
 
     /// Whether a request that is refused for this cause both rewritten and in its original form is the
     /// client's own fault: our rewrites do not cause such a refusal.
-    pub fn is_own_fault(self) -> bool {
+    pub(crate) fn is_own_fault(self) -> bool {
         matches!(self, RefusalCause::Structure | RefusalCause::Other)
     }
 
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_providers_tell_what_they_refuse() {
-        for (words, named) in [
+    fn messages_of_providers_show_what_they_refuse() {
+        for (message, named) in [
             ("`tool_use` ids were found without `tool_result` blocks", RefusalCause::Structure),
             ("text content blocks must be non-empty", RefusalCause::Structure),
             (
@@ -185,7 +185,7 @@ mod tests {
             ("prompt is too long: 210000 tokens > 200000 maximum", RefusalCause::Overflow),
             ("temperature must be below 2", RefusalCause::Other),
         ] {
-            assert_eq!(cause(words.as_bytes()), named, "{words}");
+            assert_eq!(cause(message.as_bytes()), named, "{message}");
         }
     }
 }

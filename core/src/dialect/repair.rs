@@ -98,19 +98,19 @@ pub enum Repair {
     Media {
         /// The image or document.
         part: PartKey,
-        /// The text.
+        /// The text that is put there.
         text: Box<str>,
     },
     /// A smaller image of the same type replaces an image.
     Picture {
-        /// The image.
+        /// The key of the image.
         part: PartKey,
         /// Its base64 data, stored so that replaying gives the same bytes.
         data: Box<str>,
     },
     /// Empty text is removed, or replaced by this text if something must be there.
     Empty {
-        /// The text.
+        /// The text that is put there.
         text: Box<str>,
     },
     /// A user message is added after this message of the model.
@@ -150,7 +150,7 @@ pub enum Repair {
     },
     /// `max_tokens` is lowered to the room in the window beside the prompt.
     OutputFits {
-        /// The window, tokens.
+        /// The context window, tokens.
         window: u64,
     },
 }
@@ -172,7 +172,7 @@ impl Repair {
     }
 
     /// The text or base64 data that it inserts; empty if none.
-    pub fn inserted_text(&self) -> &str {
+    pub(crate) fn inserted_text(&self) -> &str {
         match self {
             Self::Media { text, .. }
             | Self::Empty { text }

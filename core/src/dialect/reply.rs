@@ -40,13 +40,13 @@ pub enum StopReason {
 /// One part of a reply, assembled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplyPart {
-    /// Its kind.
+    /// What it is to the client.
     pub kind: PartKind,
     /// Text, reasoning text, or a tool call's arguments as the provider wrote them.
     pub text: String,
     /// The call id of a tool call.
     pub id: Option<Box<str>>,
-    /// The tool's name.
+    /// The name of the called tool.
     pub name: Option<Box<str>>,
     /// Signature, encrypted content or redacted data. For reasoning without [`Self::raw`], it may be
     /// incomplete.
@@ -76,13 +76,13 @@ impl ReplyPart {
 /// The content of a response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {
-    /// The response's id.
+    /// The id that the provider gave the response.
     pub id: Option<Box<str>>,
     /// The model that answered.
     pub model: Option<Box<str>>,
-    /// Its parts, in order.
+    /// Text, calls and reasoning, in the order of the response.
     pub parts: Vec<ReplyPart>,
-    /// Its usage.
+    /// The reported usage, as far as it came.
     pub usage: Usage,
     /// Why it ended; `None` while it has not.
     pub stop: Option<StopReason>,
@@ -90,7 +90,7 @@ pub struct Reply {
     pub complete: bool,
     /// An error instead of the reply, or after it.
     pub error: Option<ProviderError>,
-    /// The count, for the count endpoint.
+    /// Input tokens, if this answers a count endpoint.
     pub counted: Option<u64>,
     /// What was unexpected.
     pub notes: Vec<Note>,
@@ -103,7 +103,7 @@ impl Reply {
     }
 
     /// The parts of an interrupted reply that its client can send back: without a call whose arguments are
-    /// incomplete, and without a thought that was not sealed yet, if others were.
+    /// incomplete, and without a thought that was not signed yet, if others were.
     #[must_use]
     pub fn delivered(mut self) -> Self {
         let is_signed =

@@ -40,7 +40,7 @@ use serde::de::IgnoredAny;
 
 /// What replaces a cut tool result.
 #[derive(Clone, Copy, Debug)]
-pub struct CutContent<'a> {
+pub(crate) struct CutContent<'a> {
     /// The text. Not empty, because providers refuse empty blocks.
     pub text: &'a str,
     /// Whether images and documents in it are kept.
@@ -50,7 +50,7 @@ pub struct CutContent<'a> {
 /// Edits that replace a tool result's content, but nothing else of its block. `at`: message and part. Cache
 /// markers inside the content are kept. Empty if the part has no content that can be replaced
 /// ([`Part::content`]).
-pub fn cut(
+pub(crate) fn cut(
     conversation: &Conversation,
     body: &[u8],
     at: PartIndex,
@@ -90,7 +90,7 @@ pub(crate) fn cut_picture(
 /// Edits that put blocks back into message `message` (in Responses, each item is a message here), as they
 /// were received, at their places. In Chat Completions they become members of the message, or come first in
 /// its content, whatever `before` says.
-pub fn put_back(
+pub(crate) fn put_back(
     conversation: &Conversation,
     body: &[u8],
     message: usize,

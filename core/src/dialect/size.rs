@@ -12,14 +12,14 @@ use crate::wire::json::{Document, Kind, Value};
 /// Most parts of a request that is read.
 pub const MOST_PARTS: usize = 200_000;
 /// Longest name of a model that is kept as it is, bytes.
-pub const LONGEST_NAME: usize = 128;
+const LONGEST_NAME: usize = 128;
 
 /// Memory for a part: itself, its ranges and key, and what measuring and planning make from it.
 const PART: usize = size_of::<Part>() + size_of::<Message>() + 512;
 /// Memory for a value that is not a part: a range in the part that contains it.
 const VALUE: usize = 24;
 
-/// The size of a parsed request.
+/// How much memory a request takes once it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestSize {
     /// Parts, at most.
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn no_fewer_parts_are_told_than_are_made() {
+    fn no_fewer_parts_are_estimated_than_are_made() {
         let text = r#"{"type":"text","text":"a"}"#;
         let many = [text; 9].join(",");
         for (dialect, body) in [
@@ -77,8 +77,8 @@ mod tests {
             (Dialect::OpenaiResponses, format!(r#"{{"input":[{{"role":"user","content":[{many}]}},7]}}"#)),
             (Dialect::Gemini, r#"{"systemInstruction":{"parts":[{"text":"a"},{"text":"b"}]},"tools":[{"functionDeclarations":[{},{}]}],"contents":[{"parts":[{"text":"a"},{"text":"b"}]}]}"#.to_owned()),
         ] {
-            let (told, made) = parts(dialect, &body);
-            assert!(told >= made && made > 1, "{dialect:?}: {told} told, {made} made");
+            let (estimated, made) = parts(dialect, &body);
+            assert!(estimated >= made && made > 1, "{dialect:?}: {estimated} estimated, {made} made");
         }
     }
 

@@ -19,10 +19,10 @@ use crate::dialect::PartKind;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::{Edit, splice};
 
-/// A request for a summary.
+/// What is asked of a model that writes a summary.
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryQuestion<'a> {
-    /// The instruction.
+    /// The last text of the request: what to write.
     pub instruction: &'a str,
     /// Another model than the request's, if the body names one.
     pub model: Option<&'a str>,
@@ -99,8 +99,8 @@ fn marked(conversation: &Conversation, body: &[u8], marker: &str) -> Option<Edit
             rewrite::set(body, shifted(block.span()), &["cache_control"], marker)
         }
         Kind::String => {
-            let string = std::str::from_utf8(content.raw()).ok()?;
-            let with = format!(r#"[{{"type":"text","text":{string},"cache_control":{marker}}}]"#);
+            let literal = std::str::from_utf8(content.raw()).ok()?;
+            let with = format!(r#"[{{"type":"text","text":{literal},"cache_control":{marker}}}]"#);
             Some(Edit { at: shifted(content.span()), with: with.into() })
         }
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => None,
@@ -116,10 +116,10 @@ pub fn without_signed(dialect: Dialect, target: &str, body: Bytes, bound: bool) 
     }
     let conversation = super::read(dialect, target, &body);
     let messages = &conversation.messages;
-    let is_words = |message: &super::Message| {
+    let is_text = |message: &super::Message| {
         message.role == Role::User && message.parts.iter().all(|it| it.kind == PartKind::Text)
     };
-    let until = messages.iter().rposition(is_words).filter(|_| !bound).unwrap_or(messages.len());
+    let until = messages.iter().rposition(is_text).filter(|_| !bound).unwrap_or(messages.len());
     let edits = messages[..until].iter().enumerate().filter_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();
         let parts = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
@@ -175,7 +175,7 @@ pub fn summary_text(reply: &Reply, may_be_short: bool) -> Result<String, Summary
 /// Why a reply is not a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryRejection {
-    /// It is an error.
+    /// The provider answered with an error.
     Refused,
     /// The model called a tool.
     ToolCall,
@@ -229,8 +229,8 @@ fn instruction(conversation: &Conversation, body: &[u8], instruction: &str) -> O
             ))
         }
         Kind::String => {
-            let string = std::str::from_utf8(content.raw()).ok()?;
-            let with = format!(r#"[{{"type":"text","text":{string}}},{block}]"#);
+            let literal = std::str::from_utf8(content.raw()).ok()?;
+            let with = format!(r#"[{{"type":"text","text":{literal}}},{block}]"#);
             Some(Edit { at: shifted, with: with.into() })
         }
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => own(),
@@ -254,7 +254,7 @@ fn changes(
     for path in output.iter().filter(|_| raised) {
         changes.push((path, question.output.to_string()));
     }
-    let taken_back: &[&'static [&'static str]] = match conversation.dialect {
+    let reset: &[&'static [&'static str]] = match conversation.dialect {
         Dialect::Anthropic => {
             &[&["output_config", "format"], &["tool_choice"], &["stop_sequences"]]
         }
@@ -268,7 +268,7 @@ fn changes(
             &["toolConfig"],
         ],
     };
-    changes.extend(taken_back.iter().map(|path| (*path, "null".to_owned())));
+    changes.extend(reset.iter().map(|path| (*path, "null".to_owned())));
     if conversation.dialect != Dialect::Gemini {
         changes.push((&["stream"], "true".to_owned()));
         if let Some(model) = question.model {

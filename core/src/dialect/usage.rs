@@ -60,9 +60,9 @@ pub struct Usage {
 /// Input and output of the last of several internal calls, tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCall {
-    /// Its input.
+    /// The whole prompt, as in [`Usage::input`].
     pub input: u64,
-    /// Its output.
+    /// All output, as in [`Usage::output`].
     pub output: u64,
 }
 
@@ -91,7 +91,7 @@ impl UsageSpelling {
 
 impl Usage {
     /// Input plus output, if both are known.
-    pub(crate) fn total(&self) -> Option<u64> {
+    pub(super) fn total(&self) -> Option<u64> {
         Some(self.input?.saturating_add(self.output?))
     }
 

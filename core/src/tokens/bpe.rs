@@ -1,4 +1,4 @@
-//! Byte-pair encoding: o200k and cl100k exactly, and a SentencePiece vocabulary that a person provides.
+//! Byte-pair encoding: o200k and cl100k exactly, and a SentencePiece vocabulary that the operator provides.
 //!
 //! A vocabulary is loaded on first need, by a caller that can wait; until then text is counted by its length.
 //! Must not know what the text is. Counting is linear in the text, even if the text has no break, and never
@@ -40,7 +40,7 @@ enum TextSplitter {
 const NONE: u32 = u32::MAX;
 
 /// The public vocabulary of `family`, or the nearest one, if it is loaded.
-pub fn loaded(family: Family) -> Option<&'static Encoding> {
+pub(super) fn loaded(family: Family) -> Option<&'static Encoding> {
     if let Some(own) = own(family) {
         return Some(own);
     }
@@ -87,7 +87,7 @@ static CL100K: Vocabulary = Vocabulary {
     encoding: OnceLock::new(),
 };
 
-/// Gemini's own vocabulary, if a person provided it: its license terms do not allow us to embed it.
+/// Gemini's own vocabulary, if the operator provided it: its license terms do not allow us to embed it.
 static GEMINI: OnceLock<Encoding> = OnceLock::new();
 
 /// Provides the vocabulary of Gemini's tokenizer as Gemma's `tokenizer.model` or `tokenizer.json`: from then
@@ -110,7 +110,7 @@ pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
 }
 
 /// Whether the tokens of `family` are counted with its own vocabulary.
-pub(crate) fn is_exact(family: Family) -> bool {
+pub(super) fn is_exact(family: Family) -> bool {
     match family {
         Family::O200k | Family::Cl100k => true,
         Family::Gemini => GEMINI.get().is_some(),
@@ -181,7 +181,7 @@ impl Encoding {
     }
 
     /// Counts the tokens of `text`, and adds their classes to `tally`.
-    pub(crate) fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
+    pub(super) fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
         let mut count = 0;
         self.each(text, |token, rank| {
             count += self.cost(token);

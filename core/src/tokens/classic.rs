@@ -165,14 +165,14 @@ impl ClassicRules {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
-    /// Tokens of a tool result whose content is replaced by `words`.
-    pub(crate) fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
-        self.sum(self.raw(body, part, SentContent::Text(words)))
+    /// Tokens of a tool result whose content is replaced by `text`.
+    pub(crate) fn stands_for(&self, body: &[u8], part: &Part, text: &str) -> u64 {
+        self.sum(self.raw(body, part, SentContent::Text(text)))
     }
 
     /// Weight of a text that is not in the body, before the factor and the rounding.
-    pub(crate) fn weigh_text(&self, words: &str) -> f64 {
-        self.text(CharCounts::of(words))
+    pub(crate) fn weigh_text(&self, text: &str) -> f64 {
+        self.text(CharCounts::of(text))
     }
 
     /// Tokens of the system prompt.
@@ -274,9 +274,9 @@ impl ClassicRules {
         let rate = self.result_tokens_per_char;
         let name = part.name.as_deref().filter(|_| self.result_names);
         let name = name.map_or(0.0, |name| self.text(CharCounts::of(name)));
-        let words = match (seen, self.results) {
+        let content = match (seen, self.results) {
             (SentContent::Text(_), _) if !self.placeholders => return 0.0,
-            (SentContent::Text(words), _) => self.piece(CharCounts::of(words).all() * rate),
+            (SentContent::Text(content), _) => self.piece(CharCounts::of(content).all() * rate),
             (_, CountedContent::Nothing) => 0.0,
             (_, CountedContent::Json) if part.content.is_some() => {
                 part.content.map_or(0.0, |content| self.json(content, body, rate))
@@ -285,7 +285,7 @@ impl ClassicRules {
                 part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
             }
         };
-        name + words
+        name + content
     }
 
     /// Weight of a JSON value: a string by the text it represents, anything else by its length without
@@ -323,7 +323,7 @@ impl Rounding {
 }
 
 /// Characters of a JSON value in its shortest form; for a string, those of the text it represents.
-pub fn length(at: Span, body: &[u8]) -> u64 {
+pub(crate) fn length(at: Span, body: &[u8]) -> u64 {
     let chars = chars(at.of(body));
     chars.ascii + chars.other
 }
@@ -541,32 +541,32 @@ mod tests {
     #[test]
     fn every_kind_of_part_has_its_rule() {
         // By four, up: 2 system, 4 tools, 2 text, 1 thought, 1 name, 2 input, 2 result.
-        let words = ClassicRules { image_tokens: 100, ..ClassicRules::default() };
-        assert_eq!(count(&words), 2 + 4 + 2 + 100 + 1 + 1 + 2 + 2 + 100);
-        assert_eq!(count(&ClassicRules { head: false, ..words.clone() }), 208);
-        assert_eq!(count(&ClassicRules { message_tokens: 12, ..words.clone() }), 214 + 36);
-        assert_eq!(count(&ClassicRules { tool_block_tokens: 24, ..words.clone() }), 214 + 48);
-        assert_eq!(count(&ClassicRules { factor: 2.0, ..words.clone() }), 428);
+        let rules = ClassicRules { image_tokens: 100, ..ClassicRules::default() };
+        assert_eq!(count(&rules), 2 + 4 + 2 + 100 + 1 + 1 + 2 + 2 + 100);
+        assert_eq!(count(&ClassicRules { head: false, ..rules.clone() }), 208);
+        assert_eq!(count(&ClassicRules { message_tokens: 12, ..rules.clone() }), 214 + 36);
+        assert_eq!(count(&ClassicRules { tool_block_tokens: 24, ..rules.clone() }), 214 + 48);
+        assert_eq!(count(&ClassicRules { factor: 2.0, ..rules.clone() }), 428);
         // `{"type":"thinking","thinking":"1234","signature":"AAAA"}`: 14 tokens in place of 1.
         assert_eq!(
-            count(&ClassicRules { reasoning: CountedContent::Json, ..words.clone() }),
+            count(&ClassicRules { reasoning: CountedContent::Json, ..rules.clone() }),
             213 + 14
         );
         assert_eq!(
-            count(&ClassicRules { reasoning: CountedContent::Nothing, ..words.clone() }),
+            count(&ClassicRules { reasoning: CountedContent::Nothing, ..rules.clone() }),
             213
         );
-        // The list stands in place of its words and its picture.
+        // The list counts in place of its text and its picture.
         let listed = r#"[{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]"#;
         let list = listed.len().div_ceil(4) as u64;
         assert_eq!(
-            count(&ClassicRules { results: CountedContent::Json, ..words }),
+            count(&ClassicRules { results: CountedContent::Json, ..rules }),
             214 - 102 + list
         );
     }
 
     #[test]
-    fn what_is_not_sent_costs_nothing_and_what_stands_in_costs_its_words() {
+    fn what_is_not_sent_costs_nothing_and_a_placeholder_costs_its_text() {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
         let rules = ClassicRules { head: false, image_tokens: 0, ..ClassicRules::default() };
         let count = |rules: &ClassicRules, seen: fn(&Part) -> SentContent<'static>| {

@@ -44,14 +44,14 @@ mod tests {
         for family in FAMILIES {
             for tokens in [0, 1, 5, 10, 199, 200, 999, 1_000, 50_000, u64::MAX] {
                 let (low, high) = cold_band(family, tokens);
-                let told = format!("{family:?}, {tokens}: {low} to {high}");
+                let band = format!("{family:?}, {tokens}: {low} to {high}");
                 assert!(
                     low <= tokens.saturating_sub(3) && high >= tokens.saturating_add(3),
-                    "{told}"
+                    "{band}"
                 );
                 // None is wider than from a fifth to six times as much.
-                assert!(tokens > 1 << 53 || low >= (tokens / 5).saturating_sub(3), "{told}");
-                assert!(high <= tokens.saturating_mul(6).max(tokens.saturating_add(3)), "{told}");
+                assert!(tokens > 1 << 53 || low >= (tokens / 5).saturating_sub(3), "{band}");
+                assert!(high <= tokens.saturating_mul(6).max(tokens.saturating_add(3)), "{band}");
             }
         }
     }

@@ -8,7 +8,7 @@ use super::fitted;
 use crate::dialect::models::Family;
 
 /// A cost for each class, tokens.
-pub type Costs = [f32; CLASSES];
+pub(super) type Costs = [f32; CLASSES];
 
 /// Costs of a family's tokens that replace the fitted ones.
 #[derive(Clone, Copy, Debug)]

@@ -128,7 +128,7 @@ pub struct TokenCounter<'c> {
     looked: usize,
     /// Additional tokens of results if they are read as JSON under a tool's name.
     read: u64,
-    /// Whether a sealed compaction was counted from its length.
+    /// Whether a compaction that only the provider can read was counted from its length.
     has_encrypted: bool,
 }
 
@@ -145,7 +145,7 @@ impl TokenCounter<'_> {
         }
         let mut count: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
         if part.kind == PartKind::Reasoning && count == 0 {
-            // Sealed reasoning is about as long as the text that it seals.
+            // Encrypted reasoning is about as long as its text.
             count =
                 part.signature.map_or(0, |encrypted| (encrypted.len() / SIGNATURE_BYTES) as u32);
         }
@@ -360,9 +360,9 @@ const SAMPLE_BYTES: usize = 4096;
 
 /// Bytes of text per token of o200k, measured over recorded agent sessions.
 const BYTES_A_TOKEN: f64 = 4.1;
-/// Bytes of base64 per token of sealed reasoning.
+/// Bytes of base64 per token of encrypted reasoning.
 const SIGNATURE_BYTES: usize = 7;
-/// A sealed compaction of OpenAI's: bytes that do not grow with its text, and bytes per token of the rest.
+/// An encrypted compaction of OpenAI's: bytes that do not grow with its text, and bytes per token of the rest.
 /// Six recorded ones took 8.2 bytes more per token that was written; one was recorded as it was read, at 262
 /// tokens for 2,764 bytes (`docs/estimates.md` 1.3).
 const COMPACTION_AROUND: usize = 640;
@@ -536,7 +536,7 @@ mod tests {
     #[test]
     fn gpts_structure_is_counted_to_the_token() {
         let (parts, counting) = tokens(Family::O200k, BODY);
-        // 4 and the words; 6, "functions.shell" and the words (`docs/estimates.md` 1.3).
+        // 4 and the text; 6, "functions.shell" and the text (`docs/estimates.md` 1.3).
         assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
         assert_eq!(counting, CountingMethod::Exact);
     }
@@ -595,7 +595,7 @@ mod tests {
         assert_eq!(counting, CountingMethod::Ratio);
     }
 
-    /// As recorded; what else has a seal and no text is a mere marker.
+    /// As recorded; anything else with encrypted content and no text is a mere marker.
     #[test]
     fn a_sealed_compaction_is_counted_from_its_length() {
         let counted = |kind: &str, bytes: usize| {
@@ -643,7 +643,7 @@ mod tests {
     /// What is no language, and what is no text at all: bounded work, and a count that is
     /// near what counting all of it gives.
     #[test]
-    fn what_is_too_long_is_told_from_samples() {
+    fn a_long_text_is_counted_from_samples() {
         let base64 = base64(1 << 20);
         for (text, family) in [
             (base64.clone(), Family::O200k),

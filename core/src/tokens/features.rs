@@ -16,9 +16,9 @@ const BYTES: [f64; LENGTHS] = [1.0, 2.0, 3.0, 5.0, 9.0];
 /// and the rest.
 const RARENESS: usize = 4;
 /// The number of classes that describe a text.
-pub(crate) const CLASSES: usize = KINDS * LENGTHS * RARENESS;
+pub(super) const CLASSES: usize = KINDS * LENGTHS * RARENESS;
 /// The number of features of a text that the regression receives.
-pub(crate) const ROUGH: usize = 12;
+pub(super) const ROUGH: usize = 12;
 
 /// The number of tokens of each class in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,6 @@ impl ClassCounts {
         }
     }
 
-    /// The tokens of all classes.
     pub(crate) fn tokens(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
@@ -88,7 +87,7 @@ impl ClassCounts {
     /// The features for the regression: all tokens; blanks; line ends; symbols; letters with symbols;
     /// numbers, and their digits; capitalized ones; letters beyond ASCII, and their bytes; the rarer tokens,
     /// and the rarest. Some tokenizers make one token of each digit, and few know other scripts as well.
-    pub(crate) fn rough(&self) -> [f64; ROUGH] {
+    pub(super) fn rough(&self) -> [f64; ROUGH] {
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
             self.tokens() as f64,
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_told_by_their_looks() {
+    fn tokens_are_classified_by_their_characters() {
         let kinds = [
             ("  ", 400, TokenKind::Blank, 1, 0),
             ("\n\n", 400, TokenKind::Line, 1, 0),
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_other_scripts_are_told_by_their_bytes_too() {
+    fn numbers_and_other_scripts_are_weighed_by_their_bytes_too() {
         let mut tally = ClassCounts::default();
         for (token, rank) in
             [("123", 900), ("7", 20), (" the", 5), ("日", 30_000), (" Anchored", 150_000)]

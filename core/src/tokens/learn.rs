@@ -46,7 +46,7 @@ pub struct NewContent {
     pub text_tokens: u64,
     /// The number of tool results.
     pub results: u32,
-    /// The number of texts.
+    /// The number of text parts.
     pub texts: u32,
     /// The number of tool calls that were not in the last reply.
     pub calls: u32,
@@ -67,7 +67,7 @@ pub struct Observation {
     pub counted: ByRetention<u64>,
     /// How likely each reasoning retention is for this model and thread.
     pub belief: ByRetention<f32>,
-    /// What is new.
+    /// What the request adds to the anchor's.
     pub new_content: NewContent,
     /// How it was counted.
     pub counting: CountingMethod,
@@ -100,7 +100,7 @@ impl Observation {
     }
 }
 
-/// The number of ways of serving that are told apart.
+/// The number of ways of serving that are distinguished.
 const WAYS: usize = 6;
 /// The number of size classes.
 const SIZES: usize = 4;
@@ -112,7 +112,7 @@ fn equal_widths() -> [f32; SIZES] {
 /// The estimated cost of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostPrediction {
-    /// Input tokens.
+    /// Input tokens, corrected.
     pub tokens: u64,
     /// The lower bound: holds nine times in ten.
     pub low: u64,
@@ -341,7 +341,11 @@ impl EstimatorState {
     }
 
     /// The likeliest reasoning retention for a request of such features.
-    pub fn retention(&self, seen: &Observation, shown: ByRetention<f32>) -> ReasoningRetention {
+    pub(crate) fn retention(
+        &self,
+        seen: &Observation,
+        shown: ByRetention<f32>,
+    ) -> ReasoningRetention {
         ReasoningRetention::ALL[best(&self.belief(seen, shown))]
     }
 
@@ -494,7 +498,7 @@ impl EstimatorState {
 }
 
 /// A thread's evidence for each retention: what it had shown `before`, and how an estimate turned out.
-pub fn shown(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
+pub(crate) fn shown(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
     let was = showed(&before.by_retention, actual);
     if !is_evidence(&was) {
         return before.shown;
@@ -550,14 +554,14 @@ fn noise(family: Family, seen: &Observation) -> f64 {
 
 /// The input of the regression: text in thousands of tokens, structure by the piece.
 fn features(seen: &Observation, retention: ReasoningRetention) -> [f64; FEATURES] {
-    let news = &seen.new_content;
-    let words = news.tokens.saturating_sub(u64::from(news.media));
+    let new = &seen.new_content;
+    let text_tokens = new.tokens.saturating_sub(u64::from(new.media));
     let reads = f64::from(u8::from(retention.reads()));
-    let results = f64::from(news.results);
+    let results = f64::from(new.results);
     let mut features = [0.0; FEATURES];
-    let text = std::iter::once(words as f64).chain(news.tally.rough());
-    let pieces = [results, results.min(1.0), f64::from(news.texts), reads * results.min(1.0)];
-    let counted = text.chain([f64::from(news.media)]).map(|tokens| tokens / 1000.0);
+    let text = std::iter::once(text_tokens as f64).chain(new.tally.rough());
+    let pieces = [results, results.min(1.0), f64::from(new.texts), reads * results.min(1.0)];
+    let counted = text.chain([f64::from(new.media)]).map(|tokens| tokens / 1000.0);
     for (feature, value) in features.iter_mut().zip(counted.chain(pieces)) {
         *feature = value;
     }
@@ -574,7 +578,7 @@ mod tests {
 
     /// A call that grew by one result of so many tokens, as counted.
     fn grown(before: u64, counted: u64) -> Observation {
-        let news = NewContent {
+        let new_content = NewContent {
             tokens: counted,
             text_tokens: counted,
             results: 1,
@@ -586,7 +590,7 @@ mod tests {
         Observation {
             counted,
             belief,
-            new_content: news,
+            new_content,
             counting: CountingMethod::Ratio,
             streams: true,
             began_cached: None,
@@ -690,7 +694,7 @@ mod tests {
 
     /// A catalogue that names the wrong tokenizer, and then the right one again, whatever the family.
     #[test]
-    fn what_is_wrong_by_two_is_told_by_the_band_and_passes_within_ten_calls() {
+    fn an_error_by_two_is_within_the_band_and_passes_within_ten_calls() {
         let families =
             [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
@@ -733,8 +737,8 @@ mod tests {
         played(&mut learned, 30, |size| size);
         for size in sizes().take(20) {
             let grown = grown(50_000, size + 4_128);
-            let news = NewContent { media: 4_128, tool: None, ..grown.new_content };
-            let seen = Observation { new_content: news, ..grown };
+            let new_content = NewContent { media: 4_128, tool: None, ..grown.new_content };
+            let seen = Observation { new_content, ..grown };
             let guess = learned.guess(&seen, ByRetention::default());
             learned = learned.after(&seen, &guess, 50_000 + size + 258);
         }
@@ -825,7 +829,7 @@ mod tests {
     }
 
     /// A provider counts a token for four bytes: after results of 4 kB, what those were off by was taken to hold for each
-    /// token of 90 kB of words, which were then told 9 % too low.
+    /// token of 90 kB of text, which was then estimated 9 % too low.
     #[test]
     fn what_small_results_were_off_by_is_not_what_a_large_text_is() {
         let seen = |family, text: &str| {
@@ -840,9 +844,9 @@ mod tests {
                 key: None,
             };
             let tokens = u64::from(counter.reply_part(&part));
-            let news =
+            let new_content =
                 NewContent { tally: counter.tally(), tool: None, ..grown(0, tokens).new_content };
-            Observation { new_content: news, ..grown(50_000, tokens) }
+            Observation { new_content, ..grown(50_000, tokens) }
         };
         let log = |from: u64| -> String {
             let line = |at| format!("[{at:05}] \"GET /v1/items/{at}?q=%2F\" 200 {:x}\n", at * 7919);
@@ -858,10 +862,11 @@ mod tests {
                 most = most.max(seen.counted[0].abs_diff(actual));
                 learned = learned.after(&seen, &guess, actual);
             }
-            let words = seen(family, &"a word of many that the summary says again ".repeat(2_100));
-            let guess = learned.guess(&words, ByRetention::default());
+            let summary =
+                seen(family, &"a word of many that the summary says again ".repeat(2_100));
+            let guess = learned.guess(&summary, ByRetention::default());
             assert_eq!(guess.expert, Expert::Regression, "{family:?}");
-            let correction = guess.tokens.abs_diff(words.counted[0]);
+            let correction = guess.tokens.abs_diff(summary.counted[0]);
             assert!(correction <= 2 * most + 60, "{family:?}: {correction}, learned on {most}");
         }
     }
@@ -871,8 +876,8 @@ mod tests {
     fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 30, |size| size * 13 / 10);
-        let news = |size| NewContent { tool: None, ..grown(50_000, size).new_content };
-        let large = Observation { new_content: news(20_000), ..grown(50_000, 20_000) };
+        let new_text = |size| NewContent { tool: None, ..grown(50_000, size).new_content };
+        let large = Observation { new_content: new_text(20_000), ..grown(50_000, 20_000) };
         let guess = learned.guess(&large, ByRetention::default());
         assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
     }
@@ -948,10 +953,10 @@ mod tests {
     #[test]
     fn a_thread_shows_what_becomes_of_its_reasoning() {
         let learned = EstimatorState::new(Family::Gemini);
-        let news = NewContent { tokens: 100, results: 1, ..NewContent::default() };
+        let new_content = NewContent { tokens: 100, results: 1, ..NewContent::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
         let counted = [10_500, 10_500, 10_500, 10_100];
-        let seen = Observation { counted, belief, new_content: news, ..grown(0, 0) };
+        let seen = Observation { counted, belief, new_content, ..grown(0, 0) };
         let guess = learned.guess(&seen, ByRetention::default());
         assert_eq!((guess.tokens, guess.retention), (10_500, ReasoningRetention::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
@@ -1097,7 +1102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_comes_back_and_what_is_broken_is_told() {
+    fn a_saved_state_comes_back_and_a_broken_one_is_an_error() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size * 3 / 2);
         let saved = serde_json::to_string(&learned).unwrap();

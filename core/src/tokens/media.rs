@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(size(b"\"\""), None);
     }
 
-    /// One of 30,000 pixels a side was once told as 477,000 tokens.
+    /// One of 30,000 pixels a side was once estimated as 477,000 tokens.
     #[test]
     fn whatever_a_header_says_a_picture_costs_no_more_than_any_does() {
         let families =
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(picture(12_000, 12_000, Family::Gemini, PictureCost::Family), 16 * 258);
     }
 
-    /// It was told as 1,200, where 160 to 420 were reported.
+    /// It was estimated as 1,200, where 160 to 420 were reported.
     #[test]
     fn a_picture_by_address_costs_what_recorded_ones_do() {
         let body = br#"{"model":"gpt-5-mini","messages":[{"role":"user","content":[
@@ -229,30 +229,30 @@ mod tests {
         let read = dialect::read(Dialect::OpenaiChat, "/v1/chat/completions", body);
         let part = read.parts().find(|part| part.kind == PartKind::Image).unwrap();
         let media = part.media.as_ref().unwrap();
-        let told = tokens(part, media, body, Family::O200k, PictureCost::Family);
-        assert!(told.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{told:?}");
+        let counted = tokens(part, media, body, Family::O200k, PictureCost::Family);
+        assert!(counted.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{counted:?}");
     }
 
-    /// Small pictures were told as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
+    /// Small pictures were estimated as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
     #[test]
     fn a_small_picture_costs_grok_and_gemini_3_what_they_report() {
         let catalogue = Catalogue::default();
-        let told = |model: &str, width, height| {
+        let cost = |model: &str, width, height| {
             let model = catalogue.model(model, "");
             picture(width, height, model.family, model.picture_cost)
         };
         for model in ["grok-4-1-fast-non-reasoning", "x-ai/grok-4.3"] {
-            assert_eq!(told(model, 128, 128), 256, "{model}");
-            assert_eq!(told(model, 16_384, 16_384), 7 * 256, "{model}");
+            assert_eq!(cost(model, 128, 128), 256, "{model}");
+            assert_eq!(cost(model, 16_384, 16_384), 7 * 256, "{model}");
         }
         for model in ["gemini-3-flash-preview", "google/gemini-3.5-flash"] {
-            assert_eq!(told(model, 1, 1), 1_089, "{model}");
+            assert_eq!(cost(model, 1, 1), 1_089, "{model}");
             for (width, height) in [(1, 16_384), (1_920, 1_080), (9, 4_000), (33, 40)] {
-                let tokens = told(model, width, height);
+                let tokens = cost(model, width, height);
                 assert!((500..=1_120).contains(&tokens), "{model} {width}×{height}: {tokens}");
             }
         }
-        assert_eq!(told("gemini-2.5-flash", 128, 128), 258);
+        assert_eq!(cost("gemini-2.5-flash", 128, 128), 258);
     }
 
     /// A PDF with so many pages, and so much before them, as base64 in a string literal.
@@ -265,11 +265,11 @@ mod tests {
         base64::engine::general_purpose::STANDARD.encode(text)
     }
 
-    /// Two PDFs of a page each were told as 4,000 tokens, where Gemini 2.5 reported 516; Gemini 3.5 reported 520
+    /// Two PDFs of a page each were estimated as 4,000 tokens, where Gemini 2.5 reported 516; Gemini 3.5 reported 520
     /// of one page.
     #[test]
     fn a_document_costs_gemini_its_pages() {
-        let told = |model: &str, data: &str| {
+        let document = |model: &str, data: &str| {
             let body = format!(
                 r#"{{"contents":[{{"role":"user","parts":[
                 {{"inlineData":{{"mimeType":"application/pdf","data":"{data}"}}}}]}}]}}"#
@@ -282,14 +282,14 @@ mod tests {
             let (family, cost) = (model.family, model.picture_cost);
             tokens(part, part.media.as_ref().unwrap(), body.as_bytes(), family, cost).unwrap()
         };
-        let old = |data: &str| told("gemini-2.5-flash", data);
+        let old = |data: &str| document("gemini-2.5-flash", data);
         assert_eq!([old(&pdf(1, 0)), old(&pdf(7, 0))], [258, 7 * 258]);
-        assert_eq!(told("gemini-3.5-flash", &pdf(3, 0)), 3 * 520);
+        assert_eq!(document("gemini-3.5-flash", &pdf(3, 0)), 3 * 520);
         // Its pages are compressed, it is no PDF, it is no base64, or another provider reads it.
         for data in [pdf(0, 0), png(280, 56), "%PDF /Type /Page".to_owned()] {
             assert_eq!(old(&data), DOCUMENT);
         }
-        assert_eq!(told("gpt-5", &pdf(1, 0)), DOCUMENT);
+        assert_eq!(document("gpt-5", &pdf(1, 0)), DOCUMENT);
         // Bounded: of a long one the beginning is read, and no number of pages is believed.
         assert_eq!(old(&pdf(1, READ)), DOCUMENT);
         let long = [pdf(1, 0), "A".repeat(3 * READ)].concat().replace('=', "A");
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Documented sizes at which pictures are scaled down, and where patches and tiles begin anew (1.4).
+    /// Documented sizes at which pictures are scaled down, and where another patch or tile begins (1.4).
     #[test]
     fn pictures_are_scaled_and_cut_into_pieces() {
         let cases = [
@@ -337,23 +337,23 @@ mod tests {
             (Family::Gemini, 6_144, 1_536, 4 * 258),
         ];
         for (family, width, height, tokens) in cases {
-            let told = picture(width, height, family, PictureCost::Family);
-            assert_eq!(told, tokens, "{width}×{height} {family:?}");
+            let counted = picture(width, height, family, PictureCost::Family);
+            assert_eq!(counted, tokens, "{width}×{height} {family:?}");
         }
         let grok = |width, height| picture(width, height, Family::Other, PictureCost::Tiles);
         assert_eq!([grok(448, 448), grok(449, 448), grok(448, 897)], [256, 3 * 256, 4 * 256]);
         assert_eq!([grok(896, 1_344), grok(1_344, 1_344)], [7 * 256; 2]);
-        let shape =
+        let by_ratio =
             |width, height| picture(width, height, Family::Gemini, PictureCost::AspectRatio);
-        assert_eq!([shape(1, 1), shape(40, 40), shape(400, 100)], [1_089, 1_089, 66 * 16]);
-        assert_eq!([shape(1, 9_000), shape(9_000, 1)], [1_120; 2], "one is enough across");
+        assert_eq!([by_ratio(1, 1), by_ratio(40, 40), by_ratio(400, 100)], [1_089, 1_089, 66 * 16]);
+        assert_eq!([by_ratio(1, 9_000), by_ratio(9_000, 1)], [1_120; 2], "one is enough across");
     }
 
     /// What a header says is believed up to a size; a picture without one, and a document, cost a flat guess.
     #[test]
     fn what_cannot_be_true_is_guessed_and_says_so() {
         let model = Catalogue::default().model("claude-opus-4-5", "");
-        let told = |kind: PartKind, data: Option<String>| {
+        let counted = |kind: PartKind, data: Option<String>| {
             let data = data.unwrap_or_else(|| "bm8gcGljdHVyZQ==".to_owned());
             let body = format!(
                 r#"{{"messages":[{{"role":"user","content":[{{"type":"image","source":{{"type":"base64",
@@ -364,14 +364,14 @@ mod tests {
             let media = part.media.as_ref().unwrap();
             tokens(&part, media, body.as_bytes(), model.family, model.picture_cost)
         };
-        let image = |width, height| told(PartKind::Image, Some(png(width, height)));
+        let image = |width, height| counted(PartKind::Image, Some(png(width, height)));
         assert_eq!(image(280, 56), Ok(20));
         assert_eq!(image(16_384, 28), Ok(56));
         for (width, height) in [(0, 28), (28, 0), (16_385, 28), (28, 16_385)] {
             assert_eq!(image(width, height), Err(PICTURE), "{width}×{height}");
         }
-        assert_eq!(told(PartKind::Image, None), Ok(PICTURE_BY_ADDRESS));
-        assert_eq!(told(PartKind::Document, Some(png(280, 56))), Ok(DOCUMENT));
+        assert_eq!(counted(PartKind::Image, None), Ok(PICTURE_BY_ADDRESS));
+        assert_eq!(counted(PartKind::Document, Some(png(280, 56))), Ok(DOCUMENT));
         let bare = |width, height| base64_tokens(&png(width, height), &model);
         assert_eq!([bare(280, 56), bare(0, 56), bare(280, 0)], [20, PICTURE, PICTURE]);
         assert_eq!(base64_tokens("bm8gcGljdHVyZQ==", &model), PICTURE);

@@ -7,7 +7,7 @@ pub mod classic;
 mod cold;
 pub mod costs;
 pub mod estimate;
-pub mod features;
+pub(crate) mod features;
 mod fitted;
 pub mod learn;
 pub(crate) mod media;

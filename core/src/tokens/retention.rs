@@ -35,7 +35,7 @@ impl ReasoningRetention {
     /// What is known of a model beforehand: how likely each retention is, in doublings of error. `streams`
     /// says whether the request asks for a stream; for `began_cached` see
     /// [`Observation::began_cached`](super::learn::Observation::began_cached).
-    pub fn of(model: &Model, streams: bool, began_cached: Option<bool>) -> ByRetention<f32> {
+    pub(crate) fn of(model: &Model, streams: bool, began_cached: Option<bool>) -> ByRetention<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
             // Either is as frequent, and constant within a session. Gemini 2.5 reads the reasoning behind its
@@ -72,7 +72,7 @@ pub(super) struct ReadingEvidence(f32);
 pub(super) const CONVINCES: f32 = 4.0;
 /// The weight of what earlier calls showed, compared with a new one.
 const PAST: f32 = 0.7;
-/// Reasoning of this many times the expected error of counting can be told from that error.
+/// Reasoning of this many times the expected error of counting can be distinguished from that error.
 const CLEARLY: f64 = 4.0;
 /// A clear call weighs more than what is known beforehand.
 const CLEAR: f32 = 1.3;

@@ -1,4 +1,4 @@
-//! A SentencePiece vocabulary of byte pairs that a person provides: Gemma's `tokenizer.model`, or the
+//! A SentencePiece vocabulary of byte pairs that the operator provides: Gemma's `tokenizer.model`, or the
 //! `tokenizer.json` that was made from it.
 //!
 //! Reads which pieces are merged in which order, and which are never merged; merging itself is in `bpe.rs`.
@@ -162,7 +162,6 @@ const BPE: u64 = 2;
 const NORMAL: u64 = 1;
 const USER_DEFINED: u64 = 4;
 
-/// One entry of a model.
 struct ModelPiece<'f> {
     text: &'f str,
     score: f32,
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_told() {
+    fn an_unusable_vocabulary_is_an_error() {
         let unigram = [field(3, 0, &[1]), [&[0x98, 0x02][..], &[1]].concat()].concat();
         for (file, why) in [
             (b"hello".to_vec(), VocabularyError::Unread),
@@ -349,7 +348,7 @@ mod tests {
 
     /// Nothing may be changed before text is split: no space in front, none taken away, no other characters.
     #[test]
-    fn a_normalizer_that_changes_text_is_told() {
+    fn a_normalizer_that_changes_text_is_an_error() {
         let of = |adds: u8, takes: u8, map: &[u8]| {
             let all = [field(3, 0, &[adds]), field(4, 0, &[takes]), bytes(2, map)].concat();
             changes(&all)

@@ -240,25 +240,25 @@ impl WordSplitter {
     /// `whole` are the pieces that are never merged, `merged` all others.
     pub(super) fn new(whole: &[String], merged: &[String]) -> Self {
         let (lengths, begins) = (vec![Vec::new(); 256], vec![false; 256 * 256]);
-        let mut words = Self { lengths, begins, ..Self::default() };
+        let mut splitter = Self { lengths, begins, ..Self::default() };
         for text in whole {
             if let Some(first) = text.bytes().next() {
-                words.lengths[usize::from(first)].push(text.len());
+                splitter.lengths[usize::from(first)].push(text.len());
                 if let Some(&[first, second]) = text.as_bytes().first_chunk() {
-                    words.begins[usize::from(first) << 8 | usize::from(second)] = true;
+                    splitter.begins[usize::from(first) << 8 | usize::from(second)] = true;
                 }
-                words.whole.insert(text.as_str().into());
+                splitter.whole.insert(text.as_str().into());
             }
         }
-        for lengths in &mut words.lengths {
+        for lengths in &mut splitter.lengths {
             lengths.sort_unstable_by(|a, b| b.cmp(a));
             lengths.dedup();
         }
-        words.joined = vec![false; BESIDE * BESIDE];
+        splitter.joined = vec![false; BESIDE * BESIDE];
         for pair in merged.iter().flat_map(|piece| piece.as_bytes().windows(2)) {
-            words.joined[Self::place(pair[0], pair[1])] = true;
+            splitter.joined[Self::place(pair[0], pair[1])] = true;
         }
-        words
+        splitter
     }
 
     fn place(before: u8, after: u8) -> usize {

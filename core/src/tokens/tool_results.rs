@@ -16,7 +16,7 @@ const AGREE: usize = 2;
 const TOOLS: usize = 64;
 
 /// A hash of a tool's name, and whether reasoning is read: results may cost more then (Gemini).
-pub(super) type ToolKey = (u64, bool);
+type ToolKey = (u64, bool);
 
 /// The errors of results by tool, the most recently used tool last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

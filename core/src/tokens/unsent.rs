@@ -44,7 +44,7 @@ impl UnsentCounting {
 /// Reasoning of the last reply that the client does not send back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnsentReasoning {
-    /// Its tokens as reported.
+    /// Reasoning tokens, as the reply reported them.
     pub tokens: u64,
     /// Whether it is believed to be input of this call.
     pub counted: bool,

@@ -82,7 +82,7 @@ pub enum JsonError {
 }
 
 /// The deepest nesting that is read; a deeper body is opaque. Real requests stay below 30.
-pub(crate) const MAX_DEPTH: usize = 512;
+const MAX_DEPTH: usize = 512;
 
 /// One value, in 16 bytes: its range, and where its subtree ends.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +145,7 @@ impl Document {
         values * size_of::<Node>()
     }
 
-    /// The bytes that it occupies.
+    /// Bytes of memory that it occupies, the body aside.
     pub fn bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>()
     }
@@ -279,7 +279,7 @@ impl<'d> Value<'d> {
     }
 
     /// Like [`Value::get`], for a member with several spellings; a `null` counts as absent.
-    pub fn get_any<const N: usize>(&self, names: &[&str; N]) -> Option<Value<'d>> {
+    pub(crate) fn get_any<const N: usize>(&self, names: &[&str; N]) -> Option<Value<'d>> {
         first(self.members(*names))
     }
 
@@ -308,7 +308,7 @@ impl<'d> Value<'d> {
 }
 
 /// The first of several alternative members that is present and not `null`.
-pub fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
+pub(crate) fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
     members.into_iter().flatten().find(|value| !value.is_null())
 }
 
@@ -677,14 +677,14 @@ mod tests {
 
     #[test]
     fn broken_text_is_still_text() {
-        for (raw, meant) in [
+        for (raw, text) in [
             (&b"\"\xff\""[..], "\u{fffd}"),
             (br#""\ud800x""#, "\u{fffd}x"),
             (br#""\uZZZZ""#, "\u{fffd}ZZZZ"),
             (b"\"a\0b\"", "a\0b"),
         ] {
             let document = Document::read(raw).unwrap();
-            assert_eq!(document.root(raw).unwrap().text().unwrap(), meant);
+            assert_eq!(document.root(raw).unwrap().text().unwrap(), text);
         }
     }
 

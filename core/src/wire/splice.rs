@@ -31,7 +31,7 @@ pub enum EditConflict {
 ///
 /// # Errors
 /// The first [`EditConflict`] of them.
-pub fn check(edits: &[Edit], length: usize) -> Result<(), EditConflict> {
+pub(crate) fn check(edits: &[Edit], length: usize) -> Result<(), EditConflict> {
     let mut places: Vec<Span> = edits.iter().map(|edit| edit.at).collect();
     places.sort_unstable();
     let (mut done, mut last) = (0, None);
@@ -70,7 +70,7 @@ pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, EditConf
 }
 
 /// The body with the edits applied; the body itself if they cannot be applied.
-pub fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
+pub(crate) fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
     if check(edits, body.len()).is_err() {
         return body.to_vec();
     }
@@ -89,7 +89,7 @@ pub fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
 
 /// The range of the original body that a range of the edited body came from; for inserted bytes, the range of
 /// their edit.
-pub fn origin(edits: &[Edit], at: Span) -> Span {
+pub(crate) fn origin(edits: &[Edit], at: Span) -> Span {
     let mut sorted: Vec<&Edit> = edits.iter().collect();
     sorted.sort_by_key(|edit| edit.at);
     let mut shift = 0isize;
@@ -113,7 +113,7 @@ pub fn origin(edits: &[Edit], at: Span) -> Span {
 
 /// Edits of the original that have the same effect as applying `first`, which yields `middle`, and then
 /// `second` to that. `None` if `second` cannot be applied.
-pub fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Option<Vec<Edit>> {
+pub(crate) fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Option<Vec<Edit>> {
     check(&second, middle.len()).ok()?;
     let mut first: Vec<&Edit> = first.iter().collect();
     first.sort_by_key(|edit| edit.at);

@@ -9,7 +9,7 @@ use memchr::{memchr, memchr2};
 #[cfg(any(test, fuzzing))]
 use super::cuts::InputCuts;
 
-/// One framed event.
+/// One event of a stream, without its framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SseEvent<'a> {
     /// The `event:` field; empty if there was none.
@@ -74,12 +74,12 @@ impl Framer {
     }
 
     /// The bytes that an unfinished event occupies.
-    pub fn holds(&self) -> usize {
+    pub(crate) fn holds(&self) -> usize {
         self.line.capacity() + self.name.capacity() + self.data.capacity()
     }
 
     /// Whether the bytes so far end inside an event.
-    pub(crate) fn is_inside(&self) -> bool {
+    fn is_inside(&self) -> bool {
         self.begun || !self.line.is_empty()
     }
 
@@ -251,13 +251,13 @@ impl<'b> PlainEvent<'b> {
 pub fn fuzz(bytes: &[u8]) {
     let cuts = InputCuts::of(bytes);
     for limit in [16, 1 << 20] {
-        let whole = framed(bytes, bytes.len().max(1), limit);
+        let whole = events_in(bytes, bytes.len().max(1), limit);
         for size in cuts.sizes() {
-            assert_eq!(framed(bytes, *size, limit), whole, "cut every {size} bytes");
+            assert_eq!(events_in(bytes, *size, limit), whole, "cut every {size} bytes");
         }
         for at in cuts.places() {
             let (first, second) = bytes.split_at(at);
-            assert_eq!(framed_in([first, second].into_iter(), limit), whole, "cut at {at}");
+            assert_eq!(events_of([first, second].into_iter(), limit), whole, "cut at {at}");
         }
         let has_error = whole.iter().any(|event| event.0 == "error");
         let ends = std::iter::once(0).chain(whole.iter().map(|event| event.3));
@@ -267,7 +267,7 @@ pub fn fuzz(bytes: &[u8]) {
                 assert!(before <= *start || has_error);
                 let own = &bytes[*start as usize..*end as usize];
                 let lead: &[u8] = if *start == 0 { b"" } else { b"\n" }; // a BOM counts only at offset 0
-                let retry = framed_in([lead, own].into_iter(), 1 << 20);
+                let retry = events_of([lead, own].into_iter(), 1 << 20);
                 assert!(retry.last().is_some_and(|own| (&own.0, &own.1) == (name, data)));
             }
         }
@@ -278,12 +278,12 @@ pub fn fuzz(bytes: &[u8]) {
 type FramedEvents = Vec<(String, Vec<u8>, u64, u64)>;
 
 #[cfg(any(test, fuzzing))]
-fn framed(bytes: &[u8], size: usize, limit: usize) -> FramedEvents {
-    framed_in(bytes.chunks(size), limit)
+fn events_in(bytes: &[u8], size: usize, limit: usize) -> FramedEvents {
+    events_of(bytes.chunks(size), limit)
 }
 
 #[cfg(any(test, fuzzing))]
-fn framed_in<'b>(chunks: impl Iterator<Item = &'b [u8]>, limit: usize) -> FramedEvents {
+fn events_of<'b>(chunks: impl Iterator<Item = &'b [u8]>, limit: usize) -> FramedEvents {
     let mut framer = Framer::new(limit);
     let mut events = Vec::new();
     let mut keep =
@@ -301,7 +301,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(stream: &str, expected: &[(&str, &str)]) {
-        let events = framed(stream.as_bytes(), stream.len().max(1), 1 << 20);
+        let events = events_in(stream.as_bytes(), stream.len().max(1), 1 << 20);
         let seen: Vec<_> =
             events.iter().map(|(n, d, ..)| (n.as_str(), std::str::from_utf8(d).unwrap())).collect();
         assert_eq!(seen, expected, "{stream:?}");
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bom_is_taken_off_the_stream_only() {
+    fn a_bom_is_removed_from_the_stream_only() {
         check("\u{feff}data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
         check("\u{feff}\n\ndata: b\n\n", &[("", "b")]);
         check("data: a\n\n\u{feff}data: b\n\n", &[("", "a")]);
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn invalid_utf_8_stays_as_it_is() {
         let stream = b"event: \xff\ndata: \xff\xfe\n\nevent: \xff\ndata: \xc3\n\n";
-        let events = framed(stream, stream.len(), 100);
+        let events = events_in(stream, stream.len(), 100);
         let seen: Vec<_> = events.iter().map(|(n, d, ..)| (n.as_str(), d.as_slice())).collect();
         assert_eq!(seen, [("\u{fffd}", &b"\xff\xfe"[..]), ("\u{fffd}", &b"\xc3"[..])]);
         fuzz(stream);

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use super::{FILE, Flooded, PATH, PATIENCE, PROMISED, bomb, conversation, head, resident_of};
+use super::{FILE, Flooded, PATH, PROMISED, TIMEOUT, bomb, conversation, head, resident_of};
 use crate::support::digest;
 use crate::support::h2;
 
@@ -54,7 +54,7 @@ impl Flooded {
                 stream.read_to_end(&mut answer).await.ok()?;
                 Some(String::from_utf8_lossy(&answer).into_owned())
             };
-            let answer = timeout(PATIENCE, asking).await.unwrap().unwrap_or_default();
+            let answer = timeout(TIMEOUT, asking).await.unwrap().unwrap_or_default();
             if answer.starts_with("HTTP/1.1 200") {
                 assert!(answer.contains(&digest(body.as_bytes())), "{flood}: the body was changed");
                 return;
@@ -142,11 +142,11 @@ async fn thousands_of_slow_readers_share_one_budget() {
 #[tokio::test]
 async fn floods_of_every_kind_at_once_share_one_budget() {
     let flooded = Flooded::start().await;
-    let (to, asked) = (flooded.to(), conversation("m", "hello"));
+    let (to, request) = (flooded.to(), conversation("m", "hello"));
     let start = format!(r#"{{"model":"m","messages":["{}"#, "a".repeat(200_000));
     let stalled = unfinished(&format!("content-length: 30000000\r\n\r\n{start}"));
     let headers = unfinished(&format!("x: {}", "a".repeat(60_000)));
-    let unread = head(to, "x-flood: long\r\n", asked.len()).replace(PATH, FILE) + &asked;
+    let unread = head(to, "x-flood: long\r\n", request.len()).replace(PATH, FILE) + &request;
     let unfolds = ["gzip", "zstd"].map(|coding| {
         let bomb = bomb(coding, 30 << 20);
         let head = head(to, &format!("content-encoding: {coding}\r\n"), bomb.len());
@@ -170,7 +170,7 @@ async fn many_http2_connections_with_full_windows_share_one_budget() {
         let builder =
             hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
         let io = hyper_util::rt::TokioIo::new(stream);
-        let (mut sender, connection) = timeout(PATIENCE, builder.handshake(io)).await.ok()?.ok()?;
+        let (mut sender, connection) = timeout(TIMEOUT, builder.handshake(io)).await.ok()?.ok()?;
         tokio::spawn(connection);
         let mut streams = Vec::new();
         for _ in 0..8 {
@@ -220,7 +220,7 @@ async fn a_tunnel_keeps_its_place_among_the_connections() {
         let mut stream = TcpStream::connect(serving.clients).await.unwrap();
         stream.write_all(upgrade().as_bytes()).await.unwrap();
         let mut status = [0; 12];
-        timeout(PATIENCE, stream.read_exact(&mut status)).await.unwrap().unwrap();
+        timeout(TIMEOUT, stream.read_exact(&mut status)).await.unwrap().unwrap();
         (status, stream)
     };
     for _ in 0..4 {
@@ -234,7 +234,7 @@ async fn a_tunnel_keeps_its_place_among_the_connections() {
     tunnels.pop();
     let began = Instant::now();
     while &open().await.0 != b"HTTP/1.1 101" {
-        assert!(began.elapsed() < PATIENCE, "the place of a tunnel that ended is never free");
+        assert!(began.elapsed() < TIMEOUT, "the place of a tunnel that ended is never free");
         sleep(Duration::from_millis(50)).await;
     }
 }

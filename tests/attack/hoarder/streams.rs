@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{Flooded, PATIENCE, PROMISED, head, resident_of};
+use super::{Flooded, PROMISED, TIMEOUT, head, resident_of};
 
 /// How many streams are open.
 const STREAMS: usize = 300;
@@ -24,11 +24,11 @@ const BEGUN: &str = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"
 
 /// A conversation of its own, of so many messages of so many bytes.
 fn body(number: usize, messages: usize, bytes: usize) -> String {
-    let words = "word ".repeat(bytes / 5);
+    let text = "word ".repeat(bytes / 5);
     let all: Vec<String> = (0..messages)
         .map(|at| {
             let role = if at % 2 == 0 { "user" } else { "assistant" };
-            format!(r#"{{"role":"{role}","content":"{number} {at} {words}"}}"#)
+            format!(r#"{{"role":"{role}","content":"{number} {at} {text}"}}"#)
         })
         .collect();
     format!(r#"{{"model":"m","stream":true,"messages":[{}]}}"#, all.join(","))
@@ -49,7 +49,7 @@ async fn begun(flooded: &Flooded, body: &str) -> TcpStream {
         }
         stream
     };
-    timeout(PATIENCE, opening).await.unwrap()
+    timeout(TIMEOUT, opening).await.unwrap()
 }
 
 impl Flooded {

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
 use super::connections::SETTLES;
-use super::{PATIENCE, PROMISED, resident_of, status_of};
+use super::{PROMISED, TIMEOUT, resident_of, status_of};
 use crate::support::h2;
 
 /// What is counted of a connection with TLS, and of nothing else: `OPEN` and `TLS` of `proxy/http/transport.rs`.
@@ -43,7 +43,7 @@ async fn open(
     let open = async |_| {
         let stream = TcpStream::connect(serving.clients).await.ok()?;
         let name = ServerName::try_from("localhost").unwrap();
-        let shaking = timeout(PATIENCE, connector.connect(name, stream));
+        let shaking = timeout(TIMEOUT, connector.connect(name, stream));
         let mut stream = shaking.await.unwrap().ok()?;
         let saying = async {
             match says {

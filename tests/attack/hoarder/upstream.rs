@@ -87,13 +87,13 @@ impl Upstream {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(super::PATIENCE, coming).await.unwrap();
+        tokio::time::timeout(super::TIMEOUT, coming).await.unwrap();
     }
 }
 
 async fn answer(state: Arc<State>, mut request: Request<Incoming>) -> Response<Body> {
-    let asked = |name: &str| request.headers().get(name)?.to_str().ok().map(str::to_owned);
-    let (flood, wants_digest) = (asked("x-flood"), asked("x-digest").is_some());
+    let header = |name: &str| request.headers().get(name)?.to_str().ok().map(str::to_owned);
+    let (flood, wants_digest) = (header("x-flood"), header("x-digest").is_some());
     if request.headers().contains_key(UPGRADE) {
         return tunnel(state, &mut request).await;
     }
@@ -108,7 +108,7 @@ async fn answer(state: Arc<State>, mut request: Request<Incoming>) -> Response<B
             tokio::spawn(async move {
                 let _ = feed.send_data(encoded.bytes).await;
                 if encoded.stays_open {
-                    tokio::time::sleep(super::PATIENCE).await;
+                    tokio::time::sleep(super::TIMEOUT).await;
                 }
             });
             response.body(body)

@@ -49,7 +49,7 @@ pub(super) struct Link {
     silent: AtomicBool,
     open: AtomicUsize,
     /// Most streams that may be open: as was said last, and as is acknowledged.
-    said: AtomicUsize,
+    announced: AtomicUsize,
     allowed: AtomicUsize,
 }
 
@@ -86,7 +86,7 @@ impl Link {
 
     /// Allows so many streams from when this is acknowledged.
     pub(super) fn allow(&self, streams: u32) {
-        self.said.store(streams as usize, Ordering::SeqCst);
+        self.announced.store(streams as usize, Ordering::SeqCst);
         self.send(settings(streams));
     }
 
@@ -212,7 +212,7 @@ async fn serve(
         frames: Mutex::new(Some(frames)),
         silent: AtomicBool::new(false),
         open: AtomicUsize::new(0),
-        said: AtomicUsize::new(streams as usize),
+        announced: AtomicUsize::new(streams as usize),
         allowed: AtomicUsize::new(streams as usize),
     });
     link.allow(streams);
@@ -264,7 +264,7 @@ async fn read_all(
             }
             SETTINGS if flags & ACK == 0 => link.send(frame(SETTINGS, ACK, 0, &[])),
             SETTINGS => {
-                link.allowed.store(link.said.load(Ordering::SeqCst), Ordering::SeqCst);
+                link.allowed.store(link.announced.load(Ordering::SeqCst), Ordering::SeqCst);
                 let _ = tell.send(Event::Acknowledged(link.number));
             }
             PING if flags & ACK == 0 => link.send(frame(PING, ACK, 0, &payload)),

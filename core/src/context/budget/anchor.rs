@@ -12,7 +12,7 @@ use crate::tokens::retention::ByRetention;
 pub struct Anchor<'a> {
     /// The turn; its usage must be known.
     pub turn: &'a Turn,
-    /// Its full sketch.
+    /// All parts of its request, in order.
     pub sketch: &'a [SketchPart],
 }
 

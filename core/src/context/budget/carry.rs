@@ -254,8 +254,8 @@ impl Turn {
         let cut = || {
             let is_cut = usage.lower_bound && !usage.hosted_tools && usage.last_call.is_none();
             let input = usage.input.filter(|_| is_cut)?;
-            let said = self.reply.iter().map(|part| u64::from(part.tokens)).sum();
-            Some(LastCall { input, output: usage.output.unwrap_or(0).max(said) })
+            let reply_tokens = self.reply.iter().map(|part| u64::from(part.tokens)).sum();
+            Some(LastCall { input, output: usage.output.unwrap_or(0).max(reply_tokens) })
         };
         usage.context().or_else(cut)
     }

@@ -14,7 +14,7 @@ use crate::tokens::classic::{ClassicRules, SentContent};
 /// The cost of a request by an agent's rules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassicEstimate {
-    /// The name of the rules.
+    /// The rules' name, for labels and the page.
     pub rules: Box<str>,
     /// Input tokens.
     pub tokens: u64,

@@ -29,7 +29,7 @@ pub struct MessageTokens {
     pub user: u64,
     /// The model's text.
     pub assistant: u64,
-    /// Calls of tools.
+    /// Names and arguments of tool calls.
     pub tool_calls: u64,
     /// Results of tools, by tool, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -55,12 +55,12 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Tokens of one tool.
+/// Tokens of one tool: of its results, or of its definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolTokens {
-    /// Its name.
+    /// The tool's name, at most 64 characters.
     pub tool: Box<str>,
-    /// Tokens.
+    /// The sum over all of its parts, estimated.
     pub tokens: u64,
 }
 
@@ -77,7 +77,7 @@ impl MessageTokens {
 
     /// Adds a reply, in the form in which its client will send it back: `parts` are its keyed parts.
     #[must_use]
-    pub fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
+    pub(super) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
         for ((_, run), sketched) in reply.runs().zip(parts) {
             let kind = run.last().map_or(PartKind::Opaque, |part| part.kind);
             *self.place(kind, Role::Assistant) += u64::from(sketched.tokens);
@@ -156,7 +156,7 @@ impl MessageTokens {
         self
     }
 
-    /// The lines under "Messages"; `of_users`: the sections that can be told apart within the user's part.
+    /// The lines under "Messages"; `of_users`: the sections that are known within the user's part.
     pub(super) fn lines(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -205,7 +205,7 @@ fn plain(name: &str) -> Box<str> {
 mod tests {
     use super::*;
 
-    /// They add up to the messages, whatever was estimated; what nobody explains is told so.
+    /// They add up to the messages, whatever was estimated; the unexplained rest has a line.
     #[test]
     fn contents_add_up_to_the_messages() {
         let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
@@ -280,7 +280,7 @@ mod tests {
         assert!(!contents.is_nothing() && MessageTokens::default().is_nothing());
     }
 
-    /// A reply's parts count as they will be sent back: words that follow one another are one part.
+    /// A reply's parts count as they will be sent back: texts that follow one another are one part.
     #[test]
     fn a_reply_is_counted_as_it_comes_back() {
         use serde_json::json;
@@ -293,10 +293,10 @@ mod tests {
         assert_eq!(turn.reply.len(), 2);
         let before = MessageTokens { user: 5, ..MessageTokens::default() };
         let with = before.with_reply(&reply, &turn.reply);
-        let [said, called] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
+        let [text, call] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
         let expected =
-            MessageTokens { user: 5, assistant: said, tool_calls: called, ..<_>::default() };
-        assert!(said > 0 && called > 0);
+            MessageTokens { user: 5, assistant: text, tool_calls: call, ..<_>::default() };
+        assert!(text > 0 && call > 0);
         assert_eq!(with, expected);
     }
 
@@ -327,8 +327,8 @@ mod tests {
         let mut sorted = names;
         sorted.sort_unstable();
         let few = contents.clone().with_few_tools();
-        let told: Vec<&str> = few.tool_results.iter().map(|it| &*it.tool).collect();
-        assert_eq!(told, sorted);
+        let listed: Vec<&str> = few.tool_results.iter().map(|it| &*it.tool).collect();
+        assert_eq!(listed, sorted);
         contents.add_result("z", 5);
         let few = contents.with_few_tools();
         let others = few.tool_results.last().unwrap();

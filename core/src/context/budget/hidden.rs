@@ -28,7 +28,7 @@ impl HiddenInput {
             () if usage.hosted_tools => Some(Self::HostedTools),
             () if usage.cleared.is_some() || usage.aside.is_some() => Some(Self::ProviderEdit),
             // The instructions to write a compaction, and its text, are in no request.
-            () if usage.compacted || estimate.sealed => Some(Self::ProviderEdit),
+            () if usage.compacted || estimate.encrypted_compaction => Some(Self::ProviderEdit),
             () if usage.last_call.is_some() => Some(Self::HostedTools),
             () if estimate.method == EstimateMethod::Held && !grows => Some(Self::Continuation),
             () => None,
@@ -55,7 +55,7 @@ mod tests {
     use crate::dialect::editing::ClearingReport;
 
     #[test]
-    fn input_that_nobody_here_could_see_is_told_by_its_cause() {
+    fn input_that_could_not_be_seen_has_its_cause() {
         let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
         let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         let estimate = Estimate { tokens: 100, new: 100, ..turn.estimate.unwrap() };
@@ -70,8 +70,11 @@ mod tests {
         assert_eq!(of(|usage| usage.cleared = Some(ClearingReport::default())), Some(ProviderEdit));
         assert_eq!(of(|usage| usage.aside = Some(9)), Some(ProviderEdit));
         assert_eq!(of(|usage| usage.compacted = true), Some(ProviderEdit));
-        let sealed = Estimate { sealed: true, ..estimate.clone() };
-        assert_eq!(HiddenInput::of(&Usage::default(), &sealed), Some(ProviderEdit));
+        let encrypted = Estimate { encrypted_compaction: true, ..estimate.clone() };
+        assert_eq!(HiddenInput::of(&Usage::default(), &encrypted), Some(ProviderEdit));
+        let cut = Estimate { gone_history: 7, ..encrypted.clone() };
+        let stored = serde_json::to_value(&cut).unwrap();
+        assert_eq!((&stored["sealed"], &stored["went"]), (&true.into(), &7.into()), "stored names");
         assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
         let held = |new| {
             let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };

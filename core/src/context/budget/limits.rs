@@ -53,7 +53,8 @@ impl WindowLimits {
             _ => None,
         };
         let compacts = decides && known && compact.engine != SummaryEngine::Off;
-        let (mark, compacting) = (compact.mark(usable), compact.threshold(usable));
+        let (prepare_threshold, compacting) =
+            (compact.prepare_threshold(usable), compact.threshold(usable));
         let buffer = match compact.show_buffer {
             false => None,
             true if compacts => Some(window.saturating_sub(compacting)),
@@ -62,7 +63,7 @@ impl WindowLimits {
         Self {
             usable,
             pruning,
-            preparing: (compacts && mark < compacting).then_some(mark),
+            preparing: (compacts && prepare_threshold < compacting).then_some(prepare_threshold),
             compacting: compacts.then_some(compacting),
             refusing: known.then_some(window),
             buffer,
@@ -101,10 +102,10 @@ pub struct Thresholds {
     pub refusing: Option<WindowPoint>,
 }
 
-/// A point of a window.
+/// How full a window is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowPoint {
-    /// Tokens.
+    /// Tokens in the context.
     pub tokens: u64,
     /// The same in percent of the window.
     pub percent: f64,

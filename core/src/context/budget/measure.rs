@@ -13,8 +13,8 @@ use super::known::KnownCosts;
 use super::recounted::{FirstTools, recounted};
 use super::sections::SectionTokens;
 use super::sums::{
-    FEW, TokenSums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
-    thoughts, went,
+    FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of,
+    reported_reasoning, rescaled, thoughts,
 };
 use crate::context::plan::Overlay;
 use crate::context::turn_start::{is_users, last_user_text, turn_start};
@@ -40,7 +40,7 @@ pub struct MeasuredEstimate {
     pub contents: MessageTokens,
     /// The estimate by the rules of an agent, if they are configured.
     pub classic: Option<ClassicEstimate>,
-    /// What can be learned from the reported usage; `None` if the new parts cannot be told apart.
+    /// What can be learned from the reported usage; `None` if the new parts are not known.
     pub seen: Option<Observation>,
 }
 
@@ -59,8 +59,8 @@ pub fn measure(
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Token counts of another family's tokenizer cannot be used for single parts.
     let stored = anchor.filter(|anchor| anchor.turn.family == model.family);
-    let again = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
-    let same = stored.map(|it| Anchor { sketch: again.as_deref().unwrap_or(it.sketch), ..it });
+    let recount = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
+    let same = stored.map(|it| Anchor { sketch: recount.as_deref().unwrap_or(it.sketch), ..it });
     let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match (&conversation.held, same) {
         (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
@@ -81,27 +81,14 @@ pub fn measure(
         (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
         (None, None) => all,
     });
-    let compacts = scale.compacts;
-    let method = match (&conversation.held, same) {
-        (Some(_), _) => EstimateMethod::Held,
-        (None, Some(_)) if compacts => EstimateMethod::Compacted,
-        (None, Some(_)) => EstimateMethod::Anchored,
-        (None, None) => EstimateMethod::Estimated,
-    };
+    let method = scale.method();
     let counting = scale.counter.counting();
     let streams = conversation.stream;
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
     let belief = ReasoningRetention::of(model, streams, began_cached);
-    let fresh = scale.new_content(anchor);
-    let seen = Observation {
-        counted,
-        belief,
-        new_content: fresh,
-        counting,
-        streams,
-        began_cached,
-        unsent,
-    };
+    let new_content = scale.new_content(anchor);
+    let seen =
+        Observation { counted, belief, new_content, counting, streams, began_cached, unsent };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
@@ -116,14 +103,25 @@ pub fn measure(
     let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
     parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
-    let went = same.map_or(0, |anchor| went(&anchor, retention, left));
-    let sealed = scale.counter.guesses_compaction();
-    let estimate = Estimate { tokens, method, counting, new, gone, went, sealed, breakdown, guess };
+    let gone_history = same.map_or(0, |anchor| gone_history(&anchor, retention, left));
+    let encrypted_compaction = scale.counter.guesses_compaction();
+    let estimate = Estimate {
+        tokens,
+        method,
+        counting,
+        new,
+        gone,
+        gone_history,
+        encrypted_compaction,
+        breakdown,
+        guess,
+    };
     // The error of this estimate says nothing about the new parts in six cases: the anchor was counted by
     // another family's tokenizer, the provider holds the history, a summary was just inserted, a part can
     // only be read by the provider, more than reasoning was removed, or the model's messages include some
     // that no known reply contained.
-    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated) && !sealed;
+    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated)
+        && !encrypted_compaction;
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
@@ -154,7 +152,7 @@ struct PartScale<'a> {
     /// The message with the user's last text: reasoning before it, but in the same turn, is steered.
     last_user_text: usize,
     sums: TokenSums,
-    /// The sections that can be told apart within tools and messages.
+    /// The sections that are known within tools and messages.
     sections: SectionTokens,
     /// The tokens of the messages, by kind of content.
     contents: MessageTokens,
@@ -230,9 +228,9 @@ impl<'a> PartScale<'a> {
             self.held(anchor, &mut parts);
         } else {
             // The anchor's history is sent again, after a warm-up that may hold what came before it.
-            let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
+            let sent_keys: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
             let items = anchor.sketch.iter().filter(|part| is_item(part.place));
-            parts.extend(items.filter(|part| !again.contains(&part.key)));
+            parts.extend(items.filter(|part| !sent_keys.contains(&part.key)));
             self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&parts) };
         }
         self.history(&mut parts);
@@ -240,10 +238,20 @@ impl<'a> PartScale<'a> {
         parts
     }
 
+    /// What the estimate is based on, once the parts are weighed.
+    fn method(&self) -> EstimateMethod {
+        match &self.conversation.held {
+            Some(_) => EstimateMethod::Held,
+            None if self.grows && self.compacts => EstimateMethod::Compacted,
+            None if self.grows => EstimateMethod::Anchored,
+            None => EstimateMethod::Estimated,
+        }
+    }
+
     /// Whether part of the turn's reply is sent again.
     fn repeats(&self, turn: &Turn) -> bool {
-        let said = |part: &Part| turn.reply.iter().any(|said| part.key == Some(said.key));
-        self.conversation.parts().any(said)
+        let is_of_reply = |part: &Part| turn.reply.iter().any(|it| part.key == Some(it.key));
+        self.conversation.parts().any(is_of_reply)
     }
 
     /// The anchor's history and reply, to which this request adds.
@@ -479,7 +487,7 @@ impl<'a> PartScale<'a> {
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
-            _ => part.signature.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
+            _ => part.signature.map(|signature| PartKey::of_bytes(signature.of(self.body))),
         }
     }
 }

@@ -17,8 +17,8 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
     let reasoned = thoughts > 0;
     // A single part gets the whole reported number, so its text need not be counted.
-    let is_told = reply.usage.reasoning.is_some() || !reasoned;
-    let counts = runs.len() > 1 || !is_told || reply.usage.context().is_none();
+    let is_reported = reply.usage.reasoning.is_some() || !reasoned;
+    let counts = runs.len() > 1 || !is_reported || reply.usage.context().is_none();
     let keyed = runs.into_iter().map(|(key, run)| {
         let texts = run.into_iter().filter(|_| counts);
         let tokens = texts.fold(0, |sum: u32, part| sum.saturating_add(counter.reply_part(part)));

@@ -1,4 +1,4 @@
-//! Sections inside tools and messages that can be told apart: tools of MCP servers, and what Claude Code puts
+//! Sections inside tools and messages: tools of MCP servers, and what Claude Code puts
 //! before a conversation (memory files, skills, agents).
 //!
 //! Recognised by names and by the text of the reminders, which other agents use too. A part belongs to one
@@ -51,7 +51,7 @@ impl SectionTokens {
             }
             (PartKind::Text, Role::User) => {
                 let raw = part.texts.first()?.of(body);
-                let says = |words: &str| memmem::find(raw, words.as_bytes()).is_some();
+                let says = |text: &str| memmem::find(raw, text.as_bytes()).is_some();
                 if !raw.starts_with(REMINDER) {
                     None
                 } else if says("# claudeMd") {

@@ -64,8 +64,8 @@ impl TokenSums {
                 ReasoningRetention::Turns => (self.reasoning, self.around_read),
                 ReasoningRetention::Drops => (0, 0),
             };
-            let words = self.content.saturating_add_signed(self.around);
-            (retention, words.saturating_add(thoughts).saturating_add(around))
+            let content = self.content.saturating_add_signed(self.around);
+            (retention, content.saturating_add(thoughts).saturating_add(around))
         })
     }
 }
@@ -127,7 +127,7 @@ pub(super) fn floored(
 
 /// Removed tokens of the history in the provider's count: `left`, as they were counted, corrected by their
 /// share of the error of the whole count.
-pub(super) fn went(anchor: &Anchor<'_>, retention: ReasoningRetention, left: u64) -> u64 {
+pub(super) fn gone_history(anchor: &Anchor<'_>, retention: ReasoningRetention, left: u64) -> u64 {
     let before = TokenSums::of(anchor.sketch).by_retention()[retention as usize].1;
     left.saturating_add_signed(miscounted(whole(anchor), before, left))
 }

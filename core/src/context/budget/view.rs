@@ -1,4 +1,4 @@
-//! What a person sees of a context: how full it is, with what, how certain that is, and how much is left.
+//! What is shown of a context: how full it is, with what, how certain that is, and how much is left.
 //!
 //! Made from a turn, and from the prediction after it. Text and JSON have the same numbers. The text's layout
 //! is part of the product, and checked by tests.
@@ -18,12 +18,12 @@ use crate::context::policy::{Mode, SummaryAuthor};
 use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
-/// A context with its numbers.
+/// The context of a thread, as the page and `plimsoll context` show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContextView {
     /// Tokens in the context.
     pub total: u64,
-    /// The window, tokens.
+    /// The model's context window, tokens.
     pub window: u64,
     /// Output tokens that are reserved.
     pub reserve: u64,
@@ -80,8 +80,8 @@ pub struct RewriteView {
     /// The provider refused the rewritten request, so the original was sent.
     pub resent: bool,
     /// The provider refused the new decisions, so the request was sent with the earlier ones only.
-    #[serde(default)]
-    pub taken_back: bool,
+    #[serde(rename = "taken_back", default)]
+    pub revoked: bool,
     /// The window was too small: how that showed, and whether room was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
@@ -361,12 +361,12 @@ impl RewriteView {
     fn of(done: &RewriteSummary) -> Self {
         let RewriteSummary { mode, held_out, overflow, made, new, .. } = *done;
         let RewriteSummary { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
-        let (resent, taken_back) = (done.resent.is_some(), done.revoked.is_some());
+        let (resent, revoked) = (done.resent.is_some(), done.revoked.is_some());
         Self {
             mode,
             held_out,
             resent,
-            taken_back,
+            revoked,
             overflow,
             made,
             new,
@@ -398,7 +398,7 @@ impl fmt::Display for RewriteView {
         match (self.mode, self.resent) {
             (_, true) => write!(f, "; refused by the provider, sent as it came"),
             (Mode::Shadow, false) => write!(f, "; only measured, not sent"),
-            _ if self.taken_back => write!(f, "; the new changes were refused and revoked"),
+            _ if self.revoked => write!(f, "; the new changes were refused and revoked"),
             _ => Ok(()),
         }
     }

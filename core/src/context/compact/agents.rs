@@ -16,7 +16,7 @@ pub fn read(usage: &Usage) -> Option<u64> {
 /// The first message to keep if the last share `keep` of the history, by length, is to stay (Gemini CLI:
 /// 0.3). Everything before it is summarised; 0: nothing can be. The cut is before a user's text, so that
 /// calls and their results stay together. It is after the last message only if the model has finished.
-pub(crate) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
+pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
     let lengths: Vec<u64> =
         messages.iter().map(|message| classic::length(message.span, body)).collect();

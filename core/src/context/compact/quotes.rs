@@ -20,7 +20,7 @@ const SHARE: u64 = 16;
 
 /// The quotes, and how many messages the user wrote.
 pub(super) struct Quotes {
-    /// The quotes, in order.
+    /// Oldest first.
     pub(super) quotes: Vec<Quote>,
     /// Messages that contain text of the user.
     pub(super) messages: usize,
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_a_client_are_not_the_users_words() {
+    fn blocks_that_a_client_adds_are_not_quoted() {
         for (text, own) in [
             ("Mend it.", "Mend it."),
             ("<system-reminder>\nBe calm.\n</system-reminder>", ""),

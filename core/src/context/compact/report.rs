@@ -14,7 +14,7 @@ use crate::context::policy::SummaryAuthor;
 use crate::context::{CompactionRecord, ExchangeId, Millis, Turn};
 use crate::dialect::Usage;
 
-/// The report on one compaction.
+/// One compaction, as it is shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompactionReport {
     /// Who wrote the summary.
@@ -23,7 +23,7 @@ pub struct CompactionReport {
     pub upstream: Box<str>,
     /// The model that was asked.
     pub model: Box<str>,
-    /// The reason.
+    /// Why the history was compacted.
     pub why: DecisionReason,
     /// When it was first used, or written if it is not in use yet; ms since 1970.
     pub at: Millis,
@@ -53,7 +53,7 @@ pub struct Compactions {
 
 impl CompactionReport {
     /// The report on a fact, without its price.
-    pub fn of(compact: &CompactionRecord) -> Self {
+    fn of(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
             upstream: compact.upstream.clone(),
@@ -71,17 +71,12 @@ impl CompactionReport {
 }
 
 impl Compactions {
-    /// Whether there are none.
-    pub fn is_nothing(&self) -> bool {
-        self.used.is_empty() && self.ready.is_none()
-    }
-
-    /// The one that is in the context.
+    /// The compaction whose summary is in the context; it contains the earlier ones.
     pub fn newest(&self) -> Option<&CompactionReport> {
         self.used.last()
     }
 
-    /// All of them.
+    /// The used ones, then the one that is ready.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut CompactionReport> {
         self.used.iter_mut().chain(&mut self.ready)
     }

@@ -19,7 +19,7 @@ const MOST_SUMMARIES: u8 = 2;
 pub struct ScheduleContext {
     /// How urgently it needs a summary.
     pub need: CompactionNeed,
-    /// The mode.
+    /// Whether anything may be sent otherwise (observe, shadow, active).
     pub mode: Mode,
     /// Whether new decisions may be made for it.
     pub may_decide: bool,
@@ -109,7 +109,7 @@ pub enum ScheduleAction {
 pub struct ScheduleStep {
     /// What is done next.
     pub action: ScheduleAction,
-    /// The state after it.
+    /// The state once the action is done.
     pub state: ScheduleState,
 }
 
@@ -245,7 +245,6 @@ impl ScheduleContext {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriterState {
     place: Option<WriterPlace>,
-    /// Failures in a row.
     failures: u32,
     /// No summary is begun for a request before this time, ms since 1970.
     cools_until: Millis,

@@ -25,7 +25,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// One message a letter: the user's words (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
+    /// One message a letter: the user's text (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
     /// results of those that are open (`r`).
     fn of(letters: &str, compact: policy::CompactPolicy) -> Self {
         let (mut open, mut messages) = (Vec::new(), Vec::new());
@@ -116,7 +116,7 @@ fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
 #[test]
 fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     for (letters, messages, tokens, cut) in [
-        // With the user's words where that leaves no more than is kept, else with a step.
+        // At a user's message if that leaves no more than is kept, else at a step.
         ("uauauauau", 3, 9_000, Some(6)),
         ("uauauauau", 2, 9_000, Some(8)),
         ("uacracrac", 1, 9_000, Some(7)),
@@ -134,11 +134,11 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     ] {
         let scene = Scene::of(letters, keeping(messages, tokens));
         let chosen = scene.choice(SummaryAuthor::Summary);
-        let told = format!("{letters}, {messages} messages of {tokens} tokens");
-        assert_eq!(chosen.as_ref().map(|choice| choice.cut), cut, "{told}");
+        let case = format!("{letters}, {messages} messages of {tokens} tokens");
+        assert_eq!(chosen.as_ref().map(|choice| choice.cut), cut, "{case}");
         let Some(CutPoint { cut, was, .. }) = chosen else { continue };
         let gone = scene.conversation.messages[..cut].iter().flat_map(|it| &it.parts);
-        assert_eq!(was, gone.count() as u64 * u64::from(EACH), "{told}");
+        assert_eq!(was, gone.count() as u64 * u64::from(EACH), "{case}");
     }
 }
 
@@ -157,17 +157,19 @@ fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
     }
 }
 
-/// The model's words at the boundary name the type and the count.
+/// The model's message at the boundary names the type and the count.
 #[test]
 fn the_boundary_names_type_and_count() {
     let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();
     let policy = policy::CompactPolicy { boundary, ..keeping(3, 9_000) };
     let scene = Scene::of("uauauauau", policy);
     let choice = scene.choice(SummaryAuthor::Summary).unwrap();
-    for (is_asked, told) in [(false, "type=auto messages=9"), (true, "type=manual messages=9")] {
+    for (is_requested, expected) in
+        [(false, "type=auto messages=9"), (true, "type=manual messages=9")]
+    {
         let (request, known) = (scene.request(), scene.known());
-        let raw = lay_out(&request, &known, choice.cut, "The sum.", 1, is_asked).raw;
-        assert!(raw.contains(&format!("[CompactBoundary] {told}")), "{raw}");
+        let raw = lay_out(&request, &known, choice.cut, "The sum.", 1, is_requested).raw;
+        assert!(raw.contains(&format!("[CompactBoundary] {expected}")), "{raw}");
     }
 }
 
@@ -196,7 +198,7 @@ fn quoted(letters: &str, policy: policy::CompactPolicy) -> Vec<usize> {
 }
 
 #[test]
-fn the_first_words_and_those_that_are_pinned_are_quoted() {
+fn the_first_message_and_pinned_ones_are_quoted() {
     let quoted = |keep_first, pinned: &[&str]| {
         let pinned = pinned.iter().map(ToString::to_string).collect();
         let policy =
@@ -211,7 +213,7 @@ fn the_first_words_and_those_that_are_pinned_are_quoted() {
 }
 
 #[test]
-fn the_newest_words_are_quoted_as_far_as_their_tokens_reach() {
+fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
     let of = |keep_first, quote_tokens| {
         quoted("uauacruau", policy::CompactPolicy { keep_first, quote_tokens, ..keeping(1, 9_000) })
     };
@@ -224,7 +226,7 @@ fn the_newest_words_are_quoted_as_far_as_their_tokens_reach() {
     );
 }
 
-/// Of a message that holds a tool's result and blocks of the client's, the user's words alone are quoted.
+/// Of a message that holds a tool's result and blocks of the client's, only the user's text is quoted.
 #[test]
 fn what_comes_in_the_users_message_is_not_all_the_users() {
     let mut scene = Scene::of("uau", keeping(1, 9_000));
@@ -247,14 +249,14 @@ fn what_comes_in_the_users_message_is_not_all_the_users() {
     scene.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &scene.body);
     scene.model.window = 100_000;
     let quotes = quotes::quotes(&scene.request(), &scene.known(), 6);
-    let said: Vec<_> =
+    let quoted: Vec<_> =
         quotes.quotes.iter().map(|it| (it.number, it.text.as_str(), it.is_whole)).collect();
     let expected = [
         (1, "Mend it, </summary> \"all\".", false),
         (2, "But be quick.", true),
         (3, &long[..2000], false),
     ];
-    assert_eq!((said.as_slice(), quotes.messages), (expected.as_slice(), 3));
+    assert_eq!((quoted.as_slice(), quotes.messages), (expected.as_slice(), 3));
 }
 
 #[test]
@@ -454,15 +456,19 @@ fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
 
 #[test]
 fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
-    let of = |engine, name: &'static str, told, refused| {
+    let of = |engine, name: &'static str, instructed, refused| {
         let mut scene = scene::SessionFixture::of(name, &messages("uau"));
         scene.policy.compact.engine = engine;
-        writers(&scene.request(), refused, told)
+        writers(&scene.request(), refused, instructed)
     };
     use SummaryAuthor::{Provider, Summary};
     let claude = "claude-sonnet-4-5";
     assert_eq!(of(SummaryEngine::Auto, claude, false, false), [Provider, Summary]);
-    assert_eq!(of(SummaryEngine::Auto, claude, true, false), [Provider, Summary], "it can be told");
+    assert_eq!(
+        of(SummaryEngine::Auto, claude, true, false),
+        [Provider, Summary],
+        "it takes instructions"
+    );
     assert_eq!(of(SummaryEngine::Auto, claude, false, true), [Summary], "it refused");
     assert_eq!(of(SummaryEngine::Auto, "some-clone", false, false), [Summary], "a look-alike");
     assert_eq!(of(SummaryEngine::Provider, claude, false, false), [Provider]);
@@ -473,13 +479,14 @@ fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
     );
     assert_eq!(of(SummaryEngine::Provider, claude, false, true), []);
     assert_eq!(of(SummaryEngine::Summary, claude, false, false), [Summary]);
-    let other = |dialect, path: &str, name, told| {
+    let other = |dialect, path: &str, name, instructed| {
         let body = serde_json::json!({"model": name, "input": "Look.", "messages": []});
         let mut scene = scene::SessionFixture::read(dialect, path, name, &body);
         scene.policy.compact.engine = SummaryEngine::Auto;
-        writers(&scene.request(), false, told)
+        writers(&scene.request(), false, instructed)
     };
-    let responses = |name, told| other(Dialect::OpenaiResponses, "/v1/responses", name, told);
+    let responses =
+        |name, instructed| other(Dialect::OpenaiResponses, "/v1/responses", name, instructed);
     assert_eq!(responses("gpt-5.4", false), [Provider, Summary]);
     assert_eq!(responses("gpt-5.4", true), [Summary], "it takes no instructions");
     assert_eq!(other(Dialect::OpenaiChat, "/v1/chat/completions", "gpt-5.4", false), [Summary]);
@@ -532,11 +539,11 @@ fn what_was_summarised_weighs_as_its_summary() {
 fn calls_without_ids_are_open_until_as_many_results_came() {
     let call = |n: usize| json!({"functionCall": {"name": "ls", "args": {"n": n}}});
     let result = json!({"functionResponse": {"name": "ls", "response": {"output": "a"}}});
-    let said = |role, parts: Value| json!({"role": role, "parts": parts});
-    let body = json!({"contents": [said("user", json!([{"text": "Look."}])),
-        said("model", json!([call(1), call(2)])), said("user", json!([result])),
-        said("user", json!([result])), said("model", json!([{"text": "Aye."}])),
-        said("user", json!([{"text": "And?"}]))]});
+    let turn = |role, parts: Value| json!({"role": role, "parts": parts});
+    let body = json!({"contents": [turn("user", json!([{"text": "Look."}])),
+        turn("model", json!([call(1), call(2)])), turn("user", json!([result])),
+        turn("user", json!([result])), turn("model", json!([{"text": "Aye."}])),
+        turn("user", json!([{"text": "And?"}]))]});
     let path = "/v1beta/models/gemini-2.5-pro:generateContent";
     let scene = scene::SessionFixture::read(Dialect::Gemini, path, "gemini-2.5-pro", &body);
     let weights = MessageWeights::of(&scene.request(), &scene.known(), &[]);
@@ -584,7 +591,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
 /// The request that takes a summary into use decides it: why, and with the reasoning that it makes void, which an open
 /// loop keeps as long as it can.
 #[test]
-fn a_summary_is_taken_into_use_with_what_it_makes_void() {
+fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     let of = |name, letters: &str, due, change: fn(&mut CompactionRecord)| {
         let mut scene = scene::SessionFixture::of(name, &messages(letters));
         (scene.now, scene.mode) = (9, Mode::Shadow);

@@ -15,7 +15,7 @@ pub struct QueuedMessage {
     pub number: u32,
     /// When it was queued.
     pub at: Millis,
-    /// The text.
+    /// The user's text, as the operator wrote it.
     pub text: Box<str>,
     /// The message that this one repeats, because the request that contained it was not answered.
     #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
@@ -55,10 +55,10 @@ pub enum InjectionState {
 /// The place of an injected message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InjectionPlace {
-    /// The exchange that took it.
+    /// The first exchange that sent it.
     #[serde(rename = "request")]
     pub exchange: ExchangeId,
-    /// Its thread.
+    /// The thread of that exchange.
     pub thread: ThreadId,
     /// Its number among the queued messages.
     pub number: u32,
@@ -67,9 +67,9 @@ pub struct InjectionPlace {
     /// The hash of that part and the one before it: finds the place if the client changed something before.
     #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
     pub boundary: Option<PartKey>,
-    /// The text.
+    /// The user's text, as the operator wrote it.
     pub text: Box<str>,
-    /// Its cost, tokens.
+    /// Its cost, tokens, estimated.
     pub tokens: u32,
     /// When it was queued.
     pub queued: Millis,

@@ -106,7 +106,7 @@ impl Ledger {
         beside.max(parent.and_then(|turn| turn.position.suspended))
     }
 
-    /// The revocation of a decision.
+    /// What revoked a decision, if anything did.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
         let revoked = self.revocations.get(one.exchange())?;
@@ -251,7 +251,7 @@ mod tests {
         }))
     }
 
-    fn taken_back(exchange: &str, retry: RevocationRetry) -> Revocation {
+    fn revocation(exchange: &str, retry: RevocationRetry) -> Revocation {
         let (exchange, thread) = (exchange.into(), "thread".into());
         Revocation { exchange, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
     }
@@ -262,13 +262,13 @@ mod tests {
         let given_up = |ledger: &Ledger| ledger.given_up(false, None).contains(&1);
         ledger.add(cut("first", None));
         assert!(!given_up(&ledger), "it holds");
-        let first = taken_back("first", RevocationRetry::Next);
+        let first = revocation("first", RevocationRetry::Next);
         let epoch = first.epoch();
         ledger.add(Fact::Revocation(Box::new(first)));
         assert!(!given_up(&ledger), "it may be tried once more");
         ledger.add(cut("second", epoch));
         assert!(!given_up(&ledger), "it holds again");
-        ledger.add(Fact::Revocation(Box::new(taken_back("second", RevocationRetry::Never))));
+        ledger.add(Fact::Revocation(Box::new(revocation("second", RevocationRetry::Never))));
         assert!(given_up(&ledger));
         assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }
@@ -333,11 +333,11 @@ mod tests {
         }
     }
 
-    /// What was taken back is not made by the request that made it, and what is decided anew stands after that. What
+    /// A revoked decision is not made by the request that made it, and a new one stands after the revocation. What
     /// answers a refusal is set aside by none.
     #[test]
-    fn what_was_taken_back_is_decided_anew_after_that() {
-        let back = taken_back("first", RevocationRetry::Next);
+    fn a_revoked_decision_can_be_made_again() {
+        let back = revocation("first", RevocationRetry::Next);
         let epoch = back.epoch();
         for (at, fact) in decisions("first").into_iter().enumerate() {
             let mut ledger = Ledger::default();
@@ -386,12 +386,12 @@ mod tests {
     #[test]
     fn a_thread_rests_where_it_was_refused() {
         let mut ledger = Ledger::default();
-        ledger.add(Fact::Revocation(Box::new(taken_back("first", RevocationRetry::Next))));
+        ledger.add(Fact::Revocation(Box::new(revocation("first", RevocationRetry::Next))));
         assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");
-        ledger.add(Fact::Revocation(Box::new(taken_back("second", RevocationRetry::Cold))));
+        ledger.add(Fact::Revocation(Box::new(revocation("second", RevocationRetry::Cold))));
         assert!(ledger.rests(&"thread".into(), None) && !ledger.rests(&"other".into(), None));
         let parent = Some("p".into());
-        let elsewhere = Revocation { parent, ..taken_back("third", RevocationRetry::Cold) };
+        let elsewhere = Revocation { parent, ..revocation("third", RevocationRetry::Cold) };
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(elsewhere)));
         assert!(!ledger.rests(&"thread".into(), None), "it grew from another turn");

@@ -74,9 +74,9 @@ fn a_turn_counts_for_what_it_holds() {
         span,
         1,
     );
-    let mut told = turn();
-    told.done.steps = vec![step; HELD / size_of::<plan::PlanStep>() + 1];
-    check(grows(told), 1);
+    let mut with_steps = turn();
+    with_steps.done.steps = vec![step; HELD / size_of::<plan::PlanStep>() + 1];
+    check(grows(with_steps), 1);
     // Each mark is a way to find it, too.
     let anchor_keys = grows(Turn { anchor_keys: vec![PartKey(7); 1000], ..turn() });
     assert!((1000 * (16 + 48)..1000 * 400).contains(&anchor_keys), "{anchor_keys}");
@@ -86,7 +86,7 @@ fn queued(id: &str, number: u32, at: Millis) -> QueuedMessage {
     QueuedMessage { id: id.into(), number, at, text: "Mind.".into(), repeats: None }
 }
 
-fn said(id: &str, number: u32) -> InjectedMessage {
+fn injected(id: &str, number: u32) -> InjectedMessage {
     let place = InjectionPlace {
         exchange: "r".into(),
         thread: "t".into(),
@@ -102,7 +102,7 @@ fn said(id: &str, number: u32) -> InjectedMessage {
 }
 
 #[test]
-fn queued_words_count_for_what_they_hold() {
+fn queued_messages_count_the_memory_that_they_hold() {
     let of = |queued| grown(Fact::Queued(Box::new(queued)));
     let base = of(queued("q", 1, 1));
     let own = size_of::<QueuedMessage>();
@@ -110,13 +110,13 @@ fn queued_words_count_for_what_they_hold() {
     check(of(QueuedMessage { id: long(), ..queued("q", 1, 1) }) - base, 2);
     check(of(QueuedMessage { text: long(), ..queued("q", 1, 1) }) - base, 1);
     check(of(QueuedMessage { repeats: Some(long()), ..queued("q", 1, 1) }) - base, 1);
-    let of = |said| grown(Fact::InjectedMessage(Box::new(said)));
-    let base = of(said("q", 1));
+    let of = |one| grown(Fact::InjectedMessage(Box::new(one)));
+    let base = of(injected("q", 1));
     let own = size_of::<InjectedMessage>() + size_of::<InjectionPlace>();
     assert!((own..2 * own + 300).contains(&base), "{base}");
-    check(of(InjectedMessage { id: long(), ..said("q", 1) }) - base, 2);
+    check(of(InjectedMessage { id: long(), ..injected("q", 1) }) - base, 2);
     let with = |change: fn(&mut InjectionPlace)| {
-        let mut one = said("q", 1);
+        let mut one = injected("q", 1);
         let InjectionState::Injected(place) = &mut one.state else { unreachable!() };
         change(place);
         check(of(one) - base, 1);
@@ -124,13 +124,13 @@ fn queued_words_count_for_what_they_hold() {
     with(|place| place.text = long());
     with(|place| place.exchange = long());
     with(|place| place.thread = long());
-    let removed = InjectedMessage { state: InjectionState::Removed, ..said("q", 1) };
+    let removed = InjectedMessage { state: InjectionState::Removed, ..injected("q", 1) };
     assert!(of(removed) < base);
 }
 
 /// Words wait and stand in the order in which they were queued.
 #[test]
-fn words_are_told_in_the_order_in_which_they_were_queued() {
+fn injections_stand_in_the_order_in_which_they_were_queued() {
     let mut ledger = Ledger::default();
     for (id, number, at) in [("d", 2, 5), ("b", 1, 9), ("c", 2, 4), ("a", 1, 9)] {
         ledger.add(Fact::Queued(Box::new(queued(id, number, at))));
@@ -138,15 +138,15 @@ fn words_are_told_in_the_order_in_which_they_were_queued() {
     let ids =
         |ledger: &Ledger| ledger.waiting().iter().map(|it| it.id.to_string()).collect::<Vec<_>>();
     assert_eq!(ids(&ledger), ["a", "b", "c", "d"]);
-    ledger.add(Fact::InjectedMessage(Box::new(said("c", 2))));
-    ledger.add(Fact::InjectedMessage(Box::new(said("b", 1))));
-    let removed = InjectedMessage { state: InjectionState::Removed, ..said("d", 2) };
+    ledger.add(Fact::InjectedMessage(Box::new(injected("c", 2))));
+    ledger.add(Fact::InjectedMessage(Box::new(injected("b", 1))));
+    let removed = InjectedMessage { state: InjectionState::Removed, ..injected("d", 2) };
     ledger.add(Fact::InjectedMessage(Box::new(removed)));
     assert_eq!(ids(&ledger), ["a"]);
-    let taken: Vec<_> = ledger.injections().iter().map(|(said, _)| said.id.to_string()).collect();
-    assert_eq!((taken, ledger.queued().count()), (vec!["b".into(), "c".to_owned()], 4));
-    assert!(ledger.injected("d").is_some_and(|said| said.place().is_none()));
-    assert!(ledger.injected("a").is_none());
+    let order: Vec<_> = ledger.injections().iter().map(|(one, _)| one.id.to_string()).collect();
+    assert_eq!((order, ledger.queued().count()), (vec!["b".into(), "c".to_owned()], 4));
+    assert!(ledger.injected.get("d").is_some_and(|one| one.place().is_none()));
+    assert!(!ledger.injected.contains_key("a"));
 }
 
 /// What decisions take is a part of the whole.

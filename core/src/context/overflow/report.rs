@@ -1,4 +1,4 @@
-//! An overflow as it is stored with its turn and told to people: how it showed, and what was done about it.
+//! An overflow as it is stored with its turn and shown: how it showed, and what was done about it.
 //!
 //! Contains numbers only, nothing that a provider wrote.
 
@@ -39,7 +39,7 @@ pub struct OverflowReport {
 
 impl OverflowSign {
     /// The sign as text.
-    pub(crate) fn description(self) -> &'static str {
+    pub(super) fn description(self) -> &'static str {
         match self {
             OverflowSign::Refused => "the provider refused the request: it does not fit the window",
             OverflowSign::InReply => "the provider broke off: the request does not fit the window",

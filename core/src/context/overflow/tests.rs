@@ -12,8 +12,8 @@ fn estimate(tokens: u64, method: EstimateMethod) -> Estimate {
         counting: <_>::default(),
         new: 0,
         gone: 0,
-        went: 0,
-        sealed: false,
+        gone_history: 0,
+        encrypted_compaction: false,
         breakdown,
         guess,
     }
@@ -35,9 +35,9 @@ fn what_a_reply_shows_is_seen() {
     let full = error("context_length_exceeded", "Your input exceeds the context window of it.");
     assert_eq!(sign(&full, &small), Some(OverflowSign::InReply));
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
-    let said = Overflow { window: Some(200), input: Some(210) };
+    let reported = Overflow { window: Some(200), input: Some(210) };
     let seen = shown(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
-    assert_eq!((seen.sign, seen.reported), (OverflowSign::InReply, said));
+    assert_eq!((seen.sign, seen.reported), (OverflowSign::InReply, reported));
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
     let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
     assert_eq!(sign(&stopped(StopReason::WindowFull), &small), Some(OverflowSign::WindowFull));
@@ -139,7 +139,7 @@ fn a_known_window_that_was_too_small_explains_it() {
 }
 
 proptest::proptest! {
-    /// Over a provider that counts any share of what we do, no call is told as cut, however it grows.
+    /// If a provider counts any share of what we do, no call is reported as cut, however it grows.
     #[test]
     fn a_provider_that_counts_less_cuts_nothing(
         steps in proptest::collection::vec(200u32..40_000, 2..12), percent in 15u64..100,
@@ -164,22 +164,23 @@ fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
             format!(r#"{{"max_tokens":50,"messages":[{{"role":"user","content":{content}}}]}}"#);
         crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body.as_bytes())
     };
-    let words = sent(r#""Look.""#);
+    let plain = sent(r#""Look.""#);
     let of = |window, input| Overflow { window, input };
-    let is_wild =
-        |said: Overflow| contradicts(&said, &estimate(100, EstimateMethod::Anchored), &words);
+    let is_wild = |reported: Overflow| {
+        contradicts(&reported, &estimate(100, EstimateMethod::Anchored), &plain)
+    };
     assert!(!is_wild(of(Some(200), Some(850))) && is_wild(of(Some(200), Some(851))));
     assert!(!is_wild(of(Some(850), None)) && is_wild(of(Some(851), None)));
-    let said = of(None, Some(9_999));
-    let unseen = |method, sent| contradicts(&said, &estimate(100, method), sent);
-    assert!(unseen(EstimateMethod::Anchored, &words) && !unseen(EstimateMethod::Held, &words));
+    let reported = of(None, Some(9_999));
+    let unseen = |method, sent| contradicts(&reported, &estimate(100, method), sent);
+    assert!(unseen(EstimateMethod::Anchored, &plain) && !unseen(EstimateMethod::Held, &plain));
     let held = Some(crate::dialect::HeldHistory::After("r".into()));
-    let held = Conversation { held, ..words.clone() };
+    let held = Conversation { held, ..plain.clone() };
     assert!(!unseen(EstimateMethod::Anchored, &held));
     let document = r#"[{"type":"document","source":{"type":"url","url":"https://a/b.pdf"}}]"#;
     let opaque = r#"[{"type":"server_thing","of":"somewhere"}]"#;
     for other in [sent(document), sent(opaque)] {
-        let is_wild = contradicts(&said, &estimate(100, EstimateMethod::Anchored), &other);
+        let is_wild = contradicts(&reported, &estimate(100, EstimateMethod::Anchored), &other);
         assert!(!is_wild, "nobody here knows its size");
     }
 }
@@ -196,8 +197,8 @@ fn a_picture_does_not_make_every_message_believable() {
             "/v1/messages",
             body.as_bytes(),
         );
-        let said = Overflow { window: None, input };
-        contradicts(&said, &estimate(400, EstimateMethod::Anchored), &sent)
+        let reported = Overflow { window: None, input };
+        contradicts(&reported, &estimate(400, EstimateMethod::Anchored), &sent)
     };
     let most = |pictures: u64| Some(8 * (400 + pictures * u64::from(LARGEST_PICTURE)));
     for pictures in [1, 3] {
@@ -221,17 +222,21 @@ fn a_message_without_numbers_is_not_believed_of_what_any_window_holds() {
 
 #[test]
 fn a_report_says_what_is_known_and_what_was_done() {
-    let told = |sign, input, window, saved| {
+    let report = |sign, input, window, saved| {
         OverflowReport { sign, reported: Overflow { window, input }, saved }.to_string()
     };
-    let refused = told(OverflowSign::Refused, Some(2_100), Some(2_000), false);
+    let refused = report(OverflowSign::Refused, Some(2_100), Some(2_000), false);
     assert!(refused.ends_with("(2,100 tokens, window 2,000); no room could be made"), "{refused}");
-    let saved = told(OverflowSign::Refused, Some(2_100), None, true);
+    let saved = report(OverflowSign::Refused, Some(2_100), None, true);
     assert!(saved.ends_with("(2,100 tokens); room was made, and it was answered"), "{saved}");
-    let late = told(OverflowSign::Truncated, None, Some(2_000), false);
+    let late = report(OverflowSign::Truncated, None, Some(2_000), false);
     assert!(late.ends_with("cut the history (window 2,000)"), "{late}");
     use OverflowSign::{Empty, InReply, Refused, Truncated, WindowFull};
-    let words = [Refused, InReply, WindowFull, Empty, Truncated].map(OverflowSign::description);
-    let different: std::collections::BTreeSet<_> = words.iter().collect();
-    assert!(different.len() == 5 && words.iter().all(|it| it.contains(' ')), "{words:?}");
+    let descriptions =
+        [Refused, InReply, WindowFull, Empty, Truncated].map(OverflowSign::description);
+    let different: std::collections::BTreeSet<_> = descriptions.iter().collect();
+    assert!(
+        different.len() == 5 && descriptions.iter().all(|it| it.contains(' ')),
+        "{descriptions:?}"
+    );
 }

@@ -59,7 +59,6 @@ pub struct RecordedDecisions {
     pub(in crate::context) repairs: Vec<Arc<RepairDecision>>,
     /// Keys of decisions of other branches that this request adopted.
     adopted: HashSet<u128>,
-    /// The id of its exchange.
     exchange: ExchangeId,
     /// The keys of the reasoning that the parent turn sent.
     thoughts: Arc<HashSet<PartKey>>,
@@ -88,7 +87,6 @@ pub struct RecordedDecisions {
     injected: Vec<(usize, Arc<InjectedMessage>)>,
     /// Messages that wait for injection, in order, if this request can take them.
     pub(in crate::context) waiting: Vec<Arc<QueuedMessage>>,
-    /// Its thread.
     pub(in crate::context) thread: ThreadId,
 }
 
@@ -180,8 +178,8 @@ impl RecordedDecisions {
     /// Where a message can be injected now: after the newest part, if the model has not replied to it.
     /// Returns its place, the decision key and the boundary hash.
     pub(in crate::context) fn end(&self) -> Option<(PartIndex, u128, Option<PartKey>)> {
-        let heard = |keyed: &KeyedPart| keyed.role != Role::System;
-        let place = self.keyed_parts.iter().rposition(heard)?;
+        let is_message = |keyed: &KeyedPart| keyed.role != Role::System;
+        let place = self.keyed_parts.iter().rposition(is_message)?;
         let keyed = self.keyed_parts[place];
         let open = matches!(keyed.role, Role::User | Role::Tool);
         open.then(|| (keyed.at, keyed.about, self.boundary(place)))

@@ -23,7 +23,7 @@ pub struct RewriteSummary {
     #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub new: ChangeCounts,
     /// Tokens of tool results that were not sent, estimated. Removed reasoning is only counted in pieces,
-    /// because the size of sealed reasoning is unknown.
+    /// because the size of encrypted reasoning is unknown.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_removed: u64,
     /// The share of `tokens_removed` that is new with this request.
@@ -72,7 +72,7 @@ pub struct NewTokens {
     /// Removed by late steps, those that change what was sent before; less what stands in for it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub late: u64,
-    /// What stands in for it.
+    /// Placeholders and summaries in place of what late steps removed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub stand_ins: u64,
     /// Whether a late step was made for another reason than a cold cache.
@@ -182,12 +182,12 @@ impl RewriteSummary {
     }
 
     /// Claimed tokens, corrected by the share that the provider's counts confirm.
-    pub fn measured(&self, claimed: u64) -> u64 {
+    pub(crate) fn measured(&self, claimed: u64) -> u64 {
         (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
     }
 
     /// The sums over all new steps. Turns of earlier versions have none: then over those that were stored.
-    pub fn tokens_of_new(&self) -> NewTokens {
+    pub(crate) fn tokens_of_new(&self) -> NewTokens {
         if is_default(&self.new_tokens) { NewTokens::of(&self.steps) } else { self.new_tokens }
     }
 
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replayed_is_counted_and_what_is_new_or_refused_is_told() {
+    fn replayed_steps_are_counted_and_new_or_refused_ones_listed() {
         let steps = [
             step(Change::Cut, Decision::Replayed, 900, 10),
             step(Change::Cut, Decision::New, 500, 10),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_steps_are_told_and_all_are_counted() {
+    fn a_limited_number_of_steps_is_listed_and_all_are_counted() {
         let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_STORED_STEPS + 5];
         let done = RewriteSummary::of(&steps, Mode::Active);
         assert_eq!(
@@ -372,9 +372,9 @@ mod tests {
         );
     }
 
-    /// Of what is new all is summed, told or not, and by what became of the cache.
+    /// All new tokens are summed, listed or not, by what became of the cache.
     #[test]
-    fn what_is_new_is_summed_beyond_what_is_told() {
+    fn new_tokens_are_summed_beyond_the_listed_steps() {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
         let cold = of(DecisionReason::ColdCache, Change::Cut, Decision::New);
         let mut steps = vec![cold; MOST_STORED_STEPS + 6];
@@ -404,7 +404,7 @@ mod tests {
 
     /// What is shown of each change: its number, and how many are new; of one thing in the singular.
     #[test]
-    fn changes_are_told_by_kind() {
+    fn changes_are_described_by_kind() {
         let made = ChangeCounts {
             cut: 1,
             put_back: 2,
@@ -415,10 +415,10 @@ mod tests {
         };
         assert_eq!(made.count(), 18);
         let new = ChangeCounts { put_back: 1, ..ChangeCounts::default() };
-        let words = "1 tool result cut, 2 pieces of reasoning put back (1 new), 3 pieces of \
+        let description = "1 tool result cut, 2 pieces of reasoning put back (1 new), 3 pieces of \
                      reasoning removed, 1 history compacted, 5 queued messages sent, 6 refused \
                      parts repaired";
-        assert_eq!(made.description(new), words);
+        assert_eq!(made.description(new), description);
         let mut counted = ChangeCounts::default();
         let changes = [
             (Change::Cut, 1, "cut a tool result"),
@@ -429,14 +429,14 @@ mod tests {
             (Change::Injected, 5, "sent a queued message"),
             (Change::Repaired, 6, "changed what the provider refused"),
         ];
-        for (change, times, words) in changes {
+        for (change, times, expected) in changes {
             *counted.of(change) += times;
-            assert_eq!(change.description(), words);
+            assert_eq!(change.description(), expected);
         }
         assert_eq!(counted, made);
     }
 
-    /// A summary is told apart from what was cut, and what is new from what is replayed.
+    /// Summaries are counted apart from cuts, and new changes apart from replayed ones.
     #[test]
     fn tokens_are_counted_by_what_took_them_away() {
         let steps = [

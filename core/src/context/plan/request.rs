@@ -11,13 +11,13 @@ use crate::tokens::Tokenizer;
 /// A request to plan for, and the policy that applies to it.
 #[derive(Clone, Copy)]
 pub struct PlanRequest<'a> {
-    /// The id of its exchange.
+    /// New decisions are recorded as this exchange's.
     pub exchange: &'a ExchangeId,
-    /// Its content.
+    /// The request as it was read.
     pub conversation: &'a Conversation,
-    /// The bytes that it was read from.
+    /// The body that `conversation` was read from.
     pub body: &'a [u8],
-    /// The model it asks for.
+    /// What is known about the model that it asks for.
     pub model: &'a Model,
     /// The model, as the client named it.
     pub name: &'a str,
@@ -35,7 +35,7 @@ pub struct PlanRequest<'a> {
     pub tokenizer: Tokenizer,
     /// Output tokens that are reserved.
     pub reserve: u64,
-    /// The time.
+    /// When it came; ms since 1970.
     pub now: Millis,
 }
 

@@ -21,7 +21,7 @@ pub enum DecisionReason {
     Always,
     /// The result was too large when it was first sent.
     TooLarge,
-    /// An operator queued it.
+    /// An operator queued the message.
     Queued,
     /// The provider refused the request: it does not fit the window.
     Overflow,
@@ -131,7 +131,7 @@ pub struct PlanStep {
     pub change: Change,
     /// Whether it is made.
     pub decision: Decision,
-    /// The reason.
+    /// Why it is made, or why not.
     pub why: DecisionReason,
     /// Message and part in the history.
     pub at: PartIndex,
@@ -141,9 +141,9 @@ pub struct PlanStep {
     pub bytes_before: u64,
     /// Length of its replacement, bytes.
     pub bytes_after: u64,
-    /// Tokens before.
+    /// Tokens of the range before, estimated.
     pub tokens_before: u64,
-    /// Tokens after.
+    /// Tokens of its replacement, estimated.
     pub tokens_after: u64,
 }
 
@@ -170,7 +170,7 @@ impl PlanStep {
     }
 
     /// Tokens that it takes away.
-    pub(crate) fn removed(&self) -> u64 {
+    pub(super) fn removed(&self) -> u64 {
         self.tokens_before.saturating_sub(self.tokens_after)
     }
 }

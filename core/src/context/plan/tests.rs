@@ -65,8 +65,8 @@ fn session(
         }
         at(number, &mut scene);
         let content = &all[number]["content"];
-        let words = || json!([{"type": "text", "text": content}]);
-        scene.answered(&if letter == 'a' { words() } else { content.clone() });
+        let blocks = || json!([{"type": "text", "text": content}]);
+        scene.answered(&if letter == 'a' { blocks() } else { content.clone() });
     }
     scene.send(&upto(letters.len()));
     scene
@@ -196,8 +196,8 @@ fn a_refused_decision_is_void() {
 fn a_trimmed_result_is_cleared_by_its_second_cut() {
     let mut scene = with_cut("ucrau", 3, 2, DecisionReason::TooLarge);
     let Fact::Cut(first) = cut(&scene, 2, PRESSURE) else { unreachable!() };
-    let again = PartKey(clearing_key(first.about.0));
-    let second = Cut { about: again, content: Replacement::Text("Cleared.".into()), ..*first };
+    let about = PartKey(clearing_key(first.about.0));
+    let second = Cut { about, content: Replacement::Text("Cleared.".into()), ..*first };
     scene.ledger.add(Fact::Cut(Box::new(Cut { was: 20, tokens: 9, ..second })));
     assert!(sent(&scene).to_string().contains("Cleared."));
     let plan = scene.plan();
@@ -206,7 +206,7 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
     let known = scene.known();
     let part = scene.request().part(PartIndex::new(2, 0)).unwrap().clone();
     let (cut, trimmed) = known.cut_at(&part, PartIndex::new(2, 0));
-    assert_eq!((cut.unwrap().about, trimmed.is_some()), (again, false));
+    assert_eq!((cut.unwrap().about, trimmed.is_some()), (about, false));
     assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), (None, None));
     let whole = scene.conversation.messages[2].parts[0].key.unwrap();
     assert_eq!(known.cuts_here().map(|(_, key, _)| key).collect::<Vec<_>>(), [whole.cut().cut()]);
@@ -214,7 +214,7 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
 
 /// A fork takes over what it decides again, as it was decided first.
 #[test]
-fn what_another_branch_decided_is_taken_over() {
+fn decisions_of_another_branch_are_adopted() {
     let mut scene = with_cut("ucrauau", 5, 2, PRESSURE);
     let mut all = messages("ucrau");
     all[4]["content"] = "Another way.".into();
@@ -243,7 +243,7 @@ fn what_another_branch_decided_is_taken_over() {
 
 /// Nothing rests on the absence of what was decided when it was first seen.
 #[test]
-fn births_are_taken_over_by_what_is_sent_again() {
+fn births_are_adopted_by_what_is_sent_again() {
     let births = |why| {
         let mut scene = plain("ucr");
         scene.ledger.add(cut(&scene, 2, why));
@@ -270,13 +270,13 @@ fn a_summary_takes_the_place_of_what_is_before_its_cut() {
     let mut scene = plain("uauau");
     compacts(&mut scene, 2);
     let body = sent(&scene);
-    let words: Vec<&str> = body["messages"]
+    let texts: Vec<&str> = body["messages"]
         .as_array()
         .unwrap()
         .iter()
         .filter_map(|it| it["content"].as_str())
         .collect();
-    assert_eq!(words, ["They spoke.", "Words 2.", "Said 3.", "Words 4."]);
+    assert_eq!(texts, ["They spoke.", "Words 2.", "Said 3.", "Words 4."]);
     let plan = scene.plan();
     let step = &plan.steps[0];
     assert_eq!(
@@ -341,7 +341,7 @@ fn a_summary_is_for_its_model_and_mode() {
 
 /// A summary that is written waits; the request that takes it into use decides so.
 #[test]
-fn a_written_summary_is_taken_into_use_once() {
+fn a_written_summary_is_used_once() {
     let mut scene = plain("uauauau");
     let written = |cut| Fact::Summary(Box::new(plain("uauauau").summary(cut)));
     assert_eq!(compact_of(&scene), Err(DecisionReason::NotReady));
@@ -385,12 +385,12 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
 }
 
 #[test]
-fn only_a_call_of_its_own_or_long_words_mark_a_cut() {
-    let own = |words: &str, cut| {
+fn only_a_call_of_its_own_or_a_long_text_marks_a_cut() {
+    let own = |text: &str, cut| {
         let scene = SessionFixture::of(
             FREE,
             &json!([{"role": "user", "content": "Hm. ".repeat(40)},
-            {"role": "assistant", "content": words}, {"role": "user", "content": "Go on."},
+            {"role": "assistant", "content": text}, {"role": "user", "content": "Go on."},
             {"role": "assistant", "content": "Aye."}, {"role": "user", "content": "Go on."}]),
         );
         scene.known().has_own_near(&scene.conversation, cut)
@@ -440,7 +440,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     own[3]["content"] = with(3);
     scene.send(&own);
     assert_eq!(thinks(&scene), [1, 3]);
-    // Behind other words none of it holds.
+    // After another text none of it holds.
     own[0]["content"] = "Other words.".into();
     own[3]["content"] = all[3]["content"].clone();
     scene.send(&own);
@@ -449,7 +449,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
 
 /// What a client sends and policy takes out goes, block by block; the rest of its message stays.
 #[test]
-fn reasoning_that_was_taken_out_stays_out() {
+fn removed_reasoning_stays_removed() {
     let mut all = messages("uauau");
     for number in [1, 3] {
         all[number]["content"] = json!([thinking(number), {"type": "text", "text": "Aye."}]);
@@ -474,7 +474,7 @@ fn reasoning_that_was_taken_out_stays_out() {
 
 /// Words that wait are said at the end of the next request, and stay where they were said.
 #[test]
-fn queued_words_are_said_once_and_stay() {
+fn queued_messages_are_sent_once_and_stay() {
     let mut scene = plain("uau");
     let queued = |number: u32| QueuedMessage {
         id: format!("q{number}").into(),
@@ -487,18 +487,21 @@ fn queued_words_are_said_once_and_stay() {
         scene.ledger.add(Fact::Queued(Box::new(queued(number))));
     }
     let proposed = |scene: &SessionFixture| inject::propose(&scene.request(), &scene.known());
-    let said = proposed(&scene);
-    assert_eq!(said.len(), 2);
-    said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
-    assert_eq!(inject::injected_ids(&said, scene.request().exchange), ["q1".into(), "q2".into()]);
-    assert_eq!(inject::injected_ids(&said, &"other".into()), [] as [Box<str>; 0]);
-    assert_eq!(inject::requeue_unsent(&said, scene.request().exchange).len(), 2);
+    let injected = proposed(&scene);
+    assert_eq!(injected.len(), 2);
+    injected.iter().for_each(|fact| scene.ledger.add(fact.clone()));
+    assert_eq!(
+        inject::injected_ids(&injected, scene.request().exchange),
+        ["q1".into(), "q2".into()]
+    );
+    assert_eq!(inject::injected_ids(&injected, &"other".into()), [] as [Box<str>; 0]);
+    assert_eq!(inject::requeue_unsent(&injected, scene.request().exchange).len(), 2);
     assert!(proposed(&scene).is_empty(), "nothing waits any more");
-    let words = |scene: &SessionFixture| {
+    let times_sent = |scene: &SessionFixture| {
         let sent = sent(scene).to_string();
-        ["Mind 1.", "Mind 2."].map(|words| sent.matches(words).count())
+        ["Mind 1.", "Mind 2."].map(|text| sent.matches(text).count())
     };
-    assert_eq!(words(&scene), [1, 1]);
+    assert_eq!(times_sent(&scene), [1, 1]);
     let known = scene.known();
     assert!(known.is_injected("q1") && !known.is_injected("q3"));
     assert_eq!(known.injected_at(PartIndex::new(2, 0)).count(), 2);
@@ -506,7 +509,7 @@ fn queued_words_are_said_once_and_stay() {
         (known.injected_at(PartIndex::new(0, 0)).count(), known.injected_in(2).count()),
         (0, 2)
     );
-    let ids: Vec<_> = known.injections().map(|(at, said)| (at, said.len())).collect();
+    let ids: Vec<_> = known.injections().map(|(at, injected)| (at, injected.len())).collect();
     assert_eq!(ids, [(PartIndex::new(2, 0), 2)]);
     let plan = scene.plan();
     let span = scene.request().part(PartIndex::new(2, 0)).unwrap().span;
@@ -516,7 +519,7 @@ fn queued_words_are_said_once_and_stay() {
     );
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
-    assert_eq!(words(&scene), [1, 1]);
+    assert_eq!(times_sent(&scene), [1, 1]);
     assert_eq!(scene.known().injected_at(PartIndex::new(2, 0)).count(), 2);
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
@@ -614,8 +617,8 @@ fn the_place_of_a_change_is_written_as_a_pair() {
     assert_eq!(serde_json::from_value::<PlanStep>(written).unwrap(), step);
 }
 
-/// A session of which the request at hand says words that somebody queued.
-fn with_words(letters: &str) -> SessionFixture {
+/// A session whose request contains a queued message.
+fn with_injected(letters: &str) -> SessionFixture {
     let mut scene = plain(letters);
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
         id: "q".into(),
@@ -624,20 +627,20 @@ fn with_words(letters: &str) -> SessionFixture {
         text: "Mind the tide.".into(),
         repeats: None,
     })));
-    let said = inject::propose(&scene.request(), &scene.known());
-    assert_eq!(said.len(), 1);
-    said.into_iter().for_each(|fact| scene.ledger.add(fact));
+    let injected = inject::propose(&scene.request(), &scene.known());
+    assert_eq!(injected.len(), 1);
+    injected.into_iter().for_each(|fact| scene.ledger.add(fact));
     scene
 }
 
-/// Where a client changed what came before them, words stay behind the part and its neighbour that they followed, if
-/// these stand in one place alone.
+/// If a client changed what came before, an injected message stays behind the part and its neighbour that it
+/// followed, if these stand in one place only.
 #[test]
-fn words_are_found_by_what_they_stood_between() {
-    let mut scene = with_words("uau");
+fn injected_messages_are_found_by_their_neighbours() {
+    let mut scene = with_injected("uau");
     let tell = |scene: &mut SessionFixture, changed: &[(usize, &str)], letters: &str| {
         let mut all = messages(letters);
-        changed.iter().for_each(|(at, words)| all[*at]["content"] = (*words).into());
+        changed.iter().for_each(|(at, text)| all[*at]["content"] = (*text).into());
         scene.send(&all);
         let sent = sent(scene)["messages"].clone();
         let sent = sent.as_array().unwrap();
@@ -645,18 +648,18 @@ fn words_are_found_by_what_they_stood_between() {
     };
     let first = (0, "Words of another day.");
     assert_eq!(tell(&mut scene, &[first], "uauau"), Some(2));
-    let again = [first, (3, "Said 1."), (4, "Words 2.")];
-    assert_eq!(tell(&mut scene, &again, "uauau"), None, "they might stand in two places");
+    let repeated = [first, (3, "Said 1."), (4, "Words 2.")];
+    assert_eq!(tell(&mut scene, &repeated, "uauau"), None, "they might stand in two places");
     assert_eq!(tell(&mut scene, &[first, (1, "Said otherwise.")], "uauau"), None);
 }
 
-/// The step that tells of queued words, and the chain of what is forwarded with them.
+/// The step that reports a queued message, and the chain of what is forwarded with it.
 #[test]
-fn words_are_told_and_forwarded_where_they_stand() {
-    let scene = with_words("uau");
+fn injected_messages_are_reported_and_sent_where_they_stand() {
+    let scene = with_injected("uau");
     let (plan, known) = (scene.plan(), scene.known());
-    let said = known.injected_at(PartIndex::new(2, 0)).next().unwrap();
-    let tokens = u64::from(said.place().unwrap().tokens);
+    let injected = known.injected_at(PartIndex::new(2, 0)).next().unwrap();
+    let tokens = u64::from(injected.place().unwrap().tokens);
     let span = scene.request().part(PartIndex::new(2, 0)).unwrap().span;
     let expected = PlanStep {
         change: Change::Injected,
@@ -670,21 +673,21 @@ fn words_are_told_and_forwarded_where_they_stand() {
         tokens_after: tokens,
     };
     assert_eq!(plan.steps, [expected]);
-    assert_eq!(plan.sent.injected_after(span), [(said.key(), tokens as u32)]);
+    assert_eq!(plan.sent.injected_after(span), [(injected.key(), tokens as u32)]);
     let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
     let mut chain = Chain::START;
     for (at, key) in keys.iter().enumerate() {
         assert_eq!(plan.sent.before(at), chain, "{at}");
         chain = chain.then(*key);
     }
-    assert_eq!(plan.sent.chain(), chain.then(said.key()));
+    assert_eq!(plan.sent.chain(), chain.then(injected.key()));
     assert!(!plan.sent.is_as_it_came() && plain("uau").plan().sent.is_as_it_came());
 }
 
 /// A summary stands in the chain in place of what it stands for; what is said before its cut is not said again.
 #[test]
 fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
-    let mut scene = with_words("uau");
+    let mut scene = with_injected("uau");
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
     let step =
@@ -702,7 +705,7 @@ fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
     assert_eq!(sent.chain(), kept.then(keys[4]));
 }
 
-/// System prompt and tools begin the chain; what the provider is asked to clear is told with what is sent.
+/// System prompt and tools begin the chain; what the provider is asked to clear is reported with what is sent.
 #[test]
 fn what_is_forwarded_begins_with_its_head() {
     let body = |system: &str| json!({"model": FREE, "system": system, "messages": messages("u")});
@@ -718,7 +721,7 @@ fn what_is_forwarded_begins_with_its_head() {
     assert_eq!((kind.clears_past(), plain("u").plan().sent.clears_past()), (Some(5), None));
 }
 
-/// What was taken back for good is not decided again, whatever kind of decision it was.
+/// A decision that was revoked for good is not made again, whatever its kind.
 #[test]
 fn what_is_given_up_is_not_decided_again() {
     let mut scene = plain("ucrau");

@@ -266,17 +266,17 @@ impl CompactPolicy {
     }
 
     /// Tokens above which its summary is prepared.
-    pub(crate) fn mark(&self, usable: u64) -> u64 {
+    pub(crate) fn prepare_threshold(&self, usable: u64) -> u64 {
         (self.prepare * self.threshold(usable) as f64) as u64
     }
 
     /// The model's reply to a summary of this many messages.
-    pub(crate) fn boundary(&self, messages: usize, is_asked: bool) -> Option<String> {
-        let kind = if is_asked { "manual" } else { "auto" };
-        let words = self.boundary.replace("{type}", kind);
-        let words = words.replace("{messages}", &messages.to_string());
+    pub(crate) fn boundary(&self, messages: usize, is_requested: bool) -> Option<String> {
+        let kind = if is_requested { "manual" } else { "auto" };
+        let text = self.boundary.replace("{type}", kind);
+        let text = text.replace("{messages}", &messages.to_string());
         // A message without text would be refused.
-        (!words.trim().is_empty()).then_some(words)
+        (!text.trim().is_empty()).then_some(text)
     }
 
     /// Most tokens that are kept as they are.
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_threshold_is_a_share_tokens_or_what_is_left() {
         let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
-        assert_eq!((share.threshold(180_000), share.mark(180_000)), (90_000, 81_000));
+        assert_eq!((share.threshold(180_000), share.prepare_threshold(180_000)), (90_000, 81_000));
         let tokens = CompactPolicy { threshold_tokens: Some(100_000), ..share.clone() };
         assert_eq!((tokens.threshold(180_000), tokens.threshold(50_000)), (100_000, 50_000));
         let left = CompactPolicy { threshold_buffer_tokens: Some(13_000), ..share };
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_over_it_takes_the_place_of_its_threshold() {
+    fn an_override_replaces_the_threshold() {
         let base = CompactPolicy { threshold_tokens: Some(100_000), ..CompactPolicy::default() };
         let engine =
             CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };

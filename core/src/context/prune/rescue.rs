@@ -120,8 +120,8 @@ mod tests {
     use super::*;
     use crate::context::scene::{SessionFixture, messages};
 
-    /// How many tokens fit, of a window of 100,000: less the output, by the provider's count where it told one, and
-    /// where it told none less than was too much.
+    /// How many tokens fit, of a window of 100,000: less the output, by the provider's count if it stated one, and
+    /// if it stated none, less than was too much.
     #[test]
     fn room_is_reckoned_by_the_providers_count() {
         let of = |reserve, ours, input, lowered| {

@@ -122,8 +122,8 @@ fn the_newest_messages_and_turns_stay() {
         (2, 2, vec![2]),
     ] {
         let policy = PrunePolicy { protect_messages: messages, protect_turns: turns, ..eased() };
-        let told = format!("{messages} messages, {turns} turns");
-        assert_eq!(old(&scene("ucraucraucra", policy)), rest, "{told}");
+        let case = format!("{messages} messages, {turns} turns");
+        assert_eq!(old(&scene("ucraucraucra", policy)), rest, "{case}");
     }
 }
 
@@ -159,8 +159,8 @@ fn nothing_is_cut_before_a_summary_of_the_providers() {
 
 fn trim_of(scene: &SessionFixture, message: usize) -> Replacement {
     let part = &scene.conversation.messages[message].parts[0];
-    let words = trim::text(part, &scene.body);
-    Replacement::Trim(TrimRange::new(&words, 1000, 300).unwrap())
+    let text = trim::text(part, &scene.body);
+    Replacement::Trim(TrimRange::new(&text, 1000, 300).unwrap())
 }
 
 fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
@@ -217,10 +217,10 @@ fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
         found_in(&scene, &with_cut(&scene, 4, DecisionReason::Pressure)).old
     };
     assert_eq!((ours(true), ours(false)), (vec![6], vec![6, 2]));
-    // Its client cut it: it says our words, or others.
-    let clients = |words: &str| {
+    // Its client cut it: it has our placeholder, or another text.
+    let clients = |text: &str| {
         let mut all = messages("ucrcrcra");
-        all[4]["content"][0]["content"] = words.into();
+        all[4]["content"][0]["content"] = text.into();
         old(&of(FREE, &all, PrunePolicy { stop_at_cut: true, ..eased() }))
     };
     let placeholder = eased().placeholder;
@@ -252,8 +252,8 @@ fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
 fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let mut all = messages("ucra");
-    let words = all[2]["content"][0]["content"].clone();
-    all[2]["content"][0]["content"] = json!([{"type": "text", "text": words}, picture, picture]);
+    let text = all[2]["content"][0]["content"].clone();
+    all[2]["content"][0]["content"] = json!([{"type": "text", "text": text}, picture, picture]);
     let tokens = |all: &Value, keep_media| {
         let scene = of(FREE, all, PrunePolicy { keep_media, ..eased() });
         let parts = scene.parts(|_| EACH);
@@ -278,14 +278,14 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
     assert_eq!(of("ucra"), (2, false));
     assert_eq!(of("ucrtra"), (4, true), "thinking costs nothing here: it has no key");
     assert_eq!(of("utra"), (2, false), "before it");
-    // A signature may stand on the words or calls themselves.
-    let call = |n: usize, seal: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": seal});
+    // A signature may stand on the text or the calls themselves.
+    let call = |n: usize, signature: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": signature});
     let result = |n: usize| json!({"functionResponse": {"name": "ls", "response": {"output": format!("{n}: {}", "a ".repeat(900))}}});
-    let signed = |seals: [Option<&str>; 2]| {
+    let signed = |signatures: [Option<&str>; 2]| {
         let body = json!({"contents": [
             {"role": "user", "parts": [{"text": "Look."}]},
-            {"role": "model", "parts": [call(1, seals[0])]}, {"role": "user", "parts": [result(1)]},
-            {"role": "model", "parts": [call(2, seals[1])]}, {"role": "user", "parts": [result(2)]}]});
+            {"role": "model", "parts": [call(1, signatures[0])]}, {"role": "user", "parts": [result(1)]},
+            {"role": "model", "parts": [call(2, signatures[1])]}, {"role": "user", "parts": [result(2)]}]});
         let path = "/v1beta/models/gemini-3-pro:generateContent";
         let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
         scene.policy.prune = eased();
@@ -366,7 +366,7 @@ fn gate(
 }
 
 #[test]
-fn nothing_is_said_of_a_request_that_is_not_pruned() {
+fn no_step_is_reported_for_a_request_that_is_not_pruned() {
     let of = |letters, prune| {
         let scene = scene(letters, prune);
         gate(&scene, &scene.known(), 0)
@@ -500,7 +500,7 @@ fn a_cut_before_bound_reasoning_is_policys_to_allow() {
     assert_eq!(of(FREE, "ucrtr", false), always);
 }
 
-/// What a cut makes void is taken out with it.
+/// Reasoning that a cut makes void is removed with it.
 #[test]
 fn reasoning_that_a_cut_makes_void_goes_with_it() {
     let facts = |name| {
@@ -519,7 +519,7 @@ fn reasoning_that_a_cut_makes_void_goes_with_it() {
     assert_eq!((facts(BOUND), facts(FREE)), ((2, 1), (2, 0)));
 }
 
-/// A batch that is not cut is told once, of its oldest.
+/// A batch that is not cut is reported once, at its oldest result.
 #[test]
 fn one_line_tells_of_the_batch_that_waits() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
@@ -629,7 +629,7 @@ fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
 
 /// Pictures stay with a trimmed result, and with a cut one as policy has it.
 #[test]
-fn pictures_stay_where_policy_keeps_them_or_words_stay() {
+fn pictures_stay_where_policy_keeps_them_or_text_stays() {
     let keeps = |keep_media, why| {
         let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
         let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
@@ -656,9 +656,9 @@ fn a_cut_saves_what_is_counted() {
     assert!(saves(ProtectUnit::All) < u64::from(EACH));
 }
 
-/// The same words are known however they are escaped.
+/// The same text is known however it is escaped.
 #[test]
-fn a_result_that_its_client_cut_is_known_by_its_words() {
+fn a_result_that_its_client_cut_is_known_by_its_text() {
     let mut all = messages("ucrcrcra");
     let placeholder = eased().placeholder;
     all[4]["content"][0]["content"] = placeholder.clone().into();
@@ -707,13 +707,13 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     let mut scene =
         scene("ucraucrcr", PrunePolicy { protect_messages: 9, ..PrunePolicy::default() });
     (scene.model.window, scene.reserve) = (10_000, 1_000);
-    let made = |tokens: u64, own: u32, said| {
+    let made = |tokens: u64, own: u32, reported| {
         let parts = scene.parts(|message| if message == 8 { own } else { 900 });
         let cost = RequestCost { tokens, parts: &parts, rules: None };
         let (request, known) = (scene.request(), scene.known());
-        let goal = room_goal(&request, &known, tokens, said);
+        let goal = room_goal(&request, &known, tokens, reported);
         let mut facts = clear_for_room(&request, &known, cost, goal);
-        // Each result that was cut gives way to a few words.
+        // A short placeholder stands in place of each cut result.
         let left = RequestCost { tokens: tokens - 890 * facts.len() as u64, ..cost };
         facts.extend(trim_for_room(&request, &known, left, goal));
         let cuts = facts.iter().map(|fact| match fact {
@@ -727,14 +727,14 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
         cuts.collect::<Vec<_>>()
     };
     use DecisionReason::{Overflow as Full, TooLarge};
-    let said = |input| Overflow { window: None, input };
+    let reported = |input| Overflow { window: None, input };
     // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay. The oldest go
     // first.
-    assert_eq!(made(6_000, 900, said(None)), [(2, Full), (6, Full)]);
+    assert_eq!(made(6_000, 900, reported(None)), [(2, Full), (6, Full)]);
     let with_new = vec![(2, Full), (6, Full), (8, TooLarge)];
-    assert_eq!(made(40_000, 30_000, said(None)), with_new);
+    assert_eq!(made(40_000, 30_000, reported(None)), with_new);
     // By the provider's count the same tokens are more than fit.
-    assert_eq!(made(8_000, 5_000, said(Some(80_000))), with_new);
+    assert_eq!(made(8_000, 5_000, reported(Some(80_000))), with_new);
     scene.conversation.purpose = Purpose::Compaction;
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };

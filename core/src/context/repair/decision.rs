@@ -23,9 +23,9 @@ pub struct RepairDecision {
     pub exchange: ExchangeId,
     /// The model that refused, as the client named it.
     pub model: Box<str>,
-    /// The upstream that refused.
+    /// The configured name of the upstream that refused.
     pub upstream: Box<str>,
-    /// The change.
+    /// The edit, repeated from then on.
     #[serde(flatten)]
     pub repair: Repair,
     /// Decided again after the refusal at this time, as in [`Cut`](crate::context::Cut).
@@ -35,9 +35,9 @@ pub struct RepairDecision {
 
 impl RepairDecision {
     pub(super) fn new(request: &PlanRequest<'_>, repair: Repair) -> Self {
-        let words = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
+        let text = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
         Self {
-            about: PartKey(xxh3_128(words.as_bytes())),
+            about: PartKey(xxh3_128(text.as_bytes())),
             at: request.now,
             exchange: request.exchange.clone(),
             model: request.name.into(),

@@ -43,12 +43,12 @@ pub fn smaller(
 ) -> Vec<Fact> {
     let (now, later) = facts.split_at(facts.len().min(AT_ONCE));
     let made = now.iter().map(|fact| {
-        let words = || fact.clone();
-        let Some((key, data)) = picture(request, known, refusal, fact) else { return words() };
-        let Some(left) = room.checked_sub(data.len()) else { return words() };
+        let unchanged = || fact.clone();
+        let Some((key, data)) = picture(request, known, refusal, fact) else { return unchanged() };
+        let Some(left) = room.checked_sub(data.len()) else { return unchanged() };
         let smaller = decided(request, Repair::Picture { part: key, data: data.into() });
         if !known.may_decide(&smaller) {
-            return words();
+            return unchanged();
         }
         room = left;
         smaller

@@ -27,7 +27,7 @@ pub(super) fn scene(messages: &Value) -> SessionFixture {
 }
 
 /// The request as it is sent.
-pub(super) fn sent(scene: &SessionFixture) -> Value {
+fn sent(scene: &SessionFixture) -> Value {
     let plan = scene.plan();
     assert!(!plan.conflict, "{:?}", plan.steps);
     let body = Bytes::copy_from_slice(&scene.body);
@@ -41,7 +41,7 @@ pub(super) fn proposed(scene: &SessionFixture, refusal: &Refusal) -> Vec<Fact> {
 }
 
 /// The messages as they are sent once the refusal was answered; what was changed once is not changed again.
-pub(super) fn mended(scene: &mut SessionFixture, refusal: &Refusal) -> Value {
+pub(super) fn repaired(scene: &mut SessionFixture, refusal: &Refusal) -> Value {
     let facts = proposed(scene, refusal);
     assert!(!facts.is_empty(), "{refusal:?}");
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
@@ -119,15 +119,15 @@ fn rules() -> Vec<(Refusal, Value, Value)> {
 fn a_rule_mends_what_breaks_it_and_nothing_else() {
     for (refusal, before, after) in rules() {
         let mut one = scene(&before);
-        assert_eq!(mended(&mut one, &refusal), after, "{refusal:?}");
+        assert_eq!(repaired(&mut one, &refusal), after, "{refusal:?}");
         if refusal.cause != RepairCause::Prefill {
             assert!(proposed(&one, &refusal).is_empty(), "{refusal:?}: it is mended already");
         }
         let clean = json!([user(&json!("Go."))]);
         let place = refusal.place.is_some();
-        let told = propose(&scene(&clean).request(), &scene(&clean).known(), &refusal);
+        let proposal = propose(&scene(&clean).request(), &scene(&clean).known(), &refusal);
         assert_eq!(
-            (told.facts, told.is_misplaced),
+            (proposal.facts, proposal.is_misplaced),
             (vec![], place),
             "{refusal:?}: nothing breaks it"
         );
@@ -147,7 +147,7 @@ fn ids_of_calls_get_the_same_form_everywhere() {
             user(&json!([result("a.b")]))
         ]);
         let refused = Refusal { limit, ..refusal(RepairCause::ToolIds) };
-        let sent = mended(&mut scene(&all), &refused);
+        let sent = repaired(&mut scene(&all), &refused);
         let id = sent[1]["content"][0]["id"].as_str().unwrap().to_owned();
         assert_eq!(sent[2]["content"][0]["tool_use_id"], id);
         id
@@ -164,7 +164,7 @@ fn what_is_no_character_becomes_one() {
     let mut one = scene(&messages("u"));
     one.body = String::from_utf8(one.body).unwrap().replace("Words", "\\ud83d").into_bytes();
     one.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &one.body);
-    let sent = mended(&mut one, &refusal(RepairCause::Unicode));
+    let sent = repaired(&mut one, &refusal(RepairCause::Unicode));
     assert_eq!(sent[0]["content"], "\u{fffd} 0.");
 }
 
@@ -194,8 +194,8 @@ fn what_may_not_be_changed_stays() {
     assert_eq!(proposed(&held(Some("r")), &empty), []);
     let mut one = scene(&messages("u"));
     let place = of_place(RepairCause::Field, "messages.7.content.0.citations");
-    let told = propose(&one.request(), &one.known(), &place);
-    assert_eq!(told, RepairProposal { facts: Vec::new(), is_misplaced: true });
+    let proposal = propose(&one.request(), &one.known(), &place);
+    assert_eq!(proposal, RepairProposal { facts: Vec::new(), is_misplaced: true });
     let cited = json!([user(&json!([{"type": "text", "text": "So.", "citations": []}]))]);
     one = scene(&cited);
     let named = |name: &str, place: &str| {
@@ -213,7 +213,7 @@ fn what_may_not_be_changed_stays() {
     assert_eq!(proposed(&one, &refusal(RepairCause::Field)), []);
 }
 
-/// What we broke ourselves is taken back, not mended: here a summary of ours is empty.
+/// What we broke ourselves is revoked, not repaired: here a summary of ours is empty.
 #[test]
 fn what_is_ours_is_not_mended() {
     let mut one = scene(&messages("uauau"));
@@ -246,15 +246,15 @@ fn what_is_ours_is_not_mended() {
 fn a_change_is_for_who_refused() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
     let mut one = scene(&all);
-    let mended = mended(&mut one, &refusal(RepairCause::Empty));
-    assert_ne!(mended, all);
+    let after = repaired(&mut one, &refusal(RepairCause::Empty));
+    assert_ne!(after, all);
     one.upstream = "other";
     assert_eq!(sent(&one)["messages"], all);
     one.upstream = "up";
     one.name = "claude-opus-4-5";
     assert_eq!(sent(&one)["messages"], all);
     one.name = MODEL;
-    assert_eq!(sent(&one)["messages"], mended);
+    assert_eq!(sent(&one)["messages"], after);
     // Each is kept by what it changes, and by who refused.
     let about = |name, upstream, repair: Repair| {
         let mut one = scene(&all);
@@ -284,9 +284,9 @@ fn a_change_is_for_who_refused() {
     distinct.sort_unstable();
     distinct.dedup();
     assert_eq!(distinct.len(), all.len());
-    // Its words may be others in another version.
-    let words = |words: &str| about("a", "up", Repair::Empty { text: words.into() });
-    assert_eq!(words("one"), words("two"));
+    // The text that is put there may change with a version; the decision is the same.
+    let empty = |text: &str| about("a", "up", Repair::Empty { text: text.into() });
+    assert_eq!(empty("one"), empty("two"));
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn decisions_are_named_by_what_they_are_kept_by() {
 // ---- reasoning
 
 /// The messages whose reasoning a refusal takes out.
-fn taken_out(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
+fn removed(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
     let facts = proposed(scene, refusal);
     let keys = keys(&facts).into_iter().map(|key| key.0).collect();
     let is_out = |fact: &Fact| matches!(fact, Fact::ReasoningDecision(echo) if echo.does == ReasoningAction::Out);
@@ -332,23 +332,23 @@ fn reasoning_goes_piece_by_piece_and_then_all_of_it() {
     };
     let named = of_place(RepairCause::Reasoning, "messages.3.content.0: Invalid `signature`");
     let mut one = scene(&all);
-    assert_eq!(taken_out(&mut one, &named).len(), 1);
+    assert_eq!(removed(&mut one, &named).len(), 1);
     assert_eq!(thoughts(&sent(&one)), [true, false]);
     // The same request is refused for it again: the rest goes.
     let rest = of_place(RepairCause::Reasoning, "messages.1.content.0: Invalid `signature`");
-    assert_eq!(taken_out(&mut one, &rest).len(), 1);
+    assert_eq!(removed(&mut one, &rest).len(), 1);
     assert_eq!(thoughts(&sent(&one)), [false, false]);
-    assert_eq!(taken_out(&mut one, &refusal(RepairCause::Reasoning)), []);
+    assert_eq!(removed(&mut one, &refusal(RepairCause::Reasoning)), []);
     // Nothing is named: all of it.
-    assert_eq!(taken_out(&mut scene(&all), &refusal(RepairCause::Reasoning)).len(), 2);
+    assert_eq!(removed(&mut scene(&all), &refusal(RepairCause::Reasoning)).len(), 2);
     // What is named is no reasoning of the client's.
-    let words = of_place(RepairCause::Reasoning, "messages.5.content");
-    assert_eq!(taken_out(&mut scene(&all), &words), []);
+    let not_reasoning = of_place(RepairCause::Reasoning, "messages.5.content");
+    assert_eq!(removed(&mut scene(&all), &not_reasoning), []);
     let call = of_place(RepairCause::Reasoning, "messages.3.content.1");
-    assert_eq!(taken_out(&mut scene(&all), &call), []);
+    assert_eq!(removed(&mut scene(&all), &call), []);
     // A message holds its reasoning.
     let message = of_place(RepairCause::Reasoning, "messages.3");
-    assert_eq!(taken_out(&mut scene(&all), &message).len(), 1);
+    assert_eq!(removed(&mut scene(&all), &message).len(), 1);
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn reasoning_is_found_by_its_id() {
         let path = "/v1/responses";
         let mut one = SessionFixture::read(Dialect::OpenaiResponses, path, "gpt-5", &body);
         let named = Refusal { name: Some(name.into()), ..refusal(RepairCause::Reasoning) };
-        taken_out(&mut one, &named).len()
+        removed(&mut one, &named).len()
     };
     assert_eq!((of("rs_1"), of("rs_2"), of("rs_3")), (1, 1, 0));
 }

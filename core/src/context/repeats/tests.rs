@@ -11,13 +11,13 @@ const DIALECTS: [Dialect; 4] =
 
 /// A request with these turns; ids are new with each call.
 fn request(dialect: Dialect, turns: &[Turn]) -> Value {
-    let mut said = match dialect {
+    let mut messages = match dialect {
         Dialect::Gemini => vec![json!({"role": "user", "parts": [{"text": "Go."}]})],
         _ => vec![json!({"role": "user", "content": "Go."})],
     };
     for (at, (name, arguments, result)) in turns.iter().enumerate() {
         let id = format!("call_{at}");
-        said.extend(match dialect {
+        messages.extend(match dialect {
             Dialect::Anthropic => vec![
                 json!({"role": "assistant", "content": [{"type": "text", "text": format!("Try {at}")},
                     {"type": "tool_use", "id": id, "name": name, "input": arguments}]}),
@@ -40,11 +40,11 @@ fn request(dialect: Dialect, turns: &[Turn]) -> Value {
     }
     match dialect {
         Dialect::Anthropic => {
-            json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": said})
+            json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": messages})
         }
-        Dialect::OpenaiChat => json!({"model": "gpt-5", "messages": said}),
-        Dialect::OpenaiResponses => json!({"model": "gpt-5", "input": said}),
-        Dialect::Gemini => json!({"contents": said}),
+        Dialect::OpenaiChat => json!({"model": "gpt-5", "messages": messages}),
+        Dialect::OpenaiResponses => json!({"model": "gpt-5", "input": messages}),
+        Dialect::Gemini => json!({"contents": messages}),
     }
 }
 
@@ -118,19 +118,19 @@ fn calls_of_one_reply_count_once() {
     assert_eq!(seen(Dialect::Anthropic, &body(4)), Some(4));
 }
 
-/// The words are the same and the picture is not: the screen has changed.
+/// The text is the same and the picture is not: the screen has changed.
 #[test]
 fn a_picture_is_part_of_its_result() {
     let body = |picture: fn(usize) -> String| {
-        let mut said = vec![json!({"role": "user", "content": "Go."})];
+        let mut messages = vec![json!({"role": "user", "content": "Go."})];
         for at in 0..4 {
             let id = format!("t{at}");
-            said.push(json!({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "screen", "input": {}}]}));
-            said.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": [
+            messages.push(json!({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "screen", "input": {}}]}));
+            messages.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": [
                 {"type": "text", "text": "Here."},
                 {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": picture(at)}}]}]}));
         }
-        json!({"model": "m", "max_tokens": 9, "messages": said})
+        json!({"model": "m", "max_tokens": 9, "messages": messages})
     };
     assert_eq!(seen(Dialect::Anthropic, &body(|_| "AAAA".into())), Some(4));
     assert_eq!(seen(Dialect::Anthropic, &body(|at| format!("AAA{at}"))), None);

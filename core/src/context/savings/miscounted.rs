@@ -13,15 +13,15 @@ use crate::tokens::learn::EstimatorState;
 /// Tokens of what stands in for a result.
 const STAND_IN: u32 = 12;
 
-/// A call of `Read` and its result for each number, and words between them. Results are of all sizes, so that many
+/// A call of `Read` and its result for each number, and text between them. Results are of all sizes, so that many
 /// are larger than what is cut with them.
 fn history(turns: usize) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them all, one by one."})];
     for number in 1..=turns {
         let id = format!("toolu_{number:02}AbCdEfGh{number:02}");
-        let words = format!("That was number {number}. ").repeat(10 + number % 4);
+        let text = format!("That was number {number}. ").repeat(10 + number % 4);
         let result = format!("Line {number} of it is so. ").repeat(200 + 83 * number % 300);
-        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": words},
+        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": text},
             {"type": "tool_use", "id": id, "name": "Read", "input": {"n": number}}]}));
         messages.push(json!({"role": "user", "content":
             [{"type": "tool_result", "tool_use_id": id, "content": result}]}));
@@ -128,7 +128,7 @@ fn what_is_claimed_of_a_miscounted_tool_comes_true() {
                 play.truth
             );
             let estimate = sent.estimate.unwrap();
-            more += u32::from(turn > QUIET && estimate.new >= estimate.went);
+            more += u32::from(turn > QUIET && estimate.new >= estimate.gone_history);
             (all, truth) = (all + claimed, truth + play.truth);
         }
         assert!(

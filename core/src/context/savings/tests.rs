@@ -151,7 +151,7 @@ fn what_was_not_sent_saves_nothing() {
     assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
 }
 
-/// Where caching is automatic and writes are not told, all of the prompt before was in the cache.
+/// Where caching is automatic and writes are not reported, all of the prompt before was in the cache.
 #[test]
 fn automatic_caches_hold_the_whole_prompt() {
     let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
@@ -277,15 +277,15 @@ fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn 
 }
 
 /// `went`: tokens of the history that left since the turn before.
-fn estimate(tokens: u64, new: u64, went: u64) -> Option<Estimate> {
+fn estimate(tokens: u64, new: u64, gone_history: u64) -> Option<Estimate> {
     Some(Estimate {
         tokens,
         method: EstimateMethod::Anchored,
         counting: crate::tokens::CountingMethod::default(),
         new,
-        gone: went,
-        went,
-        sealed: false,
+        gone: gone_history,
+        gone_history,
+        encrypted_compaction: false,
         breakdown: crate::context::Breakdown::default(),
         guess: CostPrediction { tokens, low: tokens, high: tokens, ..CostPrediction::default() },
     })
@@ -322,7 +322,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     let second = || estimate(80_000, 500, 10_000);
     near(after(&quiet, estimate(80_000, 500, 0), usage(90_000, 0, 0)), 0.8);
     near(after(&later, second(), usage(80_000, 0, 0)), 34.0 / 40.0);
-    // As much came anew, and is counted as exactly.
+    // As much was new, and is counted as exactly.
     near(after(&later, estimate(80_000, 20_000, 10_000), usage(83_000, 0, 0)), 31.0 / 40.0);
     // Nothing is learned where nothing was counted, where nothing was sent, or where the parts were not in the turn
     // before.
@@ -374,7 +374,7 @@ fn a_claim_is_not_judged_by_an_agents_rules() {
 
 /// A turn stores some of its steps, and claims all of them: what they took away, broke and saved when new.
 #[test]
-fn a_batch_larger_than_what_is_told_is_claimed_whole() {
+fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
     for many in [80, 100, 300] {
         let of = |why| {
             let step = PlanStep { tokens_after: 10, ..cut(why, Decision::New, 1_010) };
@@ -416,7 +416,7 @@ fn a_turn_without_sums_is_claimed_by_its_steps() {
 /// A summary costs what it read and wrote, and takes that from what was saved; one whose price or usage is
 /// not known is counted and costs nothing that could be said.
 #[test]
-fn summaries_are_taken_from_what_was_saved() {
+fn summaries_are_subtracted_from_what_was_saved() {
     let mut savings = Savings::default();
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
     savings.add(&ExchangeSavings { removed: 30, sent: 70, money, ..ExchangeSavings::default() });
@@ -426,8 +426,11 @@ fn summaries_are_taken_from_what_was_saved() {
     near(savings.net, 1.0 - 0.25 - cost);
     savings.wrote(SummaryCosts::of(&usage(5, 0, 0), None, Dialect::Anthropic));
     savings.wrote(SummaryCosts::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
-    let told = savings.summaries;
-    assert_eq!((told.written, told.priced, told.input, told.output), (3, 1, 100_005, 2_000));
+    let summaries = savings.summaries;
+    assert_eq!(
+        (summaries.written, summaries.priced, summaries.input, summaries.output),
+        (3, 1, 100_005, 2_000)
+    );
     near(savings.net, 0.75 - cost);
     assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
 }

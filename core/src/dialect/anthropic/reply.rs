@@ -117,7 +117,7 @@ impl ReplyStream {
     }
 
     /// The usage if the reply ended here.
-    pub fn usage_so_far(&self) -> Usage {
+    pub(crate) fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.normalised();
         usage.hosted_tools |= self.blocks.iter().any(|block| block.hosted);
         usage.lower_bound = !self.stopped && usage.input.is_some();
@@ -125,7 +125,7 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn content_bytes(&self) -> usize {
+    pub(crate) fn content_bytes(&self) -> usize {
         self.blocks.iter().map(|block| block.part.text.len()).sum()
     }
 

@@ -103,10 +103,10 @@ fn purposes_sessions_and_models() {
         r#""Please create a detailed summary of the conversation""#,
         r#"[{"type":"text","text":"x"},{"type":"text","text":"Now create a detailed summary of the conversation so far."}]"#,
     ] {
-        let asked = format!(
+        let body = format!(
             r#"{{"tools":[{{"name":"t"}}],"messages":[{{"role":"user","content":"q"}},{{"role":"assistant","content":"a"}},{{"role":"user","content":{content}}}]}}"#
         );
-        assert_eq!(of("/v1/messages", &asked).purpose, Purpose::Compaction);
+        assert_eq!(of("/v1/messages", &body).purpose, Purpose::Compaction);
     }
     let path = "/v1/projects/p/locations/l/publishers/anthropic/models/claude-x@1:streamRawPredict";
     let vertex = of(path, "{}");
@@ -282,15 +282,15 @@ fn withheld_reasoning_is_noted() {
 #[test]
 fn why_the_cache_was_missed_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
-    let told = |cause, tokens| Some(CacheMiss { cause, tokens });
+    let miss = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (reason, expected) in [
         (
             r#"{"type":"messages_changed","cache_missed_input_tokens":1200}"#,
-            told(CacheMissCause::Messages, Some(1200)),
+            miss(CacheMissCause::Messages, Some(1200)),
         ),
-        (r#"{"type":"tools_changed"}"#, told(CacheMissCause::Tools, None)),
-        (r#"{"type":"unavailable"}"#, told(CacheMissCause::Unavailable, None)),
-        (r#"{"type":"weather"}"#, told(CacheMissCause::Other, None)),
+        (r#"{"type":"tools_changed"}"#, miss(CacheMissCause::Tools, None)),
+        (r#"{"type":"unavailable"}"#, miss(CacheMissCause::Unavailable, None)),
+        (r#"{"type":"weather"}"#, miss(CacheMissCause::Other, None)),
         ("null", None),
     ] {
         let extra = format!(r#""diagnostics":{{"cache_miss_reason":{reason}}},"content":[]"#);
@@ -317,7 +317,7 @@ fn a_summary_by_the_provider_is_found_again() {
 }
 
 #[test]
-fn cache_writes_are_summed_where_only_their_split_is_told() {
+fn cache_writes_are_summed_where_only_their_split_is_reported() {
     let usage = r#"{"input_tokens":1,"cache_creation":{"ephemeral_5m_input_tokens":20,"ephemeral_1h_input_tokens":3}}"#;
     let body = format!(r#"{{"content":[],"stop_reason":"end_turn","usage":{usage}}}"#);
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
@@ -343,7 +343,7 @@ fn numbers_beyond_all_reason_do_not_overflow() {
     assert_eq!((usage.input, usage.total(), usage.aside), (Some(max), Some(max), Some(max)));
 }
 
-/// Within the limit all words are kept; past it they are dropped, and usage is still read.
+/// Within the limit all text is kept; past it it is dropped, and usage is still read.
 #[test]
 fn a_reply_without_end_is_not_kept_without_end() {
     let word = "w".repeat(1 << 20);

@@ -72,7 +72,7 @@ fn what_may_be_a_credential_is_nobodys() {
     }
 }
 
-/// What only differs before the first blank is told apart too.
+/// Values that differ only before the first blank are distinguished, too.
 #[test]
 fn of_several_words_each_one_counts() {
     let config =
@@ -112,7 +112,7 @@ fn an_access_key_id_alone_is_nobody() {
 }
 
 #[test]
-fn the_client_token_is_found_taken_out_and_counts_for_nobody() {
+fn the_client_token_is_found_removed_and_counts_for_nobody() {
     let token = "a-token-of-some-length";
     let list = CredentialRules::new(&[HeaderName::from_static("x-corp-user")], Some(token));
     let bearer = format!("Bearer {token}");
@@ -162,7 +162,7 @@ fn credentials_in_addresses_are_hidden() {
 }
 
 #[test]
-fn parameters_are_taken_out_and_the_rest_stays() {
+fn parameters_are_removed_and_the_rest_stays() {
     let list = CredentialRules::default();
     for (target, rest) in [
         ("/v1/models?key=c", "/v1/models"),

@@ -100,14 +100,14 @@ impl ReplyStream {
     }
 
     /// The usage if the reply ended here.
-    pub fn usage_so_far(&self) -> Usage {
+    pub(crate) fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !self.finished && self.usage.is_known();
         usage
     }
 
     /// Bytes of text so far.
-    pub fn content_bytes(&self) -> usize {
+    pub(crate) fn content_bytes(&self) -> usize {
         self.parts.iter().map(|part| part.text.len()).sum()
     }
 
@@ -294,8 +294,8 @@ impl ResponseMembers<'_> {
     fn is_known(&self) -> bool {
         let Self { candidates, usage, snake_usage, feedback, snake_feedback, .. } = *self;
         let Self { id, snake_id, model, snake_model, .. } = *self;
-        let said = first([candidates, usage, snake_usage, feedback, snake_feedback]);
-        said.is_some() || first([id, snake_id, model, snake_model]).is_some()
+        let reported = first([candidates, usage, snake_usage, feedback, snake_feedback]);
+        reported.is_some() || first([id, snake_id, model, snake_model]).is_some()
     }
 }
 

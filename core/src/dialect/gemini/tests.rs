@@ -44,7 +44,7 @@ fn replied(all: &[&str]) -> Reply {
     frames(&all.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn said(reply: &Reply) -> Vec<(PartKind, &str, Option<&str>)> {
+fn contents(reply: &Reply) -> Vec<(PartKind, &str, Option<&str>)> {
     reply.parts.iter().map(|p| (p.kind, p.text.as_str(), p.signature.as_deref())).collect()
 }
 
@@ -233,7 +233,7 @@ fn a_stream_and_its_replay_have_the_same_chain() {
     ]);
     use PartKind::{Reasoning, Text, ToolCall};
     assert_eq!(
-        said(&reply),
+        contents(&reply),
         [
             (Reasoning, "I think", None),
             (Text, "Hello there", None),
@@ -243,9 +243,9 @@ fn a_stream_and_its_replay_have_the_same_chain() {
     );
     assert_eq!((reply.stop, reply.complete), (Some(StopReason::ToolUse), true));
     assert_eq!(reply.parts[0].raw.as_deref(), Some(r#"{"text":"I think","thought":true}"#));
-    let replay = |words: &str| {
+    let replay = |part: &str| {
         request(&format!(
-            r#"{{"role":"model","parts":[{words},{{"functionCall":{{"name":"f","args":{{"a":1}}}}}},
+            r#"{{"role":"model","parts":[{part},{{"functionCall":{{"name":"f","args":{{"a":1}}}}}},
             {{"functionCall":{{"name":"g"}}}}]}}"#
         ))
     };
@@ -265,14 +265,17 @@ fn signed_parts_are_never_joined() {
     ]);
     let after_finish = r#"{"candidates":[{"content":{"parts":[{"text":"","thoughtSignature":"ZW5k"}]},"finishReason":"STOP"}]}"#;
     use PartKind::{Reasoning, Text};
-    assert_eq!(said(&reply), [(Text, "a", None), (Text, "b", Some("c2ln")), (Text, "cd", None)]);
+    assert_eq!(
+        contents(&reply),
+        [(Text, "a", None), (Text, "b", Some("c2ln")), (Text, "cd", None)]
+    );
     let one = request(r#"{"role":"model","parts":[{"text":"abcd"}]}"#);
     assert_eq!(reply.chain_after(Chain::START), last(&one), "one run of words, however cut");
     let keys: Vec<bool> = reply.parts.iter().map(|part| part.key.is_some()).collect();
     assert_eq!(keys, [false, false, true]);
 
     let reply = frames(&[&parts(r#"{"text":"a"}"#), STOP, after_finish]);
-    assert_eq!(said(&reply), [(Text, "a", None), (Reasoning, "", Some("ZW5k"))]);
+    assert_eq!(contents(&reply), [(Text, "a", None), (Reasoning, "", Some("ZW5k"))]);
     let raw = r#"{"text":"","thoughtSignature":"ZW5k"}"#;
     assert_eq!(reply.parts[1].raw.as_deref(), Some(raw), "an empty signed part is recorded");
     assert!(reply.complete, "a second finish reason is no trouble");
@@ -293,7 +296,7 @@ fn calls_whose_arguments_come_in_pieces() {
     ]);
     use PartKind::ToolCall;
     assert_eq!(
-        said(&reply),
+        contents(&reply),
         [
             (ToolCall, r#"{"place":"Boston"}"#, Some("c2ln")),
             (ToolCall, r#"{"n":0.5}"#, None),
@@ -311,7 +314,7 @@ fn calls_whose_arguments_come_in_pieces() {
         r#"{"functionCall":{"partialArgs":[{"jsonPath":"$[x]","stringValue":"x"}],"willContinue":true}}"#,
         r#"{"text":"after"}"#,
     ]);
-    assert_eq!(said(&reply), [(ToolCall, "", None), (PartKind::Text, "after", None)]);
+    assert_eq!(contents(&reply), [(ToolCall, "", None), (PartKind::Text, "after", None)]);
     assert!(reply.parts[0].key.is_some());
     assert_eq!(reply.notes, [Note::UnknownPart]);
 }
@@ -426,7 +429,7 @@ fn a_streamed_array_is_read_like_a_stream() {
     let reply = response(array.as_bytes());
     let same = frames(&all.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(reply, same);
-    assert_eq!(said(&reply), [(PartKind::Text, "[a]b", None)]);
+    assert_eq!(contents(&reply), [(PartKind::Text, "[a]b", None)]);
 }
 
 #[test]
@@ -457,7 +460,7 @@ fn bodies_counts_and_errors() {
     assert_eq!(kind(&response(error.as_bytes())).as_deref(), Some("RESOURCE_EXHAUSTED"));
     assert_eq!(frames(&[r#"{"x":1}"#]).notes, [Note::UnknownEvent]);
     let other = r#"{"candidates":[{"index":0,"content":{"parts":[{"text":"a"}]}},{"index":1,"content":{"parts":[{"text":"b"}]}}]}"#;
-    assert_eq!(said(&frames(&[other, STOP])), [(PartKind::Text, "a", None)]);
+    assert_eq!(contents(&frames(&[other, STOP])), [(PartKind::Text, "a", None)]);
 }
 
 #[test]

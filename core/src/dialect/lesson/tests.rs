@@ -54,42 +54,43 @@ fn every_form_teaches_what_it_says_and_only_from_end_to_end() {
 }
 
 #[test]
-fn words_that_stand_in_the_request_teach_nothing_wherever_they_stand() {
-    const SAID: &str = "prompt is too long: 10000 tokens > 9000 maximum";
-    let refusal = anthropic(SAID);
+fn a_message_that_stands_in_the_request_teaches_nothing() {
+    const MESSAGE: &str = "prompt is too long: 10000 tokens > 9000 maximum";
+    let refusal = anthropic(MESSAGE);
     assert_eq!(read(400, &refusal, "{}").window(), Some(9000));
     let escaped = "prompt is too long: 10000 tokens \\u003e 9000 maximum";
     for request in [
-        serde_json::json!({ SAID: 1 }).to_string(),
-        serde_json::json!({"model": SAID}).to_string(),
-        serde_json::json!({"messages": [{"content": format!("Why {}?", SAID.to_uppercase())}]})
+        serde_json::json!({ MESSAGE: 1 }).to_string(),
+        serde_json::json!({"model": MESSAGE}).to_string(),
+        serde_json::json!({"messages": [{"content": format!("Why {}?", MESSAGE.to_uppercase())}]})
             .to_string(),
-        serde_json::json!({"tools": [{"function": {"name": SAID.replace(' ', "\n  ")}}]})
+        serde_json::json!({"tools": [{"function": {"name": MESSAGE.replace(' ', "\n  ")}}]})
             .to_string(),
         format!("{{\"x\":\"{escaped}\"}}"),
-        serde_json::json!({"arguments": serde_json::json!({"x": SAID}).to_string()}).to_string(),
-        SAID.to_owned(),
+        serde_json::json!({"arguments": serde_json::json!({"x": MESSAGE}).to_string()}).to_string(),
+        MESSAGE.to_owned(),
     ] {
         let taught = read(400, &refusal, &request);
         assert_eq!((taught.window(), taught.quoted.len()), (None, 1), "{request}");
     }
-    // The same words of another number are not these.
-    let earlier = serde_json::json!({"messages": SAID.replace("9000", "8000")}).to_string();
+    // The same message with another number is not this one.
+    let earlier = serde_json::json!({"messages": MESSAGE.replace("9000", "8000")}).to_string();
     assert_eq!(read(400, &refusal, &earlier).window(), Some(9000));
     // A path and a header are quoted too.
-    for word in
-        [SAID, "/v1beta/models/prompt%20is%20too%20long:%2010000+tokens%20%3E%209000%20maximum:x"]
-    {
+    for word in [
+        MESSAGE,
+        "/v1beta/models/prompt%20is%20too%20long:%2010000+tokens%20%3E%209000%20maximum:x",
+    ] {
         let refusal = RefusalBody { status: 400, body: refusal.as_bytes() };
         let request = QuotableText { body: b"{}", texts: vec![word] };
         assert_eq!(taught(&refusal, &request).window(), None, "{word}");
     }
 }
 
-/// What providers really wrote around the words of a client.
+/// What providers really wrote around texts of a client.
 #[test]
 fn what_a_provider_quotes_teaches_nothing() {
-    for told in [
+    for message in [
         "prompt is too long: 10000 tokens > 9000 maximum",
         "This model's maximum context length is 9000 tokens.",
         "stream_options: Extra inputs are not permitted",
@@ -98,13 +99,13 @@ fn what_a_provider_quotes_teaches_nothing() {
         "compaction: Extra inputs are not permitted",
         "Not Found",
     ] {
-        let escaped = serde_json::json!(told).to_string();
+        let escaped = serde_json::json!(message).to_string();
         let quoted = &escaped[1..escaped.len() - 1];
         for body in [
-            anthropic(&format!("{told}: Extra inputs are not permitted")),
-            anthropic(&format!("messages.0.{told}: Extra inputs are not permitted")),
-            anthropic(&format!("model: {told}")),
-            anthropic(&format!("Unexpected value(s) `{told}` for the `anthropic-beta` header.")),
+            anthropic(&format!("{message}: Extra inputs are not permitted")),
+            anthropic(&format!("messages.0.{message}: Extra inputs are not permitted")),
+            anthropic(&format!("model: {message}")),
+            anthropic(&format!("Unexpected value(s) `{message}` for the `anthropic-beta` header.")),
             format!(
                 r#"{{"error":{{"message":"Unknown parameter: '{quoted}'.","type":"invalid_request_error","param":"{quoted}","code":"unknown_parameter"}}}}"#
             ),

@@ -13,7 +13,7 @@ use crate::wire::json::{Kind, Value};
 /// Members with plain text, the most certain first.
 const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 
-/// Members with a seal and no text.
+/// Members with a signature and no text.
 const SIGNATURE_MEMBERS: [&str; 3] =
     ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
 
@@ -82,14 +82,14 @@ impl ReplyReasoning {
         }
     }
 
-    /// Adds a detail. Text continues the previous entry if type and index are equal; sealed entries are
+    /// Adds a detail. Text continues the previous entry if type and index are equal; encrypted entries are
     /// complete.
     fn detail(&mut self, detail: Map<String, Json>) {
         let same = |name: &str, other: &Map<String, Json>| detail.get(name) == other.get(name);
         let kind = detail.get("type").and_then(Json::as_str);
-        let is_words = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
+        let is_text = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
         match self.details.last_mut() {
-            Some(last) if is_words && same("type", last) && same("index", last) => {
+            Some(last) if is_text && same("type", last) && same("index", last) => {
                 for (name, value) in detail {
                     match (last.get_mut(&name), value) {
                         (Some(Json::String(text)), Json::String(more)) if is_joined(&name) => {
@@ -166,14 +166,14 @@ impl ReplyReasoning {
 }
 
 /// Whether a detail has more than `reasoning_content` also has, which is the member that models require if
-/// they require reasoning: it has a seal, or its host reads details.
+/// they require reasoning: it has a signature, or its host reads details.
 fn is_more_than_text(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
     signature_of(detail).is_some_and(|signature| !signature.is_empty())
         || format.starts_with("MiniMax")
 }
 
-/// Whether a detail may be sent back: one from Claude or Gemini only with its seal.
+/// Whether a detail may be sent back: one from Claude or Gemini only with its signature.
 fn is_welcome(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str);
     let needs_signature = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));

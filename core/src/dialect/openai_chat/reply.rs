@@ -108,14 +108,14 @@ impl ReplyStream {
     }
 
     /// The usage if the reply ended here.
-    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
+    pub(crate) fn usage_so_far(&self, reply: &Reply) -> Usage {
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !(self.finished || reply.complete) && self.usage.is_known();
         usage
     }
 
     /// Bytes of text so far.
-    pub fn content_bytes(&self) -> usize {
+    pub(crate) fn content_bytes(&self) -> usize {
         let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
         self.text.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }

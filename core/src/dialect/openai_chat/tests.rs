@@ -43,7 +43,7 @@ fn usage_of(usage: &str) -> (Usage, Vec<Note>) {
     (reply.usage, reply.notes)
 }
 
-fn said(reply: &Reply) -> Vec<(PartKind, &str)> {
+fn contents(reply: &Reply) -> Vec<(PartKind, &str)> {
     reply.parts.iter().map(|part| (part.kind, part.text.as_str())).collect()
 }
 
@@ -178,7 +178,7 @@ fn what_clients_vary_does_not_change_the_chain() {
 
 #[test]
 fn reasoning_of_every_provider_is_found() {
-    for (field, words, seals) in [
+    for (field, texts, signatures) in [
         (r#""reasoning_content":"a""#, 1, 0),
         (r#""reasoning_content":"""#, 0, 0),
         (r#""reasoning":"a""#, 1, 0),
@@ -192,8 +192,12 @@ fn reasoning_of_every_provider_is_found() {
         let read = request(&format!(r#"{{"role":"assistant",{field}}}"#));
         let parts: Vec<_> = read.parts().collect();
         assert!(parts.iter().all(|p| p.kind == PartKind::Reasoning && p.key.is_none()), "{field}");
-        assert_eq!(parts.iter().map(|part| part.texts.len()).sum::<usize>(), words, "{field}");
-        assert_eq!(parts.iter().filter(|part| part.signature.is_some()).count(), seals, "{field}");
+        assert_eq!(parts.iter().map(|part| part.texts.len()).sum::<usize>(), texts, "{field}");
+        assert_eq!(
+            parts.iter().filter(|part| part.signature.is_some()).count(),
+            signatures,
+            "{field}"
+        );
         assert!(!parts.is_empty(), "even an empty field is there: {field}");
     }
     let null = request(r#"{"role":"assistant","reasoning_content":null,"content":"x"}"#);
@@ -207,7 +211,7 @@ fn instructions_alone_are_the_history() {
 }
 
 #[test]
-fn what_is_no_request_is_said_so() {
+fn a_body_that_is_no_request_has_a_note() {
     for (bytes, note) in [
         ("", Note::NotJson),
         ("<html>", Note::NotJson),
@@ -221,7 +225,7 @@ fn what_is_no_request_is_said_so() {
 }
 
 #[test]
-fn side_calls_and_compactions_are_told_by_their_words() {
+fn side_calls_and_compactions_are_known_by_their_text() {
     let purpose = |system: &str, rest: &str| {
         let text = format!(
             r#"{{"messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"x"}}]{rest}}}"#
@@ -251,7 +255,7 @@ fn a_stream_and_its_replay_have_the_same_chain() {
         r#"{"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]}"#,
     ]);
     use PartKind::{Reasoning, Text, ToolCall};
-    assert_eq!(said(&reply), [(Reasoning, "I think"), (Text, "yes"), (ToolCall, r#"{"a":1}"#)]);
+    assert_eq!(contents(&reply), [(Reasoning, "I think"), (Text, "yes"), (ToolCall, r#"{"a":1}"#)]);
     assert_eq!(reply.parts[0].raw.as_deref(), Some(r#"{"reasoning_content":"I think"}"#));
     assert_eq!(
         (reply.stop, reply.complete),
@@ -295,7 +299,7 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{"type":"reasoning.encrypted","data":"x","index":0},{"type":"reasoning.encrypted","data":"y","index":0}]}"#
         )]
     );
-    // Avian's Kimi: the same words twice, and the model demands them by the first name.
+    // Avian's Kimi: the same text twice, and the model demands it by the first name.
     let both = |end: &str| {
         format!(
             r#"{{"reasoning_content":"a","reasoning_details":[{{"type":"reasoning.text","text":"a"{end}}}]}}"#
@@ -339,7 +343,7 @@ fn reasoning_that_was_cut_cannot_be_sent_back() {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes_of(&[&delta(r#"{"reasoning_content":"hal"}"#)]));
     let reply = reading.finish(false);
-    assert_eq!(said(&reply), [(PartKind::Reasoning, "hal")]);
+    assert_eq!(contents(&reply), [(PartKind::Reasoning, "hal")]);
     assert_eq!((reply.parts[0].raw.as_deref(), reply.stop, reply.complete), (None, None, false));
     assert_eq!(reply.usage, Usage::default());
 }
@@ -469,7 +473,7 @@ fn every_word_for_an_ending_is_known() {
     assert_eq!(chunks(&[empty, "[DONE]"]).stop, Some(StopReason::End), "Snowflake says no more");
     assert_eq!(chunks(&[empty]).stop, None);
     let reply = deltas(&[r#"{"refusal":"I can"}"#, r#"{"refusal":"not"}"#]);
-    assert_eq!((said(&reply)[0].1, reply.stop), ("I cannot", Some(StopReason::Refused)));
+    assert_eq!((contents(&reply)[0].1, reply.stop), ("I cannot", Some(StopReason::Refused)));
 }
 
 #[test]
@@ -590,16 +594,16 @@ fn totals_that_do_not_add_up_are_noted() {
 #[test]
 fn reasoning_beyond_the_completion_adds_to_it() {
     let output = |usage: &str| usage_of(usage).0.output;
-    let told = |completion: u64, total: u64, reasoning: u64| {
+    let normalised = |completion: u64, total: u64, reasoning: u64| {
         output(&format!(
             r#"{{"prompt_tokens":61,"completion_tokens":{completion},"total_tokens":{total},"completion_tokens_details":{{"reasoning_tokens":{reasoning}}}}}"#
         ))
     };
-    assert_eq!(told(10, 71, 96), Some(106));
+    assert_eq!(normalised(10, 71, 96), Some(106));
     // What the total holds already is not added once more.
-    assert_eq!(told(10, 167, 96), Some(106));
+    assert_eq!(normalised(10, 167, 96), Some(106));
     // A few tokens more are another way of counting.
-    assert_eq!((told(10, 71, 11), told(128, 189, 132)), (Some(10), Some(128)));
+    assert_eq!((normalised(10, 71, 11), normalised(128, 189, 132)), (Some(10), Some(128)));
     let notes = usage_of(r#"{"prompt_tokens":1,"completion_tokens":10,"reasoning_tokens":96}"#).1;
     assert_eq!(notes, [Note::UsageMismatch]);
 }
@@ -624,7 +628,7 @@ fn errors_come_in_many_places() {
     // OpenAI in mid-stream; Groq's `event: error`; gpustack's bare line.
     let reply = chunks(&[&delta(r#"{"content":"x"}"#), r#"{"error":{"message":"m","type":"t"}}"#]);
     assert_eq!((&*message(&reply), kind(&reply).as_deref()), ("m", Some("t")));
-    assert_eq!((said(&reply), reply.complete), (vec![(PartKind::Text, "x")], false));
+    assert_eq!((contents(&reply), reply.complete), (vec![(PartKind::Text, "x")], false));
     let reply = stream(b"event: error\ndata: {\"error\":{\"message\":\"m\",\"code\":400}}\n\n");
     assert_eq!((&*message(&reply), kind(&reply).as_deref()), ("m", Some("400")));
     let mut bytes = bytes_of(&[&delta(r#"{"content":"x"}"#)]);
@@ -650,8 +654,8 @@ fn errors_come_in_many_places() {
         let reply = body(text);
         assert_eq!((&*message(&reply), reply.complete), (expected, true), "{text}");
     }
-    let shape = body(r#"{"hello":1}"#);
-    assert_eq!((shape.notes, shape.complete), (vec![Note::UnknownStructure], false));
+    let unknown = body(r#"{"hello":1}"#);
+    assert_eq!((unknown.notes, unknown.complete), (vec![Note::UnknownStructure], false));
 }
 
 #[test]
@@ -670,7 +674,7 @@ fn odd_chunks_are_survived() {
     ]));
     bytes.extend(b"data: not json\n\ndata: {\"x\":1}\n\ndata: [DONE]\n\n");
     let reply = stream(&bytes);
-    assert_eq!(said(&reply), [(PartKind::Text, "12")]);
+    assert_eq!(contents(&reply), [(PartKind::Text, "12")]);
     assert_eq!((reply.id.as_deref(), reply.model.as_deref()), (Some("a"), Some("m")));
     assert_eq!(reply.notes, [Note::BrokenEvent, Note::UnknownEvent]);
     assert!(reply.complete);
@@ -684,13 +688,13 @@ fn of_several_replies_the_last_one_counts() {
     let own = r#"{"id":"e","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}"#;
     let one = chunks(&[all[0], all[1], all[2], own, "[DONE]"]);
     assert_eq!(
-        (said(&one), one.notes.as_slice()),
+        (contents(&one), one.notes.as_slice()),
         (vec![(PartKind::Text, "a")], &[][..]),
         "an id is nothing"
     );
     assert_eq!(one.usage.output, Some(2));
     let two = chunks(&[all[0], all[1], all[2], &other(r#"{"content":"b"}"#), FINISH, "[DONE]"]);
-    assert_eq!(said(&two), [(PartKind::Text, "b")]);
+    assert_eq!(contents(&two), [(PartKind::Text, "b")]);
     assert_eq!((two.id.as_deref(), two.notes), (Some("d"), vec![Note::SeveralReplies]));
 }
 
@@ -703,13 +707,13 @@ fn a_body_is_read_like_a_stream() {
         "tool_calls":[{"id":"c","function":{"name":"f","arguments":"{\"a\":"}}]}}],
         "usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#,
     );
-    assert_eq!(said(&reply), [(PartKind::Reasoning, "r"), (PartKind::ToolCall, "{\"a\":")]);
+    assert_eq!(contents(&reply), [(PartKind::Reasoning, "r"), (PartKind::ToolCall, "{\"a\":")]);
     assert_eq!((reply.stop, reply.complete), (Some(StopReason::ToolUse), true));
     let spoken = body(
         r#"{"choices":[{"message":{"content":null,"audio":{"id":"audio_1","data":"aGk=","transcript":"hello"}},"finish_reason":"stop"}]}"#,
     );
     let replay = request(r#"{"role":"assistant","audio":{"id":"audio_1"}}"#);
-    assert_eq!(said(&spoken), [(PartKind::Document, "hello")]);
+    assert_eq!(contents(&spoken), [(PartKind::Document, "hello")]);
     assert_eq!(replay.chains().last(), Some(spoken.chain_after(Chain::START)));
     let searched = body(
         r#"{"choices":[{"message":{"content":"x","executed_tools":[{"type":"search"}]},"finish_reason":"stop"}]}"#,

@@ -20,7 +20,7 @@ pub(super) struct ResponseItem {
     pub(super) refused: bool,
 }
 
-/// Reads one item.
+/// One item of `input` or `output`, as parts; unknown items are opaque.
 pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let kind = item.get_text("type");
     let kind = kind.as_deref().unwrap_or("message");
@@ -257,7 +257,7 @@ pub(super) fn is_compaction(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some(COMPACTION)
 }
 
-/// The name of a compaction.
+/// The name of a part that is a compaction by the provider.
 const COMPACTION: &str = "compaction";
 
 /// A summary of earlier history that only the provider can read.

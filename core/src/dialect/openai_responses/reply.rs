@@ -36,13 +36,11 @@ pub struct ReplyStream {
     refused: bool,
     /// There was an item of an unknown kind.
     unknown: bool,
-    /// The status of the response.
     status: Option<Box<str>>,
     /// Why it is incomplete.
     reason: Option<Box<str>>,
 }
 
-/// An item of the output.
 #[derive(Default)]
 struct OutputItem {
     index: Option<u64>,
@@ -145,7 +143,7 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn content_bytes(&self) -> usize {
+    pub(crate) fn content_bytes(&self) -> usize {
         self.slots.iter().map(OutputItem::bytes).sum()
     }
 

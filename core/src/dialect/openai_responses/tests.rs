@@ -283,7 +283,7 @@ fn tools_in_the_input_are_tools() {
 }
 
 #[test]
-fn history_at_the_provider_is_said_to_be_there() {
+fn history_held_by_the_provider_is_recognised() {
     for (text, held) in [
         (
             r#"{"previous_response_id":"resp_1","input":"x"}"#,
@@ -424,7 +424,7 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
 }
 
 #[test]
-fn a_stream_that_was_cut_leaves_what_was_said() {
+fn a_stream_that_was_cut_leaves_what_came() {
     let reply_of = |count: usize| {
         let mut reading =
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
@@ -570,25 +570,29 @@ fn look_alikes() {
 #[test]
 fn why_the_cache_was_missed_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
-    let told = |cause, tokens| Some(CacheMiss { cause, tokens });
-    for (said, expected) in [
+    let miss = |cause, tokens| Some(CacheMiss { cause, tokens });
+    for (diagnostics, expected) in [
         (
             r#"{"type":"cache_miss","reason":"input_changed","cache_missed_tokens":900}"#,
-            told(CacheMissCause::Messages, Some(900)),
+            miss(CacheMissCause::Messages, Some(900)),
         ),
         (
             r#"{"type":"cache_miss","reason":"verbosity_changed","cache_missed_tokens":1}"#,
-            told(CacheMissCause::Settings, Some(1)),
+            miss(CacheMissCause::Settings, Some(1)),
         ),
-        (r#"{"type":"cache_miss","reason":"weather"}"#, told(CacheMissCause::Other, None)),
-        (r#"{"type":"comparison_response_not_found"}"#, told(CacheMissCause::NotFound, None)),
+        (r#"{"type":"cache_miss","reason":"weather"}"#, miss(CacheMissCause::Other, None)),
+        (r#"{"type":"comparison_response_not_found"}"#, miss(CacheMissCause::NotFound, None)),
         (r#"{"type":"cache_hit"}"#, None),
         ("null", None),
     ] {
         let whole = body(&format!(
-            r#"{{"object":"response","status":"completed","output":[],{USAGE},"prompt_cache_diagnostics":{said}}}"#
+            r#"{{"object":"response","status":"completed","output":[],{USAGE},"prompt_cache_diagnostics":{diagnostics}}}"#
         ));
-        assert_eq!((whole.usage.cache_miss, whole.usage.input), (expected, Some(100)), "{said}");
+        assert_eq!(
+            (whole.usage.cache_miss, whole.usage.input),
+            (expected, Some(100)),
+            "{diagnostics}"
+        );
     }
 }
 
@@ -679,8 +683,8 @@ fn a_reply_without_end_is_not_kept_without_end() {
         (0..count).for_each(|_| reading.push(delta.as_bytes()));
         reading.push(last.as_bytes());
         let reply = reading.finish(true);
-        let words: usize = reply.parts.iter().map(|part| part.text.len()).sum();
-        assert_eq!((reply.notes.as_slice(), words, reply.usage.input), (notes, kept, Some(100)));
+        let bytes: usize = reply.parts.iter().map(|part| part.text.len()).sum();
+        assert_eq!((reply.notes.as_slice(), bytes, reply.usage.input), (notes, kept, Some(100)));
     }
 }
 

@@ -8,7 +8,7 @@ use http::Method;
 
 use crate::dialect::{Dialect, Purpose, percent};
 
-/// An endpoint for conversations.
+/// What method and path say of a request for a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint<'p> {
     /// The dialect of request and response.

@@ -50,7 +50,7 @@ fn asks(segments: &[&str]) -> bool {
 
 /// Whether a path has a `.` or `..` in any spelling: escaped once or more, with `\` for `/`, or with
 /// parameters after it. A server that resolves it would reach another path than the one judged here.
-pub(crate) fn has_dot_segment(target: &str) -> bool {
+fn has_dot_segment(target: &str) -> bool {
     let mut path = target.split_once('?').map_or(target, |(path, _)| path).to_owned();
     for _ in 0..=ESCAPES {
         let dots = |segment: &str| {

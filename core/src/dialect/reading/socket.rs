@@ -11,7 +11,7 @@ use crate::wire::json::Document;
 /// Most requests that wait for their reply; past it, the oldest is dropped.
 const MAX_OPEN: usize = 16;
 
-/// One connection.
+/// Reads requests and replies of one WebSocket connection.
 pub struct SocketReader {
     limit: usize,
     open: Vec<OpenRequest>,

@@ -88,7 +88,7 @@ fn errors_come_as_json_as_arrays_as_html_and_as_text() {
 }
 
 #[test]
-fn an_errors_code_is_told_where_it_says_more_than_the_type() {
+fn an_errors_code_is_used_where_it_says_more_than_the_type() {
     for (error, kind) in [
         (
             r#"{"type":"invalid_request_error","code":"context_length_exceeded"}"#,
@@ -125,7 +125,7 @@ fn nonsense_in_an_event_costs_that_event() {
     assert_eq!((reply.id.as_deref(), reply.complete), (Some("m\u{fffd}"), true));
 }
 
-/// A body that ends inside the last frame, after the answer did, is not broken; words that do are.
+/// A body that ends inside the last frame, after the answer did, is not broken; one that ends inside a text is.
 #[test]
 fn a_body_that_ends_in_its_last_frame_is_not_broken() {
     let chat = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Aye.\"},\"finish_reason\":\"stop\"}]}\n\n";
@@ -182,7 +182,7 @@ fn one_event_may_be_a_megabyte() {
 }
 
 #[test]
-fn a_clients_leave_is_told_by_the_terminal_event() {
+fn a_client_that_leaves_after_the_terminal_event_has_the_reply() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
     let (before, last) = STREAM.split_at(STREAM.len() - 1);
     reading.push(before.as_bytes());

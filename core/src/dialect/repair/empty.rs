@@ -100,9 +100,9 @@ impl EmptyTextPass<'_> {
         let Some(content) = message.get("content") else { return };
         let last = content.items().last().map_or(Some(content), |block| block.get("text"));
         let Some(text) = last.and_then(|last| Some((last.span(), last.text()?))) else { return };
-        let (at, words) = text;
-        let trimmed = words.trim_end();
-        if !trimmed.is_empty() && trimmed.len() < words.len() {
+        let (at, text) = text;
+        let trimmed = text.trim_end();
+        if !trimmed.is_empty() && trimmed.len() < text.len() {
             self.edits.push(edit(at, literal(trimmed)));
         }
     }

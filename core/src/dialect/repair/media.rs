@@ -14,7 +14,12 @@ use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 
 /// The edit that replaces an image or document by text; `None` if it is neither, or not a block of a list.
-pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) -> Option<Edit> {
+pub(crate) fn edits(
+    conversation: &Conversation,
+    body: &[u8],
+    part: &Part,
+    text: &str,
+) -> Option<Edit> {
     if !matches!(part.kind, PartKind::Image | PartKind::Document) {
         return None;
     }
@@ -42,7 +47,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
 }
 
 /// The edit that replaces the base64 data of an image, and nothing else of its block. `None` if it has none.
-pub fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
+pub(crate) fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
     let at = base64_span(part, body).filter(|_| part.kind == PartKind::Image)?;
     Some(edit(at, base64.to_owned()))
 }
@@ -62,7 +67,7 @@ pub(crate) fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
 const MARK: &[u8] = b"base64,";
 
 /// The decoded file of media; `None` if the base64 data is invalid.
-pub fn file(base64: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn file(base64: &[u8]) -> Option<Vec<u8>> {
     // Some clients write `\/` in JSON.
     let mut plain = Cow::Borrowed(base64);
     if plain.contains(&b'\\') {
@@ -75,6 +80,6 @@ pub fn file(base64: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// A file as base64.
-pub fn base64(file: &[u8]) -> String {
+pub(crate) fn base64(file: &[u8]) -> String {
     STANDARD.encode(file)
 }

@@ -18,7 +18,7 @@ pub struct OutputLimit(pub u64);
 
 impl OutputLimit {
     /// The largest limit in a request.
-    pub fn of(dialect: Dialect, root: Value<'_>) -> Option<Self> {
+    pub(crate) fn of(dialect: Dialect, root: Value<'_>) -> Option<Self> {
         limits(dialect, root).into_iter().filter_map(|limit| limit.as_u64()).max().map(Self)
     }
 }

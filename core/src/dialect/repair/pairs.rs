@@ -86,10 +86,10 @@ pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
 }
 
 /// The id, changed if an earlier call has it.
-pub(super) fn unique(id: &str, taken: &mut HashSet<String>) -> String {
+pub(super) fn unique(id: &str, used: &mut HashSet<String>) -> String {
     let mut own = id.to_owned();
     let mut number = 2;
-    while !taken.insert(own.clone()) {
+    while !used.insert(own.clone()) {
         own = format!("{id}_{number}");
         number += 1;
     }
@@ -209,7 +209,7 @@ fn response((id, name): &(Option<String>, String), text: &str) -> String {
     format!("{{\"functionResponse\":{{{id}\"name\":{name},\"response\":{{\"error\":{text}}}}}}}")
 }
 
-/// The response in a part.
+/// The `functionResponse` of a part, in either spelling.
 fn response_in(part: Value<'_>) -> Option<Value<'_>> {
     part.get_any(&RESPONSES)
 }

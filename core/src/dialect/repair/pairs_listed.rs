@@ -122,7 +122,7 @@ fn paired(
     renamed: &mut Vec<Edit>,
 ) -> (HashMap<String, usize>, HashSet<String>) {
     let mut open: HashMap<String, usize> = HashMap::default();
-    let (mut answered, mut taken) = (HashSet::default(), HashSet::default());
+    let (mut answered, mut used) = (HashSet::default(), HashSet::default());
     // The current id of the newest call with each original id.
     let mut now: HashMap<String, String> = HashMap::default();
     for (at, item) in items.iter().enumerate() {
@@ -137,13 +137,13 @@ fn paired(
                     gone.insert(at);
                 }
                 true => {
-                    let other = unique(&own, &mut taken);
+                    let other = unique(&own, &mut used);
                     renamed.extend(rename(item, &other));
                     open.insert(other.clone(), at);
                     now.insert(own, other);
                 }
                 false => {
-                    taken.insert(known.clone());
+                    used.insert(known.clone());
                     open.insert(known, at);
                 }
             }

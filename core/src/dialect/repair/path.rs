@@ -6,16 +6,16 @@
 
 use crate::wire::json::{Kind, Span, Value};
 
-/// A step of a path.
+/// One step of a [`JsonPath`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JsonPathStep {
-    /// A member.
+    /// The member of an object with this name.
     Name(Box<str>),
     /// An index in a list.
     Number(usize),
 }
 
-/// A path.
+/// Where in a body a refusal points, such as `messages.3.content.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonPath(pub Vec<JsonPathStep>);
 
@@ -83,7 +83,7 @@ impl JsonPath {
     }
 
     /// The path from the steps of a `loc` list.
-    pub(crate) fn of_list(list: Value<'_>) -> Option<Self> {
+    pub(super) fn of_list(list: Value<'_>) -> Option<Self> {
         let step = |value: Value<'_>| match value.as_u64() {
             Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
             None => Some(JsonPathStep::Name(value.text()?.into())),
@@ -97,7 +97,7 @@ impl JsonPath {
 
     /// The value at this path in a body; `None` if there is none.
     pub(crate) fn find(&self, root: Value<'_>) -> Option<PathTarget> {
-        let (mut value, mut shape, mut is_whole) = (root, Vec::new(), true);
+        let (mut value, mut pattern, mut is_whole) = (root, Vec::new(), true);
         for (at, step) in self.0.iter().enumerate() {
             let next = match step {
                 JsonPathStep::Name(_) if is_tag(value, step, self.0.get(at + 1)) => None,
@@ -112,14 +112,14 @@ impl JsonPath {
             };
             is_whole = next.is_some();
             let Some(next) = next else { continue };
-            shape.push(match step {
+            pattern.push(match step {
                 JsonPathStep::Name(name) => name.to_string(),
                 JsonPathStep::Number(_) => "*".to_owned(),
             });
             value = next;
         }
-        let is_found = shape.len() > 1;
-        is_found.then(|| PathTarget { span: value.span(), pattern: shape.join("."), is_whole })
+        let is_found = pattern.len() > 1;
+        is_found.then(|| PathTarget { span: value.span(), pattern: pattern.join("."), is_whole })
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn every_way_to_write_a_path_is_found() {
         let source = r#"{"data":"x"}"#;
-        for (text, shape, bytes, whole) in [
+        for (text, pattern, bytes, whole) in [
             (
                 "messages.1.content.0.image.source.base64: image exceeds 5 MB",
                 "messages.*.content.*.source",
@@ -166,7 +166,7 @@ mod tests {
             ),
             ("Invalid 'messages[0].content': empty", "messages.*.content", "\"a\"", true),
         ] {
-            assert_eq!(found(text), Some((shape.into(), bytes.into(), whole)), "{text}");
+            assert_eq!(found(text), Some((pattern.into(), bytes.into(), whole)), "{text}");
         }
     }
 

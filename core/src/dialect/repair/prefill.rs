@@ -7,7 +7,7 @@ use crate::dialect::{Conversation, Dialect, Role};
 use crate::wire::splice::Edit;
 
 /// The edit that adds a user message after message `message`; `None` if that is not the model's.
-pub fn edits(conversation: &Conversation, message: usize, text: &str) -> Option<Edit> {
+pub(crate) fn edits(conversation: &Conversation, message: usize, text: &str) -> Option<Edit> {
     let at = conversation.messages.get(message).filter(|it| it.role == Role::Assistant)?;
     let text = literal(text);
     let message = match conversation.dialect {

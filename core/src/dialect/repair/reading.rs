@@ -1,4 +1,4 @@
-//! Reads from a refusal what an edit can fix, by the provider's words (`config/refusals.toml`).
+//! Reads from a refusal what an edit can fix, by the provider's message (`config/refusals.toml`).
 //!
 //! An unknown message cannot be fixed. A known one heals a single request and teaches nothing. Pure.
 
@@ -11,18 +11,18 @@ use super::path::JsonPath;
 use crate::dialect::overflow::{number, unescaped};
 use crate::wire::json::{Document, Value};
 
-/// The content of a refusal.
+/// What a provider refused, and why, read from its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Its cause.
+    /// What kind of edit can answer it.
     pub cause: RepairCause,
     /// What exceeds a limit, or is wrong.
     pub detail: Option<RefusalDetail>,
     /// The place that the provider names.
     pub place: Option<JsonPath>,
-    /// The limit.
+    /// The stated limit, in the unit of `detail`.
     pub limit: Option<u64>,
-    /// The actual number.
+    /// The stated actual number, in the same unit.
     pub count: Option<u64>,
     /// An id, or the name of a member.
     pub name: Option<Box<str>>,
@@ -111,7 +111,7 @@ struct RefusalFile {
     refusal: Vec<RefusalPattern>,
 }
 
-/// The pattern of a refusal.
+/// One entry of `config/refusals.toml`.
 #[derive(Deserialize)]
 struct RefusalPattern {
     cause: RepairCause,
@@ -296,17 +296,17 @@ mod tests {
         assert_eq!(captured(400, raw).unwrap().cause, RepairCause::ToolPairs);
     }
 
-    /// It is void after this history alone: taken out, it would be missing where it belongs.
+    /// It is invalid after this history only: if it were removed, it would be missing where it belongs.
     #[test]
     fn reasoning_that_is_bound_elsewhere_is_left_alone() {
-        let said_of =
+        let read_of =
             |why| captured(400, &format!("Invalid `signature` in `thinking` block.{why}"));
-        assert_eq!(said_of("").unwrap().cause, RepairCause::Reasoning);
-        assert_eq!(said_of(" The block is bound to a different conversation."), None);
+        assert_eq!(read_of("").unwrap().cause, RepairCause::Reasoning);
+        assert_eq!(read_of(" The block is bound to a different conversation."), None);
     }
 
     #[test]
-    fn words_that_nobody_knows_are_none() {
+    fn unknown_messages_have_no_cause() {
         for body in ["", "{}", "temperature must be below 2", "Rate limit: image exceeds", "\\u12"]
         {
             assert_eq!(captured(400, body), None, "{body}");

@@ -12,7 +12,7 @@ use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageFormat, ImageRea
 
 /// The required size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Goal {
+pub(crate) struct Goal {
     /// The longer side, at most, pixels.
     pub side: u32,
     /// The file, at most, bytes.
@@ -20,7 +20,7 @@ pub struct Goal {
 }
 
 /// Most bytes of a decoded image: 16 million pixels of four bytes. Larger images are left alone.
-pub const DECODED: u64 = 64 * 1024 * 1024;
+const DECODED: u64 = 64 * 1024 * 1024;
 /// A smaller image would be useless, pixels of its longer side.
 const LEAST: u32 = 32;
 /// How many times it is scaled.
@@ -39,7 +39,7 @@ const FORMATS: [(&str, ImageFormat); 4] = [
 
 /// The file of an image reduced to `goal`; `None` if it is not an image, not of the declared type, too large
 /// to decode, or cannot be reduced that far. `mime`: the declared type.
-pub fn shrink(file: &[u8], mime: Option<&str>, goal: Goal) -> Option<Vec<u8>> {
+pub(crate) fn shrink(file: &[u8], mime: Option<&str>, goal: Goal) -> Option<Vec<u8>> {
     let format = format(file, mime)?;
     let (whole, orientation) = decoded(file, format)?;
     let longer = whole.width().max(whole.height());

@@ -7,9 +7,9 @@ fn repaired(repair: &Repair, dialect: Dialect, body: &str) -> String {
     let edits = repair.edits(dialect, body.as_bytes());
     let out = applied(body.as_bytes(), &edits);
     assert!(edits.is_empty() || out != body.as_bytes(), "edits that change nothing: {body}");
-    let again = repair.edits(dialect, &out);
+    let second = repair.edits(dialect, &out);
     let out = String::from_utf8(out).unwrap();
-    assert!(again.is_empty(), "{repair:?} twice of {body}\n{out}\n{again:?}");
+    assert!(second.is_empty(), "{repair:?} twice of {body}\n{out}\n{second:?}");
     out
 }
 
@@ -27,7 +27,7 @@ fn paired(dialect: Dialect, body: &str) -> String {
 use Dialect::{Anthropic, Gemini, OpenaiChat as Chat, OpenaiResponses as Responses};
 
 #[test]
-fn empty_text_goes_or_gets_words() {
+fn empty_text_is_removed_or_filled() {
     let text = r#"{"type":"text","text":"(no content)"}"#;
     for (dialect, body, expected) in [
         (
@@ -105,32 +105,32 @@ fn calls_and_results_of_anthropic_pair() {
     let user = |content: &str| format!(r#"{{"role":"user","content":{content}}}"#);
     let body = |messages: &[String]| format!(r#"{{"messages":[{}]}}"#, messages.join(","));
     let begins = || user("\"a\"");
-    let words = r#"{"type":"text","text":"b"}"#;
+    let text = r#"{"type":"text","text":"b"}"#;
     for (before, after) in [
         // A call that was interrupted.
         (
             vec![begins(), call("1"), user("\"b\"")],
-            vec![begins(), call("1"), user(&format!("[{},{words}]", none("1")))],
+            vec![begins(), call("1"), user(&format!("[{},{text}]", none("1")))],
         ),
         // The last one.
         (vec![begins(), call("1")], vec![begins(), call("1"), user(&format!("[{}]", none("1")))]),
         // A result whose call is gone.
         (
-            vec![begins(), user(&format!("[{},{words}]", result("9")))],
-            vec![begins(), user(&format!("[{words}]"))],
+            vec![begins(), user(&format!("[{},{text}]", result("9")))],
+            vec![begins(), user(&format!("[{text}]"))],
         ),
-        // A result after words, and one a message too late.
+        // A result after text, and one a message too late.
         (
-            vec![begins(), call("1"), user(&format!("[{words},{}]", result("1")))],
-            vec![begins(), call("1"), user(&format!("[{},{words}]", result("1")))],
+            vec![begins(), call("1"), user(&format!("[{text},{}]", result("1")))],
+            vec![begins(), call("1"), user(&format!("[{},{text}]", result("1")))],
         ),
         (
-            vec![begins(), call("1"), user("\"b\""), user(&format!("[{},{words}]", result("1")))],
+            vec![begins(), call("1"), user("\"b\""), user(&format!("[{},{text}]", result("1")))],
             vec![
                 begins(),
                 call("1"),
-                user(&format!("[{},{words}]", result("1"))),
-                user(&format!("[{words}]")),
+                user(&format!("[{},{text}]", result("1"))),
+                user(&format!("[{text}]")),
             ],
         ),
         // A result twice.
@@ -158,7 +158,7 @@ fn calls_and_results_of_anthropic_pair() {
     ] {
         assert_eq!(paired(Anthropic, &body(&before)), body(&after));
     }
-    let whole = body(&[begins(), call("1"), user(&format!("[{},{words}]", result("1")))]);
+    let whole = body(&[begins(), call("1"), user(&format!("[{},{text}]", result("1")))]);
     assert_eq!(paired(Anthropic, &whole), whole);
 }
 
@@ -196,7 +196,7 @@ fn calls_and_outputs_of_responses_pair() {
     let (none_one, none_two) = (none("1"), none("2"));
     let (next, of_next, none_next) = (call("1_2"), output("1_2"), none("1_2"));
     let named = r#"{"type":"function_call","id":"fc_1","call_id":"1"}"#;
-    let said = r#"{"type":"message","id":"msg_1","role":"assistant","content":"b"}"#;
+    let message = r#"{"type":"message","id":"msg_1","role":"assistant","content":"b"}"#;
     for (before, after) in [
         (vec![user, &one, &two, &of_one], vec![user, &one, &two, &none_two, &of_one]),
         (vec![user, &one], vec![user, &one, &none_one]),
@@ -207,7 +207,7 @@ fn calls_and_outputs_of_responses_pair() {
         (vec![&one, &of_one, &one], vec![&one, &of_one, &next, &none_next]),
         (vec![&one, &one, &of_one], vec![&one, &of_one]),
         (vec![named, &of_one, named, &of_one, user], vec![named, &of_one, user]),
-        (vec![said, user, said], vec![said, user]),
+        (vec![message, user, message], vec![message, user]),
     ] {
         assert_eq!(paired(Responses, &body(&before)), body(&after));
     }
@@ -223,11 +223,11 @@ fn calls_and_responses_of_gemini_pair() {
     let turn = |parts: &str| format!(r#"{{"role":"user","parts":[{parts}]}}"#);
     let body = |contents: &[&str]| format!(r#"{{"contents":[{}]}}"#, contents.join(","));
     let (short, full) = (turn(one), turn(&format!("{one},{none}")));
-    let said = turn(&format!("{none_t},{none}"));
+    let answered = turn(&format!("{none_t},{none}"));
     let gone = turn(r#"{"text":"(no content)"}"#);
     for (before, after) in [
         (vec![user, call, &short], vec![user, call, &full]),
-        (vec![user, call, user], vec![user, call, &said, user]),
+        (vec![user, call, user], vec![user, call, &answered, user]),
         (vec![user, &short], vec![user, &gone]),
         (vec![user, call, &full], vec![user, call, &full]),
     ] {
@@ -359,7 +359,7 @@ proptest::proptest! {
         pieces in proptest::collection::vec(0usize..24, 0..40),
         dialect in 0usize..4,
     ) {
-        const WORDS: [&str; 24] = [
+        const PIECES: [&str; 24] = [
             "{\"messages\":[", "{\"contents\":[", "{\"input\":[", "]}", "{\"role\":\"assistant\",", "{\"role\":\"user\",",
             "\"content\":[", "\"content\":\"\"", "{\"type\":\"tool_use\",\"id\":\"a\"}", "\"parts\":[", "]", "}", ",",
             "{\"type\":\"tool_result\",\"tool_use_id\":\"a\"}", "{\"functionCall\":{\"name\":\"a\"}}",
@@ -368,7 +368,7 @@ proptest::proptest! {
             "{\"role\":\"tool\",\"tool_call_id\":\"a\"}", "{\"type\":\"text\",\"text\":\"\"}",
             "\"cache_control\":{}", "\\ud800", "null",
         ];
-        let body: String = pieces.into_iter().map(|at| WORDS[at]).collect();
+        let body: String = pieces.into_iter().map(|at| PIECES[at]).collect();
         fuzz([Anthropic, Chat, Responses, Gemini][dialect], body.as_bytes());
     }
 }

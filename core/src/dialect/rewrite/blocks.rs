@@ -8,7 +8,7 @@ use crate::wire::splice::Edit;
 
 /// A reasoning block to put back.
 #[derive(Clone, Copy, Debug)]
-pub struct ReasoningInsert<'a> {
+pub(crate) struct ReasoningInsert<'a> {
     /// The part of its message that it comes before; the number of parts means after the last.
     pub before: usize,
     /// The block as it was received ([`crate::dialect::ReplyPart::raw`]). If it is not a JSON object, it is left out.

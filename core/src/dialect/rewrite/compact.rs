@@ -12,8 +12,8 @@ use crate::wire::splice::Edit;
 
 /// The messages of a summary as JSON: a user message with the text, and if the history continues with a user
 /// message, a `boundary` of the model, so that roles alternate.
-pub fn continued(dialect: Dialect, words: &str, boundary: Option<&str>) -> String {
-    let mut messages = message(dialect, "user", words);
+pub fn continued(dialect: Dialect, text: &str, boundary: Option<&str>) -> String {
+    let mut messages = message(dialect, "user", text);
     if let Some(boundary) = boundary {
         let role = if dialect == Dialect::Gemini { "model" } else { "assistant" };
         messages.push(',');
@@ -23,13 +23,13 @@ pub fn continued(dialect: Dialect, words: &str, boundary: Option<&str>) -> Strin
 }
 
 /// A message with a plain text.
-pub(in crate::dialect) fn message(dialect: Dialect, role: &str, words: &str) -> String {
-    let words = literal(words);
+pub(in crate::dialect) fn message(dialect: Dialect, role: &str, text: &str) -> String {
+    let text = literal(text);
     match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
-            format!(r#"{{"role":"{role}","content":{words}}}"#)
+            format!(r#"{{"role":"{role}","content":{text}}}"#)
         }
-        Dialect::Gemini => format!(r#"{{"role":"{role}","parts":[{{"text":{words}}}]}}"#),
+        Dialect::Gemini => format!(r#"{{"role":"{role}","parts":[{{"text":{text}}}]}}"#),
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_ends_where_it_is_told() {
+    fn a_history_ends_at_the_given_message() {
         let body =
             br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);

@@ -48,8 +48,8 @@ fn adds(
     member: &str,
     body: &[u8],
 ) -> Option<Edit> {
-    let is_said = |name: &&str| object.get(name).is_some_and(|value| !value.is_null());
-    if object.kind() != Kind::Object || !thinks || names.iter().any(is_said) {
+    let is_set = |name: &&str| object.get(name).is_some_and(|value| !value.is_null());
+    if object.kind() != Kind::Object || !thinks || names.iter().any(is_set) {
         return None;
     }
     match names.iter().find_map(|name| object.get(name)) {
@@ -70,8 +70,8 @@ mod tests {
     }
 
     #[test]
-    fn thinking_that_was_asked_for_is_shown() {
-        for (dialect, body, asked) in [
+    fn thinking_that_was_requested_is_shown() {
+        for (dialect, body, expected) in [
             (
                 Dialect::Anthropic,
                 r#"{"thinking":{"type":"adaptive"}}"#,
@@ -103,12 +103,12 @@ mod tests {
                 r#"{"request":{"generationConfig":{"thinkingConfig":{"includeThoughts":true,"thinkingLevel":"high"}}}}"#,
             ),
         ] {
-            assert_eq!(shown(dialect, body).as_deref(), Some(asked), "{body}");
+            assert_eq!(shown(dialect, body).as_deref(), Some(expected), "{body}");
         }
     }
 
     #[test]
-    fn who_asked_for_none_or_said_how_is_left_alone() {
+    fn requests_without_thinking_or_with_a_display_are_left_alone() {
         for (dialect, body) in [
             (Dialect::Anthropic, r#"{"messages":[]}"#),
             (Dialect::Anthropic, r#"{"thinking":{"type":"disabled"}}"#),

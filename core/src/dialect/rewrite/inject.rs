@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_in_the_message_that_can_hold_them() {
+    fn an_injection_stands_in_the_message_that_can_hold_it() {
         let block = |text: &str| json!({"type": "text", "text": text});
         let whole = json!([block("Hi"), block("a \"b\""), block("c")]);
         for content in [json!("Hi"), json!([block("Hi")])] {

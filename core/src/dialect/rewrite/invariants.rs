@@ -1,8 +1,7 @@
-//! The law of rewriting, as it is tested over tables, random conversations, real traffic and fuzz.
+//! The invariants of rewriting, tested over tables, random conversations, real traffic and fuzz.
 //!
-//! After splicing, the body is JSON and reads as what was meant: a cut changes the words of one
-//! result, reasoning comes and goes where it should, every key stays, and what was taken out can be
-//! put back. Asserts; nothing but tests may call it.
+//! After splicing, the body is JSON and reads as intended: a cut changes the text of one result, reasoning is
+//! removed and put back only where it should be, and every key stays. Asserts; only tests may call it.
 
 mod seen;
 
@@ -14,17 +13,17 @@ use crate::dialect::{Dialect, Part, PartIndex, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use seen::{RequestSnapshot, agree, without};
 
-/// How many changes were made and found to be lawful.
+/// How many changes were made and checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InvariantCounts {
+pub(super) struct InvariantCounts {
     /// Results that were cut.
     pub cut: usize,
     /// Pieces of reasoning that were put back.
     pub put_back: usize,
     /// Signatures that were put on parts.
     pub signatures_restored: usize,
-    /// Pieces of reasoning that were taken out.
-    pub taken_out: usize,
+    /// Pieces of reasoning that were removed.
+    pub removed: usize,
 }
 
 impl std::ops::AddAssign for InvariantCounts {
@@ -32,11 +31,11 @@ impl std::ops::AddAssign for InvariantCounts {
         self.cut += other.cut;
         self.put_back += other.put_back;
         self.signatures_restored += other.signatures_restored;
-        self.taken_out += other.taken_out;
+        self.removed += other.removed;
     }
 }
 
-/// Fuzz: whatever the bytes, read as any dialect, every change that is possible is lawful.
+/// Fuzz: the bytes are read as each dialect, and every possible change keeps the invariants.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let dialects =
@@ -48,7 +47,7 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Makes every change at every place of a request, each alone.
-pub(crate) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+pub(super) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
     let mut tried = InvariantCounts::default();
     for (message, of) in request.read.messages.iter().enumerate() {
@@ -61,17 +60,17 @@ pub(crate) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Invaria
         let reasoning = request.reasoning(message);
         if reasoning.len() > 1 {
             for part in &reasoning {
-                tried.taken_out += request.take_out(message, &[*part]);
+                tried.removed += request.take_out(message, &[*part]);
             }
         }
-        tried.taken_out += request.take_out(message, &reasoning);
+        tried.removed += request.take_out(message, &reasoning);
     }
     tried
 }
 
 /// Cuts every result, puts reasoning back before all that the model said, and takes out all that
 /// came with the request, in one splice.
-pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+pub(super) fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
     let (mut tried, mut edits) = (InvariantCounts::default(), Vec::new());
     let (mut gone, mut expected) = (request.empty(), request.snapshots());
@@ -84,7 +83,7 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts 
             tried.cut += 1;
         }
         let mut has_back = false;
-        if let Some(before) = request.first_said(message) {
+        if let Some(before) = request.first_answered(message) {
             let block = ReasoningInsert { before, raw: samples(dialect)[0] };
             let back = put_back(&request.read, &request.body, message, &[block]);
             has_back = !back.is_empty();
@@ -101,7 +100,7 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts 
             gone.extend(
                 reasoning.iter().map(|part| request.number(PartIndex::new(message, *part))),
             );
-            tried.taken_out += reasoning.len();
+            tried.removed += reasoning.len();
             edits.extend(out);
             vanished.extend(goes_whole.then_some(message));
         }
@@ -126,39 +125,39 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts 
     tried
 }
 
-const NO_MEDIA: CutContent<'static> = CutContent { text: WORDS, keep_media: false };
+const NO_MEDIA: CutContent<'static> = CutContent { text: PLACEHOLDER, keep_media: false };
 
-/// The words that a cut leaves.
-const WORDS: &str = "cut \"here\" \\ \u{1f409}\n";
+/// The text in place of a cut result.
+const PLACEHOLDER: &str = "cut \"here\" \\ \u{1f409}\n";
 
-/// Reasoning as a provider gives it: words or a seal of the law's own.
+/// Reasoning as a provider gives it, with a text or signature of our own.
 fn samples(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
         Dialect::Anthropic => &[
-            r#"{"type":"thinking","thinking":"the law","signature":"dGhlIGxhdw=="}"#,
-            r#"{"type":"redacted_thinking","data":"dGhlIGxhdw=="}"#,
+            r#"{"type":"thinking","thinking":"a sample","signature":"YSBzYW1wbGU="}"#,
+            r#"{"type":"redacted_thinking","data":"YSBzYW1wbGU="}"#,
         ],
         Dialect::OpenaiChat => &[
-            r#"{"reasoning_content":"the law"}"#,
-            r#"{"content":[{"type":"thinking","thinking":[{"type":"text","text":"the law"}]}]}"#,
+            r#"{"reasoning_content":"a sample"}"#,
+            r#"{"content":[{"type":"thinking","thinking":[{"type":"text","text":"a sample"}]}]}"#,
         ],
         Dialect::OpenaiResponses => &[
-            r#"{"id":"rs_law","type":"reasoning","summary":[],"encrypted_content":"dGhlIGxhdw=="}"#,
+            r#"{"id":"rs_sample","type":"reasoning","summary":[],"encrypted_content":"YSBzYW1wbGU="}"#,
         ],
         Dialect::Gemini => &[
-            r#"{"text":"the law","thought":true}"#,
-            r#"{"text":"","thoughtSignature":"dGhlIGxhdw=="}"#,
+            r#"{"text":"a sample","thought":true}"#,
+            r#"{"text":"","thoughtSignature":"YSBzYW1wbGU="}"#,
         ],
     }
 }
 
-/// The seal in samples.
-const SIGNATURE: &str = "dGhlIGxhdw==";
+/// The signature in samples.
+const SIGNATURE: &str = "YSBzYW1wbGU=";
 
 impl RequestSnapshot<'_> {
     /// Whether a part is a sample.
     fn is_inserted(&self, part: &Part) -> bool {
-        let is_ours = |it: &&[u8]| matches!(*it, br#""the law""# | br#""dGhlIGxhdw==""#);
+        let is_ours = |it: &&[u8]| matches!(*it, br#""a sample""# | br#""YSBzYW1wbGU=""#);
         part.kind == PartKind::Reasoning && self.literals(part).iter().any(is_ours)
     }
 
@@ -175,16 +174,16 @@ impl RequestSnapshot<'_> {
         results
     }
 
-    /// Before what reasoning may be put back: the first part of a message that is none.
-    fn first_said(&self, message: usize) -> Option<usize> {
+    /// The first part of a reply that is not reasoning: reasoning may be put back before it.
+    fn first_answered(&self, message: usize) -> Option<usize> {
         let of = &self.read.messages[message];
         let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
-        let is_said = |part: &Part| part.kind != PartKind::Reasoning;
-        let first = of.parts.iter().position(is_said);
+        let is_answer = |part: &Part| part.kind != PartKind::Reasoning;
+        let first = of.parts.iter().position(is_answer);
         first.filter(|_| of.role == Role::Assistant && !has_field)
     }
 
-    /// Of two items that begin a list, each taken out alone, both would take the comma between.
+    /// If each of the first two items is removed alone, both edits remove the comma between them.
     fn is_second_of_two_thoughts(&self, message: usize) -> bool {
         self.is(Dialect::OpenaiResponses) && message == 1 && !self.reasoning(0).is_empty()
     }
@@ -198,8 +197,8 @@ impl RequestSnapshot<'_> {
         }
         let after = self.after(edits);
         let (number, now) = (self.number(at), after.part(at));
-        let words: String = now.texts.iter().map(|span| after.words_at(*span)).collect();
-        assert_eq!(words, WORDS);
+        let text: String = now.texts.iter().map(|span| after.text_at(*span)).collect();
+        assert_eq!(text, PLACEHOLDER);
         assert!(now.content.is_some(), "it may be cut again");
         let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
         snapshots[number].give_way();
@@ -209,9 +208,9 @@ impl RequestSnapshot<'_> {
         true
     }
 
-    /// A picture becomes words of the same speaker, and nothing else changes.
+    /// A picture becomes text of the same role, and nothing else changes.
     fn cut_picture(&self, at: PartIndex) {
-        let edits = cut_picture(&self.read, &self.body, at, WORDS);
+        let edits = cut_picture(&self.read, &self.body, at, PLACEHOLDER);
         if edits.is_empty() {
             return;
         }
@@ -221,8 +220,8 @@ impl RequestSnapshot<'_> {
             (before.kind, now.kind, now.role),
             (PartKind::Image, PartKind::Text, before.role)
         );
-        let words: String = now.texts.iter().map(|span| after.words_at(*span)).collect();
-        assert_eq!(words, WORDS);
+        let text: String = now.texts.iter().map(|span| after.text_at(*span)).collect();
+        assert_eq!(text, PLACEHOLDER);
         agree(&without(after.snapshots(), &[number]), &without(self.snapshots(), &[number]));
     }
 
@@ -232,11 +231,11 @@ impl RequestSnapshot<'_> {
         };
         let after = self.after(vec![edit]);
         assert_eq!(
-            after.part(at).signature.map(|signature| after.words_at(signature)),
+            after.part(at).signature.map(|signature| after.text_at(signature)),
             Some(SIGNATURE.into())
         );
         assert!(self.read.chains().eq(after.read.chains()));
-        // Empty words under a seal are a thought, and no end of a run of words.
+        // An empty text with a signature is a thought, and does not end a run of text.
         if has_content(self.part(at)) {
             let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
             assert_ne!(snapshots[self.number(at)].bytes, expected[self.number(at)].bytes);
@@ -265,8 +264,8 @@ impl RequestSnapshot<'_> {
             count += self.put_back(message, &blocks);
         }
         if self.is(Dialect::OpenaiChat) {
-            let words = |at: &usize| of.parts[*at].kind == PartKind::Text;
-            let tagged = (0..of.parts.len()).filter(words);
+            let is_text = |at: &usize| of.parts[*at].kind == PartKind::Text;
+            let tagged = (0..of.parts.len()).filter(is_text);
             count +=
                 tagged.filter(|at| self.put_back_in_tags(PartIndex::new(message, *at))).count();
         }
@@ -281,7 +280,7 @@ impl RequestSnapshot<'_> {
         let after = self.after(edits);
         let new = after.those(|part| after.is_inserted(part));
         if !self.those(|part| self.is_inserted(part)).is_empty() {
-            return blocks.len(); // ours cannot be told from its own
+            return blocks.len(); // ours cannot be distinguished from its own
         }
         assert_eq!(new.len(), blocks.len());
         let all_say = self.read.messages[message].parts.iter().all(has_content);
@@ -305,10 +304,10 @@ impl RequestSnapshot<'_> {
         parts.iter().position(|other| within(this.span, other.span)).unwrap_or(part)
     }
 
-    /// Words of the model with a thought in tags before them are the same words.
+    /// A text of the model with a thought in tags before it has the same key.
     fn put_back_in_tags(&self, at: PartIndex) -> bool {
-        let words: String = self.part(at).texts.iter().map(|span| self.words_at(*span)).collect();
-        let tagged = format!("<think>the law</think>\n\n{words}");
+        let text: String = self.part(at).texts.iter().map(|span| self.text_at(*span)).collect();
+        let tagged = format!("<think>a sample</think>\n\n{text}");
         let raw = serde_json::json!({ "content": tagged }).to_string();
         let edits = put_back(
             &self.read,
@@ -321,9 +320,9 @@ impl RequestSnapshot<'_> {
         }
         let after = self.after(edits);
         let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
-        let words =
+        let texts =
             snapshots.iter_mut().chain(&mut expected).filter(|it| it.kind == PartKind::Text);
-        words.for_each(|snapshot| snapshot.bytes = None);
+        texts.for_each(|snapshot| snapshot.bytes = None);
         agree(&snapshots, &expected);
         true
     }
@@ -350,7 +349,7 @@ impl RequestSnapshot<'_> {
         if !self.is(Dialect::OpenaiResponses) {
             after.is_whole(message);
         }
-        self.put_back_again(&after, message, parts);
+        self.restore_removed(&after, message, parts);
         parts.len()
     }
 
@@ -376,7 +375,7 @@ impl RequestSnapshot<'_> {
 
     /// What was taken out, put back: the parts that were there. Only where it is all reasoning of the
     /// message, and has what it needs to come back.
-    fn put_back_again(&self, after: &Self, message: usize, parts: &[usize]) {
+    fn restore_removed(&self, after: &Self, message: usize, parts: &[usize]) {
         let of = &self.read.messages[message];
         let is_top = |part: &usize| self.outermost(message, *part) == *part;
         let is_all = self.reasoning(message).len() == parts.len();
@@ -390,13 +389,13 @@ impl RequestSnapshot<'_> {
         }
         let is_last = after.read.messages.len() == message;
         let place = if is_last { message.checked_sub(1) } else { Some(message) };
-        let before = |taken: usize| if is_last { usize::MAX } else { parts[taken] - taken };
+        let before = |removed: usize| if is_last { usize::MAX } else { parts[removed] - removed };
         let blocks =
             raws.iter().enumerate().map(|(at, raw)| ReasoningInsert { before: before(at), raw });
         let blocks: Vec<ReasoningInsert<'_>> = blocks.collect();
         let Some(place) = place else { return };
-        let again = after.after(put_back(&after.read, &after.body, place, &blocks));
-        agree(&self.ordered(again.snapshots()), &self.ordered(self.snapshots()));
+        let restored = after.after(put_back(&after.read, &after.body, place, &blocks));
+        agree(&self.ordered(restored.snapshots()), &self.ordered(self.snapshots()));
     }
 
     /// Reasoning as the reply had it: the whole block, or the member that it is in Chat Completions.

@@ -14,9 +14,7 @@ use crate::wire::splice::Edit;
 
 /// A tool result to cut.
 pub(super) struct ToolAnswer<'a> {
-    /// The result's part.
     pub(super) part: &'a Part,
-    /// The range of its content.
     pub(super) content: Span,
     /// The parts in it that are kept: images, files, unknown parts.
     pub(super) kept: &'a [Part],
@@ -49,7 +47,6 @@ pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit>
     }
 }
 
-/// One item of a list.
 struct ListItem<'b> {
     /// Its range in the body.
     span: Span,
@@ -59,7 +56,6 @@ struct ListItem<'b> {
     marker: Option<&'b str>,
 }
 
-/// The content of an item.
 #[derive(Clone, Copy, PartialEq)]
 enum ItemContent {
     /// An image or a file.

@@ -25,15 +25,18 @@ pub(super) fn put_back(
     for block in blocks {
         let raw = block.raw.as_bytes();
         let document = Document::read(raw).unwrap_or_default();
-        let said = |value: Value<'_>| block.raw.get(value.span().start..value.span().end);
+        let source = |value: Value<'_>| block.raw.get(value.span().start..value.span().end);
         for (key, value) in document.root(raw).iter().flat_map(Value::entries) {
             match (&*key.text(), value.kind()) {
-                ("content", Kind::Array) => thinking.extend(value.items().filter_map(said)),
+                ("content", Kind::Array) => thinking.extend(value.items().filter_map(source)),
                 ("content", Kind::String) => {
-                    back.tagged(said(value).unwrap_or_default(), &value.text().unwrap_or_default());
+                    back.tagged(
+                        source(value).unwrap_or_default(),
+                        &value.text().unwrap_or_default(),
+                    );
                 }
                 ("content", _) => {}
-                (name, _) => back.member(name, said(value).unwrap_or_default()),
+                (name, _) => back.member(name, source(value).unwrap_or_default()),
             }
         }
     }
@@ -78,8 +81,8 @@ impl MessageRestore<'_> {
 
     /// Replaces a text by the same text with thinking in tags before it.
     fn tagged(&mut self, raw: &str, text: &str) {
-        let (Some(_), words) = think::split(text) else { return };
-        let key = Keyer::default().text(Role::Assistant, words);
+        let (Some(_), answer) = think::split(text) else { return };
+        let key = Keyer::default().text(Role::Assistant, answer);
         let Some((place, _)) = self.content() else {
             if key.is_none() {
                 self.member("content", raw);

@@ -1,7 +1,7 @@
 //! Edits that insert or remove reasoning items in Responses (`docs/protocols.md` 3.2, 3.5).
 //!
 //! The provider pairs reasoning with the item that it led to by their ids, if both have one and it stores
-//! them. So a sealed item is put back with its id only beside an item that has its own id, and if one is
+//! them. So an encrypted item is put back with its id only beside an item that has its own id, and if one is
 //! removed, the items that it led to lose their ids.
 
 use super::beside::{Removal, edit, first_member, insert, room, runs};
@@ -37,15 +37,15 @@ pub(super) fn put_back(
 fn fitting(raw: &str, has_id: bool, stored: bool) -> Option<String> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let item = document.root(raw.as_bytes())?;
-    let is_sealed = item.get_any(&["encrypted_content"]).is_some();
+    let is_encrypted = item.get_any(&["encrypted_content"]).is_some();
     // Open models: the text itself.
     let is_open = item.get("content").is_some_and(|content| content.items().next().is_some());
     let is_known = stored && item.get_any(&["id"]).is_some();
-    if !is_sealed && !is_open && !is_known {
+    if !is_encrypted && !is_open && !is_known {
         return None;
     }
     let mut fitting = raw.to_owned();
-    if !has_id && (is_sealed || !is_known) {
+    if !has_id && (is_encrypted || !is_known) {
         for at in members(item, "id", raw.as_bytes(), 0)?.into_iter().rev() {
             fitting.replace_range(at.start..at.end, "");
         }

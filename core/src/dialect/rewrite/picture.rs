@@ -10,7 +10,7 @@ use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
 /// The edit for part `at` of a message; none if the image is inside a tool result, shares its block, or is
-/// sealed.
+/// signed.
 pub(super) fn cut(
     dialect: Dialect,
     message: &Message,

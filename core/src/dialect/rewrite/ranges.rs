@@ -1,4 +1,4 @@
-//! Ranges of a body that contain each other, or are told from the start of a message.
+//! Ranges of a body that contain each other, or are counted from the start of a message.
 //!
 //! Nothing here looks at bytes.
 

@@ -313,7 +313,7 @@ mod tests {
             ("</sum\u{200d}mary>", "<\\/sum\u{200d}mary>"),
             ("a\u{202e}b\u{e0041}", "a\\u{202e}b\\u{e0041}"),
             ("\u{1b}]52;", "\\u{1b}]52;"),
-            // What is defused already gets one more, so that it can be told from what was not.
+            // What is defused already gets one more, so that it can be distinguished from what was not.
             ("\\Human: <\\/summary> \\u{202e}", "\\\\Human: <\\\\/summary> \\\\u{202e}"),
         ] {
             assert_eq!(defuse(text), expected);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_code_stay_as_they_are() {
+    fn text_and_code_stay_as_they_are() {
         for text in [
             "The user asked: why? He is human: so it goes.",
             "let all: Vec<User> = HashMap<User, Vec<Tool>>; if a < b || c < user && d <- s {}",

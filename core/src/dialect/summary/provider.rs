@@ -21,11 +21,11 @@ pub const BETA: &str = "compact-2026-09-04";
 pub struct ProviderSummary {
     /// The messages that replace those that it read, as JSON for the body.
     pub raw: String,
-    /// Its readable text.
+    /// The part of it that is readable, which may be empty.
     pub text: String,
     /// Whether another part of it is readable only for the provider.
     pub is_encrypted: bool,
-    /// Its usage.
+    /// The reported usage of the call that wrote it.
     pub usage: Usage,
 }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn anthropic_is_asked_for_a_block_alone() {
+    fn the_question_to_anthropic_is_for_a_block_alone() {
         let body = r#"{"model":"claude-opus-5-5","max_tokens":100,"stream":true,"system":"s",
             "tool_choice":{"type":"any"},"context_management":{"edits":[]},"stop_sequences":["x"],
             "output_config":{"effort":"low","format":{"type":"json_schema"}},
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_told_apart() {
+    fn other_answers_are_no_summary() {
         let why = |dialect, body: &str| read(dialect, body.as_bytes()).unwrap_err();
         let anthropic = |body: &str| why(Dialect::Anthropic, body);
         assert_eq!(
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn who_compacts_already_is_not_asked() {
+    fn a_request_that_compacts_already_is_not_asked() {
         let edits = r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#;
         let clears = r#"{"context_management":{"edits":[{"type":"clear_thinking_20251015"}]}}"#;
         assert!(!is_possible(Dialect::Anthropic, edits.as_bytes()));

@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::dialect::{ProviderError, ReplyPart};
 
-fn asked(dialect: Dialect, target: &str, body: &str) -> Json {
+fn summary_request(dialect: Dialect, target: &str, body: &str) -> Json {
     let question = SummaryQuestion {
         instruction: "Say \"it\".",
         model: None,
@@ -13,25 +13,28 @@ fn asked(dialect: Dialect, target: &str, body: &str) -> Json {
         usage: true,
         marker: None,
     };
-    let asked = ask(dialect, target, &Bytes::from(body.to_owned()), &question).unwrap();
-    serde_json::from_slice(&asked).unwrap()
+    let request = ask(dialect, target, &Bytes::from(body.to_owned()), &question).unwrap();
+    serde_json::from_slice(&request).unwrap()
 }
 
 #[test]
-fn anthropic_is_asked_in_the_persons_last_message() {
+fn anthropic_is_asked_in_the_users_last_message() {
     let body = r#"{"model":"m","max_tokens":100,"tool_choice":{"type":"any"},"system":"s","tools":[{"name":"T"}],
         "messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"T","input":{}}]},
         {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"r"}]}]}"#;
-    let asked = asked(Dialect::Anthropic, "/v1/messages", body);
-    assert_eq!(asked["messages"][2]["content"][1], json!({"type": "text", "text": "Say \"it\"."}));
-    assert_eq!(asked["messages"].as_array().unwrap().len(), 3);
-    assert_eq!((&asked["stream"], &asked["max_tokens"]), (&json!(true), &json!(4096)));
-    assert_eq!((asked.get("tool_choice"), &asked["system"]), (None, &json!("s")));
+    let request = summary_request(Dialect::Anthropic, "/v1/messages", body);
+    assert_eq!(
+        request["messages"][2]["content"][1],
+        json!({"type": "text", "text": "Say \"it\"."})
+    );
+    assert_eq!(request["messages"].as_array().unwrap().len(), 3);
+    assert_eq!((&request["stream"], &request["max_tokens"]), (&json!(true), &json!(4096)));
+    assert_eq!((request.get("tool_choice"), &request["system"]), (None, &json!("s")));
     let plain = r#"{"model":"m","max_tokens":9000,"messages":[{"role":"user","content":"Hm."}]}"#;
-    let asked = self::asked(Dialect::Anthropic, "/v1/messages", plain);
-    assert_eq!(asked["messages"][0]["content"][0]["text"], "Hm.");
-    assert_eq!(asked["messages"][0]["content"][1]["text"], "Say \"it\".");
-    assert_eq!(asked["max_tokens"], 9000);
+    let request = summary_request(Dialect::Anthropic, "/v1/messages", plain);
+    assert_eq!(request["messages"][0]["content"][0]["text"], "Hm.");
+    assert_eq!(request["messages"][0]["content"][1]["text"], "Say \"it\".");
+    assert_eq!(request["max_tokens"], 9000);
 }
 
 #[test]
@@ -52,45 +55,48 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
     };
     for body in [ended, &blocks] {
         let body = Bytes::from(body.to_owned());
-        let asked = ask(Dialect::Anthropic, target, &body, &question).unwrap();
-        let asked: Json = serde_json::from_slice(&asked).unwrap();
+        let request = ask(Dialect::Anthropic, target, &body, &question).unwrap();
+        let request: Json = serde_json::from_slice(&request).unwrap();
         let marked = json!({"type": "text", "text": "Hm.", "cache_control": {"type": "ephemeral", "ttl": "1h"}});
-        assert_eq!(asked["messages"][0]["content"], json!([marked]));
+        assert_eq!(request["messages"][0]["content"], json!([marked]));
     }
     let full = ended.replace(
         r#""m","#,
         &format!(r#""m","system":[{}],"#, [r#"{"cache_control":{}}"#; 4].join(",")),
     );
-    let asked = ask(Dialect::Anthropic, target, &Bytes::from(full), &question).unwrap();
-    let asked: Json = serde_json::from_slice(&asked).unwrap();
-    assert_eq!(asked["messages"][0]["content"], "Hm.", "no more than a request may have");
+    let request = ask(Dialect::Anthropic, target, &Bytes::from(full), &question).unwrap();
+    let request: Json = serde_json::from_slice(&request).unwrap();
+    assert_eq!(request["messages"][0]["content"], "Hm.", "no more than a request may have");
 }
 
 #[test]
-fn chat_is_asked_in_the_words_or_after_a_tools_answer() {
+fn chat_is_asked_in_the_users_message_or_after_a_tools_answer() {
     let target = "/v1/chat/completions";
     let body = r#"{"model":"m","response_format":{"type":"json_object"},"messages":[{"role":"user","content":"Hm."}]}"#;
-    let asked = asked(Dialect::OpenaiChat, target, body);
-    assert_eq!(asked["messages"][0]["content"], "Hm.\n\nSay \"it\".");
-    assert_eq!(asked["stream_options"], json!({"include_usage": true}));
-    assert_eq!(asked.get("response_format"), None);
-    assert_eq!(asked.get("max_tokens"), None, "no limit is put where there is none");
+    let request = summary_request(Dialect::OpenaiChat, target, body);
+    assert_eq!(request["messages"][0]["content"], "Hm.\n\nSay \"it\".");
+    assert_eq!(request["stream_options"], json!({"include_usage": true}));
+    assert_eq!(request.get("response_format"), None);
+    assert_eq!(request.get("max_tokens"), None, "no limit is put where there is none");
     let body = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"r"}]}"#;
-    let asked = self::asked(Dialect::OpenaiChat, target, body);
-    assert_eq!(asked["messages"][3], json!({"role": "user", "content": "Say \"it\"."}));
+    let request = summary_request(Dialect::OpenaiChat, target, body);
+    assert_eq!(request["messages"][3], json!({"role": "user", "content": "Say \"it\"."}));
 }
 
 #[test]
 fn responses_and_gemini_are_asked_in_their_own_form() {
     let body = r#"{"model":"m","tool_choice":"required","text":{"format":{"type":"json_schema"},"verbosity":"low"},"input":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
-    let asked = asked(Dialect::OpenaiResponses, "/v1/responses", body);
-    assert_eq!(asked["input"][2], json!({"role": "user", "content": "Say \"it\"."}));
-    assert_eq!((&asked["text"], asked.get("tool_choice")), (&json!({"verbosity": "low"}), None));
+    let request = summary_request(Dialect::OpenaiResponses, "/v1/responses", body);
+    assert_eq!(request["input"][2], json!({"role": "user", "content": "Say \"it\"."}));
+    assert_eq!(
+        (&request["text"], request.get("tool_choice")),
+        (&json!({"verbosity": "low"}), None)
+    );
     let body = r#"{"contents":[{"role":"user","parts":[{"text":"Hm."}]}],"generationConfig":{"responseMimeType":"application/json"}}"#;
     let target = "/v1beta/models/gemini-3-pro:generateContent?key=k";
-    let asked = self::asked(Dialect::Gemini, target, body);
-    assert_eq!(asked["contents"][0]["parts"][1], json!({"text": "Say \"it\"."}));
-    assert_eq!((&asked["generationConfig"], asked.get("stream")), (&json!({}), None));
+    let request = summary_request(Dialect::Gemini, target, body);
+    assert_eq!(request["contents"][0]["parts"][1], json!({"text": "Say \"it\"."}));
+    assert_eq!((&request["generationConfig"], request.get("stream")), (&json!({}), None));
     assert_eq!(
         self::target(Dialect::Gemini, target, None),
         "/v1beta/models/gemini-3-pro:streamGenerateContent?alt=sse&key=k"
@@ -108,9 +114,9 @@ fn responses_and_gemini_are_asked_in_their_own_form() {
 /// What stands before the summary's tag, an analysis, is no part of it.
 #[test]
 fn the_summary_is_taken_from_behind_its_analysis() {
-    let said =
+    let reply =
         "<analysis>\nFirst this, then that.\n</analysis>\n\n<summary>\nShe is deep.\n</summary>";
-    let part = ReplyPart { text: said.into(), ..ReplyPart::of(PartKind::Text) };
+    let part = ReplyPart { text: reply.into(), ..ReplyPart::of(PartKind::Text) };
     let reply = Reply {
         parts: vec![part],
         complete: true,
@@ -121,8 +127,8 @@ fn the_summary_is_taken_from_behind_its_analysis() {
 }
 
 #[test]
-fn only_words_are_a_summary() {
-    let text = |words: &str| ReplyPart { text: words.into(), ..ReplyPart::of(PartKind::Text) };
+fn only_text_is_a_summary() {
+    let text = |content: &str| ReplyPart { text: content.into(), ..ReplyPart::of(PartKind::Text) };
     let reply = |parts: Vec<ReplyPart>| Reply {
         parts,
         complete: true,
@@ -172,9 +178,9 @@ fn reasoning_that_is_signed_for_another_beginning_is_left_out() {
             json!({"role": "user", "content": [result]}),
         ]
     };
-    let said = |words: &str| json!({"role": "user", "content": words});
+    let user = |text: &str| json!({"role": "user", "content": text});
     let messages: Vec<_> =
-        [vec![said("A.")], step("one").into(), vec![said("B.")], step("two").into()].concat();
+        [vec![user("A.")], step("one").into(), vec![user("B.")], step("two").into()].concat();
     let body = json!({"model": "m", "messages": messages}).to_string();
     let left = |bound| {
         let body = Bytes::from(body.clone());

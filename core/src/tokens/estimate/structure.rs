@@ -14,7 +14,7 @@ struct Around {
     result: (u32, u64),
     /// What the name of its tool adds to it.
     named: u32,
-    /// Of a tool, of a response schema, and how much of a tool's words is left, percent.
+    /// Of a tool, of a response schema, and how much of a tool's text is counted, percent.
     tools: (u32, u32, u32),
     /// With the first tool, and with the first that comes in the history.
     first: (u32, u32),
@@ -38,24 +38,24 @@ fn around(name: &str, dialect: Dialect) -> Around {
     read.dialect = dialect;
     let model = Catalogue::default().model(name, "");
     let whole = Tokenizer::whole(model.family);
-    let words = |text: &str| whole.reply().text(text);
+    let text_tokens = |text: &str| whole.reply().text(text);
     let counter = || whole.counter(&read, BODY.as_bytes(), &model);
     let part = |at: usize| read.parts().nth(at).unwrap();
-    let result = words("Three metres and a half.");
+    let result = text_tokens("Three metres and a half.");
     let mut unnamed = counter();
     let bare = unnamed.part(part(4)) - result;
     let mut named = counter();
     let by_name = named.part(part(3)) - result;
     let tool = &read.tools[0];
     let text = String::from_utf8_lossy(tool.span.of(BODY.as_bytes()));
-    let (tool_words, tool_tokens) = (words(&text), counter().part(tool));
+    let (tool_text, tool_tokens) = (text_tokens(&text), counter().part(tool));
     let schema = Part { is_schema: true, ..tool.clone() };
-    // A tool of no words at all costs what stands around it.
+    // A tool without any text costs what stands around it.
     let blank = Part { texts: vec![part(2).texts[0]], ..tool.clone() };
     let kept = counter().structure.tool_percent;
-    let rest = u64::from(words("{}")) * u64::from(kept) / 100;
+    let rest = u64::from(text_tokens("{}")) * u64::from(kept) / 100;
     let tool_around = counter().part(&blank) - rest as u32;
-    let left = (u64::from(tool_words) * u64::from(kept) / 100) as u32;
+    let left = (u64::from(tool_text) * u64::from(kept) / 100) as u32;
     assert_eq!(tool_tokens, left + tool_around, "{name}: so much of its words is left");
     let mut read_as_json = counter();
     read_as_json.part(part(3));
@@ -63,13 +63,13 @@ fn around(name: &str, dialect: Dialect) -> Around {
         read_as_json.reading(),
         match unnamed.reading() {
             0 if !name.contains("2.0") || dialect != Dialect::Gemini => 0,
-            more => more + u64::from(words("shell")),
+            more => more + u64::from(text_tokens("shell")),
         },
         "{name}: it is introduced by the tool's name"
     );
     Around {
-        text: counter().part(part(0)) - words("How deep is the harbour?"),
-        call: counter().part(part(2)) - words("{}") - words("shell"),
+        text: counter().part(part(0)) - text_tokens("How deep is the harbour?"),
+        call: counter().part(part(2)) - text_tokens("{}") - text_tokens("shell"),
         result: (bare, unnamed.reading()),
         named: by_name - bare,
         tools: (tool_around, counter().part(&schema) - tool_tokens, kept),
@@ -160,7 +160,7 @@ fn what_gemini_puts_around_parts() {
     assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(read));
 }
 
-/// What is a mere mark, or is told by another part, is no part of the prompt.
+/// A mere marker, or what another part contains, is no part of the prompt.
 #[test]
 fn what_is_not_in_the_prompt_costs_nothing() {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
@@ -225,11 +225,11 @@ fn samples_are_spread_evenly() {
     assert!(sampled.abs_diff(whole) < whole / 50, "{sampled} for {whole}");
     assert_eq!(counter.looked, 120_000 / (2 * SAMPLE_BYTES) * SAMPLE_BYTES);
     assert_eq!(counter.samples, SAMPLES - 14);
-    // The looks of the samples are those of all of it.
+    // The samples have the token classes of the whole.
     let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
     all.text(&text);
-    let [told, is] = [counter.tally().tokens(), all.tally().tokens()];
-    assert!(told.abs_diff(is) < is / 50, "{told} for {is}");
+    let [sampled, is] = [counter.tally().tokens(), all.tally().tokens()];
+    assert!(sampled.abs_diff(is) < is / 50, "{sampled} for {is}");
 }
 
 /// A name that may not be read leaves no trace in what the text looks like.
@@ -241,26 +241,26 @@ fn a_name_that_may_not_be_read_is_counted_aside() {
     let whole = Tokenizer::whole(Family::Gemini);
     let mut counter = whole.counter(&read, BODY.as_bytes(), &model);
     counter.part(read.parts().nth(3).unwrap());
-    let mut words = whole.reply();
-    words.text("Three metres and a half.");
-    assert_eq!((counter.worded(), counter.tally()), (words.worded(), words.tally()));
+    let mut reply = whole.reply();
+    reply.text("Three metres and a half.");
+    assert_eq!((counter.worded(), counter.tally()), (reply.worded(), reply.tally()));
     let once = counter.reading();
     counter.part(read.parts().nth(3).unwrap());
     assert!(once > 0);
     assert_eq!(counter.reading(), 2 * once);
 }
 
-/// Reasoning in words costs its words; sealed, as much as its seal is long.
+/// Readable reasoning costs its text; encrypted reasoning costs by its length.
 #[test]
-fn reasoning_costs_its_words_where_it_has_some() {
+fn reasoning_costs_its_text_where_it_has_some() {
     let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",
         "summary":[{"type":"summary_text","text":"Three metres and a half."}]}]}"#;
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
     let model = Catalogue::default().model("gpt-5", "");
     let whole = Tokenizer::whole(model.family);
     let part = read.parts().next().unwrap();
-    let words = whole.reply().text("Three metres and a half.");
-    assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(part), words + 2);
+    let text_tokens = whole.reply().text("Three metres and a half.");
+    assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(part), text_tokens + 2);
     let text = Part { kind: PartKind::Text, texts: Vec::new(), ..part.clone() };
     assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(&text), 4, "of reasoning alone");
 }

@@ -27,7 +27,7 @@ fn call(n: u64, counting: CountingMethod) -> Observation {
     }
     let is_text = n % 4 == 2;
     let media = if n % 11 == 3 { 258 } else { 0 };
-    let news = NewContent {
+    let new_content = NewContent {
         tally,
         tokens: size + u64::from(media),
         text_tokens: size,
@@ -44,7 +44,7 @@ fn call(n: u64, counting: CountingMethod) -> Observation {
     Observation {
         counted: [base + thoughts, base + thoughts, base + thoughts / 2, base],
         belief: [[0.0, 4.0, 3.8, 0.0], [-2.0, 1.0, 0.5, 0.8]][(n % 3 == 1) as usize],
-        new_content: news,
+        new_content,
         counting,
         streams: n % 2 == 1,
         began_cached: [None, None, Some(true), Some(false), None][(n % 5) as usize],

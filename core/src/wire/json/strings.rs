@@ -54,11 +54,11 @@ pub(super) fn append_unescaped(raw: &[u8], out: &mut Vec<u8>) {
             out.push(b'"');
             rest = &rest[1..];
         } else if !rest.is_empty() {
-            let (meant, used) = escape(rest);
-            if meant.is_ascii() {
-                out.push(meant as u8);
+            let (unescaped, used) = escape(rest);
+            if unescaped.is_ascii() {
+                out.push(unescaped as u8);
             } else {
-                out.extend_from_slice(meant.encode_utf8(&mut [0; 4]).as_bytes());
+                out.extend_from_slice(unescaped.encode_utf8(&mut [0; 4]).as_bytes());
             }
             rest = &rest[used.min(rest.len())..];
         }

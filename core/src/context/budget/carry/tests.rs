@@ -29,7 +29,7 @@ fn outlook() -> CarryOutlook {
     }
 }
 
-/// A reply of thinking (`t`), words (`w`) and calls (`c`); with a capital, sealed.
+/// A reply of thinking (`t`), text (`w`) and calls (`c`); capitals are signed.
 fn reply(letters: &str) -> Reply {
     let part = |letter: char| {
         let kind = match letter.to_ascii_lowercase() {
@@ -37,8 +37,8 @@ fn reply(letters: &str) -> Reply {
             'w' => PartKind::Text,
             _ => PartKind::ToolCall,
         };
-        let sealed = letter.is_ascii_uppercase().then(|| "c2ln".into());
-        ReplyPart { signature: sealed, ..ReplyPart::of(kind) }
+        let signature = letter.is_ascii_uppercase().then(|| "c2ln".into());
+        ReplyPart { signature, ..ReplyPart::of(kind) }
     };
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }
@@ -73,7 +73,7 @@ fn what_a_client_drops_comes_back_where_it_is_put_back() {
     assert_eq!((back(&ended, "tw"), back(&ended, "tc")), (ALL, NOTHING));
     let goes_on = CarryOutlook { puts_back_loop: true, ..drops.clone() };
     assert_eq!((back(&goes_on, "tw"), back(&goes_on, "tc")), (NOTHING, ALL));
-    // Signatures on words and calls, of look-alikes of Chat Completions.
+    // Signatures on text and calls, of APIs compatible with Chat Completions.
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..outlook() };
     assert_eq!(back(&chat, "W"), ALL);
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..drops };
@@ -106,7 +106,7 @@ fn geminis_reasoning_comes_back_with_its_signature() {
     assert_eq!(back(&strips, "W"), (true, false, false));
 }
 
-/// A turn of 1,000 tokens that was answered with 60 of words and 40 of reasoning.
+/// A turn of 1,000 tokens that was answered with 60 of text and 40 of reasoning.
 fn turn() -> Turn {
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
@@ -122,7 +122,7 @@ const LOSES: ReplyCarry =
     ReplyCarry { returns: false, unsent: true, returns_by_rules: false, goes_on: false };
 
 #[test]
-fn the_next_request_holds_input_words_and_the_reasoning_that_is_read() {
+fn the_next_request_holds_input_reply_and_the_reasoning_that_is_read() {
     use ReasoningRetention::{Drops, Keeps, Loops, Turns};
     let of = |back, retention| {
         let carry = outlook().carried(&turn(), back, retention, false);
@@ -263,17 +263,17 @@ fn a_client_that_drops_reasoning_is_seen_to() {
         place: PromptSection::Reasoning,
         by_length: false,
     };
-    let words = |key| SketchPart { place: PromptSection::History, ..thought(key) };
+    let text = |key| SketchPart { place: PromptSection::History, ..thought(key) };
     let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
         let mut turn = turn();
         turn.carry = Some(CarryOver { returns, drops, ..CarryOver::default() });
         has_dropped(now, Some(Anchor { turn: &turn, sketch: before }))
     };
-    let before = [words(1), thought(2)];
-    assert!(of(&before, &[words(1), thought(2), words(3)], true, false));
-    assert!(!of(&before, &[words(1), thought(2), thought(3)], true, true), "it came");
+    let before = [text(1), thought(2)];
+    assert!(of(&before, &[text(1), thought(2), text(3)], true, false));
+    assert!(!of(&before, &[text(1), thought(2), thought(3)], true, true), "it came");
     assert!(!of(&before, &[thought(2), thought(2)], true, true), "as often as a signature comes");
-    assert!(of(&[thought(2), thought(2)], &[thought(2), words(9)], true, false));
+    assert!(of(&[thought(2), thought(2)], &[thought(2), text(9)], true, false));
     for drops in [false, true] {
         assert_eq!(of(&before, &before, false, drops), drops, "nothing was expected");
     }

@@ -21,7 +21,7 @@ fn of(rules: &ClassicRules, scene: &SessionFixture, last: Option<&Turn>) -> Clas
 }
 
 /// Where what is new begins: after the request and its reply, wherever the client put that; where neither is found
-/// again, after the model's last words.
+/// again, after the model's last message.
 #[test]
 fn what_is_new_begins_after_what_was_sent_and_answered() {
     let turn = turn(&SessionFixture::of(FREE, &messages("u")));
@@ -31,17 +31,20 @@ fn what_is_new_begins_after_what_was_sent_and_answered() {
     let first = |messages: &[Value]| {
         first_new(&SessionFixture::of(FREE, &messages.to_vec().into()).conversation, &anchor)
     };
-    let (asked, said) = (user("Words 0."), model("Said 1."));
-    assert_eq!(first(&[asked.clone(), said.clone(), user("On.")]), 2);
-    assert_eq!(first(&[asked.clone(), user("On.")]), 1, "the reply does not come");
-    assert_eq!(first(&[asked.clone(), model("Else."), user("On.")]), 2, "it comes otherwise");
-    assert_eq!(first(&[asked.clone(), said.clone(), model("More."), user("On.")]), 3);
-    assert_eq!(first(&[asked.clone(), said.clone(), user("On."), model("So."), user("Go.")]), 2);
+    let (question, reply) = (user("Words 0."), model("Said 1."));
+    assert_eq!(first(&[question.clone(), reply.clone(), user("On.")]), 2);
+    assert_eq!(first(&[question.clone(), user("On.")]), 1, "the reply does not come");
+    assert_eq!(first(&[question.clone(), model("Else."), user("On.")]), 2, "it comes otherwise");
+    assert_eq!(first(&[question.clone(), reply.clone(), model("More."), user("On.")]), 3);
+    assert_eq!(
+        first(&[question.clone(), reply.clone(), user("On."), model("So."), user("Go.")]),
+        2
+    );
     let other = user("Other words.");
-    let changed = [other.clone(), said.clone(), user("On."), model("So."), user("Go.")];
+    let changed = [other.clone(), reply.clone(), user("On."), model("So."), user("Go.")];
     assert_eq!(first(&changed), 4, "nothing is found again");
     assert_eq!(first(&[other.clone(), user("On.")]), 0, "and the model said nothing");
-    assert_eq!(first(&[asked, said]), 2, "nothing is new");
+    assert_eq!(first(&[question, reply]), 2, "nothing is new");
 }
 
 /// System prompt and tools count with the first call, where the rules count them at all; later they were reported.
@@ -96,7 +99,7 @@ fn what_was_reported_is_not_multiplied() {
 }
 
 #[test]
-fn what_the_provider_holds_is_told() {
+fn what_the_provider_holds_is_reported() {
     let body = json!({"model": "gpt-5", "previous_response_id": "r", "input": "12345678"});
     let scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
     let last = turn(&SessionFixture::of(FREE, &messages("u")));

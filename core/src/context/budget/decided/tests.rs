@@ -34,8 +34,8 @@ fn ruled(letters: &str) -> SessionFixture {
             scene.send(&all.as_array().unwrap()[..count].iter().cloned().collect::<Value>());
         }
         let content = &all[count]["content"];
-        let words = || json!([{"type": "text", "text": content}]);
-        scene.answered(&if content.is_string() { words() } else { content.clone() });
+        let blocks = || json!([{"type": "text", "text": content}]);
+        scene.answered(&if content.is_string() { blocks() } else { content.clone() });
     }
     scene.send(&all);
     scene
@@ -104,7 +104,7 @@ fn a_result_that_gave_way_counts_as_its_placeholder() {
 
 /// Words of others count with the request that says them first, and in what is counted whole.
 #[test]
-fn words_of_others_count_where_they_are_new() {
+fn injected_messages_count_where_they_are_new() {
     let mut scene = ruled("uau");
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
         id: "q".into(),
@@ -114,8 +114,8 @@ fn words_of_others_count_where_they_are_new() {
         repeats: None,
     })));
     assert_eq!(counted(&scene).0, 1_002, "they are not said yet");
-    let said = inject::propose(&scene.request(), &scene.known());
-    said.into_iter().for_each(|fact| scene.ledger.add(fact));
+    let injected = inject::propose(&scene.request(), &scene.known());
+    injected.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(counted(&scene), (1_002 + 4, 2 + 4, 0));
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));

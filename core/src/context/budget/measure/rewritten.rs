@@ -1,4 +1,4 @@
-//! What a request costs that is not sent as it came: with a summary, with words of others, with reasoning put back.
+//! What a request costs that is not sent as it came: with a summary, with injected messages, with reasoning put back.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn followed(name: &'static str) -> SessionFixture {
 }
 
 #[test]
-fn words_of_others_cost_what_they_are_counted_as() {
+fn injected_messages_cost_what_they_are_counted_as() {
     let mut scene = followed("claude-opus-4-6");
     let before = measured(&scene);
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
@@ -44,10 +44,10 @@ fn words_of_others_cost_what_they_are_counted_as() {
         text: "Mind the weather, and come back before the tide is out.".into(),
         repeats: None,
     })));
-    let said = inject::propose(&scene.request(), &scene.known());
-    let Some(Fact::InjectedMessage(one)) = said.first() else { panic!("{said:?}") };
+    let injected = inject::propose(&scene.request(), &scene.known());
+    let Some(Fact::InjectedMessage(one)) = injected.first() else { panic!("{injected:?}") };
     let (key, tokens) = (one.key(), u64::from(one.place().unwrap().tokens));
-    said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
+    injected.iter().for_each(|fact| scene.ledger.add(fact.clone()));
     let after = measured(&scene);
     assert_eq!(after.contents.user - before.contents.user, tokens);
     assert_eq!(after.estimate.tokens - before.estimate.tokens, tokens);

@@ -56,8 +56,8 @@ impl Case {
         let model = self.model();
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         reading.push(format!(r#"{{"id":"msg","content":[{content}]}}"#).as_bytes());
-        let mut said = reading.finish(true);
-        said.usage = usage.clone();
+        let mut message = reading.finish(true);
+        message.usage = usage.clone();
         let turn = Turn {
             exchange: "before".into(),
             position: Position {
@@ -72,7 +72,7 @@ impl Case {
             },
             after: Chain::START,
             done: Default::default(),
-            response: said.id.clone(),
+            response: message.id.clone(),
             at: 0,
             ended: 0,
             upstream: "u".into(),
@@ -88,7 +88,7 @@ impl Case {
             window: 200_000,
             reserve: 16_000,
             sketch: measured.sketch.clone(),
-            reply: reply(&said, Tokenizer::whole(model.family)),
+            reply: reply(&message, Tokenizer::whole(model.family)),
             anchor_keys: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
@@ -116,7 +116,7 @@ fn model(content: &str) -> String {
     format!(r#"{{"role":"assistant","content":[{content}]}}"#)
 }
 
-const WORDS: &str = r#"{"type":"text","text":"Three metres and a half."}"#;
+const TEXT: &str = r#"{"type":"text","text":"Three metres and a half."}"#;
 const CALL: &str = r#"{"type":"tool_use","id":"t1","name":"Read","input":{"path":"a"}}"#;
 const RESULT: &str = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"three and a half metres"}]}"#;
 const THINKING: &str = r#"{"type":"thinking","thinking":"Let me see.","signature":"c2lnbmF0dXJl"}"#;
@@ -128,17 +128,17 @@ const TOOL: &str =
 #[test]
 fn a_weight_by_length_is_counted_again() {
     let signs = "let x = a[i];\\n".repeat(400);
-    let asked = Case::new(&signs, TOOL, &user(&signs));
-    let whole = asked.answered(WORDS, usage(9_000, 50));
-    let unloaded = Tokenizer { encoding: None, ..Tokenizer::whole(asked.model().family) };
-    let sketch = asked.measure_by(unloaded, None).sketch;
+    let first = Case::new(&signs, TOOL, &user(&signs));
+    let whole = first.answered(TEXT, usage(9_000, 50));
+    let unloaded = Tokenizer { encoding: None, ..Tokenizer::whole(first.model().family) };
+    let sketch = first.measure_by(unloaded, None).sketch;
     let turn = Turn { sketch: sketch.clone(), ..whole.turn.clone() };
     let before = Before { turn, sketch: sketch.added };
     assert!(before.sketch.iter().all(|part| part.by_length));
     let weights = |parts: &[SketchPart]| parts.iter().map(|part| part.tokens).collect::<Vec<_>>();
     assert_ne!(weights(&before.sketch), weights(&whole.sketch));
 
-    let next = [user(&signs), model(WORDS), user("And unloaded?")].join(",");
+    let next = [user(&signs), model(TEXT), user("And unloaded?")].join(",");
     let next = Case::new(&signs, TOOL, &next);
     let (measured, usual) = (next.measure(Some(&before)), next.measure(Some(&whole)));
     assert_eq!(measured.parts, usual.parts);
@@ -147,8 +147,8 @@ fn a_weight_by_length_is_counted_again() {
     // The sketch is stored anew from the first weight that changed on, and then as ever.
     assert_eq!((measured.sketch.kept, measured.sketch.added), (0, measured.parts.clone()));
     let turn = Turn { sketch: Sketch::default(), ..before.turn.clone() };
-    let again = next.measure(Some(&Before { turn, sketch: measured.parts.clone() }));
-    assert_eq!(again.sketch.kept as usize, measured.parts.len());
+    let remeasured = next.measure(Some(&Before { turn, sketch: measured.parts.clone() }));
+    assert_eq!(remeasured.sketch.kept as usize, measured.parts.len());
     // While there is no vocabulary, they stay as they are.
     let still = next.measure_by(unloaded, Some(&before));
     assert_eq!(still.parts[..before.sketch.len()], before.sketch);
@@ -171,12 +171,12 @@ fn check_sum(measured: &MeasuredEstimate) {
     assert_eq!(system + tools + messages, measured.estimate.tokens);
 }
 
-/// MCP tools by their names; memory files, skills and agents by their reminders' words.
+/// MCP tools by their names; memory files, skills and agents by the headings of their reminders.
 #[test]
-fn sections_are_told_apart() {
+fn prompt_sections_are_recognised() {
     let mcp = r#"{"name":"mcp__git__log","description":"Shows the log.","input_schema":{"type":"object"}}"#;
-    let reminder = |words: &str| {
-        let text = format!("<system-reminder>\\n{words}\\n</system-reminder>");
+    let reminder = |content: &str| {
+        let text = format!("<system-reminder>\\n{content}\\n</system-reminder>");
         format!(r#"{{"type":"text","text":"{text}"}}"#)
     };
     let blocks = [
@@ -186,8 +186,8 @@ fn sections_are_told_apart() {
         reminder("# currentDate\\nToday's date is 2026-05-15."),
         r##"{"type":"text","text":"What does # claudeMd mean?"}"##.to_owned(),
     ];
-    let asked = format!(r#"{{"role":"user","content":[{}]}}"#, blocks.join(","));
-    let measured = Case::new("S", &format!("{TOOL},{mcp}"), &asked).measure(None);
+    let message = format!(r#"{{"role":"user","content":[{}]}}"#, blocks.join(","));
+    let measured = Case::new("S", &format!("{TOOL},{mcp}"), &message).measure(None);
     let Breakdown { tools, messages, sections, .. } = measured.estimate.breakdown;
     let each: Vec<u64> = measured.parts.iter().map(|part| u64::from(part.tokens)).collect();
     // Tools, system, then the blocks, in order.
@@ -211,8 +211,8 @@ fn no_call_yet_is_a_full_estimate_and_says_so() {
 
 #[test]
 fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
-    let before = Case::new("S", TOOL, &user("How deep?")).answered(WORDS, usage(50_000, 2_000));
-    let next = [user("How deep?"), model(WORDS), user("And unloaded?")].join(",");
+    let before = Case::new("S", TOOL, &user("How deep?")).answered(TEXT, usage(50_000, 2_000));
+    let next = [user("How deep?"), model(TEXT), user("And unloaded?")].join(",");
     let measured = Case::new("S", TOOL, &next).measure(Some(&before));
     let estimate = &measured.estimate;
     assert_eq!(estimate.method, EstimateMethod::Anchored);
@@ -226,13 +226,13 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
 /// What the provider clears of a prompt is not in its count, but in the sketch.
 #[test]
 fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
-    let told = Usage {
+    let reported = Usage {
         cleared: Some(ClearingReport { tool_uses: 9, input_tokens: 60_000 }),
         ..usage(50_000, 2_000)
     };
-    let before = Case::new("S", TOOL, &user("How deep?")).answered(WORDS, told);
-    let next = [user("How deep?"), model(WORDS), user("And unloaded?")].join(",");
-    let asked = |past: Option<u64>, of: &'static str| {
+    let before = Case::new("S", TOOL, &user("How deep?")).answered(TEXT, reported);
+    let next = [user("How deep?"), model(TEXT), user("And unloaded?")].join(",");
+    let with_editing = |past: Option<u64>, of: &'static str| {
         let mut case = Case::new("S", TOOL, &next).of(of);
         let editing =
             past.map(|trigger| ContextEditing { trigger, keep: 3, at_least: 0, except: vec![] });
@@ -242,17 +242,17 @@ fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
         case.measure(Some(&before)).estimate
     };
     let same = "claude-sonnet-4-5";
-    let again = asked(Some(100_000), same);
-    assert_eq!(again.tokens, 52_000 + again.new - again.gone);
-    assert!((1..20).contains(&again.new) && again.gone == 0, "{again:?}");
+    let cleared = with_editing(Some(100_000), same);
+    assert_eq!(cleared.tokens, 52_000 + cleared.new - cleared.gone);
+    assert!((1..20).contains(&cleared.new) && cleared.gone == 0, "{cleared:?}");
     // Nobody asks, or the prompt is too small by now (a rewind): it is read whole.
-    for whole in [asked(None, same), asked(Some(200_000), same)] {
-        assert_eq!(whole.tokens, again.tokens + 60_000);
+    for whole in [with_editing(None, same), with_editing(Some(200_000), same)] {
+        assert_eq!(whole.tokens, cleared.tokens + 60_000);
         assert_eq!(whole.tokens, 52_000 + whole.new - whole.gone);
     }
     // Another tokenizer rescales the whole, and what was cleared goes from it.
     let (across, across_whole) =
-        (asked(Some(1), "claude-opus-4-8"), asked(None, "claude-opus-4-8"));
+        (with_editing(Some(1), "claude-opus-4-8"), with_editing(None, "claude-opus-4-8"));
     assert_eq!(across.tokens + 60_000, across_whole.tokens);
     assert!(across_whole.tokens > 100_000);
 }
@@ -260,9 +260,9 @@ fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
 #[test]
 fn the_history_shrank() {
     let long = "deep and deeper ".repeat(500);
-    let history = [user(&long), model(WORDS), user("go")].join(",");
-    let before = Case::new("S", TOOL, &history).answered(WORDS, usage(3_000, 20));
-    let shrunk = [user("(cleared)"), model(WORDS), user("go"), model(WORDS), user("on")].join(",");
+    let history = [user(&long), model(TEXT), user("go")].join(",");
+    let before = Case::new("S", TOOL, &history).answered(TEXT, usage(3_000, 20));
+    let shrunk = [user("(cleared)"), model(TEXT), user("go"), model(TEXT), user("on")].join(",");
     let estimate = Case::new("S", TOOL, &shrunk).measure(Some(&before)).estimate;
     assert!(estimate.tokens < 1_500 && estimate.gone > 1_500, "{estimate:?}");
 }
@@ -272,11 +272,11 @@ fn the_history_shrank() {
 #[test]
 fn only_plain_growth_teaches() {
     let long = "deep and deeper ".repeat(500);
-    let history = [user(&long), model(WORDS), user("go")];
+    let history = [user(&long), model(TEXT), user("go")];
     let of = |messages: &[String]| Case::new("S", TOOL, &messages.join(","));
-    let before = of(&history).answered(WORDS, usage(3_000, 20));
+    let before = of(&history).answered(TEXT, usage(3_000, 20));
     let teaches = |next: Case| next.measure(Some(&before)).seen.is_some();
-    let grown = [&history[..], &[model(WORDS), user("on")]].concat();
+    let grown = [&history[..], &[model(TEXT), user("on")]].concat();
     assert!(teaches(of(&grown)));
     assert!(teaches(of(&grown).of("claude-sonnet-4-5")), "the same tokenizer");
     assert!(!teaches(of(&grown).of("claude-opus-4-8")), "another one");
@@ -286,7 +286,7 @@ fn only_plain_growth_teaches() {
     let forked = [&grown[..], &[model(unseen), user("and on")]].concat();
     assert!(!teaches(of(&forked)));
     // Without usage there is nothing to be right or wrong about; the first call teaches its head.
-    let silent = of(&history).answered(WORDS, Usage::default());
+    let silent = of(&history).answered(TEXT, Usage::default());
     let first = of(&grown).measure(Some(&silent)).seen.and_then(|seen| seen.new_content.head);
     assert!(first.is_some(), "measured as a first call");
 }
@@ -296,10 +296,10 @@ fn only_plain_growth_teaches() {
 #[test]
 fn what_leaves_takes_its_share_of_the_error_along() {
     let long = "deep and deeper ".repeat(2_000);
-    let case = Case::new("S", "", &[user(&long), model(WORDS), user("go")].join(","));
+    let case = Case::new("S", "", &[user(&long), model(TEXT), user("go")].join(","));
     let counted = case.measure(None).estimate.tokens;
-    let before = case.answered(WORDS, usage(counted * 6 / 5, 20));
-    let rest = [user("(cleared)"), model(WORDS), user("go"), model(WORDS), user("on")].join(",");
+    let before = case.answered(TEXT, usage(counted * 6 / 5, 20));
+    let rest = [user("(cleared)"), model(TEXT), user("go"), model(TEXT), user("on")].join(",");
     let rest = Case::new("S", "", &rest);
     let (grown, alone) = (rest.measure(Some(&before)).estimate, rest.measure(None).estimate);
     assert_eq!(grown.method, EstimateMethod::Anchored);
@@ -308,8 +308,8 @@ fn what_leaves_takes_its_share_of_the_error_along() {
 
 #[test]
 fn messages_are_never_below_nothing() {
-    let before = Case::new(&"calm ".repeat(400), TOOL, &user("hi")).answered(WORDS, usage(30, 5));
-    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let before = Case::new(&"calm ".repeat(400), TOOL, &user("hi")).answered(TEXT, usage(30, 5));
+    let next = [user("hi"), model(TEXT), user("go")].join(",");
     let measured = Case::new(&"calm ".repeat(400), TOOL, &next).measure(Some(&before));
     assert!(measured.estimate.breakdown.capped);
     assert_eq!(measured.estimate.breakdown.messages, 0);
@@ -319,8 +319,8 @@ fn messages_are_never_below_nothing() {
 
 #[test]
 fn the_system_prompt_or_the_tools_changed() {
-    let before = Case::new("Short.", TOOL, &user("hi")).answered(WORDS, usage(1_000, 10));
-    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let before = Case::new("Short.", TOOL, &user("hi")).answered(TEXT, usage(1_000, 10));
+    let next = [user("hi"), model(TEXT), user("go")].join(",");
     let same = Case::new("Short.", TOOL, &next).measure(Some(&before)).estimate.tokens;
     let system = "A much longer system prompt than there was. ".repeat(20);
     let longer = Case::new(&system, TOOL, &next).measure(Some(&before)).estimate;
@@ -329,7 +329,7 @@ fn the_system_prompt_or_the_tools_changed() {
     assert!(without.tokens < same && without.gone > 0, "{without:?}");
 }
 
-/// A schema that was counted as 590 tokens of a prompt of 341 left: 0 was told of the next prompt.
+/// A schema that was counted as 590 tokens of a prompt of 341 left: 0 was estimated for the next prompt.
 #[test]
 fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
     let fields = (0..90).map(|at| format!(r#""field_{at}":{{"type":"string"}}"#));
@@ -337,18 +337,18 @@ fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
     let format = format!(
         r#"{{"type":"json_schema","schema":{{"type":"object","properties":{{{format}}}}}}}"#
     );
-    let asked = user("Where does the tram to the harbour stop?");
-    let said = r#"{"type":"text","text":"At the market."}"#;
+    let question = user("Where does the tram to the harbour stop?");
+    let answer = r#"{"type":"text","text":"At the market."}"#;
     let first = Case {
         body: format!(
-            r#"{{"model":"m","output_config":{{"format":{format}}},"messages":[{asked}]}}"#
+            r#"{{"model":"m","output_config":{{"format":{format}}},"messages":[{question}]}}"#
         ),
         ..Case::new("", "", "")
     };
     let counted = first.measure(None).estimate.tokens;
     let reported = counted / 3;
-    let before = first.answered(said, usage(reported, 6));
-    let next = format!("{asked},{},{}", model(said), user("And when does it leave?"));
+    let before = first.answered(answer, usage(reported, 6));
+    let next = format!("{question},{},{}", model(answer), user("And when does it leave?"));
     let next = Case { body: format!(r#"{{"model":"m","messages":[{next}]}}"#), ..first };
     let estimate = next.measure(Some(&before)).estimate;
     let actual = next.measure(None).estimate.tokens;
@@ -376,8 +376,8 @@ fn a_response_schema_is_not_offered_as_a_tool() {
 
 #[test]
 fn a_model_of_the_same_tokenizer_keeps_the_anchor() {
-    let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(9_000, 10));
-    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let before = Case::new("S", "", &user("hi")).answered(TEXT, usage(9_000, 10));
+    let next = [user("hi"), model(TEXT), user("go")].join(",");
     let within = Case::new("S", "", &next).of("claude-sonnet-4-5").measure(Some(&before)).estimate;
     assert_eq!(within.method, EstimateMethod::Anchored);
 }
@@ -387,7 +387,7 @@ fn a_model_of_another_tokenizer_rescales_the_whole() {
     let text = "How deep is this ship when she is fully loaded? ".repeat(50);
     let case = Case::new("S", "", &user(&text));
     let estimated = case.measure(None).estimate.tokens;
-    let before = case.answered(WORDS, usage(estimated * 2, 10));
+    let before = case.answered(TEXT, usage(estimated * 2, 10));
     let next = Case::new("S", "", &user(&text)).of("claude-opus-4-8");
     let alone = next.measure(None).estimate.tokens;
     let across = next.measure(Some(&before));
@@ -399,8 +399,8 @@ fn a_model_of_another_tokenizer_rescales_the_whole() {
 #[test]
 fn reasoning_that_is_not_sent_back_is_not_counted() {
     let reply = [THINKING, CALL].join(",");
-    let told = Usage { reasoning: Some(700), ..usage(1_000, 800) };
-    let before = Case::new("S", TOOL, &user("hi")).answered(&reply, told);
+    let reported = Usage { reasoning: Some(700), ..usage(1_000, 800) };
+    let before = Case::new("S", TOOL, &user("hi")).answered(&reply, reported);
     let with = [user("hi"), model(&reply), RESULT.into()].join(",");
     let without = [user("hi"), model(CALL), RESULT.into()].join(",");
     let [with, without] =
@@ -411,11 +411,11 @@ fn reasoning_that_is_not_sent_back_is_not_counted() {
 
 #[test]
 fn reasoning_of_earlier_turns_is_counted_where_the_model_reads_it() {
-    let reply = [THINKING, WORDS].join(",");
+    let reply = [THINKING, TEXT].join(",");
     let next = [user("hi"), model(&reply), user("go")].join(",");
     let estimate = |name| {
-        let told = Usage { reasoning: Some(700), ..usage(1_000, 720) };
-        let before = Case::new("S", "", &user("hi")).of(name).answered(&reply, told);
+        let reported = Usage { reasoning: Some(700), ..usage(1_000, 720) };
+        let before = Case::new("S", "", &user("hi")).of(name).answered(&reply, reported);
         Case::new("S", "", &next).of(name).measure(Some(&before)).estimate
     };
     let (keeps, drops) = (estimate("claude-opus-4-6"), estimate("claude-sonnet-4-5"));
@@ -425,29 +425,29 @@ fn reasoning_of_earlier_turns_is_counted_where_the_model_reads_it() {
 #[test]
 fn empty_reasoning_makes_no_tokens() {
     let empty = r#"{"type":"thinking","thinking":"","signature":""}"#;
-    let next = [user("hi"), model(&[empty, WORDS].join(",")), user("go")].join(",");
-    let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(1_000, 20));
+    let next = [user("hi"), model(&[empty, TEXT].join(",")), user("go")].join(",");
+    let before = Case::new("S", "", &user("hi")).answered(TEXT, usage(1_000, 20));
     let estimate = Case::new("S", "", &next).of("claude-opus-4-5").measure(Some(&before)).estimate;
     assert_eq!(estimate.breakdown.reasoning, 0);
 }
 
 #[test]
-fn an_aborted_call_anchors_by_the_input_that_it_told_at_the_start() {
+fn an_aborted_call_anchors_by_the_input_that_it_reported_at_the_start() {
     let cut = Usage { lower_bound: true, ..usage(1_000, 1) };
-    let mut before = Case::new("S", "", &user("hi")).answered(WORDS, cut);
-    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let mut before = Case::new("S", "", &user("hi")).answered(TEXT, cut);
+    let next = [user("hi"), model(TEXT), user("go")].join(",");
     let measured = |before: &Before| Case::new("S", "", &next).measure(Some(before)).estimate;
     let estimate = measured(&before);
     // What came of the reply counts as it is counted, not as one token.
-    let said = sum(&before.turn.reply);
-    assert!(said > 3, "{said}");
+    let reply_tokens = sum(&before.turn.reply);
+    assert!(reply_tokens > 3, "{reply_tokens}");
     assert_eq!(
         (estimate.method, estimate.tokens),
-        (EstimateMethod::Anchored, 1_000 + said + estimate.new)
+        (EstimateMethod::Anchored, 1_000 + reply_tokens + estimate.new)
     );
     let view = ContextView::after(&before.turn);
     let basis = view.basis.unwrap();
-    assert_eq!((basis.input, basis.output, basis.cut), (1_000, said, true));
+    assert_eq!((basis.input, basis.output, basis.cut), (1_000, reply_tokens, true));
     assert!(view.to_string().contains("tokens (estimated, the reply was cut)"), "{view}");
     before.turn.usage.input = None;
     assert_eq!(measured(&before).method, EstimateMethod::Estimated);
@@ -456,9 +456,9 @@ fn an_aborted_call_anchors_by_the_input_that_it_told_at_the_start() {
 
 #[test]
 fn concurrent_calls_on_one_thread_do_not_see_each_other() {
-    let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(1_000, 20));
+    let before = Case::new("S", "", &user("hi")).answered(TEXT, usage(1_000, 20));
     let [a, b] = ["left", "right, and further on"].map(|way| {
-        let next = [user("hi"), model(WORDS), user(way)].join(",");
+        let next = [user("hi"), model(TEXT), user(way)].join(",");
         Case::new("S", "", &next).measure(Some(&before)).estimate
     });
     assert_eq!(a.tokens - a.new, b.tokens - b.new);
@@ -468,9 +468,9 @@ fn concurrent_calls_on_one_thread_do_not_see_each_other() {
 fn hosted_tools_are_measured_by_the_last_call() {
     use crate::dialect::LastCall;
     let last_call = Some(LastCall { input: 15_000, output: 97 });
-    let told = Usage { hosted_tools: true, last_call, ..usage(21_023, 400) };
-    let before = Case::new("S", "", &user("hi")).answered(WORDS, told);
-    let next = [user("hi"), model(WORDS), user("go")].join(",");
+    let reported = Usage { hosted_tools: true, last_call, ..usage(21_023, 400) };
+    let before = Case::new("S", "", &user("hi")).answered(TEXT, reported);
+    let next = [user("hi"), model(TEXT), user("go")].join(",");
     let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
     assert!((15_097..15_120).contains(&estimate.tokens), "{estimate:?}");
 }
@@ -487,20 +487,23 @@ fn what_the_provider_holds_is_not_known() {
 fn what_a_reply_plainly_says_is_counted_where_less_was_reported() {
     let case = Case::new("", "", &user("Go."));
     let call = |id: &str| {
-        let words = "every word of the file that is to be written ".repeat(30);
-        format!(r#"{{"type":"tool_use","id":"{id}","name":"Write","input":{{"text":"{words}"}}}}"#)
+        let text = "every word of the file that is to be written ".repeat(30);
+        format!(r#"{{"type":"tool_use","id":"{id}","name":"Write","input":{{"text":"{text}"}}}}"#)
     };
     let content = format!("{},{}", call("a"), call("b"));
-    let said = |output: u64| sum(&case.answered(&content, usage(1_000, output)).turn.reply);
-    let plain = said(40);
+    let reply_tokens = |output: u64| sum(&case.answered(&content, usage(1_000, output)).turn.reply);
+    let plain = reply_tokens(40);
     assert!(plain > 600, "{plain}");
-    assert_eq!([said(plain - 100), said(plain), said(2 * plain)], [plain - 100, plain, 2 * plain]);
+    assert_eq!(
+        [reply_tokens(plain - 100), reply_tokens(plain), reply_tokens(2 * plain)],
+        [plain - 100, plain, 2 * plain]
+    );
 }
 
 #[test]
 fn a_reply_shares_its_output_among_its_parts() {
     let before = Case::new("S", "", &user("hi"))
-        .answered(&[WORDS, CALL].join(","), Usage { reasoning: Some(50), ..usage(100, 150) });
+        .answered(&[TEXT, CALL].join(","), Usage { reasoning: Some(50), ..usage(100, 150) });
     assert_eq!(sum(&before.turn.reply), 100);
     assert_eq!(before.turn.reply.len(), 2);
     assert_eq!(reasoning_of(&before.turn), 50);
@@ -513,9 +516,9 @@ proptest! {
         first in "[a-z \\\\n]{0,40}", second in "[a-zA-Z {}]{0,40}", system in "[a-z ]{0,200}",
         input in any::<Option<u64>>(), output in any::<Option<u64>>(), reasoning in any::<Option<u64>>(),
     ) {
-        let told = Usage { input, output, reasoning, ..Usage::default() };
-        let before = Case::new("S", TOOL, &user(&first)).answered(WORDS, told);
-        let next = [user(&first), model(WORDS), user(&second)].join(",");
+        let reported = Usage { input, output, reasoning, ..Usage::default() };
+        let before = Case::new("S", TOOL, &user(&first)).answered(TEXT, reported);
+        let next = [user(&first), model(TEXT), user(&second)].join(",");
         let measured = Case::new(&system, TOOL, &next).measure(Some(&before));
         let Breakdown { system, tools, messages, .. } = measured.estimate.breakdown;
         prop_assert_eq!(system + tools + messages, measured.estimate.tokens);
@@ -538,38 +541,37 @@ fn a_compaction_that_nobody_can_read_teaches_nothing() {
     let with = |item: &str| {
         responses(&format!(r#"{{"instructions":"Be calm.","input":[{item}{}]}}"#, user("hi")), None)
     };
-    let (plain, sealed) = (
+    let (plain, encrypted) = (
         with(""),
         with(&format!(r#"{{"type":"compaction","encrypted_content":"{}"}},"#, "g".repeat(9_000))),
     );
-    assert!(plain.seen.is_some() && !plain.estimate.sealed);
-    assert!(sealed.seen.is_none() && sealed.estimate.sealed);
-    assert!(sealed.estimate.tokens > plain.estimate.tokens + 1_000);
+    assert!(plain.seen.is_some() && !plain.estimate.encrypted_compaction);
+    assert!(encrypted.seen.is_none() && encrypted.estimate.encrypted_compaction);
+    assert!(encrypted.estimate.tokens > plain.estimate.tokens + 1_000);
 }
 
 #[test]
 fn history_that_the_provider_holds_is_measured_from_its_turn() {
     let first = r#"{"input":"hi","instructions":"Be calm."}"#;
-    let mut before = Case::new("", "", &user("hi")).of("gpt-5").answered(
-        &[THINKING, WORDS].join(","),
-        Usage { reasoning: Some(600), ..usage(9_000, 700) },
-    );
+    let mut before = Case::new("", "", &user("hi"))
+        .of("gpt-5")
+        .answered(&[THINKING, TEXT].join(","), Usage { reasoning: Some(600), ..usage(9_000, 700) });
     before.sketch = responses(first, None).sketch.added;
-    let words = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":"And then?"}"#;
+    let message = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":"And then?"}"#;
     let result = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":[
         {"type":"function_call_output","call_id":"c","output":"three"}]}"#;
-    let [words, result] = [words, result].map(|body| responses(body, Some(&before)));
+    let [message, result] = [message, result].map(|body| responses(body, Some(&before)));
     assert_eq!(
-        (words.estimate.method, result.estimate.method),
+        (message.estimate.method, result.estimate.method),
         (EstimateMethod::Held, EstimateMethod::Held)
     );
-    // The user's words begin a turn: GPT-5 reads its old reasoning no more.
-    assert!((9_095..9_115).contains(&words.estimate.tokens), "{:?}", words.estimate);
+    // The user's message begins a turn: GPT-5 reads its old reasoning no more.
+    assert!((9_095..9_115).contains(&message.estimate.tokens), "{:?}", message.estimate);
     assert!((9_700..9_720).contains(&result.estimate.tokens), "{:?}", result.estimate);
-    assert_eq!(words.estimate.tokens, 9_700 + words.estimate.new - words.estimate.gone);
-    check_sum(&words);
+    assert_eq!(message.estimate.tokens, 9_700 + message.estimate.new - message.estimate.gone);
+    check_sum(&message);
     // The sketch grows with it, so that the turn after this one can be measured, too.
-    assert!(words.sketch.kept as usize + words.sketch.added.len() >= before.sketch.len() + 2);
+    assert!(message.sketch.kept as usize + message.sketch.added.len() >= before.sketch.len() + 2);
 }
 
 /// What opens a history is held with it; `instructions` and `tools` are sent with each request.
@@ -583,7 +585,7 @@ fn items_that_open_a_history_are_held_with_it() {
     let tools = r#"{"type":"additional_tools","tools":[{"type":"function","name":"Look","parameters":{"type":"object"}}]}"#;
     let care = item("Work with care.");
     let hi = r#"{"role":"user","content":"hi"}"#;
-    let mut before = Case::new("", "", &user("hi")).of("gpt-5").answered(WORDS, usage(9_000, 20));
+    let mut before = Case::new("", "", &user("hi")).of("gpt-5").answered(TEXT, usage(9_000, 20));
     let first = format!(r#"{{"instructions":"Be calm.","input":[{tools},{care},{hi}]}}"#);
     before.sketch = responses(&first, None).sketch.added;
     let go = r#"{"role":"user","content":"go"}"#;
@@ -598,20 +600,20 @@ fn items_that_open_a_history_are_held_with_it() {
     assert_eq!(without.breakdown.tools, plain.breakdown.tools);
     // The turn between was not measured: what is known to be held is held all the same.
     assert_eq!(next(r#""instructions":"Be calm.","#, "between", go), plain);
-    // After a warm-up the words come again, and what opens them may: nothing counts twice.
+    // After a warm-up the messages come again, and their head may: nothing counts twice.
     let whole = format!(
         r#"{hi},{{"role":"assistant","content":[{{"type":"output_text","text":"Three metres and a half."}}]}},{go}"#
     );
     for input in [whole.clone(), format!("{tools},{care},{whole}")] {
-        let again = next(r#""instructions":"Be calm.","#, "warm", &input);
-        assert_eq!(again, plain);
+        let warmed = next(r#""instructions":"Be calm.","#, "warm", &input);
+        assert_eq!(warmed, plain);
     }
 }
 
 #[test]
-fn the_same_words_said_again_are_new_again() {
-    let before = Case::new("S", "", &user("go on")).answered(WORDS, usage(1_000, 20));
-    let next = [user("go on"), model(WORDS), user("go on")].join(",");
+fn the_same_text_sent_again_is_new_again() {
+    let before = Case::new("S", "", &user("go on")).answered(TEXT, usage(1_000, 20));
+    let next = [user("go on"), model(TEXT), user("go on")].join(",");
     let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
     assert!(estimate.new > 0 && estimate.gone == 0, "{estimate:?}");
     assert_eq!(estimate.tokens, 1_020 + estimate.new);
@@ -620,8 +622,8 @@ fn the_same_words_said_again_are_new_again() {
 #[test]
 fn reasoning_that_a_model_does_not_read_is_not_counted_in_a_tool_loop_either() {
     let reply = [THINKING, CALL].join(",");
-    let told = Usage { reasoning: Some(700), ..usage(1_000, 800) };
-    let before = Case::new("S", "", &user("hi")).of("gemini-2.5-pro").answered(&reply, told);
+    let reported = Usage { reasoning: Some(700), ..usage(1_000, 800) };
+    let before = Case::new("S", "", &user("hi")).of("gemini-2.5-pro").answered(&reply, reported);
     let next = [user("hi"), model(&reply), RESULT.into()].join(",");
     let estimate = Case::new("S", "", &next).of("gemini-2.5-pro").measure(Some(&before)).estimate;
     assert_eq!((estimate.gone, estimate.breakdown.reasoning), (700, 0));
@@ -647,7 +649,7 @@ proptest! {
             "contents":[{{"parts":[{{"text":{quoted}}}]}}]{}}}"#,
             if held { r#","previous_response_id":"r""# } else { "" },
         );
-        let before = Case::new("S", TOOL, &user("hi")).answered(WORDS, usage(1_000, 20));
+        let before = Case::new("S", TOOL, &user("hi")).answered(TEXT, usage(1_000, 20));
         for body in [&bytes[..], messages.as_bytes()] {
             let read = dialect::read(dialect, target, body);
             for name in ["claude-opus-4-5", "gemini-2.5-pro", "nobody-knows"] {
@@ -666,8 +668,8 @@ proptest! {
 
 #[test]
 fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
-    let told = Usage { reasoning: Some(700), ..usage(1_000, 720) };
-    let mut before = Case::new("S", "", &user("hi")).of("gpt-5").answered(WORDS, told);
+    let reported = Usage { reasoning: Some(700), ..usage(1_000, 720) };
+    let mut before = Case::new("S", "", &user("hi")).of("gpt-5").answered(TEXT, reported);
     before.turn.dialect = Dialect::OpenaiChat;
     let view = ContextView::after(&before.turn);
     assert_eq!((view.total, view.basis.unwrap().gone), (1_020, 700));
@@ -692,12 +694,12 @@ fn pictured(width: u32, height: u32) -> String {
     )
 }
 
-/// What cannot be counted is told by another method, and by a band that is as wide as that is sure.
+/// What cannot be counted has another method, and a wider band.
 #[test]
 fn what_cannot_be_counted_says_so() {
-    let before = Case::new("Be brief.", "", &user("Hello.")).answered(WORDS, usage(1_000, 7));
+    let before = Case::new("Be brief.", "", &user("Hello.")).answered(TEXT, usage(1_000, 7));
     let grown = |more: &str| {
-        let messages = format!("{},{},{more}", user("Hello."), model(WORDS));
+        let messages = format!("{},{},{more}", user("Hello."), model(TEXT));
         Case::new("Be brief.", "", &messages).measure(Some(&before)).estimate
     };
     let width = |estimate: &Estimate| estimate.guess.high - estimate.guess.low;
@@ -710,8 +712,8 @@ fn what_cannot_be_counted_says_so() {
 
     let honest = grown(&pictured(1280, 800));
     assert_eq!((honest.counting, honest.new), (CountingMethod::Ratio, 1334 + 2));
-    for (width_told, height_told) in [(u32::MAX, u32::MAX), (400_000, 3), (0, 900)] {
-        let lies = grown(&pictured(width_told, height_told));
+    for (claimed_width, claimed_height) in [(u32::MAX, u32::MAX), (400_000, 3), (0, 900)] {
+        let lies = grown(&pictured(claimed_width, claimed_height));
         assert_eq!(lies.counting, CountingMethod::Length);
         assert!(lies.new < 4_800 && width(&lies) > 2 * width(&honest), "{lies:?}");
     }
@@ -737,9 +739,9 @@ fn a_breakdown_adds_up_to_what_was_counted() {
     assert_eq!((fit(huge, 10).messages, fit(huge, 10).capped), (0, true));
 }
 
-/// What is new, by what it is; a result by itself is told by its tool.
+/// What is new, by kind; a single result has the name of its tool.
 #[test]
-fn what_is_new_is_told_by_its_looks() {
+fn new_content_is_described_by_kind_and_tool() {
     let before = Case::new("S", TOOL, &user("hi")).answered(CALL, usage(1_000, 20));
     let seen = |messages: &[&str]| {
         let history = [user("hi"), model(CALL), messages.join(",")];
@@ -747,8 +749,8 @@ fn what_is_new_is_told_by_its_looks() {
         Case::new("S", TOOL, &next).measure(Some(&before))
     };
     let counts = |of: &MeasuredEstimate| {
-        let news = &of.seen.as_ref().unwrap().new_content;
-        (news.results, news.texts, news.calls, news.media, news.head)
+        let new = &of.seen.as_ref().unwrap().new_content;
+        (new.results, new.texts, new.calls, new.media, new.head)
     };
     let alone = seen(&[RESULT]);
     assert_eq!(counts(&alone), (1, 0, 0, 0, None));
@@ -758,14 +760,14 @@ fn what_is_new_is_told_by_its_looks() {
     assert_eq!((counts(&others), tool(&others)), ((1, 2, 0, 20, None), None));
     let twice = seen(&[RESULT, &RESULT.replace("three", "four")]);
     assert_eq!((counts(&twice), tool(&twice)), ((2, 0, 0, 0, None), None));
-    let news = twice.seen.unwrap().new_content;
-    assert_eq!((news.tokens, news.text_tokens > 0), (twice.estimate.new, true));
-    assert!(news.tally.tokens() > 0);
+    let new = twice.seen.unwrap().new_content;
+    assert_eq!((new.tokens, new.text_tokens > 0), (twice.estimate.new, true));
+    assert!(new.tally.tokens() > 0);
     let result = alone.contents.tool_results.iter().map(|it| &*it.tool).collect::<Vec<_>>();
     assert_eq!((result, alone.contents.tool_calls > 0), (vec!["Read"], true));
     // Of what grew from nothing the head is known again: system prompt and tools, and nothing else.
-    let head = |system: &str, tools: &str, words: &str| {
-        Case::new(system, tools, &user(words)).measure(None).seen.unwrap().new_content.head.unwrap()
+    let head = |system: &str, tools: &str, text: &str| {
+        Case::new(system, tools, &user(text)).measure(None).seen.unwrap().new_content.head.unwrap()
     };
     assert_eq!(head("S", TOOL, "hi"), head("S", TOOL, "ho"));
     assert_ne!(head("S", TOOL, "hi"), head("T", TOOL, "hi"));
@@ -774,13 +776,13 @@ fn what_is_new_is_told_by_its_looks() {
 
 /// Tools that are not loaded are named, and cost nothing.
 #[test]
-fn tools_that_are_not_loaded_are_told_apart() {
+fn deferred_tools_are_recognised() {
     let late = r#"{"name":"Late","defer_loading":true,"input_schema":{"type":"object"}}"#;
     let with = Case::new("S", &format!("{TOOL},{late}"), &user("hi")).measure(None);
     let without = Case::new("S", TOOL, &user("hi")).measure(None);
     assert_eq!(with.estimate.tokens, without.estimate.tokens);
     let named = with.contents.deferred.iter().map(|it| &*it.tool).collect::<Vec<_>>();
     assert_eq!((named, without.contents.deferred.len()), (vec!["Late"], 0));
-    let words = u64::from(with.parts.last().unwrap().tokens);
-    assert_eq!((with.contents.user, with.contents.assistant), (words, 0));
+    let user_tokens = u64::from(with.parts.last().unwrap().tokens);
+    assert_eq!((with.contents.user, with.contents.assistant), (user_tokens, 0));
 }

@@ -68,8 +68,8 @@ fn an_estimate_grows_from_what_was_reported() {
     assert_eq!(of(3_500, 999), 4_500, "little leaves with every call of some clients");
     // With a quarter of it goes a quarter of the thousand that it was counted too small by.
     assert_eq!(of(3_000, 1_000), 3_750);
-    assert_eq!(went(&anchor, ReasoningRetention::Keeps, 1_000), 1_250);
-    assert_eq!(went(&anchor, ReasoningRetention::Keeps, 999), 999);
+    assert_eq!(gone_history(&anchor, ReasoningRetention::Keeps, 1_000), 1_250);
+    assert_eq!(gone_history(&anchor, ReasoningRetention::Keeps, 999), 999);
 }
 
 /// What a whole is counted wrong by is believed up to its half, or its double.

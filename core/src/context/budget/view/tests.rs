@@ -36,7 +36,7 @@ Free space: 131,900 tokens (after 16,000 output buffer)";
 
 /// An error of what nobody could see is none of the estimate's.
 #[test]
-fn what_could_not_be_seen_is_told_in_place_of_an_error() {
+fn hidden_input_is_shown_in_place_of_an_error() {
     let view = ContextView {
         last_error_percent: None,
         hidden_input: Some(HiddenInput::HostedTools),
@@ -47,7 +47,7 @@ fn what_could_not_be_seen_is_told_in_place_of_an_error() {
     assert!(text.contains("Last estimate: not comparable, tools ran at the provider\n"), "{text}");
 }
 
-/// What can be told apart stands under what it is a part of.
+/// Each section stands under what it is a part of.
 #[test]
 fn sections_have_their_lines() {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
@@ -98,7 +98,7 @@ fn what_was_only_estimated_says_so() {
 }
 
 #[test]
-fn what_left_and_what_was_capped_is_said() {
+fn what_left_and_what_was_capped_is_shown() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
     let basis = Some(EstimateBasis {
         input: 2_000_000,
@@ -124,7 +124,7 @@ fn a_window_that_is_overfull_or_unknown_has_no_room() {
 /// What was done to the request stands above what is free; where nothing was, there is no line.
 #[test]
 fn what_was_removed_or_put_back_has_its_line() {
-    let told = |rewriting: RewriteView| {
+    let rewriting_line = |rewriting: RewriteView| {
         let text = ContextView { rewriting, ..view() }.to_string();
         let line = text.lines().rev().nth(1).unwrap().to_owned();
         line.starts_with("Rewriting").then_some(line)
@@ -133,18 +133,20 @@ fn what_was_removed_or_put_back_has_its_line() {
     let active = RewriteView { made, tokens_removed: 12_400, ..<_>::default() };
     let line = "Rewriting (active): 3 tool results cut, 1 piece of reasoning put back, \
                 12,400 tokens less";
-    assert_eq!(told(active).as_deref(), Some(line));
+    assert_eq!(rewriting_line(active).as_deref(), Some(line));
     let shadow =
         RewriteView { mode: Mode::Shadow, made: ChangeCounts { cut: 0, ..made }, ..active };
     let line = "Rewriting (shadow): 1 piece of reasoning put back; only measured, not sent";
-    assert_eq!(told(shadow).as_deref(), Some(line));
+    assert_eq!(rewriting_line(shadow).as_deref(), Some(line));
     let line = "; refused by the provider, sent as it came";
-    assert!(told(RewriteView { resent: true, ..active }).unwrap().ends_with(line));
+    assert!(rewriting_line(RewriteView { resent: true, ..active }).unwrap().ends_with(line));
     let line = "; the new changes were refused and revoked";
-    assert!(told(RewriteView { taken_back: true, ..active }).unwrap().ends_with(line));
+    let revoked = RewriteView { revoked: true, ..active };
+    assert!(rewriting_line(revoked).unwrap().ends_with(line));
+    assert_eq!(serde_json::to_value(revoked).unwrap()["taken_back"], true, "its served name");
     let held_out = RewriteView { held_out: true, ..<_>::default() };
-    assert_eq!(told(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
-    assert_eq!(told(RewriteView::default()), None);
+    assert_eq!(rewriting_line(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
+    assert_eq!(rewriting_line(RewriteView::default()), None);
 }
 
 #[test]
@@ -177,10 +179,10 @@ fn whole() -> ContextView {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 0, agents: 700 };
     let breakdown = Breakdown { sections, reasoning: 3_000, ..view().breakdown };
     let basis = EstimateBasis { input: 50_000, output: 3_000, cut: true, new: 100, gone: 1_000 };
-    let said = crate::dialect::overflow::Overflow { window: Some(200_000), ..<_>::default() };
+    let reported = crate::dialect::overflow::Overflow { window: Some(200_000), ..<_>::default() };
     let overflow = OverflowReport {
         sign: crate::context::overflow::OverflowSign::Refused,
-        reported: said,
+        reported,
         saved: true,
     };
     let made = ChangeCounts { cut: 1, compacted: 1, ..<_>::default() };
@@ -289,9 +291,9 @@ fn what_is_nothing_has_no_line() {
     assert!(plain.contains(lines), "{plain}");
 }
 
-/// What messages are made of replaces the lines that say the same: sections and reasoning are told once.
+/// What messages are made of replaces the lines that say the same: sections and reasoning are shown once.
 #[test]
-fn sections_and_reasoning_are_told_once() {
+fn sections_and_reasoning_are_shown_once() {
     let sections = SectionTokens { skills: 300, ..<_>::default() };
     let breakdown = Breakdown { sections, reasoning: 2_000, ..view().breakdown };
     let view = ContextView { breakdown, ..view() };
@@ -312,8 +314,8 @@ fn rewritten() -> (Turn, RewriteView) {
     use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::refusal::RefusalCause;
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
-    let said = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
-    let mut turn = scene.turn(&said);
+    let reply = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
+    let mut turn = scene.turn(&reply);
     turn.done = RewriteSummary {
         made: ChangeCounts { cut: 3, ..<_>::default() },
         new: ChangeCounts { cut: 1, ..<_>::default() },
@@ -334,7 +336,7 @@ fn rewritten() -> (Turn, RewriteView) {
         mode: Mode::Shadow,
         held_out: true,
         resent: true,
-        taken_back: false,
+        revoked: false,
         overflow: None,
         made: turn.done.made,
         new: turn.done.new,
@@ -366,8 +368,8 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
     assert_eq!(ContextView::after(&turn).last_error_percent, Some(-10.0));
     turn.usage.hosted_tools = true;
     let hidden = ContextView::after(&turn);
-    let told = (hidden.last_error_percent, hidden.hidden_input);
-    assert_eq!(told, (None, Some(HiddenInput::HostedTools)));
+    let shown = (hidden.last_error_percent, hidden.hidden_input);
+    assert_eq!(shown, (None, Some(HiddenInput::HostedTools)));
     turn.usage.hosted_tools = false;
     // A request that grew from it.
     let estimate = Estimate {

@@ -9,7 +9,7 @@ use crate::dialect::Chain;
 
 const MODEL: &str = "claude-opus-4-6";
 
-/// A summary of something that is told by a number, written or taken into use then and for that request.
+/// A numbered summary, written or first used at that time and for that request.
 fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     Box::new(CompactionRecord {
         about: Chain(about),
@@ -32,7 +32,7 @@ fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     })
 }
 
-/// A session of three turns, the last of which was sent with a summary, taken into use at 10.
+/// A session of three turns, the last of which was sent with a summary that was first used at 10.
 fn session() -> SessionFixture {
     let mut scene = SessionFixture::of(MODEL, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
@@ -48,13 +48,12 @@ fn session() -> SessionFixture {
     scene
 }
 
-/// When those in use were taken into it, and when the one that waits was written.
-fn told(scene: &SessionFixture, turn: usize) -> (Vec<Millis>, Option<Millis>) {
+/// When the used ones were first used, and when the one that waits was written.
+fn times(scene: &SessionFixture, turn: usize) -> (Vec<Millis>, Option<Millis>) {
     let turn = scene.ledger.turns().nth(turn).unwrap();
     let mut all = Compactions::of_turn(&scene.ledger, turn);
     let of = (all.used.iter().map(|one| one.at).collect(), all.ready.as_ref().map(|one| one.at));
     assert_eq!(all.newest().map(|one| one.at), all.used.last().map(|one| one.at));
-    assert_eq!(all.is_nothing(), all.used.is_empty() && all.ready.is_none());
     let count = all.used.len() + usize::from(all.ready.is_some());
     assert_eq!(all.iter_mut().count(), count);
     of
@@ -63,8 +62,8 @@ fn told(scene: &SessionFixture, turn: usize) -> (Vec<Millis>, Option<Millis>) {
 #[test]
 fn a_context_rests_on_what_was_sent_with_it() {
     let scene = session();
-    assert_eq!(told(&scene, 2), (vec![10], None));
-    assert_eq!(told(&scene, 1), (vec![], None), "the turn before knew of none");
+    assert_eq!(times(&scene, 2), (vec![10], None));
+    assert_eq!(times(&scene, 1), (vec![], None), "the turn before knew of none");
     let newest = Compactions::of_turn(&scene.ledger, scene.ledger.turns().nth(2).unwrap());
     let expected = CompactionReport {
         engine: SummaryAuthor::Summary,
@@ -92,7 +91,7 @@ fn older_summaries_of_the_line_are_folded_into_the_newest() {
     let mut scene = session();
     let add = |scene: &mut SessionFixture, about, at, request| {
         scene.ledger.add(Fact::Compact(record(about, at, request)));
-        told(scene, 2).0
+        times(scene, 2).0
     };
     assert_eq!(add(&mut scene, 1, 7, "r2"), [7, 10]);
     assert_eq!(add(&mut scene, 2, 5, "r1"), [5, 7, 10]);
@@ -107,7 +106,7 @@ fn a_summary_waits_until_it_is_in_use() {
     let mut scene = session();
     let add = |scene: &mut SessionFixture, about, at, request| {
         scene.ledger.add(Fact::Summary(record(about, at, request)));
-        told(scene, 2).1
+        times(scene, 2).1
     };
     assert_eq!(add(&mut scene, 1, 10, "r2"), None, "it is no newer than the one in use");
     assert_eq!(add(&mut scene, 2, 11, "other"), None);
@@ -115,6 +114,6 @@ fn a_summary_waits_until_it_is_in_use() {
     assert_eq!(add(&mut scene, 4, 20, "r3"), Some(20));
     assert_eq!(add(&mut scene, 5, 15, "r3"), Some(20));
     scene.ledger.add(Fact::Compact(record(4, 30, "later")));
-    assert_eq!(told(&scene, 2).1, Some(15), "the newest is in use by now");
-    assert_eq!(told(&scene, 0).1, None, "the first turn's line is its own");
+    assert_eq!(times(&scene, 2).1, Some(15), "the newest is in use by now");
+    assert_eq!(times(&scene, 0).1, None, "the first turn's line is its own");
 }

@@ -8,7 +8,7 @@ use crate::context::ledger;
 use crate::context::plan::about;
 use crate::dialect::{Chain, Conversation, Dialect, PartIndex, PartKey, Role};
 
-/// A keyed part of the history.
+/// A part of the history with its key, and the key that decisions about it are stored under.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyedPart {
     /// Message and part.

@@ -13,7 +13,7 @@ use crate::wire::json::text_of;
 /// A reply that the client sent back and whose reasoning is recorded.
 #[derive(Clone, Debug)]
 pub struct ReturnedReply {
-    /// Its recorded reasoning.
+    /// The reasoning as the reply had it.
     pub reasoning: Arc<ReasoningRecord>,
     /// The place of each of its keyed parts; `None` for those that the client dropped.
     pub parts: Vec<Option<PartIndex>>,
@@ -30,7 +30,7 @@ pub struct ReturnedReply {
 /// A client's own reasoning that belongs to no reply which the client sent back.
 #[derive(Clone, Debug)]
 pub struct ForeignReasoning {
-    /// Its place.
+    /// Where the client sends it.
     pub at: PartIndex,
     /// The record of the reply that it is from. `None` if it is not known who made it.
     pub made: Option<Arc<ReasoningRecord>>,
@@ -39,7 +39,7 @@ pub struct ForeignReasoning {
 /// Reasoning that a client left out of a reply.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DroppedReasoning<'r> {
-    /// Blocks, in order.
+    /// Blocks, in the order of the reply.
     pub blocks: Vec<&'r ReasoningBlock>,
     /// Signatures, with the part that each belongs to.
     pub signatures: Vec<(PartIndex, &'r str)>,
@@ -97,8 +97,10 @@ impl ReturnedReply {
             sent.iter().any(|part| match part.signature {
                 Some(signature) => {
                     let literal = signature.of(request.body);
-                    let words = literal.get(1..literal.len().saturating_sub(1));
-                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
+                    let unquoted = literal.get(1..literal.len().saturating_sub(1));
+                    unquoted.is_some_and(|unquoted| {
+                        memchr::memmem::find(raw.as_bytes(), unquoted).is_some()
+                    })
                 }
                 None => true,
             })

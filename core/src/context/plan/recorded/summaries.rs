@@ -115,9 +115,9 @@ impl RecordedDecisions {
         self.keyed_parts[..before].iter().rev().take(NEAR).any(|keyed| {
             let message = conversation.messages.get(keyed.at.message);
             let part = message.and_then(|message| message.parts.get(keyed.at.part));
-            let said = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
-            let words = said.map_or(0, |part| part.texts.iter().map(Span::len).sum());
-            keyed.about == keyed.key.0 || words >= ledger::ANCHOR_BYTES
+            let text = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
+            let length = text.map_or(0, |part| part.texts.iter().map(Span::len).sum());
+            keyed.about == keyed.key.0 || length >= ledger::ANCHOR_BYTES
         })
     }
 

@@ -37,7 +37,9 @@ fn output(scene: &SessionFixture, plan: &Plan) -> u64 {
 #[test]
 fn the_limit_is_lowered_to_what_the_refusal_names() {
     use RefusalDetail::{Bytes, ModelLimit, ModelLimitExclusive, Window};
-    let of = |asked, detail, limit| repair_of(&proposed(&asking(asked), &refused(detail, limit)));
+    let of = |requested, detail, limit| {
+        repair_of(&proposed(&asking(requested), &refused(detail, limit)))
+    };
     let most = |most| Some(Repair::MaxTokens { most });
     let window = |window| Some(Repair::OutputFits { window });
     let cases = [
@@ -57,8 +59,8 @@ fn the_limit_is_lowered_to_what_the_refusal_names() {
         (100_000, Some(Bytes), 8_192, None),
         (100_000, None, 8_192, None),
     ];
-    for (asked, detail, limit, expected) in cases {
-        assert_eq!(of(asked, detail, limit), expected, "{asked} {detail:?} {limit}");
+    for (requested, detail, limit, expected) in cases {
+        assert_eq!(of(requested, detail, limit), expected, "{requested} {detail:?} {limit}");
     }
     let unnamed = Refusal { limit: None, ..refused(Some(ModelLimit), 0) };
     assert_eq!(proposed(&asking(100_000), &unnamed), []);
@@ -78,7 +80,7 @@ fn a_change_that_was_refused_is_no_repair() {
     assert!(are_known(&facts, &scene.known()));
 }
 
-/// What the window has room for is reckoned anew with each prompt: less a margin where that is only estimated, and
+/// What the window has room for is computed again for each prompt: less a margin where that is only estimated, and
 /// never below what policy leaves.
 #[test]
 fn output_fits_beside_the_prompt() {

@@ -1,11 +1,11 @@
-//! Which pictures give way, and to which words (`docs/healing.md` "What is changed").
+//! Which pictures are replaced, and by which text (`docs/healing.md` "What is changed").
 
 use base64::Engine as _;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
-use crate::context::repair::tests::{mended, of_place, proposed, refusal, scene, text, user};
+use crate::context::repair::tests::{of_place, proposed, refusal, repaired, scene, text, user};
 use crate::dialect::PartIndex;
 use crate::dialect::repair::{Refusal, RepairCause};
 
@@ -18,13 +18,13 @@ fn png(width: u32, height: u32, bytes: usize) -> String {
     base64::engine::general_purpose::STANDARD.encode(file)
 }
 
-fn said_to_be(mime: &str, data: &str) -> Value {
+fn labelled(mime: &str, data: &str) -> Value {
     let source = json!({"type": "base64", "media_type": mime, "data": data});
     json!({"type": "image", "source": source})
 }
 
 fn picture(width: u32, height: u32, bytes: usize) -> Value {
-    said_to_be("image/png", &png(width, height, bytes))
+    labelled("image/png", &png(width, height, bytes))
 }
 
 /// A small one, a wide one of 8,000 letters of base64, and a high one of 800.
@@ -45,7 +45,7 @@ fn message(pictures: &[Value]) -> Value {
 /// Which of the pictures gave way.
 fn gone(pictures: &[Value], refusal: &Refusal) -> Vec<usize> {
     let mut one = scene(&message(pictures));
-    let sent = mended(&mut one, refusal);
+    let sent = repaired(&mut one, refusal);
     let is_text = |at: &usize| sent[0]["content"][*at]["type"] == "text";
     (0..pictures.len()).filter(is_text).collect()
 }
@@ -109,28 +109,28 @@ fn what_is_not_what_it_says_goes() {
     let untyped = |data: &str| json!({"type": "image", "source": {"type": "base64", "data": data}});
     // The same data would be the same picture.
     let pictures = [
-        said_to_be("image/jpeg", &png(280, 56, 60)),
-        said_to_be("image/png", &png(280, 57, 60)),
-        said_to_be("image/jpg", "/9j/4AAQ"),
-        said_to_be("image/jpg", "R0lGODlh"),
-        said_to_be("image/gif", "R0lGODdh"),
-        said_to_be("image/webp", "UklGRAAA"),
-        said_to_be("image/bmp", "Qk0AAAAA"),
+        labelled("image/jpeg", &png(280, 56, 60)),
+        labelled("image/png", &png(280, 57, 60)),
+        labelled("image/jpg", "/9j/4AAQ"),
+        labelled("image/jpg", "R0lGODlh"),
+        labelled("image/gif", "R0lGODdh"),
+        labelled("image/webp", "UklGRAAA"),
+        labelled("image/bmp", "Qk0AAAAA"),
         by_address,
         untyped(&png(280, 58, 60)),
         untyped("Qk0AAAAB"),
-        said_to_be("image/png", ""),
+        labelled("image/png", ""),
     ];
     assert_eq!(gone(&pictures, &of_detail(RefusalDetail::Format, None)), [0, 3, 6, 9]);
 }
 
 /// Each is described by its type, its size and why it is left out.
 #[test]
-fn words_say_what_stood_there() {
+fn the_placeholder_says_what_stood_there() {
     use RefusalDetail::{Bytes, Count, Format, Pixels, Request, Unsupported};
-    let words = |picture: Value, detail| {
+    let placeholder = |picture: Value, detail| {
         let refusal = Refusal { detail, ..refusal(RepairCause::Media) };
-        let sent = mended(&mut scene(&message(&[picture])), &refusal);
+        let sent = repaired(&mut scene(&message(&[picture])), &refusal);
         sent[0]["content"][0]["text"].as_str().unwrap().to_owned()
     };
     let reasons = [
@@ -146,17 +146,17 @@ fn words_say_what_stood_there() {
         let expected = format!(
             "[An image stood here (image/png, 3000 by 56 pixels, 6 KB). It was left out: {why}.]"
         );
-        assert_eq!(words(picture(3_000, 56, 6_000), detail), expected);
+        assert_eq!(placeholder(picture(3_000, 56, 6_000), detail), expected);
     }
     let source = json!({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"});
     let document = json!({"type": "document", "source": source});
     let expected = "[A document stood here (application/pdf, 1 KB). It was left out: \
                     the provider does not take it.]";
-    assert_eq!(words(document, None), expected);
+    assert_eq!(placeholder(document, None), expected);
     let by_address =
         json!({"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}});
     let expected = "[An image stood here. It was left out: it is too large.]";
-    assert_eq!(words(by_address, Some(Bytes)), expected);
+    assert_eq!(placeholder(by_address, Some(Bytes)), expected);
 }
 
 /// One decision for pictures that are the same, which all give way; from then on those that are left are looked at.
@@ -169,15 +169,15 @@ fn the_same_picture_gives_way_wherever_it_stands() {
     let kinds = |sent: &Value| {
         [0, 1, 2].map(|at: usize| sent[0]["content"][at]["type"].as_str().unwrap().to_owned())
     };
-    assert_eq!(kinds(&mended(&mut one, &all)), ["text", "image", "text"]);
+    assert_eq!(kinds(&repaired(&mut one, &all)), ["text", "image", "text"]);
     let plan = one.plan();
-    let words = "[An image stood here (image/png, 280 by 56 pixels, 1 KB). It was left out: \
+    let placeholder = "[An image stood here (image/png, 280 by 56 pixels, 1 KB). It was left out: \
                  the provider does not take it.]";
     for (step, at) in plan.steps.iter().zip([0, 2]) {
         let at = PartIndex::new(0, at);
         let span = one.request().part(at).unwrap().span;
-        let key = PartKey::of_bytes(words.as_bytes());
-        assert_eq!(plan.sent.replaced(span), Some((key, words.len() as u32 / 4)));
+        let key = PartKey::of_bytes(placeholder.as_bytes());
+        assert_eq!(plan.sent.replaced(span), Some((key, placeholder.len() as u32 / 4)));
         let expected = PlanStep {
             change: Change::Repaired,
             decision: Decision::New,
@@ -185,14 +185,14 @@ fn the_same_picture_gives_way_wherever_it_stands() {
             at,
             byte: span.start as u64,
             bytes_before: span.len() as u64,
-            bytes_after: text(words).to_string().len() as u64,
+            bytes_after: text(placeholder).to_string().len() as u64,
             tokens_before: 0,
             tokens_after: 0,
         };
         assert_eq!(*step, expected);
     }
     assert_eq!(plan.steps.len(), 2);
-    assert_eq!(kinds(&mended(&mut one, &all)), ["text"; 3]);
+    assert_eq!(kinds(&repaired(&mut one, &all)), ["text"; 3]);
     assert_eq!(proposed(&one, &all), []);
     assert_eq!(proposed(&one, &of_detail(RefusalDetail::Unsupported, None)), []);
 }

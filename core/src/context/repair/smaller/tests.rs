@@ -34,29 +34,29 @@ fn refused(detail: RefusalDetail, limit: Option<u64>) -> Refusal {
 }
 
 /// What is decided: of each picture that gave way the longer side and the letters of base64 of the smaller one, `None`
-/// where words take its place.
+/// where text takes its place.
 fn decided_of(
     scene: &SessionFixture,
     refusal: &Refusal,
     room: usize,
 ) -> (Vec<Fact>, Vec<Option<(usize, usize)>>) {
-    let words = proposed(scene, refusal);
-    let facts = smaller(&scene.request(), &scene.known(), refusal, words.clone(), room);
-    assert_eq!(facts.len(), words.len());
-    let of = |(fact, words): (&Fact, &Fact)| match fact {
+    let proposal = proposed(scene, refusal);
+    let facts = smaller(&scene.request(), &scene.known(), refusal, proposal.clone(), room);
+    assert_eq!(facts.len(), proposal.len());
+    let of = |(fact, placeholder): (&Fact, &Fact)| match fact {
         Fact::Repair(one) => match &one.repair {
             Repair::Picture { data, .. } => {
                 let size = base64_size(data.as_bytes()).unwrap();
                 Some((size.width.max(size.height), data.len()))
             }
             _ => {
-                assert_eq!(fact, words);
+                assert_eq!(fact, placeholder);
                 None
             }
         },
         other => panic!("{other:?}"),
     };
-    let sizes = facts.iter().zip(&words).map(of).collect();
+    let sizes = facts.iter().zip(&proposal).map(of).collect();
     (facts, sizes)
 }
 
@@ -97,10 +97,10 @@ fn a_picture_becomes_as_small_as_it_has_to_be() {
     let (_, of_request) = decided_of(&scene, &request, PLENTY);
     let (_, less) = of_request[0].unwrap();
     assert!(less <= whole.len() / 4 && less > whole.len() / 10, "{less}");
-    // As much room as it takes, and less: then words.
+    // As much room as it takes, and less: then text.
     assert_eq!(decided_of(&scene, &pixels, letters).1, [Some((100, letters))]);
     assert_eq!(decided_of(&scene, &pixels, letters - 1).1, [None]);
-    // The smaller one was refused: for as many pixels words take its place, for fewer it becomes smaller again.
+    // The smaller one was refused: for as many pixels text takes its place, for fewer it becomes smaller again.
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(decided_of(&scene, &pixels, PLENTY).1.len(), 1);
     assert_eq!(decided_of(&scene, &pixels, PLENTY).1, [None]);

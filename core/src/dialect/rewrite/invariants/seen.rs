@@ -21,7 +21,7 @@ pub(super) struct PartSnapshot {
     name: Option<Box<str>>,
     is_error: bool,
     pub(super) key: Option<PartKey>,
-    /// The hash of its text, seal and data as in the body. `None` if they are not compared.
+    /// The hash of its text, signature and data as in the body. `None` if they are not compared.
     pub(super) bytes: Option<PartKey>,
 }
 
@@ -108,7 +108,7 @@ impl<'a> RequestSnapshot<'a> {
         reasoning.map(|(at, _)| at).collect()
     }
 
-    /// Its text, seal and data as in the body.
+    /// Its text, signature and data as in the body.
     pub(super) fn literals(&self, part: &Part) -> Vec<&[u8]> {
         let data = part.media.iter().filter_map(|media| media.data);
         let spans = part.texts.iter().copied().chain(part.signature).chain(data);
@@ -173,7 +173,7 @@ impl<'a> RequestSnapshot<'a> {
     }
 
     /// The text of a string literal.
-    pub(super) fn words_at(&self, span: Span) -> String {
+    pub(super) fn text_at(&self, span: Span) -> String {
         let raw = span.of(&self.body);
         let document = Document::read(raw).unwrap_or_default();
         let text = document.root(raw).and_then(|root| root.text());

@@ -109,8 +109,8 @@ fn items_of_reasoning_go_back_beside_the_item_they_led_to() {
     assert_eq!(back(named, &[(0, open)]), format!("{open},{named}"));
     assert_eq!(back(call, &[(0, open)]), format!("{},{call}", open.replace(r#""id":"rs_1","#, "")));
     // Words in several parts are one item: what stood between them stands before it.
-    let words = r#"{"role":"assistant","content":[{"type":"output_text","text":"a"},{"type":"output_text","text":"b"}]}"#;
-    assert_eq!(back(words, &[(1, sealed)]), format!("{bare},{words}"));
+    let message = r#"{"role":"assistant","content":[{"type":"output_text","text":"a"},{"type":"output_text","text":"b"}]}"#;
+    assert_eq!(back(message, &[(1, sealed)]), format!("{bare},{message}"));
 
     let stored = |item: &str, raw: &str| {
         let body = format!(r#"{{"input":[{item}]}}"#);
@@ -207,7 +207,7 @@ fn members_go_back_into_messages_of_chat() {
 }
 
 #[test]
-fn thinking_in_tags_goes_back_before_the_same_words() {
+fn thinking_in_tags_goes_back_before_the_same_text() {
     let tagged = r#"{"content":"<think>t</think>\n\nwords"}"#;
     let only_thought = r#"{"content":"<think>t</think>"}"#;
     check_members(&[
@@ -284,8 +284,8 @@ fn a_signature_goes_back_on_its_part() {
     ] {
         assert_eq!(chat(call), expected, "{call}");
     }
-    let words = r#"{"messages":[{"role":"assistant","content":"a"}]}"#;
-    assert_eq!(sealed(Dialect::OpenaiChat, words, PartIndex::new(0, 0)), "-");
-    assert_eq!(sealed(Dialect::Anthropic, words, PartIndex::new(0, 0)), "-");
-    assert_eq!(sealed(Dialect::Gemini, words, PartIndex::new(3, 0)), "-");
+    let body = r#"{"messages":[{"role":"assistant","content":"a"}]}"#;
+    assert_eq!(sealed(Dialect::OpenaiChat, body, PartIndex::new(0, 0)), "-");
+    assert_eq!(sealed(Dialect::Anthropic, body, PartIndex::new(0, 0)), "-");
+    assert_eq!(sealed(Dialect::Gemini, body, PartIndex::new(3, 0)), "-");
 }

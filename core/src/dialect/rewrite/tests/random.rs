@@ -1,4 +1,4 @@
-//! Random conversations, as clients of each dialect write them, and the law over all of them.
+//! Random conversations, as clients of each dialect write them, and the invariants of rewriting over all of them.
 //!
 //! One telling of a conversation is written down four times: every form of content, of reasoning and
 //! of white space that clients use. All of it must be possible to cut, put back and take out.
@@ -16,7 +16,7 @@ struct Step {
     thoughts: usize,
     /// Which of its forms the reasoning has.
     form: usize,
-    words: Option<String>,
+    text: Option<String>,
     results: Vec<Answer>,
 }
 
@@ -24,37 +24,37 @@ struct Step {
 struct Answer {
     pieces: Vec<Piece>,
     is_error: bool,
-    /// In place of a list, where all is words.
+    /// One string in place of a list of blocks, if all of them are text.
     is_string: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Piece {
-    Words(String, bool),
+    Text(String, bool),
     Picture(bool),
 }
 
 impl Step {
     /// A model that thinks says or calls something as well.
-    fn words(&self) -> Option<&str> {
-        match &self.words {
+    fn text(&self) -> Option<&str> {
+        match &self.text {
             None if self.results.is_empty() => Some("so"),
-            words => words.as_deref(),
+            text => text.as_deref(),
         }
     }
 }
 
 impl Answer {
     /// As one string, or as a list of blocks.
-    fn content(&self, words: &str, picture: &Value, marker: &str) -> Value {
-        let all_words = self.pieces.iter().all(|piece| matches!(piece, Piece::Words(..)));
-        if self.is_string && all_words {
+    fn content(&self, block_type: &str, picture: &Value, marker: &str) -> Value {
+        let is_text = self.pieces.iter().all(|piece| matches!(piece, Piece::Text(..)));
+        if self.is_string && is_text {
             return json!(self.text());
         }
         let blocks = self.pieces.iter().map(|piece| {
             let (mut block, is_marked) = match piece {
-                Piece::Words(text, is_marked) => {
-                    (json!({ "type": words, "text": text }), *is_marked)
+                Piece::Text(text, is_marked) => {
+                    (json!({ "type": block_type, "text": text }), *is_marked)
                 }
                 Piece::Picture(is_marked) => (picture.clone(), *is_marked),
             };
@@ -67,32 +67,32 @@ impl Answer {
     }
 
     fn text(&self) -> String {
-        let words = self.pieces.iter().map(|piece| match piece {
-            Piece::Words(text, _) => text.as_str(),
+        let texts = self.pieces.iter().map(|piece| match piece {
+            Piece::Text(text, _) => text.as_str(),
             Piece::Picture(_) => "",
         });
-        words.collect()
+        texts.collect()
     }
 }
 
-fn words() -> impl Strategy<Value = String> {
+fn text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z]{1,8}", "\\PC{1,12}", Just("\"quoted\" \\ line\n\u{1f409}".to_owned())]
-        .prop_map(|words| format!("w{words}"))
+        .prop_map(|text| format!("w{text}"))
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let piece = prop_oneof![
-        3 => (words(), any::<bool>()).prop_map(|(words, marked)| Piece::Words(words, marked)),
+        3 => (text(), any::<bool>()).prop_map(|(text, marked)| Piece::Text(text, marked)),
         1 => any::<bool>().prop_map(Piece::Picture),
     ];
     let answer = (prop::collection::vec(piece, 0..5), any::<bool>(), any::<bool>())
         .prop_map(|(pieces, is_error, is_string)| Answer { pieces, is_error, is_string });
-    (words(), 0..3usize, 0..4usize, prop::option::of(words()), prop::collection::vec(answer, 0..3))
-        .prop_map(|(question, thoughts, form, words, results)| Step {
+    (text(), 0..3usize, 0..4usize, prop::option::of(text()), prop::collection::vec(answer, 0..3))
+        .prop_map(|(question, thoughts, form, text, results)| Step {
             question,
             thoughts,
             form,
-            words,
+            text,
             results,
         })
 }
@@ -101,7 +101,7 @@ fn anthropic(steps: &[Step]) -> Value {
     let mut messages = Vec::new();
     for (turn, step) in steps.iter().enumerate() {
         messages.push(json!({ "role": "user", "content": step.question }));
-        let mut said: Vec<Value> = (0..step.thoughts)
+        let mut blocks: Vec<Value> = (0..step.thoughts)
             .map(|n| match step.form % 2 {
                 0 => {
                     json!({ "type": "thinking", "thinking": format!("t{n}"), "signature": "c2ln" })
@@ -109,23 +109,23 @@ fn anthropic(steps: &[Step]) -> Value {
                 _ => json!({ "type": "redacted_thinking", "data": format!("ZGF0{n}") }),
             })
             .collect();
-        said.extend(step.words().map(|words| json!({ "type": "text", "text": words })));
+        blocks.extend(step.text().map(|text| json!({ "type": "text", "text": text })));
         if step.form > 1 {
-            let turned = usize::from(said.len() > 1);
-            said.rotate_left(turned); // interleaved
+            let turned = usize::from(blocks.len() > 1);
+            blocks.rotate_left(turned); // interleaved
         }
         let mut results = Vec::new();
         for (n, answer) in step.results.iter().enumerate() {
             let id = format!("toolu_{turn}_{n}");
-            said.push(json!({ "type": "tool_use", "id": id, "name": "f", "input": { "n": n } }));
+            blocks.push(json!({ "type": "tool_use", "id": id, "name": "f", "input": { "n": n } }));
             let source = json!({ "type": "base64", "media_type": "image/png", "data": "aQ==" });
             let picture = json!({ "type": "image", "source": source });
             let content = answer.content("text", &picture, "cache_control");
             results.push(json!({ "type": "tool_result", "tool_use_id": id,
                 "is_error": answer.is_error, "content": content }));
         }
-        let alone = said.len() == 1 && said[0]["type"] == "text";
-        let content = if alone { said[0]["text"].clone() } else { said.into() };
+        let alone = blocks.len() == 1 && blocks[0]["type"] == "text";
+        let content = if alone { blocks[0]["text"].clone() } else { blocks.into() };
         messages.push(json!({ "role": "assistant", "content": content }));
         if !results.is_empty() {
             messages.push(json!({ "role": "user", "content": results }));
@@ -138,30 +138,30 @@ fn chat(steps: &[Step]) -> Value {
     let mut messages = vec![json!({ "role": "system", "content": "s" })];
     for (turn, step) in steps.iter().enumerate() {
         messages.push(json!({ "role": "user", "content": step.question }));
-        let mut said = json!({ "role": "assistant", "content": step.words() });
+        let mut message = json!({ "role": "assistant", "content": step.text() });
         match step.form {
             _ if step.thoughts == 0 => {}
-            0 => said["reasoning_content"] = json!("t"),
-            1 => said["reasoning_details"] = json!([{ "type": "reasoning.text", "text": "t" }]),
+            0 => message["reasoning_content"] = json!("t"),
+            1 => message["reasoning_details"] = json!([{ "type": "reasoning.text", "text": "t" }]),
             2 => {
-                said["reasoning_content"] = json!("t");
-                said["reasoning"] = json!("t");
+                message["reasoning_content"] = json!("t");
+                message["reasoning"] = json!("t");
             }
             _ => {
                 let mut content: Vec<Value> = (0..step.thoughts)
                     .map(|_| json!({ "type": "thinking", "thinking": [{ "type": "text", "text": "t" }] }))
                     .collect();
-                content.extend(step.words().map(|words| json!({ "type": "text", "text": words })));
-                said["content"] = content.into();
+                content.extend(step.text().map(|text| json!({ "type": "text", "text": text })));
+                message["content"] = content.into();
             }
         }
         let calls: Vec<Value> = (0..step.results.len())
             .map(|n| json!({ "id": format!("call_{turn}_{n}"), "type": "function", "function": { "name": "f", "arguments": "{}" } }))
             .collect();
         if !calls.is_empty() {
-            said["tool_calls"] = calls.into();
+            message["tool_calls"] = calls.into();
         }
-        messages.push(said);
+        messages.push(message);
         for (n, answer) in step.results.iter().enumerate() {
             let picture = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,aQ==" } });
             let content = answer.content("text", &picture, "prompt_cache_breakpoint");
@@ -185,8 +185,8 @@ fn responses(steps: &[Step], with_ids: bool, store: bool) -> Value {
             let item = json!({ "type": "reasoning", "summary": [], "encrypted_content": format!("c{turn}{n}") });
             push(item, format!("rs_{turn}_{n}"));
         }
-        if let Some(words) = step.words() {
-            let content = json!([{ "type": "output_text", "text": words }]);
+        if let Some(text) = step.text() {
+            let content = json!([{ "type": "output_text", "text": text }]);
             push(
                 json!({ "type": "message", "role": "assistant", "content": content }),
                 format!("msg_{turn}"),
@@ -217,15 +217,15 @@ fn gemini(steps: &[Step], snake: bool) -> Value {
     let mut contents = Vec::new();
     for step in steps {
         contents.push(json!({ "role": "user", "parts": [{ "text": step.question }] }));
-        let mut said: Vec<Value> = (0..step.thoughts)
+        let mut parts: Vec<Value> = (0..step.thoughts)
             .map(|n| match step.form % 2 {
                 0 => json!({ "text": format!("t{n}"), "thought": true }),
                 _ => json!({ "text": "", name("thoughtSignature", "thought_signature"): "c2ln" }),
             })
             .collect();
         // An answer may come back in the pieces it was streamed in.
-        said.extend(step.words().into_iter().flat_map(|words| {
-            let (one, two) = words.split_at(words.len().min(1));
+        parts.extend(step.text().into_iter().flat_map(|text| {
+            let (one, two) = text.split_at(text.len().min(1));
             [one, two].map(|piece| json!({ "text": piece }))
         }));
         let mut results = Vec::new();
@@ -234,12 +234,12 @@ fn gemini(steps: &[Step], snake: bool) -> Value {
             if step.form > 1 {
                 call[name("thoughtSignature", "thought_signature")] = json!("c2ln");
             }
-            said.push(call);
-            let said = if answer.is_error { "error" } else { "output" };
+            parts.push(call);
+            let member = if answer.is_error { "error" } else { "output" };
             let mut response =
-                json!({ "name": format!("f{n}"), "response": { said: answer.text() } });
+                json!({ "name": format!("f{n}"), "response": { member: answer.text() } });
             let pictures: Vec<Value> = answer.pieces.iter().filter_map(|piece| match piece {
-                Piece::Words(..) => None,
+                Piece::Text(..) => None,
                 Piece::Picture(_) => Some(json!({ name("inlineData", "inline_data"): { name("mimeType", "mime_type"): "image/png", "data": "aQ==" } })),
             }).collect();
             if !pictures.is_empty() {
@@ -247,7 +247,7 @@ fn gemini(steps: &[Step], snake: bool) -> Value {
             }
             results.push(json!({ name("functionResponse", "function_response"): response }));
         }
-        contents.push(json!({ "role": "model", "parts": said }));
+        contents.push(json!({ "role": "model", "parts": parts }));
         if !results.is_empty() {
             contents.push(json!({ "role": "user", "parts": results }));
         }
@@ -312,24 +312,26 @@ impl Hand {
     }
 }
 
-/// All that a conversation holds can be changed, and the law holds of every change.
+/// Everything in a conversation can be changed, and the invariants hold after every change.
 fn check(dialect: Dialect, steps: &[Step], body: &str) {
     let conversation = read(dialect, "/", body.as_bytes());
     let of = |kind: PartKind| conversation.parts().filter(|part| part.kind == kind).count();
     let results: usize = steps.iter().map(|step| step.results.len()).sum();
     assert_eq!(of(PartKind::ToolResult), results, "{body}");
     let thoughts = of(PartKind::Reasoning);
-    let told: usize = steps.iter().map(|step| step.thoughts).sum();
-    assert!(thoughts == told || dialect == Dialect::OpenaiChat && thoughts.min(1) == told.min(1));
-    let InvariantCounts { cut, taken_out, .. } =
-        invariants::together(dialect, "/", body.as_bytes());
-    assert_eq!((cut, taken_out), (results, thoughts), "{body}");
-    let InvariantCounts { cut, put_back, taken_out, .. } =
+    let expected: usize = steps.iter().map(|step| step.thoughts).sum();
+    assert!(
+        thoughts == expected
+            || dialect == Dialect::OpenaiChat && thoughts.min(1) == expected.min(1)
+    );
+    let InvariantCounts { cut, removed, .. } = invariants::together(dialect, "/", body.as_bytes());
+    assert_eq!((cut, removed), (results, thoughts), "{body}");
+    let InvariantCounts { cut, put_back, removed, .. } =
         invariants::one_by_one(dialect, "/", body.as_bytes());
     assert_eq!(cut, 2 * results);
     let unthinking = steps.iter().filter(|step| step.thoughts == 0).count();
     let answers = if dialect == Dialect::OpenaiChat { unthinking } else { steps.len() };
-    assert!(put_back >= answers && taken_out >= steps.len() - unthinking, "{body}");
+    assert!(put_back >= answers && removed >= steps.len() - unthinking, "{body}");
 }
 
 fn bodies(steps: &[Step], hand: Hand) -> [(Dialect, String); 4] {
@@ -346,7 +348,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_law_holds_of_any_conversation(steps in prop::collection::vec(step(), 1..4), hand in hand()) {
+    fn the_invariants_hold_of_any_conversation(steps in prop::collection::vec(step(), 1..4), hand in hand()) {
         for (dialect, body) in bodies(&steps, hand) {
             check(dialect, &steps, &body);
         }
@@ -354,7 +356,7 @@ proptest! {
 
     /// Invariant 8: nor of bodies that are broken, or bent.
     #[test]
-    fn invariant_8_bent_bodies_are_rewritten_lawfully_or_not_at_all(
+    fn invariant_8_bent_bodies_are_rewritten_by_the_rules_or_not_at_all(
         steps in prop::collection::vec(step(), 1..3),
         hand in hand(),
         bends in prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(br#""{}[],:\ne0"#.to_vec())), 1..4),

@@ -53,12 +53,12 @@ fn thinking_leaves_with_its_commas() {
 fn a_message_that_is_nothing_but_thinking_leaves_whole() {
     let thought =
         r#"{"role":"assistant","content":[{"type":"thinking","thinking":"","signature":"s"}]}"#;
-    let said = r#"{"role":"user","content":"Go on."}"#;
+    let user = r#"{"role":"user","content":"Go on."}"#;
     let of = |messages: &[&str]| format!(r#"{{"messages":[{}]}}"#, messages.join(" , "));
-    let body = of(&[said, thought, said]);
-    let left = format!(r#"{{"messages":[{said}  , {said}]}}"#);
+    let body = of(&[user, thought, user]);
+    let left = format!(r#"{{"messages":[{user}  , {user}]}}"#);
     assert_eq!(out(Dialect::Anthropic, &body, 1, &[0]), left);
-    assert_eq!(out(Dialect::Anthropic, &of(&[thought, said]), 0, &[0]), "none", "the first stays");
+    assert_eq!(out(Dialect::Anthropic, &of(&[thought, user]), 0, &[0]), "none", "the first stays");
 }
 
 #[test]

@@ -87,9 +87,9 @@ fn a_picture_stays_where_it_was_sent() {
 
 /// Words stand where they were said, and where the part before them is new, whole or cut.
 #[test]
-fn words_stand_where_they_were_said() {
+fn injected_messages_stand_where_they_were_sent() {
     let ledger = Ledger::default();
-    let said = |request: &str| InjectedMessage {
+    let injected = |request: &str| InjectedMessage {
         id: "q".into(),
         at: 1,
         state: InjectionState::Injected(Box::new(InjectionPlace {
@@ -105,13 +105,14 @@ fn words_stand_where_they_were_said() {
         })),
     };
     let after = PartKey(1);
-    let has =
-        |sent: Option<&[u128]>, request| branch(&ledger, sent).has_injected(&said(request), after);
+    let has = |sent: Option<&[u128]>, request| {
+        branch(&ledger, sent).has_injected(&injected(request), after)
+    };
     assert!(!has(Some(&[1]), "there"), "the part was sent without them");
     assert!(!has(Some(&[after.cut().0]), "there") && !has(Some(&[after.cut().cut().0]), "there"));
     assert!(has(Some(&[2]), "there") && has(Some(&[1]), "here") && has(None, "there"));
-    assert!(has(Some(&[1, said("there").key().0]), "there"), "they were sent, too");
-    let removed = InjectedMessage { state: InjectionState::Removed, ..said("there") };
+    assert!(has(Some(&[1, injected("there").key().0]), "there"), "they were sent, too");
+    let removed = InjectedMessage { state: InjectionState::Removed, ..injected("there") };
     assert!(!branch(&ledger, Some(&[1])).has_injected(&removed, after));
 }
 
@@ -133,14 +134,14 @@ fn reasoning_is_back_where_it_was_sent() {
     }
 }
 
-/// What is taken out elsewhere is sent here where it was sent before, or is new where it was not void.
+/// Reasoning removed in another branch is sent here if it was sent before, or is new and no provider refused it.
 #[test]
-fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
+fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     let ledger = Ledger::default();
     let reasoning = thought();
-    let sealed = PartKey::of_bytes(b"c2ln");
+    let signature_key = PartKey::of_bytes(b"c2ln");
     let quoted = PartKey::of_bytes(b"\"c2ln\"");
-    let all: HashSet<u128> = [sealed.0].into_iter().collect();
+    let all: HashSet<u128> = [signature_key.0].into_iter().collect();
     let (new, left_out) = (OwnReasoning::default, || OwnReasoning {
         left_out: all.clone(),
         ..OwnReasoning::default()
@@ -149,16 +150,16 @@ fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
     let stays = |sent: Option<&[u128]>, request, why, own: OwnReasoning| {
         let out = Arc::new(echo(request, ReasoningAction::Out, why));
         let branch = branch(&ledger, sent);
-        branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).contains(&sealed)
+        branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).contains(&signature_key)
     };
     use DecisionReason::{Bound, Refusal, Stripped};
     for why in [Stripped, Bound, Refusal] {
         assert!(!stays(Some(&[]), "there", why, left_out()), "{why:?}: it was left out here");
-        assert!(stays(Some(&[sealed.0]), "there", why, new()), "{why:?}");
+        assert!(stays(Some(&[signature_key.0]), "there", why, new()), "{why:?}");
         assert!(stays(Some(&[]), "there", why, was_sent()), "{why:?}");
         assert!(stays(Some(&[quoted.0]), "there", why, left_out()), "put back, or its client's");
         assert!(!stays(None, "there", why, new()), "{why:?}: nobody knows what was sent");
-        assert!(!stays(Some(&[sealed.0]), "here", why, was_sent()), "{why:?}: decided here");
+        assert!(!stays(Some(&[signature_key.0]), "here", why, was_sent()), "{why:?}: decided here");
         assert_eq!(
             stays(Some(&[]), "there", why, new()),
             why != Refusal,
@@ -187,9 +188,9 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     assert!(!stays(&[second.0]), "only the other block of the reply was sent");
 }
 
-/// What was taken back twice in a branch, or once for good, is not decided in it again.
+/// A decision revoked twice in a branch, or once for good, is not made in it again.
 #[test]
-fn what_was_taken_back_twice_is_given_up_in_its_branch() {
+fn a_decision_revoked_twice_is_given_up_in_its_branch() {
     let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {
         let mut ledger = Ledger::default();
         for (at, (request, parent, retry)) in all.iter().enumerate() {

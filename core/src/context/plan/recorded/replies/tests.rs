@@ -42,34 +42,34 @@ fn gemini(model: &Value) -> SessionFixture {
     SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro-preview", &body)
 }
 
-/// A signature: the number of its keyed part, its words, and the piece of the part that it stands on.
-type Seal<'s> = (u32, &'s str, Option<(u32, u32)>);
+/// A signature: the number of its keyed part, its bytes, and the range of text that it stands on.
+type PlacedSignature<'s> = (u32, &'s str, Option<(u32, u32)>);
 
-/// The places of the signatures that are missing, of words in three pieces, two calls and words again.
-fn unsigned(model: &Value, seals: &[Seal]) -> Vec<(usize, String)> {
+/// The places of the signatures that are missing.
+fn unsigned(model: &Value, signatures: &[PlacedSignature]) -> Vec<(usize, String)> {
     let mut scene = gemini(model);
     let keyed = scene.conversation.parts().filter(|part| part.key.is_some()).count();
-    let of = |(part, seal, piece): &Seal| Signature {
+    let of = |(part, value, piece): &PlacedSignature| Signature {
         part: *part,
-        value: (*seal).into(),
+        value: (*value).into(),
         piece: *piece,
     };
-    let seals = seals.iter().map(of).collect();
-    let one = ReasoningRecord { signatures: seals, ..record(&scene, keyed - 2, keyed - 2) };
+    let signatures = signatures.iter().map(of).collect();
+    let one = ReasoningRecord { signatures, ..record(&scene, keyed - 2, keyed - 2) };
     scene.ledger.add(Fact::Reasoning(Box::new(one)));
     let known = scene.known();
     let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
     let missing = returned.missing(&scene.request());
     assert!(missing.signatures.iter().all(|(at, _)| at.message == 1 && returned.spans(*at)));
-    missing.signatures.into_iter().map(|(at, seal)| (at.part, seal.to_owned())).collect()
+    missing.signatures.into_iter().map(|(at, value)| (at.part, value.to_owned())).collect()
 }
 
-/// Gemini's signatures go back to the parts they stood on; of words, to the same piece or not at all.
+/// Gemini's signatures go back to the parts they stood on; in a text, to the same piece or not at all.
 #[test]
 fn a_signature_stands_on_the_same_part_or_piece() {
     let call = |name: &str| json!({"functionCall": {"name": name, "args": {}}});
     let text = |text: &str| json!({"text": text});
-    let seals = [
+    let signatures = [
         (0, "a", Some((0, 4))),
         (0, "b", Some((8, 14))),
         (1, "c", None),
@@ -77,7 +77,7 @@ fn a_signature_stands_on_the_same_part_or_piece() {
         (9, "e", None),
     ];
     let at = |places: &[(usize, &str)]| -> Vec<(usize, String)> {
-        places.iter().map(|(at, seal)| (*at, (*seal).to_owned())).collect()
+        places.iter().map(|(at, value)| (*at, (*value).to_owned())).collect()
     };
     let pieces = json!([
         text("One "),
@@ -87,26 +87,32 @@ fn a_signature_stands_on_the_same_part_or_piece() {
         call("stop"),
         text("Done.")
     ]);
-    assert_eq!(unsigned(&pieces, &seals), at(&[(0, "a"), (2, "b"), (3, "c"), (5, "d")]));
+    assert_eq!(unsigned(&pieces, &signatures), at(&[(0, "a"), (2, "b"), (3, "c"), (5, "d")]));
     // The client joined the pieces: their signatures fit no more, one of all of them does.
     let joined = json!([text("One two three."), call("go"), call("stop"), text("Done.")]);
-    assert_eq!(unsigned(&joined, &seals), at(&[(1, "c"), (3, "d")]));
+    assert_eq!(unsigned(&joined, &signatures), at(&[(1, "c"), (3, "d")]));
     assert_eq!(unsigned(&joined, &[(0, "w", None)]), at(&[(0, "w")]));
     assert_eq!(unsigned(&pieces, &[(0, "w", None)]), []);
     // What the client signs itself is not missing.
     let mut signed = pieces.clone();
     signed[3]["thoughtSignature"] = "c2ln".into();
-    assert_eq!(unsigned(&signed, &seals[2..4]), at(&[(5, "d")]));
+    assert_eq!(unsigned(&signed, &signatures[2..4]), at(&[(5, "d")]));
 }
 
 /// A block stands before the part that it stood before; where it led to what ran at the provider, before that.
 #[test]
 fn a_block_goes_back_before_what_it_led_to() {
-    let said = |text: &str| json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
+    let message = |text: &str| json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
     let ran = |id: &str| json!({"type": "web_search_call", "id": id, "status": "completed"});
     let user = |text: &str| json!({"role": "user", "content": text});
-    let input =
-        json!([user("Hi."), said("One."), ran("ws_1"), ran("ws_2"), said("Two."), user("On.")]);
+    let input = json!([
+        user("Hi."),
+        message("One."),
+        ran("ws_1"),
+        ran("ws_2"),
+        message("Two."),
+        user("On.")
+    ]);
     let body = json!({"model": "gpt-5", "input": input});
     let mut scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
     let keyed: Vec<bool> = scene.conversation.parts().map(|part| part.key.is_some()).collect();
@@ -120,7 +126,7 @@ fn a_block_goes_back_before_what_it_led_to() {
         let all: Vec<PartIndex> = returned.places(&scene.conversation).collect();
         all.iter().position(|it| *it == at)
     };
-    // Of the model's four parts: words, two searches, words.
+    // The model's four parts: text, two searches, text.
     assert_eq!(at(&block(0, 0, false)), Some(0));
     assert_eq!(at(&block(1, 0, false)), Some(3));
     assert_eq!((at(&block(1, 0, true)), at(&block(1, 1, true))), (Some(1), Some(2)));
@@ -152,7 +158,7 @@ fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
 #[test]
 fn what_is_not_known_to_be_whole_is_no_more_than_partial() {
     let (whole, cut) = (block(0, 0, false), ReasoningBlock { partial: true, ..block(0, 0, false) });
-    let dropped = |blocks: Vec<_>, seals: Vec<_>| DroppedReasoning { blocks, signatures: seals };
+    let dropped = |blocks: Vec<_>, signatures: Vec<_>| DroppedReasoning { blocks, signatures };
     assert!(dropped(vec![&cut], vec![]).is_partial());
     assert!(!dropped(vec![&cut, &whole], vec![]).is_partial());
     assert!(!dropped(vec![&cut], vec![(PartIndex::default(), "c2ln")]).is_partial());
@@ -170,7 +176,7 @@ fn signed(scene: &SessionFixture) -> Vec<String> {
 
 /// A client changed its first message, so that replies are found by their own text, and their texts are alike.
 #[test]
-fn replies_with_the_same_text_are_told_apart() {
+fn replies_with_the_same_text_are_distinguished() {
     let text = json!({"type": "text", "text": "The tide comes in from the west, and it will be here by noon."});
     for letters in ["uauau", "uaucr", "ucrau", "uauauau"] {
         let mut all = messages(letters);

@@ -1,4 +1,4 @@
-//! What clients are told of usage where something was cut: the provider's number, or the one of the history
+//! The usage that clients get where something was cut: the provider's number, or the one of the history
 //! as if nothing had been; whole and streamed, compressed and plain, in every dialect.
 
 use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, ReportedUsage};
@@ -8,7 +8,7 @@ use crate::play::{Play, message};
 use crate::support::coding::Encoder;
 
 /// A dialect: where it is asked, with what, and what it answers: one JSON value, or events.
-struct Spoken {
+struct ScriptedReply {
     target: &'static str,
     streamed: &'static str,
     request: Value,
@@ -16,7 +16,7 @@ struct Spoken {
     events: &'static str,
 }
 
-fn spoken() -> [Spoken; 4] {
+fn replies() -> [ScriptedReply; 4] {
     let old = "The log says much, and nothing of it matters now. ".repeat(80);
     let args = json!({"path": "log"});
     let anthropic = json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [
@@ -42,28 +42,28 @@ fn spoken() -> [Spoken; 4] {
         says("user", json!({"functionResponse": {"name": "Read", "response": {"output": old}}})),
         says("model", json!({"text": "I have."})), says("user", json!({"text": "And?"}))]});
     [
-        Spoken {
+        ScriptedReply {
             target: "/v1/messages",
             streamed: "/v1/messages",
             request: anthropic,
             whole: r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"So."}],"stop_reason":"end_turn","usage":{ "input_tokens": 1000, "cache_read_input_tokens":5,"output_tokens":3}}"#,
             events: "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"role\":\"assistant\",\"content\":[],\"usage\":{\"input_tokens\":1000,\"output_tokens\":1}}}\n\nevent: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"So.\"}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
         },
-        Spoken {
+        ScriptedReply {
             target: "/v1/chat/completions",
             streamed: "/v1/chat/completions",
             request: chat,
             whole: r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"So."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":3,"total_tokens":1003}}"#,
             events: "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"So.\"},\"finish_reason\":\"stop\"}],\"usage\":null}\n\ndata: {\"id\":\"c\",\"choices\":[],\"usage\":{\"prompt_tokens\":1000,\"completion_tokens\":3,\"total_tokens\":1003}}\n\ndata: [DONE]\n\n",
         },
-        Spoken {
+        ScriptedReply {
             target: "/v1/responses",
             streamed: "/v1/responses",
             request: responses,
             whole: r#"{"id":"resp_1","object":"response","status":"completed","output":[],"usage":{"input_tokens":1000,"output_tokens":3,"total_tokens":1003}}"#,
             events: "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\",\"usage\":null}}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":1000,\"output_tokens\":3,\"total_tokens\":1003}}}\n\n",
         },
-        Spoken {
+        ScriptedReply {
             target: "/v1beta/models/gemini-2.5-flash:generateContent",
             streamed: "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse",
             request: gemini,
@@ -73,7 +73,7 @@ fn spoken() -> [Spoken; 4] {
     ]
 }
 
-fn policy(told: ReportedUsage) -> Policy {
+fn policy(reported: ReportedUsage) -> Policy {
     let prune = PrunePolicy {
         gate: vec![PruneGate::Always],
         protect_tokens: 0,
@@ -82,27 +82,27 @@ fn policy(told: ReportedUsage) -> Policy {
         min_messages: 0,
         ..PrunePolicy::default()
     };
-    Policy { prune, client_usage: told, ..Policy::default() }
+    Policy { prune, client_usage: reported, ..Policy::default() }
 }
 
 /// What the client gets: head and body; and how much was cut.
 async fn exchange(
-    told: ReportedUsage,
-    spoken: &Spoken,
+    reported: ReportedUsage,
+    reply: &ScriptedReply,
     streams: bool,
     coding: &str,
 ) -> (String, Vec<u8>, u64) {
-    let target = if streams { spoken.streamed } else { spoken.target };
-    let mut play = Play::of(target, policy(told)).await;
-    let mut request = spoken.request.clone();
+    let target = if streams { reply.streamed } else { reply.target };
+    let mut play = Play::of(target, policy(reported)).await;
+    let mut request = reply.request.clone();
     if streams && !target.contains("gemini") {
         request["stream"] = json!(true);
     }
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    let said = if streams { spoken.events } else { spoken.whole };
+    let body_sent = if streams { reply.events } else { reply.whole };
     let kind = if streams { "text/event-stream" } else { "application/json" };
-    let body = Encoder::whole(coding, said.as_bytes());
+    let body = Encoder::whole(coding, body_sent.as_bytes());
     let encoding = match coding {
         "identity" => String::new(),
         coding => format!("content-encoding: {coding}\r\n"),
@@ -120,18 +120,18 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
-    for spoken in spoken() {
+async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
+    for reply in replies() {
         for (streams, coding) in
             [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]
         {
             let (head, body, cut) =
-                exchange(ReportedUsage::Unpruned, &spoken, streams, coding).await;
+                exchange(ReportedUsage::Unpruned, &reply, streams, coding).await;
             assert!(cut > 500, "{cut}");
             let (input, total) = ((1000 + cut).to_string(), (1003 + cut).to_string());
-            let said = if streams { spoken.events } else { spoken.whole };
-            let expected = said.replace("1000", &input).replace("1003", &total);
-            let what = format!("{} {streams} {coding}", spoken.target);
+            let body_sent = if streams { reply.events } else { reply.whole };
+            let expected = body_sent.replace("1000", &input).replace("1003", &total);
+            let what = format!("{} {streams} {coding}", reply.target);
             assert_eq!(String::from_utf8(body).unwrap(), expected, "{what}");
             assert!(!head.contains("content-encoding"), "{what}: it comes plain: {head}");
         }
@@ -139,12 +139,12 @@ async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
 }
 
 #[tokio::test]
-async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
-    for spoken in spoken() {
+async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
+    for reply in replies() {
         for (streams, coding) in [(false, "gzip"), (true, "identity")] {
-            let (_, body, _) = exchange(ReportedUsage::Actual, &spoken, streams, coding).await;
-            let said = if streams { spoken.events } else { spoken.whole };
-            assert_eq!(body, Encoder::whole(coding, said.as_bytes()), "{}", spoken.target);
+            let (_, body, _) = exchange(ReportedUsage::Actual, &reply, streams, coding).await;
+            let body_sent = if streams { reply.events } else { reply.whole };
+            assert_eq!(body, Encoder::whole(coding, body_sent.as_bytes()), "{}", reply.target);
         }
     }
 }
@@ -152,12 +152,12 @@ async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
 /// With nothing cut, nothing is added, and nothing is held or decoded.
 #[tokio::test]
 async fn where_nothing_was_cut_nothing_is_retold() {
-    let spoken = &spoken()[0];
-    let mut play = Play::of(spoken.target, policy(ReportedUsage::Unpruned)).await;
+    let reply = &replies()[0];
+    let mut play = Play::of(reply.target, policy(ReportedUsage::Unpruned)).await;
     let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [message("user", json!("Hi"))]});
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    let body = Encoder::whole("gzip", spoken.whole.as_bytes());
+    let body = Encoder::whole("gzip", reply.whole.as_bytes());
     let head = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
         body.len()

@@ -1,4 +1,4 @@
-//! What somebody asked for happens: a wish outlives refused and cancelled requests, is not taken by requests beside
+//! A requested compaction happens: it outlives refused and cancelled requests, is not taken by requests beside
 //! the conversation, and goes with its session.
 
 use plimsoll::context::Outcome;
@@ -11,7 +11,7 @@ use crate::play::{Play, policy, writes};
 const SUMMARY: &str = "The person asks numbered questions.";
 
 /// Nothing is compacted but on request.
-fn asked_for() -> Policy {
+fn on_request() -> Policy {
     let mut policy = policy();
     policy.compact.engine = SummaryEngine::Off;
     policy
@@ -19,7 +19,7 @@ fn asked_for() -> Policy {
 
 /// A session of a few turns whose compaction somebody wants.
 async fn requested() -> (Play, Scope) {
-    let mut play = Play::of(asked_for()).await;
+    let mut play = Play::of(on_request()).await;
     for number in 0..4 {
         play.turn(number).await;
     }
@@ -42,7 +42,7 @@ async fn comes_true(play: &mut Play, scope: &Scope) {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_a_refused_request() {
+async fn a_requested_compaction_outlives_a_refused_request() {
     let (mut play, scope) = requested().await;
     play.says(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
@@ -56,7 +56,7 @@ async fn a_wish_outlives_a_refused_request() {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_a_request_whose_client_leaves() {
+async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
     let (mut play, scope) = requested().await;
     play.says(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::NEVER}));
@@ -65,14 +65,14 @@ async fn a_wish_outlives_a_request_whose_client_leaves() {
         play.is_received(crate::play::NEVER, times).await;
         assert!(!play.server.ledgers.has_pending_compaction(&scope), "the request took it up");
         drop(client);
-        let told = play.server.told().await;
-        assert_eq!(told.outcome, Outcome::ClientLeft);
-        let again = async {
+        let exchange = play.server.told().await;
+        assert_eq!(exchange.outcome, Outcome::ClientLeft);
+        let pending = async {
             while !play.server.ledgers.has_pending_compaction(&scope) {
                 tokio::task::yield_now().await;
             }
         };
-        crate::support::within("the wish waits again", again).await;
+        crate::support::within("the wish waits again", pending).await;
     }
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
@@ -80,29 +80,29 @@ async fn a_wish_outlives_a_request_whose_client_leaves() {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_a_provider_that_fails_to_write() {
+async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let mut question = play.summary().await;
     question.answer("529 Overloaded", r#"{"error":{"message":"busy"}}"#).await;
     play.counts("outcome=\"upstream_failed\"", 1).await;
-    let again = async {
+    let pending = async {
         while !play.server.ledgers.has_pending_compaction(&scope) {
             tokio::task::yield_now().await;
         }
     };
-    crate::support::within("the wish waits again", again).await;
+    crate::support::within("the wish waits again", pending).await;
 }
 
 #[tokio::test]
-async fn a_sub_agent_does_not_take_a_wish() {
+async fn a_sub_agent_does_not_take_a_requested_compaction() {
     let (mut play, scope) = requested().await;
     let main = std::mem::take(&mut play.history);
-    // As long as the main line is, and of other words.
+    // As long as the main line is, and of other text.
     for number in 0..9 {
         let role = if number % 2 == 0 { "user" } else { "assistant" };
-        let words = format!("Chart {number}. ").repeat(40);
-        play.history.push(json!({"role": role, "content": words}));
+        let text = format!("Chart {number}. ").repeat(40);
+        play.history.push(json!({"role": role, "content": text}));
     }
     play.system = "You search.";
     let client = play.asks().await;
@@ -114,7 +114,7 @@ async fn a_sub_agent_does_not_take_a_wish() {
 }
 
 #[tokio::test]
-async fn a_wish_and_its_summary_go_with_their_session() {
+async fn a_requested_compaction_and_its_summary_go_with_their_session() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let question = play.summary().await;

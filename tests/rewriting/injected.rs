@@ -1,4 +1,4 @@
-//! Queued words are said in the next request of the session's main line and stand there for ever.
+//! A queued message is sent in the next request of the session's main line and stays there.
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
@@ -13,14 +13,14 @@ use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 
-fn reply(words: &str) -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": words}]))
+fn reply(text: &str) -> Value {
+    answers("m1", MODEL, json!([{"type": "text", "text": text}]))
 }
 
 /// The first exchange of a session, and its scope.
 async fn begun(play: &mut Play) -> Scope {
     let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
-    let (tenant, session) = (scene.told.tenant.clone(), scene.told.session.clone());
+    let (tenant, session) = (scene.exchange.tenant.clone(), scene.exchange.session.clone());
     Scope { tenant: tenant.unwrap(), session: session.unwrap() }
 }
 
@@ -39,12 +39,12 @@ async fn waiting(play: &Play, scope: &Scope) -> usize {
     play.server.ledgers.look(scope, |ledger| ledger.waiting().len()).await.unwrap()
 }
 
-fn said(scene: &Scene) -> bool {
+fn is_injected(scene: &Scene) -> bool {
     scene.bytes.contains("Mind the tide.")
 }
 
 #[tokio::test]
-async fn words_are_said_at_the_end_and_stay_there() {
+async fn queued_messages_are_sent_at_the_end_and_stay_there() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 2, "And the \"wind\".").await;
@@ -54,14 +54,14 @@ async fn words_are_said_at_the_end_and_stay_there() {
     let scene = play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await;
     let last = scene.sent["messages"].as_array().unwrap().last().unwrap();
     assert_eq!(last["content"][0]["type"], "tool_result");
-    let words = [&last["content"][1]["text"], &last["content"][2]["text"]];
-    assert_eq!(words, ["Mind the tide.", "And the \"wind\"."], "in order, after the result");
+    let texts = [&last["content"][1]["text"], &last["content"][2]["text"]];
+    assert_eq!(texts, ["Mind the tide.", "And the \"wind\"."], "in order, after the result");
     assert_eq!(scene.steps(), [(Change::Injected, Decision::New, DecisionReason::Queued); 2]);
     assert_eq!(waiting(&play, &scope).await, 0);
-    let taken = messages.recv().await.unwrap();
+    let dequeued = messages.recv().await.unwrap();
     assert_eq!(
-        (taken.step, &taken.exchange),
-        (MessageStep::Dequeued, &Some(scene.told.id.clone()))
+        (dequeued.step, &dequeued.exchange),
+        (MessageStep::Dequeued, &Some(scene.exchange.id.clone()))
     );
 
     // Later requests, after a restart too, begin with the same bytes.
@@ -73,22 +73,23 @@ async fn words_are_said_at_the_end_and_stay_there() {
         if restarts {
             play.restarts().await;
         }
-        let again = play.asks(&asks(MODEL, &longer), &reply("On we go.")).await;
-        assert_eq!(&again.bytes[..prefix.len()], prefix);
-        assert_eq!((again.told.done.made.injected, again.told.done.new.injected), (2, 0));
-        let (estimate, parts) = (again.told.estimate.as_ref().unwrap(), again.bytes.len() as u64);
+        let later = play.asks(&asks(MODEL, &longer), &reply("On we go.")).await;
+        assert_eq!(&later.bytes[..prefix.len()], prefix);
+        assert_eq!((later.exchange.done.made.injected, later.exchange.done.new.injected), (2, 0));
+        let (estimate, parts) =
+            (later.exchange.estimate.as_ref().unwrap(), later.bytes.len() as u64);
         assert!(estimate.tokens > 0 && estimate.tokens < parts, "{estimate:?}");
     }
     // A retry of the request that took them has them, a rewind to before it has not, a fork has.
-    assert!(said(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
-    assert!(!said(&play.asks(&asks(MODEL, &history(1)), &reply("Back.")).await));
+    assert!(is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
+    assert!(!is_injected(&play.asks(&asks(MODEL, &history(1)), &reply("Back.")).await));
     let mut fork = history(2);
     fork.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
     fork.push(message("user", json!("Rather the other way.")));
-    assert!(said(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
+    assert!(is_injected(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
     // The client changed what stands further up; the place is found by what stands there.
     fork[0]["content"] = json!("Read them all. (Today is Sunday.)");
-    assert!(said(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
+    assert!(is_injected(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
 }
 
 #[tokio::test]
@@ -99,25 +100,25 @@ async fn others_do_not_take_them() {
     // A sub-agent with a prompt of its own; one that its client names; a request of the model's words.
     let mut agent = asks(MODEL, &[message("user", json!("Find the chart."))]);
     agent["system"] = json!("You search.");
-    assert!(!said(&play.asks(&agent, &reply("Here.")).await));
+    assert!(!is_injected(&play.asks(&agent, &reply("Here.")).await));
     play.headers = "x-claude-code-agent-id: a1\r\n".to_owned();
-    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Here.")).await));
+    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Here.")).await));
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
     play.headers = String::new();
     let mut prefilled = history(2);
     prefilled.push(message("assistant", json!("Well")));
-    assert!(!said(&play.asks(&asks(MODEL, &prefilled), &reply("Go on.")).await));
+    assert!(!is_injected(&play.asks(&asks(MODEL, &prefilled), &reply("Go on.")).await));
     assert_eq!(waiting(&play, &scope).await, 1);
     // Nor does anybody of another credential.
     play.key = "other";
-    assert!(!said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(!is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     play.key = "k";
-    assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
 }
 
 #[tokio::test]
-async fn what_was_taken_back_is_never_said() {
+async fn a_removed_message_is_never_sent() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
@@ -128,10 +129,10 @@ async fn what_was_taken_back_is_never_said() {
         .settle(&play.server.ledgers.room(&scope), Fact::InjectedMessage(Box::new(back.clone())))
         .await;
     assert_eq!(held.unwrap(), Fact::InjectedMessage(Box::new(back.clone())));
-    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
-    // What was said cannot be taken back: the first to decide decides.
+    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    // A sent message cannot be removed: the first decision counts.
     queue(&play, &scope, 2, "Mind the tide.").await;
-    assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     let back = InjectedMessage { id: "id-2".into(), ..back };
     let held = play
         .server
@@ -144,19 +145,19 @@ async fn what_was_taken_back_is_never_said() {
 }
 
 /// What waits outlives the process, and a shadow does not take it.
-/// A branch whose rewrite was refused goes on as its client sends it; the others have what was said in them.
+/// A branch whose rewrite was refused goes on as its client sends it; the others keep their messages.
 #[tokio::test]
-async fn what_was_said_stays_where_nothing_was_refused() {
+async fn a_sent_message_stays_where_nothing_was_refused() {
     const REFUSED: &str =
         r#"{"error":{"message":"messages.1: Invalid `signature` in `thinking` block."}}"#;
     let mut play = Play::of("/v1/messages", eager()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    assert!(said(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
-    let grown = |words: &str, more: usize| {
+    assert!(is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
+    let grown = |text: &str, more: usize| {
         let mut grown = history(2);
         grown.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
-        grown.push(message("user", json!(words)));
+        grown.push(message("user", json!(text)));
         grown.extend(history(2 + more).split_off(5));
         asks(MODEL, &grown)
     };
@@ -171,8 +172,8 @@ async fn what_was_said_stays_where_nothing_was_refused() {
     drop(call);
     assert!(play.server.told().await.sets_aside());
     for _ in 0..2 {
-        assert!(said(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
-        assert!(!said(&play.asks(&beside, &reply("This.")).await));
+        assert!(is_injected(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
+        assert!(!is_injected(&play.asks(&beside, &reply("This.")).await));
         play.restarts().await;
     }
 }
@@ -184,17 +185,17 @@ async fn the_queue_is_kept() {
     queue(&play, &scope, 1, "Mind the tide.").await;
     play.config.mode = Mode::Shadow;
     play.restarts().await;
-    assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
     play.config.mode = Mode::Active;
     play.restarts().await;
     assert_eq!(waiting(&play, &scope).await, 1);
-    assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
 }
 
-/// A request that nobody answered said nothing: its words wait for the next, unless that is its retry,
+/// The messages of a request that nobody answered wait for the next, unless that is its retry,
 /// which has them where they were.
 #[tokio::test]
-async fn words_of_a_request_that_failed_wait_again() {
+async fn messages_of_a_request_that_failed_wait_again() {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#;
     for (is_retried, is_refused) in [(false, true), (false, false), (true, true), (true, false)] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -228,7 +229,7 @@ async fn words_of_a_request_that_failed_wait_again() {
 
 /// Whoever leaves before the answer is there did not hear it: in the middle of it too.
 #[tokio::test]
-async fn words_of_a_client_that_left_wait_again() {
+async fn messages_of_a_client_that_left_wait_again() {
     for is_begun in [false, true] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let scope = begun(&mut play).await;
@@ -246,12 +247,12 @@ async fn words_of_a_client_that_left_wait_again() {
         }
         drop(client);
         play.server.told().await;
-        let again = async {
+        let requeued = async {
             while waiting(&play, &scope).await == 0 {
                 tokio::task::yield_now().await;
             }
         };
-        crate::support::within("the words wait again", again).await;
+        crate::support::within("the words wait again", requeued).await;
         drop(call);
         let mut next = history(2);
         next.pop();

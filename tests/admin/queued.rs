@@ -1,4 +1,4 @@
-//! Words are queued, listed in order and taken back; what cannot be said is refused in words.
+//! Messages are queued, listed in order and removed; one that cannot be queued is refused with a reason.
 
 use plimsoll::context::budget::{ContextView, RewriteView};
 use plimsoll::context::inject::{LONGEST, MOST};
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::place::{Place, exchange, json as read, tenant};
 
-fn text(words: &str) -> String {
-    json!({"text": words}).to_string()
+fn text(message: &str) -> String {
+    json!({"text": message}).to_string()
 }
 
 async fn server() -> (Place, String) {
@@ -29,7 +29,7 @@ async fn waiting(place: &Place, path: &str) -> Vec<(u64, String)> {
 }
 
 #[tokio::test]
-async fn words_wait_in_order_and_can_be_taken_back() {
+async fn messages_wait_in_order_and_can_be_removed() {
     let (place, path) = server().await;
     assert_eq!(place.get(&format!("{path}?format=text")).await.text(), "No message is queued.\n");
     let mut live = place.open("GET", "/api/v1/events", &[]).await;
@@ -39,14 +39,14 @@ async fn words_wait_in_order_and_can_be_taken_back() {
     assert_eq!((&first["position"], &second["position"]), (&json!(1), &json!(2)));
     let queue = waiting(&place, &path).await;
     assert_eq!(queue, [(1, "Mind the tide.".into()), (2, "And \"the\" wind.\nBoth.".into())]);
-    let told = place.get(&format!("{path}?format=text")).await;
-    assert!(told.text().contains(": And \"the\" wind. ⏎ Both.\n"), "{}", told.text());
+    let answer = place.get(&format!("{path}?format=text")).await;
+    assert!(answer.text().contains(": And \"the\" wind. ⏎ Both.\n"), "{}", answer.text());
 
     let id = first["id"].as_str().unwrap();
     let gone = place.ask("DELETE", &format!("{path}/{id}"), &[]).await;
     assert_eq!(read(&gone)["removed"], id);
     assert_eq!(waiting(&place, &path).await, [(1, "And \"the\" wind.\nBoth.".into())]);
-    // The live feed tells what happened, and not the words.
+    // The live feed tells what happened, and not the text.
     let heard = live.until("\"step\":\"removed\"").await;
     let heard = String::from_utf8(heard).unwrap();
     assert_eq!(heard.matches("event: say").count(), 3, "{heard}");
@@ -56,7 +56,7 @@ async fn words_wait_in_order_and_can_be_taken_back() {
 }
 
 #[tokio::test]
-async fn all_that_waits_can_be_taken_back_at_once() {
+async fn all_queued_messages_can_be_removed_at_once() {
     let (place, path) = server().await;
     let none = read(&place.ask("DELETE", &path, &[]).await);
     assert_eq!(none, json!({"removed": []}));
@@ -68,7 +68,7 @@ async fn all_that_waits_can_be_taken_back_at_once() {
     assert_eq!(read(&place.post(&path, &text("Again.")).await)["position"], 1);
 }
 
-/// What took words out of the queue, and what made a context smaller, are live events of their own names.
+/// What took messages out of the queue, and what made a context smaller, are live events of their own names.
 #[tokio::test]
 async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let place = Place::new().await;
@@ -97,8 +97,8 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         tokens_pruned: 40,
         ..RewriteView::default()
     };
-    let told = exchange("r2");
-    let estimate = told.estimate.as_ref().unwrap();
+    let sent = exchange("r2");
+    let estimate = sent.estimate.as_ref().unwrap();
     let view = ContextView::before(estimate, 200_000, 16_000, None, &RewriteSummary::default());
     let total = view.total;
     let of = |mode| OpenExchange {
@@ -127,7 +127,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_said_is_refused_in_words() {
+async fn a_message_that_cannot_be_queued_is_refused_with_a_reason() {
     let (place, path) = server().await;
     let none = "/api/v1/sessions/none/say";
     let long = text(&"x".repeat(LONGEST + 1));
