@@ -213,15 +213,15 @@ impl Explanation {
 
     /// Explains an exchange that did not become a turn: refused, cut short, or not understood.
     pub(crate) fn of_exchange(exchange: &Exchange) -> Self {
-        let word = |word: &Option<Box<str>>| word.as_deref().map(str::to_owned);
+        let owned = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {
-            provider_request_id: word(&exchange.provider_request_id),
+            provider_request_id: owned(&exchange.provider_request_id),
             repeated_calls: exchange.repeated_calls,
             session: exchange.session.clone(),
             thread: exchange.thread.clone(),
-            upstream: word(&exchange.upstream),
-            model: word(&exchange.model),
+            upstream: owned(&exchange.upstream),
+            model: owned(&exchange.model),
             saved: exchange.saved,
             ..Self::of(
                 &exchange.id,
@@ -310,7 +310,7 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
         .collect();
     cuts.sort_by_key(|(place, _)| *place);
     cuts.truncate(MOST_STORED_STEPS);
-    cuts.into_iter().map(|(_, cut)| ExplainedChange::again(ledger, cut)).collect()
+    cuts.into_iter().map(|(_, cut)| ExplainedChange::of_replayed_cut(ledger, cut)).collect()
 }
 
 impl CacheReport {
@@ -366,7 +366,7 @@ impl ExplainedChange {
     }
 
     /// A replayed cut, with its position if the exchange that decided it identifies it unambiguously.
-    fn again(ledger: &Ledger, cut: &Cut) -> Self {
+    fn of_replayed_cut(ledger: &Ledger, cut: &Cut) -> Self {
         let (rule, section) = cut.why.rule();
         let decided = ledger.turn(&cut.exchange).map(|turn| &*turn.done.steps).unwrap_or_default();
         let mut fitting = decided.iter().filter(|step| {

@@ -232,7 +232,7 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
 /// otherwise with the session's next request. With `dry_run`, only reports what it would do.
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let dry = is_asked(query, "dry_run")?;
+    let dry = is_true(query, "dry_run")?;
     let focus = parameter(query, "focus").and_then(decoded_whole).map(Cow::into_owned);
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
@@ -435,7 +435,7 @@ async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminE
 /// Exports one session for sharing, one line of JSON per call; with content, if that is requested. Lines are
 /// produced as the client reads them.
 pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
-    let with_content = is_asked(query, "content")?;
+    let with_content = is_true(query, "content")?;
     let scope = scope(admin, id).await?;
     let place = admin.exports.clone().try_acquire_owned().map_err(|_| {
         let what = format!("{EXPORTS} sessions are being exported already; try again soon.");
@@ -456,11 +456,11 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Admi
 
 /// Whether an export explicitly excludes content. An invalid value does not count as that.
 pub(super) fn is_without_content(query: Option<&str>) -> bool {
-    matches!(is_asked(query, "content"), Ok(false))
+    matches!(is_true(query, "content"), Ok(false))
 }
 
 /// Whether a boolean of the query is `true`.
-fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
+fn is_true(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     match parameter(query, switch) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),

@@ -151,9 +151,9 @@ fn secrets(config: &Config) -> Vec<OsString> {
 /// The variables through which a command finds its server, if only flags name it: so a `plimsoll run` inside
 /// this one finds the same server.
 fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsString)> {
-    let is_said = sources.flags.iter().any(|(_, key, _)| key == "data");
+    let is_data_flag_set = sources.flags.iter().any(|(_, key, _)| key == "data");
     let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
-    let data = is_said.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
+    let data = is_data_flag_set.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
     let file = sources.file.as_ref().and_then(|file| std::path::absolute(file).ok());
     let file = file.map(|file| ("PLIMSOLL_CONFIG", file.into_os_string()));
     data.into_iter().chain(file).collect()
@@ -170,7 +170,7 @@ struct RunningProxy {
 impl RunningProxy {
     async fn found_or_started(sources: ConfigSources, config: &Config) -> Result<Self, CliError> {
         match AdminClient::by_socket(&config.data).await {
-            Ok(Some((client, about))) if is_meant(&sources, config, &about) => {
+            Ok(Some((client, about))) if is_requested_server(&sources, config, &about) => {
                 let base = reachable(&about.clients);
                 if !is_loopback(&base) {
                     return Err(CliError(format!(
@@ -220,7 +220,7 @@ impl RunningProxy {
 }
 
 /// Whether the server that was found is the requested one: any, unless a flag names its address.
-fn is_meant(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
+fn is_requested_server(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
     let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
     !is_named || admin_client::serves_at(about, config.admin)
 }

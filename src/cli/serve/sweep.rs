@@ -146,7 +146,7 @@ struct SweepNotices {
     failure: Option<Instant>,
     not_kept: Option<Instant>,
     forgotten: usize,
-    forgotten_told: Option<Instant>,
+    forgotten_reported: Option<Instant>,
 }
 
 impl SweepNotices {
@@ -176,8 +176,8 @@ impl SweepNotices {
     fn forgot(&mut self, sessions: usize) {
         self.failure = None;
         self.forgotten += sessions;
-        if self.forgotten > 0 && self.forgotten_told.is_none_or(|at| at.elapsed() >= TOLD) {
-            self.forgotten_told = Some(Instant::now());
+        if self.forgotten > 0 && self.forgotten_reported.is_none_or(|at| at.elapsed() >= TOLD) {
+            self.forgotten_reported = Some(Instant::now());
             let sessions = std::mem::take(&mut self.forgotten);
             tracing::info!("{sessions} sessions were deleted by retention.days or retention.bytes");
         }
