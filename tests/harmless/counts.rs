@@ -10,31 +10,31 @@ pub struct Counts {
     pub exchanges: u64,
     pub cuts: u64,
     pub put_back: u64,
-    pub taken_out: u64,
+    pub stripped: u64,
     pub restarts: u64,
     pub forks: u64,
     pub rewinds: u64,
     pub edits: u64,
-    /// Exchanges that repeated what went out before, byte for meaning.
-    pub stable: u64,
-    pub earned: u64,
+    /// Exchanges that repeated what went out before, in meaning.
+    pub repeated_prefixes: u64,
+    pub deserved_refusals: u64,
     /// Refusals after which a request was sent as those before it.
-    pub taken_back: u64,
+    pub revoked: u64,
     /// Streams that broke off.
-    pub broken_off: u64,
+    pub broken_streams: u64,
     /// Exchanges whose history begins with a summary, and conversations that have one.
     pub compacted: u64,
-    pub outgrown: u64,
-    /// Overflows that were mended.
-    pub mended: u64,
+    pub compacted_conversations: u64,
+    /// Overflows that a smaller request recovered from.
+    pub recovered_overflows: u64,
     /// Requests whose client asked for a mode that changes nothing.
-    pub unchanged: u64,
-    /// Refusals that nobody can believe.
-    pub wild: u64,
-    /// What a hostile tenant beside did.
-    pub hostile: u64,
+    pub passive: u64,
+    /// Refusals with an impossible token count.
+    pub implausible_overflows: u64,
+    /// Moves of the hostile tenant.
+    pub hostile_moves: u64,
     /// The rules that clients broke by themselves, with how often.
-    pub broken: BTreeMap<String, u64>,
+    pub broken_rules: BTreeMap<String, u64>,
 }
 
 impl Counts {
@@ -43,23 +43,23 @@ impl Counts {
         self.exchanges += other.exchanges;
         self.cuts += other.cuts;
         self.put_back += other.put_back;
-        self.taken_out += other.taken_out;
+        self.stripped += other.stripped;
         self.restarts += other.restarts;
         self.forks += other.forks;
         self.rewinds += other.rewinds;
         self.edits += other.edits;
-        self.stable += other.stable;
-        self.earned += other.earned;
-        self.taken_back += other.taken_back;
-        self.broken_off += other.broken_off;
+        self.repeated_prefixes += other.repeated_prefixes;
+        self.deserved_refusals += other.deserved_refusals;
+        self.revoked += other.revoked;
+        self.broken_streams += other.broken_streams;
         self.compacted += other.compacted;
-        self.outgrown += other.outgrown;
-        self.mended += other.mended;
-        self.unchanged += other.unchanged;
-        self.wild += other.wild;
-        self.hostile += other.hostile;
-        for (rule, count) in &other.broken {
-            *self.broken.entry(rule.clone()).or_default() += count;
+        self.compacted_conversations += other.compacted_conversations;
+        self.recovered_overflows += other.recovered_overflows;
+        self.passive += other.passive;
+        self.implausible_overflows += other.implausible_overflows;
+        self.hostile_moves += other.hostile_moves;
+        for (rule, count) in &other.broken_rules {
+            *self.broken_rules.entry(rule.clone()).or_default() += count;
         }
     }
 }
@@ -77,21 +77,21 @@ impl fmt::Display for Counts {
             self.exchanges,
             self.cuts,
             self.put_back,
-            self.taken_out,
+            self.stripped,
             self.compacted,
-            self.outgrown,
-            self.mended,
-            self.taken_back,
-            self.broken_off,
-            self.stable,
+            self.compacted_conversations,
+            self.recovered_overflows,
+            self.revoked,
+            self.broken_streams,
+            self.repeated_prefixes,
             self.restarts,
             self.forks,
             self.rewinds,
             self.edits,
-            self.unchanged,
-            self.wild,
-            self.hostile,
-            self.earned
+            self.passive,
+            self.implausible_overflows,
+            self.hostile_moves,
+            self.deserved_refusals
         )
     }
 }

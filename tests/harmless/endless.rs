@@ -1,6 +1,6 @@
 //! Sessions without end: hundreds of turns through a window of 30,000 tokens, against a provider that
 //! checks what real ones check. None overflows, none gets a refusal that its client did not earn, no
-//! call is parted from its result, and the same beginning is never summarised twice.
+//! call loses its result, and the same beginning is never summarised twice.
 //!
 //! `make endless N=20` plays that many sessions of 500 turns; `PLIMSOLL_ENDLESS_SEED` one alone, and
 //! `PLIMSOLL_ENDLESS_TURNS` so many of its turns.
@@ -21,39 +21,39 @@ use scripted_provider::strict::{
 };
 use serde_json::{Value, json};
 
+use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
 use crate::dice::Dice;
 use crate::number;
-use crate::speak::{self, Answered, Habits, Head, Memory, Said};
 use crate::stage::Stage;
 use crate::support::server::config;
 
 pub const WINDOW: u64 = 30_000;
 /// Part of every request for a summary.
-const ASKS: &str = "Write a summary of the conversation";
+pub const SUMMARY_REQUEST: &str = "Write a summary of the conversation";
 
-/// What became of sessions.
+/// Counts of one or more sessions.
 #[derive(Debug, Default)]
-pub struct Lived {
+pub struct SessionReport {
     exchanges: usize,
     /// Summaries that were asked for.
-    pub asked: usize,
-    /// Summaries that were taken into use.
-    pub used: usize,
+    pub summaries_requested: usize,
+    /// Summaries that replaced history.
+    pub summaries_used: usize,
     /// Requests that waited for one, and the longest wait.
     waited: usize,
-    longest: Duration,
+    longest_wait: Duration,
     /// Tokens of the largest request that the provider read.
     pub largest: u64,
-    /// Prefixes that went out again as they had gone out before.
+    /// Requests that repeated the previous prefix.
     stable: usize,
-    /// Refusals that taught that a model binds its reasoning.
-    pub taught: usize,
+    /// Refusals from which the proxy learned that a model binds its reasoning.
+    pub binding_refusals: usize,
     /// Reasoning that its provider dropped, though it was sent.
     pub dropped: usize,
     /// Reasoning that its provider would have read, and that was not sent.
     pub absent: usize,
-    /// Summaries that providers were asked for themselves.
-    pub by_provider: usize,
+    /// Summaries by the provider's own compaction.
+    pub provider_summaries: usize,
 }
 
 struct Session {
@@ -61,16 +61,20 @@ struct Session {
     dice: Dice,
     dialect: Dialect,
     head: Head,
-    habits: Habits,
-    history: Vec<Said>,
-    lived: Lived,
-    /// What was summarised, as it was asked.
+    style: ClientStyle,
+    history: Vec<HistoryItem>,
+    report: SessionReport,
+    /// The histories that were summarised.
     summarised: HashSet<String>,
-    /// What went out last.
-    forwarded: Vec<Value>,
+    /// The history that the provider received last.
+    last_sent: Vec<Value>,
 }
 
-pub async fn session(seed: u64, turns: usize, engine: SummaryEngine) -> Result<Lived, String> {
+pub async fn session(
+    seed: u64,
+    turns: usize,
+    engine: SummaryEngine,
+) -> Result<SessionReport, String> {
     let mut dice = Dice::new(seed);
     let dialects = [Dialect::Anthropic, Dialect::Chat, Dialect::Responses, Dialect::Gemini];
     let (binding, dialect) = match engine {
@@ -83,7 +87,7 @@ pub async fn session(seed: u64, turns: usize, engine: SummaryEngine) -> Result<L
     let rules = Rules { window: Some(WINDOW), binding: Some(binding), ..Rules::default() };
     let provider = Provider::at(rules, seed, Clock::manual());
     let summary = format!("<summary>{}</summary>", "So far much was read. ".repeat(30));
-    provider.say_to(ASKS, Reply::text(&summary));
+    provider.say_to(SUMMARY_REQUEST, Reply::text(&summary));
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let mut config = config(&serving.base());
     let mut policy = Policy::default();
@@ -102,40 +106,40 @@ pub async fn session(seed: u64, turns: usize, engine: SummaryEngine) -> Result<L
     };
     let (system, tools) = ("You read logs.".to_owned(), vec!["Read", "Grep"]);
     let head = Head { model, system, tools, thinks: true, stream: dice.once_in(2) };
-    let habits = Habits {
-        memory: dice.of(&[Memory::Whole, Memory::None]),
-        marks: true,
-        respells: dice.once_in(3),
-        strips: false,
-        url_safe: false,
+    let style = ClientStyle {
+        kept_reasoning: dice.of(&[KeptReasoning::All, KeptReasoning::None]),
+        cache_markers: true,
+        reformats_arguments: dice.once_in(3),
+        trims_text: false,
+        url_safe_signatures: false,
     };
     let mut session = Session {
         stage,
         dice,
         dialect,
         head,
-        habits,
+        style,
         history: Vec::new(),
-        lived: Lived::default(),
+        report: SessionReport::default(),
         summarised: HashSet::new(),
-        forwarded: Vec::new(),
+        last_sent: Vec::new(),
     };
     for turn in 0..turns {
-        session.turn(turn).await.map_err(|what| {
+        session.turn(turn).await.map_err(|message| {
             let text = session.stage.server.telemetry.render();
             let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
             let counted: Vec<&str> = lines.collect();
-            format!("{counted:?} seed {seed}, {model}, binding {binding}, {habits:?}, turn {turn}: {what}")
+            format!("{counted:?} seed {seed}, {model}, binding {binding}, {style:?}, turn {turn}: {message}")
         })?;
     }
-    Ok(session.lived)
+    Ok(session.report)
 }
 
 impl Session {
-    /// The person asks, the model reads a few times and answers.
+    /// The user asks, the model calls a tool a few times, then answers.
     async fn turn(&mut self, turn: usize) -> Result<(), String> {
         let words = 20 + self.dice.below(120);
-        self.history.push(Said::User(format!("Turn {turn}. {}", self.dice.words(words))));
+        self.history.push(HistoryItem::User(format!("Turn {turn}. {}", self.dice.words(words))));
         for round in 0..=self.dice.below(3) {
             let call = json!({"path": format!("{turn}-{round}")});
             let reply = Reply::thinking("Where is it?", 40).saying("I read on.");
@@ -147,9 +151,9 @@ impl Session {
                 let text = self.dice.words(words);
                 let (id, name) = (call.id, call.name);
                 let (is_error, has_picture, in_blocks) = (false, false, self.dice.once_in(3));
-                results.push(Answered { id, name, text, is_error, has_picture, in_blocks });
+                results.push(ToolResult { id, name, text, is_error, has_picture, in_blocks });
             }
-            self.history.push(Said::Results(results));
+            self.history.push(HistoryItem::ToolResults(results));
         }
         let words = 10 + self.dice.below(60);
         let answer = format!("That was turn {turn}: {}", self.dice.words(words));
@@ -157,84 +161,91 @@ impl Session {
         self.exchange().await.map(drop)
     }
 
-    async fn exchange(&mut self) -> Result<Vec<speak::Called>, String> {
-        let body = speak::request(self.dialect, &self.head, &self.history, self.habits);
-        let target = speak::target(self.dialect, &self.head);
-        let (status, text) = self.stage.asks(&target, &body).await;
-        let told = self.stage.server.told().await;
-        self.lived.exchanges += 1;
-        self.lived.used += told.done.new.compacted as usize;
-        if let Some(us) = told.compaction_wait_us {
-            self.lived.waited += 1;
-            self.lived.longest = self.lived.longest.max(Duration::from_micros(us));
+    async fn exchange(&mut self) -> Result<Vec<client::ToolCall>, String> {
+        let body = client::request(self.dialect, &self.head, &self.history, self.style);
+        let target = client::path(self.dialect, &self.head);
+        let (status, text) = self.stage.send(&target, &body).await;
+        let exchange = self.stage.server.told().await;
+        self.report.exchanges += 1;
+        self.report.summaries_used += exchange.done.new.compacted as usize;
+        if let Some(us) = exchange.compaction_wait_us {
+            self.report.waited += 1;
+            self.report.longest_wait = self.report.longest_wait.max(Duration::from_micros(us));
         }
         let log = self.stage.provider.take_log();
         for judged in &log {
-            self.judged(judged, &told)?;
+            self.check_received(judged, &exchange)?;
         }
         if status != 200 {
-            return Err(format!("{status} {text}: {:?}", told.done));
+            return Err(format!("{status} {text}: {:?}", exchange.done));
         }
-        let sent = log.iter().rev().find(|judged| !is_question(judged));
-        let sent = sent.map(|judged| speak::history(self.dialect, &judged.call.body));
+        let sent = log.iter().rev().find(|judged| !is_summary_request(judged));
+        let sent = sent.map(|judged| client::history(self.dialect, &judged.call.body));
         let sent = sent.unwrap_or_default();
-        let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
-        let before = std::mem::replace(&mut self.forwarded, sent);
-        if !decided {
-            let same = before.iter().zip(&self.forwarded).take_while(|(a, b)| a == b).count();
+        let has_new_decision =
+            exchange.done.steps.iter().any(|step| step.decision == Decision::New);
+        let before = std::mem::replace(&mut self.last_sent, sent);
+        if !has_new_decision {
+            let same = before.iter().zip(&self.last_sent).take_while(|(a, b)| a == b).count();
             if same < before.len() {
-                return Err(format!("the prefix changed at {same}: {:?}", told.done.steps));
+                return Err(format!("the prefix changed at {same}: {:?}", exchange.done.steps));
             }
-            self.lived.stable += 1;
+            self.report.stable += 1;
         }
         let answer = match self.head.stream {
-            true => crate::stream::whole(self.dialect, &text),
+            true => crate::stream::assemble(self.dialect, &text),
             false => serde_json::from_str(&text).map_err(|error| error.to_string())?,
         };
-        let (reply, calls) = speak::kept(self.dialect, &answer);
-        self.history.push(Said::Model(reply));
+        let (reply, calls) = client::read_reply(self.dialect, &answer);
+        self.history.push(HistoryItem::Reply(reply));
         Ok(calls)
     }
 
-    /// What must hold of everything that the provider received, requests for summaries included.
-    fn judged(&mut self, judged: &Judged, told: &Exchange) -> Result<(), String> {
-        // Where a model binds reasoning that is not known to, one refusal teaches it.
-        let teaches = told.refused == Some(RefusalCause::Bound) && told.status == Some(200);
-        if teaches && judged.verdict.refused().is_some() {
-            self.lived.taught += 1;
-            return if self.lived.taught > 1 { Err("taught twice".to_owned()) } else { Ok(()) };
+    /// Checks one request that the provider received, requests for summaries included.
+    fn check_received(&mut self, judged: &Judged, exchange: &Exchange) -> Result<(), String> {
+        // One refusal is allowed for the proxy to learn that the model binds its reasoning.
+        let learns_binding =
+            exchange.refused == Some(RefusalCause::Bound) && exchange.status == Some(200);
+        if learns_binding && judged.verdict.refused().is_some() {
+            self.report.binding_refusals += 1;
+            return if self.report.binding_refusals > 1 {
+                Err("taught twice".to_owned())
+            } else {
+                Ok(())
+            };
         }
         if let Some(rule) = judged.verdict.refused() {
             let body = String::from_utf8_lossy(&judged.call.bytes).into_owned();
             return Err(format!("refused: {rule:?} {:?}\n{body}", judged.verdict));
         }
         let Some(accepted) = judged.verdict.accepted() else { return Ok(()) };
-        self.lived.largest = self.lived.largest.max(accepted.input_tokens);
+        self.report.largest = self.report.largest.max(accepted.input_tokens);
         let dropped = |loss: &&Loss| matches!(loss, Loss::ReasoningDropped { .. });
-        self.lived.dropped += accepted.losses.iter().filter(dropped).count();
+        self.report.dropped += accepted.losses.iter().filter(dropped).count();
         let absent = |loss: &&Loss| matches!(loss, Loss::ReasoningAbsent { readable: true, .. });
-        self.lived.absent += accepted.losses.iter().filter(absent).count();
-        if !is_question(judged) {
+        self.report.absent += accepted.losses.iter().filter(absent).count();
+        if !is_summary_request(judged) {
             return Ok(());
         }
-        self.lived.asked += 1;
-        let mut history = speak::history(self.dialect, &judged.call.body);
-        self.lived.by_provider += usize::from(is_to_compact(judged));
-        history.truncate(history.len().saturating_sub(usize::from(!is_to_compact(judged))));
-        let asked = serde_json::to_string(&history).unwrap_or_default();
-        if !self.summarised.insert(asked) {
+        self.report.summaries_requested += 1;
+        let mut history = client::history(self.dialect, &judged.call.body);
+        self.report.provider_summaries += usize::from(is_compact_call(judged));
+        history.truncate(history.len().saturating_sub(usize::from(!is_compact_call(judged))));
+        let summarised = serde_json::to_string(&history).unwrap_or_default();
+        if !self.summarised.insert(summarised) {
             return Err("the same beginning was summarised twice".to_owned());
         }
         Ok(())
     }
 }
 
-fn is_question(judged: &Judged) -> bool {
-    is_to_compact(judged) || memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_some()
+fn is_summary_request(judged: &Judged) -> bool {
+    is_compact_call(judged)
+        || memchr::memmem::find(&judged.call.bytes, SUMMARY_REQUEST.as_bytes()).is_some()
 }
 
 /// Whether the provider was asked for its own summary.
-fn is_to_compact(judged: &Judged) -> bool {
+fn is_compact_call(judged: &Judged) -> bool {
     judged.call.purpose == Purpose::Compact
 }
 
@@ -249,30 +260,33 @@ async fn sessions_never_end_at_the_window() {
         return println!("{:?}", session(seed, turns, SummaryEngine::Summary).await.unwrap());
     }
     let began = Instant::now();
-    let mut all = Lived::default();
+    let mut all = SessionReport::default();
     let mut harm = Vec::new();
     let play = |seed, turns| session(seed, turns, SummaryEngine::Summary);
     for pair in 0..count.div_ceil(2) {
         let (one, two) = tokio::join!(play(pair, turns), play(pair + count.div_ceil(2), turns));
-        for lived in [one, two] {
-            match lived {
-                Ok(lived) => {
-                    all.exchanges += lived.exchanges;
-                    all.asked += lived.asked;
-                    all.used += lived.used;
-                    all.waited += lived.waited;
-                    all.longest = all.longest.max(lived.longest);
-                    all.largest = all.largest.max(lived.largest);
-                    all.stable += lived.stable;
-                    all.dropped += lived.dropped;
-                    all.taught += lived.taught;
+        for report in [one, two] {
+            match report {
+                Ok(report) => {
+                    all.exchanges += report.exchanges;
+                    all.summaries_requested += report.summaries_requested;
+                    all.summaries_used += report.summaries_used;
+                    all.waited += report.waited;
+                    all.longest_wait = all.longest_wait.max(report.longest_wait);
+                    all.largest = all.largest.max(report.largest);
+                    all.stable += report.stable;
+                    all.dropped += report.dropped;
+                    all.binding_refusals += report.binding_refusals;
                 }
-                Err(what) => harm.push(what.chars().take(4000).collect::<String>()),
+                Err(message) => harm.push(message.chars().take(4000).collect::<String>()),
             }
         }
     }
     println!("{count} sessions of {turns} turns in {:.0?}: {all:?}", began.elapsed());
     assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
-    assert!(all.used as u64 >= count && all.asked >= all.used, "{all:?}");
+    assert!(
+        all.summaries_used as u64 >= count && all.summaries_requested >= all.summaries_used,
+        "{all:?}"
+    );
     assert!(all.largest <= WINDOW, "{all:?}");
 }

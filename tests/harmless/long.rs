@@ -11,16 +11,16 @@ use plimsoll::store::memory::MemoryStore;
 use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
 
+use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
 use crate::dice::Dice;
 use crate::number;
-use crate::speak::{self, Answered, Habits, Head, Memory, Said};
 use crate::stage::Stage;
 use crate::support::server::config;
 
 const MODEL: &str = "claude-sonnet-4-5";
 /// What a session cost.
 #[derive(Debug, Default)]
-struct Spent {
+struct Usage {
     input: u64,
     read: u64,
     written: u64,
@@ -29,13 +29,13 @@ struct Spent {
     largest: usize,
 }
 
-impl Spent {
-    fn share(&self) -> f64 {
+impl Usage {
+    fn cached_percent(&self) -> f64 {
         100.0 * self.read as f64 / self.input as f64
     }
 
     /// Tokens that were not in the cache.
-    fn unread(&self) -> u64 {
+    fn uncached(&self) -> u64 {
         self.input - self.read
     }
 
@@ -53,7 +53,7 @@ impl Spent {
     }
 }
 
-async fn session(mode: Mode, (turns, words): (usize, usize), marks: bool) -> Spent {
+async fn session(mode: Mode, (turns, words): (usize, usize), cache_markers: bool) -> Usage {
     // The provider's window is larger than the proxy believes, so that the untouched session lives.
     let rules = Rules { window: Some(2_000_000), ..Rules::default() };
     let provider = Provider::at(rules, 7, Clock::manual());
@@ -69,38 +69,31 @@ async fn session(mode: Mode, (turns, words): (usize, usize), marks: bool) -> Spe
         thinks: false,
         stream: false,
     };
-    let habits =
-        Habits { memory: Memory::Whole, marks, respells: false, strips: false, url_safe: false };
-    let (mut dice, mut spent) = (Dice::new(11), Spent::default());
-    let mut history = vec![Said::User("Read them all.".to_owned())];
+    let style = ClientStyle { cache_markers, ..ClientStyle::plain(KeptReasoning::All) };
+    let (mut dice, mut usage) = (Dice::new(11), Usage::default());
+    let mut history = vec![HistoryItem::User("Read them all.".to_owned())];
     for turn in 0..turns {
         stage.provider.say(Reply::text("I read on.").calling("Read", json!({"path": turn})));
-        let body = speak::request(Dialect::Anthropic, &head, &history, habits);
-        let (status, text) = stage.asks("/v1/messages", &body).await;
+        let body = client::request(Dialect::Anthropic, &head, &history, style);
+        let (status, text) = stage.send("/v1/messages", &body).await;
         assert_eq!(status, 200, "{text}");
-        let told = stage.server.told().await;
+        let exchange = stage.server.told().await;
         let answer: Value = serde_json::from_str(&text).unwrap();
-        let of = |name: &str| answer["usage"][name].as_u64().unwrap();
-        let (read, written) = (of("cache_read_input_tokens"), of("cache_creation_input_tokens"));
-        spent.input += of("input_tokens") + read + written;
-        spent.read += read;
-        spent.written += written;
-        spent.output += of("output_tokens");
-        spent.cut += u64::from(told.done.new.cut);
-        spent.largest = spent.largest.max(body.to_string().len());
-        let (reply, calls) = speak::kept(Dialect::Anthropic, &answer);
-        history.push(Said::Model(reply));
-        let results = calls.into_iter().map(|call| Answered {
-            id: call.id,
-            name: call.name,
-            text: dice.words(words),
-            is_error: false,
-            has_picture: false,
-            in_blocks: false,
-        });
-        history.push(Said::Results(results.collect()));
+        let tokens = |name: &str| answer["usage"][name].as_u64().unwrap();
+        let (read, written) =
+            (tokens("cache_read_input_tokens"), tokens("cache_creation_input_tokens"));
+        usage.input += tokens("input_tokens") + read + written;
+        usage.read += read;
+        usage.written += written;
+        usage.output += tokens("output_tokens");
+        usage.cut += u64::from(exchange.done.new.cut);
+        usage.largest = usage.largest.max(body.to_string().len());
+        let (reply, calls) = client::read_reply(Dialect::Anthropic, &answer);
+        history.push(HistoryItem::Reply(reply));
+        let results = calls.into_iter().map(|call| ToolResult::plain(call, dice.words(words)));
+        history.push(HistoryItem::ToolResults(results.collect()));
     }
-    spent
+    usage
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,15 +102,17 @@ async fn a_long_session_keeps_its_cache_and_costs_less() {
     let long = number("PLIMSOLL_HARMLESS").is_some();
     let (turns, words) = if long { (300, 550) } else { (50, 3300) };
     let size = (turns, words);
-    for marks in [true, false] {
-        let (observed, active) =
-            tokio::join!(session(Mode::Observe, size, marks), session(Mode::Active, size, marks));
+    for cache_markers in [true, false] {
+        let (observed, active) = tokio::join!(
+            session(Mode::Observe, size, cache_markers),
+            session(Mode::Active, size, cache_markers)
+        );
         println!(
-            "{turns} turns, {} KB, cache markers {marks}: read {:.2} % untouched, {:.2} % rewritten \
+            "{turns} turns, {} KB, cache markers {cache_markers}: read {:.2} % untouched, {:.2} % rewritten \
              with {} cuts; ${:.2} and ${:.2}",
             observed.largest / 1024,
-            observed.share(),
-            active.share(),
+            observed.cached_percent(),
+            active.cached_percent(),
             active.cut,
             observed.cost(),
             active.cost()
@@ -127,10 +122,10 @@ async fn a_long_session_keeps_its_cache_and_costs_less() {
         // What is processed again costs as much as eleven and a half times as many tokens that are read
         // (`docs/protocols.md` 7.4): each is to be earned four times over. A share of what is sent would say nothing:
         // far less is sent.
-        let again = active.unread().saturating_sub(observed.unread());
-        let left_out = observed.input - active.input;
-        println!("{again} tokens more were not read from the cache, {left_out} were not sent");
-        assert!(left_out > 46 * again, "the cache suffered");
+        let reprocessed = active.uncached().saturating_sub(observed.uncached());
+        let saved = observed.input - active.input;
+        println!("{reprocessed} tokens more were not read from the cache, {saved} were not sent");
+        assert!(saved > 46 * reprocessed, "the cache suffered");
         assert!(active.cost() < observed.cost(), "the bill grew");
     }
 }

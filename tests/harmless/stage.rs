@@ -14,8 +14,8 @@ use crate::support::http1::Wire;
 use crate::support::server::TestServer;
 use crate::support::within;
 
-/// How long anything inside may take, ms.
-const PATIENCE_MS: u64 = 10_000;
+/// Time limit for each store operation, ms.
+const STORE_TIMEOUT_MS: u64 = 10_000;
 
 /// The provider, and the proxy before it.
 pub struct Stage {
@@ -38,40 +38,40 @@ impl Stage {
         mut config: Config,
         store: Arc<dyn Store>,
     ) -> Self {
-        // Rewriting is tried here, not the patience of a machine that does other things beside: what
-        // comes late is tried where time is held (`tests/rewriting/trouble.rs`).
+        // A busy machine must not cause timeouts here. Timeouts are tested with a controlled clock
+        // (`tests/rewriting/trouble.rs`).
         let ServerLimits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
-        (*load_ms, *settle_ms) = (PATIENCE_MS, PATIENCE_MS);
-        (*save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS);
+        (*load_ms, *settle_ms) = (STORE_TIMEOUT_MS, STORE_TIMEOUT_MS);
+        (*save_ms, *commit_ms) = (STORE_TIMEOUT_MS, STORE_TIMEOUT_MS);
         let server = open(&store, &config).await;
         let client = Wire::connect(server.address).await;
         Self { provider, _serving: serving, config, store, server, client }
     }
 
-    /// The process ends and begins again over the same store.
-    pub async fn restarts(&mut self) {
+    /// Restarts the proxy with the same store.
+    pub async fn restart(&mut self) {
         self.server = open(&self.store, &self.config).await;
         self.client = Wire::connect(self.server.address).await;
     }
 
-    pub async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
-        self.asks_in(None, target, body).await
+    pub async fn send(&mut self, target: &str, body: &Value) -> (u16, String) {
+        self.send_with_mode(None, target, body).await
     }
 
     /// The same with a header that names a mode.
-    pub async fn asks_in(
+    pub async fn send_with_mode(
         &mut self,
         mode: Option<&str>,
         target: &str,
         body: &Value,
     ) -> (u16, String) {
-        self.client.send(written(target, body, &header(mode))).await;
+        self.client.send(request_text(target, body, &mode_header(mode))).await;
         let response = self.client.response().await;
         (response.status(), response.text().to_owned())
     }
 
     /// The same on a connection of its own, whose answer breaks off after so many events, if it has more.
-    pub async fn asks_until_it_breaks(
+    pub async fn send_until_break(
         &mut self,
         mode: Option<&str>,
         target: &str,
@@ -80,7 +80,9 @@ impl Stage {
     ) -> (u16, String) {
         self.provider.break_off_after(events);
         let mut client = Wire::connect(self.server.address).await;
-        client.send(written(target, body, &(header(mode) + "connection: close\r\n"))).await;
+        client
+            .send(request_text(target, body, &(mode_header(mode) + "connection: close\r\n")))
+            .await;
         let mut read = Vec::new();
         // It ends with an error where the answer breaks off.
         let _ = within("the answer to end", client.stream.read_to_end(&mut read)).await;
@@ -102,16 +104,16 @@ pub fn client_headers() -> HeaderMap {
         .collect()
 }
 
-fn header(mode: Option<&str>) -> String {
+fn mode_header(mode: Option<&str>) -> String {
     mode.map(|mode| format!("x-plimsoll-mode: {mode}\r\n")).unwrap_or_default()
 }
 
 /// A request as it stands on the wire, with more header lines.
-fn written(target: &str, body: &Value, more: &str) -> String {
+fn request_text(target: &str, body: &Value, headers: &str) -> String {
     let body = body.to_string();
     format!(
         "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
-         x-plimsoll-session: s\r\n{more}content-type: application/json\r\n\
+         x-plimsoll-session: s\r\n{headers}content-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     )

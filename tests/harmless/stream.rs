@@ -3,8 +3,8 @@
 use scripted_provider::strict::Dialect;
 use serde_json::{Value, json};
 
-/// The whole answer that a stream says in parts.
-pub fn whole(dialect: Dialect, stream: &str) -> Value {
+/// The whole answer that a stream delivers in parts.
+pub fn assemble(dialect: Dialect, stream: &str) -> Value {
     let data = stream.lines().filter_map(|line| line.strip_prefix("data:"));
     let events = data.filter_map(|data| serde_json::from_str::<Value>(data.trim()).ok());
     match dialect {
@@ -17,8 +17,8 @@ pub fn whole(dialect: Dialect, stream: &str) -> Value {
     }
 }
 
-fn anthropic(mut whole: Value, event: Value) -> Value {
-    let blocks = whole["content"].as_array_mut().unwrap();
+fn anthropic(mut answer: Value, event: Value) -> Value {
+    let blocks = answer["content"].as_array_mut().unwrap();
     match event["type"].as_str() {
         Some("content_block_start") => {
             let mut block = event["content_block"].clone();
@@ -50,11 +50,11 @@ fn anthropic(mut whole: Value, event: Value) -> Value {
         }
         _ => {}
     }
-    whole
+    answer
 }
 
-fn chat(mut whole: Value, event: Value) -> Value {
-    let message = &mut whole["choices"][0]["message"];
+fn chat(mut answer: Value, event: Value) -> Value {
+    let message = &mut answer["choices"][0]["message"];
     let delta = &event["choices"][0]["delta"];
     for field in ["content", "reasoning_content", "reasoning"] {
         if delta[field].is_string() {
@@ -79,24 +79,24 @@ fn chat(mut whole: Value, event: Value) -> Value {
     if message["content"].is_null() {
         message["content"] = Value::Null;
     }
-    whole
+    answer
 }
 
 /// Its items one by one, until the whole comes at the end.
-fn responses(mut whole: Value, mut event: Value) -> Value {
+fn responses(mut answer: Value, mut event: Value) -> Value {
     match event["type"].as_str() {
         Some("response.completed") => event["response"].take(),
         Some("response.output_item.done") => {
-            push(&mut whole["output"], event["item"].take());
-            whole
+            push(&mut answer["output"], event["item"].take());
+            answer
         }
-        _ => whole,
+        _ => answer,
     }
 }
 
-fn gemini(mut whole: Value, event: Value) -> Value {
+fn gemini(mut answer: Value, event: Value) -> Value {
     let parts = event["candidates"][0]["content"]["parts"].as_array().cloned().unwrap_or_default();
-    let all = whole["candidates"][0]["content"]["parts"].as_array_mut().unwrap();
+    let all = answer["candidates"][0]["content"]["parts"].as_array_mut().unwrap();
     for part in parts {
         let plain = |part: &Value| part["text"].is_string() && part["thoughtSignature"].is_null();
         match all.last_mut() {
@@ -106,7 +106,7 @@ fn gemini(mut whole: Value, event: Value) -> Value {
             _ => all.push(part),
         }
     }
-    whole
+    answer
 }
 
 fn append(to: &mut Value, more: &Value) {

@@ -1,4 +1,4 @@
-//! How a client of each dialect says its history, and what it keeps of an answer.
+//! How a client of each dialect writes its history, and what it keeps of a reply.
 //!
 //! Written for these tests alone: nothing of the product is used, so that a mistake there cannot hide
 //! here.
@@ -6,39 +6,41 @@
 use scripted_provider::strict::Dialect;
 use serde_json::{Map, Value, json};
 
-/// One step of a history as a client holds it.
+/// One item of the history that a client stores.
 #[derive(Clone, Debug)]
-pub enum Said {
-    /// The person's words.
+pub enum HistoryItem {
+    /// A user's text.
     User(String),
-    /// The person's words, and a picture.
-    Shown(String),
-    /// What the model answered, as it came.
-    Model(Value),
-    /// What is whole of an answer that broke off.
-    Partial(Value),
-    /// Answers to its calls, in order.
-    Results(Vec<Answered>),
+    /// A user's text with a picture.
+    UserWithPicture(String),
+    /// The model's reply as received.
+    Reply(Value),
+    /// The complete parts of a reply that broke off.
+    PartialReply(Value),
+    /// The results of its tool calls, in order.
+    ToolResults(Vec<ToolResult>),
 }
 
-impl Said {
-    /// Whether a turn of the person begins with it.
-    pub fn is_users(&self) -> bool {
-        matches!(self, Self::User(_) | Self::Shown(_))
+impl HistoryItem {
+    /// Whether a user turn begins with this item.
+    pub fn is_user_turn(&self) -> bool {
+        matches!(self, Self::User(_) | Self::UserWithPicture(_))
     }
 
-    /// The answers to calls in it.
-    pub fn results(&self) -> &[Answered] {
+    /// Its tool results; empty for any other item.
+    pub fn results(&self) -> &[ToolResult] {
         match self {
-            Self::Results(results) => results,
-            Self::User(_) | Self::Shown(_) | Self::Model(_) | Self::Partial(_) => &[],
+            Self::ToolResults(results) => results,
+            Self::User(_) | Self::UserWithPicture(_) | Self::Reply(_) | Self::PartialReply(_) => {
+                &[]
+            }
         }
     }
 }
 
-/// A tool's answer.
+/// The result of a tool call.
 #[derive(Clone, Debug)]
-pub struct Answered {
+pub struct ToolResult {
     pub id: String,
     pub name: String,
     pub text: String,
@@ -47,41 +49,68 @@ pub struct Answered {
     pub in_blocks: bool,
 }
 
-/// A call that waits for an answer.
-pub struct Called {
+impl ToolResult {
+    /// A result of one text, without error or picture.
+    pub fn plain(call: ToolCall, text: String) -> Self {
+        Self {
+            id: call.id,
+            name: call.name,
+            text,
+            is_error: false,
+            has_picture: false,
+            in_blocks: false,
+        }
+    }
+}
+
+/// A tool call that waits for its result.
+pub struct ToolCall {
     pub id: String,
     pub name: String,
 }
 
 /// What a client does with reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum KeptReasoning {
     /// Sends all of it back.
-    Whole,
+    All,
     /// Sends none of it back.
     None,
     /// Sends back what belongs to the newest reply alone.
     Newest,
     /// Sends back that of every second reply.
     Half,
-    /// Sends it back while its tool loop is open: once the person says something, none of what was before.
-    Loop,
+    /// Sends it back while its tool loop is open: a new user message ends that.
+    OpenLoop,
     /// Sends back that of replies that call tools, and of those that broke off.
-    Calls,
+    WithCalls,
 }
 
-/// How a client spells what it sends.
+/// How a client writes its requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
-    pub memory: Memory,
+pub struct ClientStyle {
+    pub kept_reasoning: KeptReasoning,
     /// Cache markers on the last message, moving on.
-    pub marks: bool,
-    /// Tool arguments are written anew.
-    pub respells: bool,
+    pub cache_markers: bool,
+    /// Tool arguments are parsed and written in another format.
+    pub reformats_arguments: bool,
     /// White space around texts is stripped.
-    pub strips: bool,
+    pub trims_text: bool,
     /// Signatures are written in the URL-safe alphabet (Gemini).
-    pub url_safe: bool,
+    pub url_safe_signatures: bool,
+}
+
+impl ClientStyle {
+    /// A client that sends everything as it got it.
+    pub fn plain(kept_reasoning: KeptReasoning) -> Self {
+        Self {
+            kept_reasoning,
+            cache_markers: false,
+            reformats_arguments: false,
+            trims_text: false,
+            url_safe_signatures: false,
+        }
+    }
 }
 
 /// The head of a request: what stands before the history.
@@ -98,7 +127,7 @@ pub const PICTURE: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
 
 /// The path of a request.
-pub fn target(dialect: Dialect, head: &Head) -> String {
+pub fn path(dialect: Dialect, head: &Head) -> String {
     match dialect {
         Dialect::Anthropic => "/v1/messages".to_owned(),
         Dialect::Chat => "/v1/chat/completions".to_owned(),
@@ -111,37 +140,45 @@ pub fn target(dialect: Dialect, head: &Head) -> String {
 }
 
 /// A request's body.
-pub fn request(dialect: Dialect, head: &Head, history: &[Said], habits: Habits) -> Value {
-    let is_reply = |said: &Said| matches!(said, Said::Model(_) | Said::Partial(_));
+pub fn request(
+    dialect: Dialect,
+    head: &Head,
+    history: &[HistoryItem],
+    style: ClientStyle,
+) -> Value {
+    let is_reply =
+        |item: &HistoryItem| matches!(item, HistoryItem::Reply(_) | HistoryItem::PartialReply(_));
     let newest = history.iter().rposition(is_reply);
-    let loop_begins = history.iter().rposition(Said::is_users).unwrap_or(0);
+    let loop_start = history.iter().rposition(HistoryItem::is_user_turn).unwrap_or(0);
     let mut replies = 0;
     let mut messages = Vec::new();
-    for (index, said) in history.iter().enumerate() {
+    for (index, item) in history.iter().enumerate() {
         let last = index + 1 == history.len();
-        match said {
-            Said::User(text) => messages.push(user(dialect, text, habits, last)),
-            Said::Shown(text) => messages.push(shown(dialect, text)),
-            Said::Model(reply) | Said::Partial(reply) => {
+        match item {
+            HistoryItem::User(text) => messages.push(user_message(dialect, text, style, last)),
+            HistoryItem::UserWithPicture(text) => messages.push(picture_message(dialect, text)),
+            HistoryItem::Reply(reply) | HistoryItem::PartialReply(reply) => {
                 replies += 1;
-                let is_partial = matches!(said, Said::Partial(_));
-                let keeps = match habits.memory {
-                    Memory::Whole => true,
-                    Memory::None => false,
-                    Memory::Newest => newest == Some(index),
-                    Memory::Half => replies % 2 == 0,
-                    Memory::Loop => index > loop_begins,
-                    Memory::Calls => is_partial || calls(dialect, reply),
+                let is_partial = matches!(item, HistoryItem::PartialReply(_));
+                let keeps_reasoning = match style.kept_reasoning {
+                    KeptReasoning::All => true,
+                    KeptReasoning::None => false,
+                    KeptReasoning::Newest => newest == Some(index),
+                    KeptReasoning::Half => replies % 2 == 0,
+                    KeptReasoning::OpenLoop => index > loop_start,
+                    KeptReasoning::WithCalls => is_partial || has_calls(dialect, reply),
                 };
-                messages.extend(model(dialect, reply, keeps, habits));
+                messages.extend(reply_messages(dialect, reply, keeps_reasoning, style));
             }
-            Said::Results(results) => messages.extend(answers(dialect, results, habits, last)),
+            HistoryItem::ToolResults(results) => {
+                messages.extend(result_messages(dialect, results, style, last))
+            }
         }
     }
-    whole(dialect, head, messages, habits)
+    body(dialect, head, messages, style)
 }
 
-fn whole(dialect: Dialect, head: &Head, messages: Vec<Value>, habits: Habits) -> Value {
+fn body(dialect: Dialect, head: &Head, messages: Vec<Value>, style: ClientStyle) -> Value {
     let schema = json!({"type": "object", "properties": {"path": {"type": "string"}},
         "required": ["path"]});
     let tools = |make: &dyn Fn(&str) -> Value| -> Vec<Value> {
@@ -151,7 +188,7 @@ fn whole(dialect: Dialect, head: &Head, messages: Vec<Value>, habits: Habits) ->
         Dialect::Anthropic => {
             let thinking = if head.thinks { "adaptive" } else { "disabled" };
             let mut system = json!({"type": "text", "text": head.system});
-            if habits.marks {
+            if style.cache_markers {
                 system["cache_control"] = json!({"type": "ephemeral"});
             }
             json!({"model": head.model, "max_tokens": 8000, "system": [system],
@@ -184,9 +221,9 @@ fn whole(dialect: Dialect, head: &Head, messages: Vec<Value>, habits: Habits) ->
     body
 }
 
-fn user(dialect: Dialect, text: &str, habits: Habits, last: bool) -> Value {
+fn user_message(dialect: Dialect, text: &str, style: ClientStyle, last: bool) -> Value {
     match dialect {
-        Dialect::Anthropic if habits.marks && last => json!({"role": "user", "content": [
+        Dialect::Anthropic if style.cache_markers && last => json!({"role": "user", "content": [
             {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]}),
         Dialect::Anthropic | Dialect::Chat => json!({"role": "user", "content": text}),
         Dialect::Responses => json!({"type": "message", "role": "user",
@@ -195,7 +232,7 @@ fn user(dialect: Dialect, text: &str, habits: Habits, last: bool) -> Value {
     }
 }
 
-fn shown(dialect: Dialect, text: &str) -> Value {
+fn picture_message(dialect: Dialect, text: &str) -> Value {
     let url = format!("data:image/png;base64,{PICTURE}");
     match dialect {
         Dialect::Anthropic => json!({"role": "user", "content": [
@@ -210,8 +247,13 @@ fn shown(dialect: Dialect, text: &str) -> Value {
     }
 }
 
-/// Answers to calls: one message, or one each.
-fn answers(dialect: Dialect, results: &[Answered], habits: Habits, last: bool) -> Vec<Value> {
+/// Tool results as messages: one for all, or one each.
+fn result_messages(
+    dialect: Dialect,
+    results: &[ToolResult],
+    style: ClientStyle,
+    last: bool,
+) -> Vec<Value> {
     match dialect {
         Dialect::Anthropic => {
             let count = results.len();
@@ -221,7 +263,7 @@ fn answers(dialect: Dialect, results: &[Answered], habits: Habits, last: bool) -
                 if result.is_error {
                     block["is_error"] = json!(true);
                 }
-                if habits.marks && last && index + 1 == count {
+                if style.cache_markers && last && index + 1 == count {
                     block["cache_control"] = json!({"type": "ephemeral"});
                 }
                 block
@@ -229,7 +271,7 @@ fn answers(dialect: Dialect, results: &[Answered], habits: Habits, last: bool) -
             vec![json!({"role": "user", "content": blocks.collect::<Vec<_>>()})]
         }
         Dialect::Chat => {
-            let message = |result: &Answered| {
+            let message = |result: &ToolResult| {
                 let content = match result.in_blocks {
                     true => json!([{"type": "text", "text": result.text}]),
                     false => json!(result.text),
@@ -239,7 +281,7 @@ fn answers(dialect: Dialect, results: &[Answered], habits: Habits, last: bool) -
             results.iter().map(message).collect()
         }
         Dialect::Responses => {
-            let item = |result: &Answered| {
+            let item = |result: &ToolResult| {
                 let output = match result.in_blocks {
                     true => json!([{"type": "input_text", "text": result.text}]),
                     false => json!(result.text),
@@ -249,7 +291,7 @@ fn answers(dialect: Dialect, results: &[Answered], habits: Habits, last: bool) -
             results.iter().map(item).collect()
         }
         Dialect::Gemini => {
-            let part = |result: &Answered| {
+            let part = |result: &ToolResult| {
                 let key = if result.is_error { "error" } else { "output" };
                 let mut response = Map::new();
                 response.insert(key.to_owned(), json!(result.text));
@@ -265,7 +307,7 @@ fn answers(dialect: Dialect, results: &[Answered], habits: Habits, last: bool) -
     }
 }
 
-fn anthropic_content(result: &Answered) -> Value {
+fn anthropic_content(result: &ToolResult) -> Value {
     // Pictures in a result that reports an error are refused.
     if result.has_picture && !result.is_error {
         return json!([{"type": "text", "text": result.text}, {"type": "image",
@@ -278,47 +320,54 @@ fn anthropic_content(result: &Answered) -> Value {
 }
 
 /// What a client sends back of a reply.
-fn model(dialect: Dialect, reply: &Value, keeps: bool, habits: Habits) -> Vec<Value> {
+fn reply_messages(
+    dialect: Dialect,
+    reply: &Value,
+    keeps_reasoning: bool,
+    style: ClientStyle,
+) -> Vec<Value> {
     let mut reply = reply.clone();
     match dialect {
         Dialect::Anthropic => {
-            if !keeps {
-                list(&mut reply["content"])
-                    .retain(|block| !is(block, &["thinking", "redacted_thinking"]));
+            if !keeps_reasoning {
+                array_mut(&mut reply["content"])
+                    .retain(|block| !has_type(block, &["thinking", "redacted_thinking"]));
             }
-            if habits.strips {
-                for block in list(&mut reply["content"]).iter_mut().filter(|b| is(b, &["text"])) {
+            if style.trims_text {
+                for block in
+                    array_mut(&mut reply["content"]).iter_mut().filter(|b| has_type(b, &["text"]))
+                {
                     block["text"] = json!(block["text"].as_str().unwrap().trim());
                 }
             }
-            if list(&mut reply["content"]).is_empty() {
+            if array_mut(&mut reply["content"]).is_empty() {
                 return Vec::new();
             }
             vec![json!({"role": "assistant", "content": reply["content"]})]
         }
         Dialect::Chat => {
             let message = reply.as_object_mut().unwrap();
-            if !keeps {
+            if !keeps_reasoning {
                 for field in ["reasoning_content", "reasoning", "reasoning_details"] {
                     message.remove(field);
                 }
             }
-            for call in message.get_mut("tool_calls").map(list).into_iter().flatten() {
-                if habits.respells {
+            for call in message.get_mut("tool_calls").map(array_mut).into_iter().flatten() {
+                if style.reformats_arguments {
                     let arguments = call["function"]["arguments"].as_str().unwrap();
                     let parsed: Value = serde_json::from_str(arguments).unwrap();
-                    let again = serde_json::to_string_pretty(&parsed).unwrap();
-                    call["function"]["arguments"] = json!(again);
+                    let formatted = serde_json::to_string_pretty(&parsed).unwrap();
+                    call["function"]["arguments"] = json!(formatted);
                 }
-                if !keeps {
+                if !keeps_reasoning {
                     call.as_object_mut().unwrap().remove("extra_content");
                 }
             }
             vec![reply]
         }
         Dialect::Responses => {
-            let items = list(&mut reply["output"]);
-            items.retain(|item| keeps || !is(item, &["reasoning"]));
+            let items = array_mut(&mut reply["output"]);
+            items.retain(|item| keeps_reasoning || !has_type(item, &["reasoning"]));
             for item in items.iter_mut() {
                 // As most clients send it: inline, without the ids of the provider's store.
                 item.as_object_mut().unwrap().remove("id");
@@ -327,19 +376,20 @@ fn model(dialect: Dialect, reply: &Value, keeps: bool, habits: Habits) -> Vec<Va
             std::mem::take(items)
         }
         Dialect::Gemini => {
-            let parts = list(&mut reply["parts"]);
+            let parts = array_mut(&mut reply["parts"]);
             parts.retain(|part| part["thought"] != json!(true));
-            if !keeps {
+            if !keeps_reasoning {
                 parts.retain(|part| part["text"] != json!(""));
             }
             for part in parts.iter_mut() {
                 let part = part.as_object_mut().unwrap();
-                let seal = part.get("thoughtSignature").and_then(Value::as_str).map(str::to_owned);
-                match seal {
-                    Some(_) if !keeps => drop(part.remove("thoughtSignature")),
-                    Some(seal) if habits.url_safe => {
-                        let seal = seal.replace('+', "-").replace('/', "_");
-                        part.insert("thoughtSignature".to_owned(), json!(seal));
+                let signature =
+                    part.get("thoughtSignature").and_then(Value::as_str).map(str::to_owned);
+                match signature {
+                    Some(_) if !keeps_reasoning => drop(part.remove("thoughtSignature")),
+                    Some(signature) if style.url_safe_signatures => {
+                        let signature = signature.replace('+', "-").replace('/', "_");
+                        part.insert("thoughtSignature".to_owned(), json!(signature));
                     }
                     _ => {}
                 }
@@ -353,42 +403,42 @@ fn model(dialect: Dialect, reply: &Value, keeps: bool, habits: Habits) -> Vec<Va
 }
 
 /// Whether a reply calls tools.
-fn calls(dialect: Dialect, reply: &Value) -> bool {
+fn has_calls(dialect: Dialect, reply: &Value) -> bool {
     let has = |list: &Value, is_call: &dyn Fn(&Value) -> bool| {
         list.as_array().is_some_and(|all| all.iter().any(is_call))
     };
     match dialect {
-        Dialect::Anthropic => has(&reply["content"], &|block| is(block, &["tool_use"])),
+        Dialect::Anthropic => has(&reply["content"], &|block| has_type(block, &["tool_use"])),
         Dialect::Chat => has(&reply["tool_calls"], &|_| true),
-        Dialect::Responses => has(&reply["output"], &|item| is(item, &["function_call"])),
+        Dialect::Responses => has(&reply["output"], &|item| has_type(item, &["function_call"])),
         Dialect::Gemini => has(&reply["parts"], &|part| part["functionCall"].is_object()),
     }
 }
 
-/// What a whole answer leaves in the history, and the calls in it.
-pub fn kept(dialect: Dialect, answer: &Value) -> (Value, Vec<Called>) {
-    let called = |id: &Value, name: &Value| Called {
+/// What a client stores of a complete reply, and the tool calls in it.
+pub fn read_reply(dialect: Dialect, answer: &Value) -> (Value, Vec<ToolCall>) {
+    let tool_call = |id: &Value, name: &Value| ToolCall {
         id: id.as_str().unwrap_or_default().to_owned(),
         name: name.as_str().unwrap_or_default().to_owned(),
     };
     match dialect {
         Dialect::Anthropic => {
             let blocks = answer["content"].as_array().cloned().unwrap_or_default();
-            let calls = blocks.iter().filter(|block| is(block, &["tool_use"]));
-            let calls = calls.map(|block| called(&block["id"], &block["name"])).collect();
+            let calls = blocks.iter().filter(|block| has_type(block, &["tool_use"]));
+            let calls = calls.map(|block| tool_call(&block["id"], &block["name"])).collect();
             (json!({"content": blocks}), calls)
         }
         Dialect::Chat => {
             let message = answer["choices"][0]["message"].clone();
             let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
-            let calls = calls.iter().map(|call| called(&call["id"], &call["function"]["name"]));
+            let calls = calls.iter().map(|call| tool_call(&call["id"], &call["function"]["name"]));
             let calls = calls.collect();
             (message, calls)
         }
         Dialect::Responses => {
             let items = answer["output"].as_array().cloned().unwrap_or_default();
-            let calls = items.iter().filter(|item| is(item, &["function_call"]));
-            let calls = calls.map(|item| called(&item["call_id"], &item["name"])).collect();
+            let calls = items.iter().filter(|item| has_type(item, &["function_call"]));
+            let calls = calls.map(|item| tool_call(&item["call_id"], &item["name"])).collect();
             (json!({"output": items}), calls)
         }
         Dialect::Gemini => {
@@ -396,78 +446,78 @@ pub fn kept(dialect: Dialect, answer: &Value) -> (Value, Vec<Called>) {
             let parts = parts.unwrap_or_default();
             let calls = parts.iter().filter(|part| part["functionCall"].is_object());
             let calls = calls
-                .map(|part| called(&part["functionCall"]["id"], &part["functionCall"]["name"]));
+                .map(|part| tool_call(&part["functionCall"]["id"], &part["functionCall"]["name"]));
             let calls = calls.collect();
             (json!({"parts": parts}), calls)
         }
     }
 }
 
-/// What a client keeps of an answer that broke off, if anything: reasoning that came with its seal or to its
-/// end, words, and whole items. No calls: they are not answered.
-pub fn kept_of_partial(dialect: Dialect, mut answer: Value) -> Option<Value> {
+/// What a client keeps of a reply that broke off, if anything: complete or signed reasoning, text and complete
+/// items. It drops tool calls, because it never runs them.
+pub fn partial_reply(dialect: Dialect, mut answer: Value) -> Option<Value> {
     match dialect {
         Dialect::Anthropic => {
-            list(&mut answer["content"]).retain(|block| match block["type"].as_str() {
+            array_mut(&mut answer["content"]).retain(|block| match block["type"].as_str() {
                 Some("thinking") => {
-                    block["signature"].as_str().is_some_and(|seal| !seal.is_empty())
+                    block["signature"].as_str().is_some_and(|signature| !signature.is_empty())
                 }
                 Some("redacted_thinking") => true,
                 Some("text") => block["text"] != "",
                 _ => false,
             });
-            (!list(&mut answer["content"]).is_empty())
+            (!array_mut(&mut answer["content"]).is_empty())
                 .then(|| json!({"content": answer["content"]}))
         }
         Dialect::Chat => {
             let message = answer["choices"][0]["message"].as_object_mut()?;
             message.remove("tool_calls");
-            let words = message.get("content").and_then(Value::as_str);
-            words.is_some_and(|words| !words.trim().is_empty()).then(|| json!(message))
+            let content = message.get("content").and_then(Value::as_str);
+            content.is_some_and(|text| !text.trim().is_empty()).then(|| json!(message))
         }
         Dialect::Responses => {
             let items = answer["output"].as_array_mut()?;
-            items.retain(|item| !is(item, &["function_call"]));
+            items.retain(|item| !has_type(item, &["function_call"]));
             (!items.is_empty()).then(|| json!({"output": items}))
         }
         Dialect::Gemini => None,
     }
 }
 
-fn is(value: &Value, kinds: &[&str]) -> bool {
+fn has_type(value: &Value, kinds: &[&str]) -> bool {
     value["type"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
-fn list(value: &mut Value) -> &mut Vec<Value> {
+fn array_mut(value: &mut Value) -> &mut Vec<Value> {
     value.as_array_mut().unwrap()
 }
 
-/// The history in a request, spelled in one way: without cache markers, texts as strings.
+/// The history in a request in one form, so that two can be compared: without cache markers, texts as strings.
 pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
     let name = match dialect {
         Dialect::Anthropic | Dialect::Chat => "messages",
         Dialect::Responses => "input",
         Dialect::Gemini => "contents",
     };
-    body[name].as_array().into_iter().flatten().map(spelled).collect()
+    body[name].as_array().into_iter().flatten().map(normalized).collect()
 }
 
-/// What stands in a history as results of calls, in order.
+/// The contents of all tool results in a history, in order.
 pub fn results(dialect: Dialect, history: &[Value]) -> Vec<&Value> {
     let mut found = Vec::new();
-    for said in history {
+    for item in history {
         match dialect {
             Dialect::Anthropic => {
-                let blocks = said["content"].as_array().into_iter().flatten();
-                let results = blocks.filter(|block| is(block, &["tool_result"]));
+                let blocks = item["content"].as_array().into_iter().flatten();
+                let results = blocks.filter(|block| has_type(block, &["tool_result"]));
                 found.extend(results.map(|block| &block["content"]));
             }
-            Dialect::Chat if said["role"] == "tool" => found.push(&said["content"]),
-            Dialect::Responses if is(said, &["function_call_output"]) => {
-                found.push(&said["output"]);
+            Dialect::Chat if item["role"] == "tool" => found.push(&item["content"]),
+            Dialect::Responses if has_type(item, &["function_call_output"]) => {
+                found.push(&item["output"]);
             }
             Dialect::Gemini => {
-                let parts = said["parts"].as_array().into_iter().flatten();
+                let parts = item["parts"].as_array().into_iter().flatten();
                 let results = parts.map(|part| &part["functionResponse"]);
                 found.extend(results.filter(|it| it.is_object()).map(|it| &it["response"]));
             }
@@ -477,15 +527,15 @@ pub fn results(dialect: Dialect, history: &[Value]) -> Vec<&Value> {
     found
 }
 
-fn spelled(value: &Value) -> Value {
+fn normalized(value: &Value) -> Value {
     match value {
         Value::Array(items) => match items.as_slice() {
-            [one] if is(one, &["text"]) => one["text"].clone(),
-            _ => items.iter().map(spelled).collect(),
+            [one] if has_type(one, &["text"]) => one["text"].clone(),
+            _ => items.iter().map(normalized).collect(),
         },
         Value::Object(members) => {
             let kept = members.iter().filter(|(name, _)| *name != "cache_control");
-            kept.map(|(name, value)| (name.clone(), spelled(value))).collect()
+            kept.map(|(name, value)| (name.clone(), normalized(value))).collect()
         }
         other => other.clone(),
     }

@@ -1,4 +1,4 @@
-//! Words said from outside are legal in every dialect, cost no reasoning, and stay where they are.
+//! Queued messages are legal in every dialect, cost no reasoning, and stay where they are.
 
 use std::sync::Arc;
 
@@ -10,16 +10,21 @@ use plimsoll::store::{Scope, Store};
 use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
 
+use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
 use crate::dice::Dice;
-use crate::speak::{self, Answered, Habits, Head, Memory, Said};
 use crate::stage::Stage;
 use crate::support::server::config;
 
 const TURNS: usize = 16;
 
 /// Plays a session in which every third request is preceded by a queued message; panics where one
-/// is refused, loses reasoning, or does not carry all that was said so far.
-async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: Memory) {
+/// is refused, loses reasoning, or does not contain all queued messages so far.
+async fn session(
+    dialect: Dialect,
+    model: &'static str,
+    binding: bool,
+    kept_reasoning: KeptReasoning,
+) {
     let rules = Rules { binding: Some(binding), ..Rules::default() };
     let provider = Provider::at(rules, 7, Clock::manual());
     let serving = strict::serve(provider.clone()).await.unwrap();
@@ -29,9 +34,9 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
     let mut stage = Stage::open(provider, serving, config, store).await;
     let (system, tools) = ("You read logs.".to_owned(), vec!["Read"]);
     let head = Head { model, system, tools, thinks: true, stream: false };
-    let habits = Habits { memory, marks: true, respells: false, strips: false, url_safe: false };
+    let style = ClientStyle { cache_markers: true, ..ClientStyle::plain(kept_reasoning) };
     let (mut dice, mut queued) = (Dice::new(5), 0u32);
-    let mut history = vec![Said::User("Read them all.".to_owned())];
+    let mut history = vec![HistoryItem::User("Read them all.".to_owned())];
     let mut scope: Option<Scope> = None;
     for turn in 0..TURNS {
         if let Some(scope) = scope.clone().filter(|_| turn % 3 == 1) {
@@ -48,32 +53,36 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
                 stage.server.ledgers.settle(&stage.server.ledgers.room(&scope), fact).await.is_ok()
             );
         }
-        let ends = turn % 5 == 4;
-        let words = format!("I read on, {turn}.");
-        let reply = Reply::thinking("Where is it?", 40).saying(&words);
+        let ends_turn = turn % 5 == 4;
+        let text = format!("I read on, {turn}.");
+        let reply = Reply::thinking("Where is it?", 40).saying(&text);
         let call = json!({"path": turn});
-        stage.provider.say(if ends { reply } else { reply.calling("Read", call) });
+        stage.provider.say(if ends_turn { reply } else { reply.calling("Read", call) });
         stage.provider.take_log();
-        let body = speak::request(dialect, &head, &history, habits);
-        let (status, text) = stage.asks(&speak::target(dialect, &head), &body).await;
-        let told = stage.server.told().await;
+        let body = client::request(dialect, &head, &history, style);
+        let (status, text) = stage.send(&client::path(dialect, &head), &body).await;
+        let exchange = stage.server.told().await;
         let log = stage.provider.take_log();
-        let at = format!("{model}, binding {binding}, {memory:?}, turn {turn}");
-        assert_eq!((status, log.len()), (200, 1), "{at}: {text}");
+        let context = format!("{model}, binding {binding}, {kept_reasoning:?}, turn {turn}");
+        assert_eq!((status, log.len()), (200, 1), "{context}: {text}");
         let forwarded = String::from_utf8_lossy(&log[0].call.bytes).into_owned();
-        assert_eq!(forwarded.matches("Mind tide").count(), queued as usize, "{at}: {forwarded}");
-        assert!(log[0].verdict.losses().is_empty(), "{at}: {:?}", log[0].verdict.losses());
-        assert_eq!(told.done.made.injected, queued, "{at}");
-        let session = told.tenant.clone().zip(told.session.clone());
+        assert_eq!(
+            forwarded.matches("Mind tide").count(),
+            queued as usize,
+            "{context}: {forwarded}"
+        );
+        assert!(log[0].verdict.losses().is_empty(), "{context}: {:?}", log[0].verdict.losses());
+        assert_eq!(exchange.done.made.injected, queued, "{context}");
+        let session = exchange.tenant.clone().zip(exchange.session.clone());
         scope = session.map(|(tenant, session)| Scope { tenant, session });
         let answer: Value = serde_json::from_str(&text).unwrap();
-        let (reply, calls) = speak::kept(dialect, &answer);
-        history.push(Said::Model(reply));
-        if ends {
-            history.push(Said::User("And then?".to_owned()));
+        let (reply, calls) = client::read_reply(dialect, &answer);
+        history.push(HistoryItem::Reply(reply));
+        if ends_turn {
+            history.push(HistoryItem::User("And then?".to_owned()));
             continue;
         }
-        let results = calls.into_iter().map(|call| Answered {
+        let results = calls.into_iter().map(|call| ToolResult {
             id: call.id,
             name: call.name,
             text: dice.words(20),
@@ -81,13 +90,13 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
             has_picture: dice.once_in(3),
             in_blocks: dice.once_in(3),
         });
-        history.push(Said::Results(results.collect()));
+        history.push(HistoryItem::ToolResults(results.collect()));
     }
     assert!(queued >= 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_said_is_legal_and_stays() {
+async fn queued_messages_are_legal_and_stay() {
     for (dialect, model) in [
         (Dialect::Anthropic, "claude-sonnet-4-5"),
         (Dialect::Anthropic, "claude-opus-5-5"),
@@ -99,11 +108,11 @@ async fn what_is_said_is_legal_and_stays() {
         (Dialect::Gemini, "gemini-2.5-pro"),
         (Dialect::Gemini, "gemini-3-pro"),
     ] {
-        // Only these sign what stands before their reasoning.
-        let signs = matches!(dialect, Dialect::Anthropic | Dialect::Responses);
-        for binding in [false, true].into_iter().take(1 + usize::from(signs)) {
-            session(dialect, model, binding, Memory::Whole).await;
-            session(dialect, model, binding, Memory::None).await;
+        // Only these bind reasoning to what precedes it.
+        let may_bind = matches!(dialect, Dialect::Anthropic | Dialect::Responses);
+        for binding in [false, true].into_iter().take(1 + usize::from(may_bind)) {
+            session(dialect, model, binding, KeptReasoning::All).await;
+            session(dialect, model, binding, KeptReasoning::None).await;
         }
     }
 }

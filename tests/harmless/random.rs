@@ -1,4 +1,4 @@
-//! What the dice decide before a conversation, and anew in it: provider, client, policy.
+//! Random settings before and during a conversation: provider, client, policy.
 
 use plimsoll::context::policy::{
     CompactPolicy, Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
@@ -6,8 +6,8 @@ use plimsoll::context::policy::{
 };
 use scripted_provider::strict::{Dialect, Rules};
 
+use crate::client::{ClientStyle, Head, KeptReasoning};
 use crate::dice::Dice;
-use crate::speak::{Habits, Head, Memory};
 
 pub fn rules(dice: &mut Dice) -> Rules {
     Rules {
@@ -18,15 +18,15 @@ pub fn rules(dice: &mut Dice) -> Rules {
     }
 }
 
-pub fn memory(dice: &mut Dice) -> Memory {
+pub fn kept_reasoning(dice: &mut Dice) -> KeptReasoning {
     dice.of(&[
-        Memory::Whole,
-        Memory::Whole,
-        Memory::None,
-        Memory::Newest,
-        Memory::Half,
-        Memory::Loop,
-        Memory::Calls,
+        KeptReasoning::All,
+        KeptReasoning::All,
+        KeptReasoning::None,
+        KeptReasoning::Newest,
+        KeptReasoning::Half,
+        KeptReasoning::OpenLoop,
+        KeptReasoning::WithCalls,
     ])
 }
 
@@ -35,13 +35,13 @@ pub fn mode(dice: &mut Dice, times: usize) -> Option<&'static str> {
     dice.once_in(times).then(|| dice.of(&["shadow", "observe"]))
 }
 
-pub fn habits(dice: &mut Dice) -> Habits {
-    Habits {
-        memory: memory(dice),
-        marks: dice.once_in(2),
-        respells: dice.once_in(3),
-        strips: dice.once_in(4),
-        url_safe: dice.once_in(3),
+pub fn style(dice: &mut Dice) -> ClientStyle {
+    ClientStyle {
+        kept_reasoning: kept_reasoning(dice),
+        cache_markers: dice.once_in(2),
+        reformats_arguments: dice.once_in(3),
+        trims_text: dice.once_in(4),
+        url_safe_signatures: dice.once_in(3),
     }
 }
 
@@ -61,7 +61,7 @@ pub fn head(dice: &mut Dice, dialect: Dialect) -> Head {
         model: dice.of(models(dialect)),
         system: dice.words(30),
         tools: vec!["Read", "Grep", "Bash"],
-        // Some models cannot be told not to think.
+        // Some models cannot switch thinking off.
         thinks: !dice.once_in(5) || dialect == Dialect::Anthropic,
         stream: dice.once_in(2),
     }

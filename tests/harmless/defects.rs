@@ -1,6 +1,5 @@
-//! Conversations in which something strikes that a provider refuses, and stays in the history: none stays dead that an
-//! edit can save, and the rest of it is repeated (`docs/healing.md`). Conversations that nothing strikes meet no edit,
-//! and no request is sent twice.
+//! Conversations whose history gets content that the provider refuses. Each one that an edit can save goes on, with
+//! the rest repeated (`docs/healing.md`). Conversations without defects see no edit, and no request is sent twice.
 //!
 //! `make harmless POISON=1 N=500` plays that many; `PLIMSOLL_POISON_SEED` one alone.
 
@@ -23,14 +22,14 @@ use crate::{first_seed, number};
 
 /// Conversations that `cargo test` plays.
 const FEW: u64 = 80;
-/// Of so many conversations nothing strikes one.
-const HEALTHY: usize = 4;
+/// One in so many conversations has no defects.
+const CLEAN_ONE_IN: usize = 4;
 /// Most output that the model writes.
 const OUTPUT: u64 = 8_192;
 
-/// What strikes.
+/// Content that a provider refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Poison {
+enum Defect {
     LargePicture,
     NoPicture,
     EmptyText,
@@ -49,14 +48,14 @@ enum Poison {
     NoDocument,
 }
 
-use Poison::{
+use Defect::{
     EmptyText, ForeignThinking, HalfCharacter, IdForm, ItemTwice, LargePicture, LostCall,
     LostResult, Markers, Member, NoDocument, NoPicture, OtherType, Prefill, TooMuchOutput,
     WhiteSpace,
 };
 
-/// What can strike in each protocol, as its provider refuses it.
-fn poisons(dialect: Dialect) -> &'static [Poison] {
+/// The defects that the provider of each protocol refuses.
+fn defects(dialect: Dialect) -> &'static [Defect] {
     match dialect {
         Dialect::Anthropic => &[
             LargePicture,
@@ -103,9 +102,9 @@ fn poisons(dialect: Dialect) -> &'static [Poison] {
 #[derive(Default)]
 struct Counts {
     exchanges: u64,
-    healthy: u64,
-    struck: BTreeMap<Poison, u64>,
-    extra: u64,
+    clean: u64,
+    defects: BTreeMap<Defect, u64>,
+    resent: u64,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,18 +116,18 @@ async fn no_session_stays_dead_that_an_edit_can_save() {
     let mut counts = Counts::default();
     let mut dead = Vec::new();
     for seed in seeds.clone() {
-        if let Err(why) = Play::open(seed).await.plays(&mut counts).await {
-            println!("seed {seed}: {why}");
-            dead.push(format!("seed {seed}: {why}"));
+        if let Err(message) = Play::open(seed).await.run(&mut counts).await {
+            println!("seed {seed}: {message}");
+            dead.push(format!("seed {seed}: {message}"));
         }
     }
     println!(
-        "{} exchanges, {} of conversations that nothing struck; {} requests sent again; struck: {:?}",
-        counts.exchanges, counts.healthy, counts.extra, counts.struck
+        "{} exchanges, {} of conversations without defects; {} requests sent again; defects: {:?}",
+        counts.exchanges, counts.clean, counts.resent, counts.defects
     );
     assert!(dead.is_empty(), "{} sessions stayed dead:\n{}", dead.len(), dead.join("\n"));
     if seeds.end - seeds.start >= FEW {
-        assert!(counts.struck.len() == 16 && counts.healthy > 0, "{:?}", counts.struck);
+        assert!(counts.defects.len() == 16 && counts.clean > 0, "{:?}", counts.defects);
     }
 }
 
@@ -142,9 +141,9 @@ struct Play {
     server: TestServer,
     history: Vec<Value>,
     output: u64,
-    healthy: bool,
-    /// What struck so far: its kind is known to the session.
-    known: Vec<Poison>,
+    is_clean: bool,
+    /// Defects so far: the session has learned these kinds.
+    earlier_defects: Vec<Defect>,
 }
 
 impl Play {
@@ -169,8 +168,7 @@ impl Play {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let server =
             TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await;
-        let healthy = dice.once_in(HEALTHY);
-        let known = Vec::new();
+        let is_clean = dice.once_in(CLEAN_ONE_IN);
         Self {
             dice,
             dialect,
@@ -181,34 +179,34 @@ impl Play {
             server,
             history: Vec::new(),
             output: 1_000,
-            healthy,
-            known,
+            is_clean,
+            earlier_defects: Vec::new(),
         }
     }
 
-    async fn plays(mut self, counts: &mut Counts) -> Result<(), String> {
+    async fn run(mut self, counts: &mut Counts) -> Result<(), String> {
         let turns = 4 + self.dice.below(6);
         for _ in 0..turns {
-            let strikes = !self.healthy && self.dice.once_in(2);
-            let poison = strikes.then(|| self.dice.of(poisons(self.dialect)));
-            self.speaks(poison);
-            if let Some(poison) = poison {
-                *counts.struck.entry(poison).or_default() += 1;
+            let has_defect = !self.is_clean && self.dice.once_in(2);
+            let defect = has_defect.then(|| self.dice.of(defects(self.dialect)));
+            self.push_turn(defect);
+            if let Some(defect) = defect {
+                *counts.defects.entry(defect).or_default() += 1;
             }
             if self.dice.once_in(6) {
                 let matcher = Matcher::builder().build();
                 self.server =
                     TestServer::over(self.store.clone(), self.config.clone(), matcher).await;
             }
-            self.exchange(poison, counts).await?;
+            self.exchange(defect, counts).await?;
         }
         Ok(())
     }
 
-    /// What the person says, and what strikes.
-    fn speaks(&mut self, poison: Option<Poison>) {
+    /// Adds a user message, with a defect if there is one.
+    fn push_turn(&mut self, defect: Option<Defect>) {
         let words = self.dice.words(6);
-        match poison {
+        match defect {
             Some(LargePicture) => {
                 let seed = self.dice.below(100_000_000);
                 let data = match self.dice.once_in(2) {
@@ -216,81 +214,82 @@ impl Play {
                     false => noise(60, 40, seed as u32),
                 };
                 let picture = self.picture(&data);
-                self.says(vec![picture, self.text(&words)]);
+                self.push_user(vec![picture, self.text(&words)]);
             }
-            Some(NoPicture) => self.shows("AAAA", &words),
-            Some(OtherType) => self.shows("/9j/", &words),
+            Some(NoPicture) => self.push_picture("AAAA", &words),
+            Some(OtherType) => self.push_picture("/9j/", &words),
             Some(NoDocument) => {
                 let data = format!("PGh0bWw+{:08}", self.dice.below(100_000_000));
                 let document = self.document(&data);
-                self.says(vec![document, self.text(&words)]);
+                self.push_user(vec![document, self.text(&words)]);
             }
-            Some(EmptyText) => self.says(vec![self.text(""), self.text(&words)]),
-            Some(WhiteSpace) => self.says(vec![self.text(&words), self.text(" \n")]),
+            Some(EmptyText) => self.push_user(vec![self.text(""), self.text(&words)]),
+            Some(WhiteSpace) => self.push_user(vec![self.text(&words), self.text(" \n")]),
             Some(ItemTwice) => {
                 let id = format!("call_{:08}", self.dice.below(100_000_000));
-                self.says(vec![self.text(&words)]);
-                self.calls(&id);
+                self.push_user(vec![self.text(&words)]);
+                self.push_call(&id);
                 let call = self.history.last_mut().unwrap();
                 call["id"] = json!(format!("fc_{id}"));
                 let call = call.clone();
                 self.history.push(call);
-                self.answers(&id);
+                self.push_result(&id);
             }
-            Some(HalfCharacter) => self.says(vec![self.text(&format!("{words} HALF"))]),
+            Some(HalfCharacter) => self.push_user(vec![self.text(&format!("{words} HALF"))]),
             Some(LostResult) => {
-                self.says(vec![self.text(&words)]);
+                self.push_user(vec![self.text(&words)]);
                 let id = format!("call_{:08}", self.dice.below(100_000_000));
-                self.calls(&id);
-                self.says(vec![self.text("Go on.")]);
+                self.push_call(&id);
+                self.push_user(vec![self.text("Go on.")]);
             }
             Some(LostCall) => {
                 let id = format!("call_{:08}", self.dice.below(100_000_000));
-                self.says(vec![self.text(&words)]);
-                self.answers(&id);
-                self.says(vec![self.text("Go on.")]);
+                self.push_user(vec![self.text(&words)]);
+                self.push_result(&id);
+                self.push_user(vec![self.text("Go on.")]);
             }
             Some(IdForm) => {
                 let id = format!("look:{}", self.dice.below(100_000_000));
-                self.says(vec![self.text(&words)]);
-                self.calls(&id);
-                self.answers(&id);
+                self.push_user(vec![self.text(&words)]);
+                self.push_call(&id);
+                self.push_result(&id);
             }
             Some(Markers) => {
                 let marked = |at: usize| json!({"type": "text", "text": format!("{words} {at}"), "cache_control": {"type": "ephemeral"}});
-                self.says((0..6).map(marked).collect());
+                self.push_user((0..6).map(marked).collect());
             }
             Some(Member) => {
                 let mut text = self.text(&words);
                 text["source_note"] = json!("mine");
-                self.says(vec![text]);
+                self.push_user(vec![text]);
             }
             Some(ForeignThinking) => {
-                let seal = format!("c2ln{:08}", self.dice.below(100_000_000));
-                self.says(vec![self.text(&words)]);
-                let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": seal});
-                let said = json!({"type": "text", "text": format!("So {words}")});
-                self.history.push(json!({"role": "assistant", "content": [thought, said]}));
-                self.says(vec![self.text("Go on.")]);
+                let signature = format!("c2ln{:08}", self.dice.below(100_000_000));
+                self.push_user(vec![self.text(&words)]);
+                let thinking =
+                    json!({"type": "thinking", "thinking": "Hm.", "signature": signature});
+                let text = json!({"type": "text", "text": format!("So {words}")});
+                self.history.push(json!({"role": "assistant", "content": [thinking, text]}));
+                self.push_user(vec![self.text("Go on.")]);
             }
             Some(Prefill) => {
-                self.says(vec![self.text(&words)]);
+                self.push_user(vec![self.text(&words)]);
                 self.history
                     .push(json!({"role": "assistant", "content": format!("I began {words}")}));
             }
             Some(TooMuchOutput) => {
                 self.output = 64_000;
-                self.says(vec![self.text(&words)]);
+                self.push_user(vec![self.text(&words)]);
             }
-            None => self.says(vec![self.text(&words)]),
+            None => self.push_user(vec![self.text(&words)]),
         }
     }
 
-    /// The person shows a picture whose base64 begins so.
-    fn shows(&mut self, begins: &str, words: &str) {
-        let data = format!("{begins}{:08}", self.dice.below(100_000_000));
+    /// Adds a user message with a picture whose base64 begins so.
+    fn push_picture(&mut self, base64_start: &str, words: &str) {
+        let data = format!("{base64_start}{:08}", self.dice.below(100_000_000));
         let picture = self.picture(&data);
-        self.says(vec![picture, self.text(words)]);
+        self.push_user(vec![picture, self.text(words)]);
     }
 
     fn text(&self, words: &str) -> Value {
@@ -323,12 +322,12 @@ impl Play {
         }
     }
 
-    fn says(&mut self, parts: Vec<Value>) {
+    fn push_user(&mut self, parts: Vec<Value>) {
         let name = if self.dialect == Dialect::Gemini { "parts" } else { "content" };
         self.history.push(json!({"role": "user", name: parts}));
     }
 
-    fn calls(&mut self, id: &str) {
+    fn push_call(&mut self, id: &str) {
         self.history.push(match self.dialect {
             Dialect::Anthropic => json!({"role": "assistant", "content": [
                 {"type": "tool_use", "id": id, "name": "look", "input": {}}]}),
@@ -343,7 +342,7 @@ impl Play {
         });
     }
 
-    fn answers(&mut self, id: &str) {
+    fn push_result(&mut self, id: &str) {
         self.history.push(match self.dialect {
             Dialect::Anthropic => json!({"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": id, "content": "Seen."}]}),
@@ -383,7 +382,7 @@ impl Play {
     /// One exchange: it is answered, and only what is new is refused first.
     async fn exchange(
         &mut self,
-        poison: Option<Poison>,
+        defect: Option<Defect>,
         counts: &mut Counts,
     ) -> Result<(), String> {
         let words = self.dice.words(4);
@@ -399,33 +398,36 @@ impl Play {
         client.send(format!("{head}{body}")).await;
         let response = client.response().await;
         let (status, text) = (response.status(), response.text().to_owned());
-        let told = self.server.told().await;
+        let exchange = self.server.told().await;
         let sent = self.provider.take_log().len();
-        let at = format!("{:?} {poison:?} after {:?}", self.dialect, self.known);
+        let context = format!("{:?} {defect:?} after {:?}", self.dialect, self.earlier_defects);
         if status != 200 {
-            return Err(format!("{at}: {status} {text} {:?}", told.refusal));
+            return Err(format!("{context}: {status} {text} {:?}", exchange.refusal));
         }
-        // A rule is kept: what breaks it later is not refused first. Pictures and thoughts are each their own.
-        let each = [LargePicture, NoPicture, OtherType, NoDocument, ForeignThinking, Prefill];
-        // What is empty and what does not pair is one rule each.
-        let rule = |it: Poison| match it {
+        // A learned rule is applied before sending. Pictures and thinking are each learned one by one.
+        let always_new = [LargePicture, NoPicture, OtherType, NoDocument, ForeignThinking, Prefill];
+        // Empty content and broken pairs are one rule each.
+        let rule = |it: Defect| match it {
             WhiteSpace => EmptyText,
             LostCall | ItemTwice => LostResult,
             other => other,
         };
-        let is_known = |it| self.known.iter().any(|known| rule(*known) == rule(it));
-        let is_new = poison.is_some_and(|it| each.contains(&it) || !is_known(it));
-        let most = if is_new { 2 } else { 1 };
-        if sent > most {
-            return Err(format!("{at}: sent {sent} times, {:?}", told.refusal));
+        let is_known = |it| self.earlier_defects.iter().any(|known| rule(*known) == rule(it));
+        let is_new = defect.is_some_and(|it| always_new.contains(&it) || !is_known(it));
+        let max_requests = if is_new { 2 } else { 1 };
+        if sent > max_requests {
+            return Err(format!("{context}: sent {sent} times, {:?}", exchange.refusal));
         }
-        if self.known.is_empty() && poison.is_none() && (sent != 1 || told.done.made.repaired > 0) {
-            return Err(format!("{at}: changed though nothing struck"));
+        if self.earlier_defects.is_empty()
+            && defect.is_none()
+            && (sent != 1 || exchange.done.made.repaired > 0)
+        {
+            return Err(format!("{context}: changed without a defect"));
         }
-        self.known.extend(poison);
+        self.earlier_defects.extend(defect);
         counts.exchanges += 1;
-        counts.healthy += u64::from(self.healthy);
-        counts.extra += sent as u64 - 1;
+        counts.clean += u64::from(self.is_clean);
+        counts.resent += sent as u64 - 1;
         let answer: Value = serde_json::from_str(&text).map_err(|why| why.to_string())?;
         match self.dialect {
             Dialect::Anthropic => {
