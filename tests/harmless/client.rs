@@ -171,7 +171,7 @@ pub fn request(
                 messages.extend(reply_messages(dialect, reply, keeps_reasoning, style));
             }
             HistoryItem::ToolResults(results) => {
-                messages.extend(result_messages(dialect, results, style, last))
+                messages.extend(result_messages(dialect, results, style, last));
             }
         }
     }
