@@ -6,7 +6,7 @@
 
 mod built_in;
 mod choices;
-pub mod errors;
+pub(crate) mod errors;
 pub mod hosts;
 mod layers;
 mod memory_limits;

@@ -4,12 +4,12 @@
 //! configured names, so their number is bounded by types; past a limit unknown model names become `other`. No
 //! prompt, reply or credential is in an event (invariant 9).
 
-pub mod event;
+mod event;
 mod gaps;
 mod labels;
 mod live;
 pub mod log;
-pub mod metrics;
+mod metrics;
 mod open;
 mod refusal;
 pub(crate) mod terminal;
@@ -23,14 +23,14 @@ use tokio::sync::broadcast;
 
 pub(crate) use self::event::StoreState;
 pub use self::event::{Compaction, Exchange, OpenExchange};
-pub use self::gaps::StreamGaps;
+pub(crate) use self::gaps::StreamGaps;
 pub(crate) use self::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, KeptKind, LessonOutcome, MemoryKind,
     RejectedConnection, RepeatCause, StoreOperation,
 };
 pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
 pub use self::live::{ContextReduction, MessageEvent, MessageStep};
-use self::log::{Log, LogFormat};
+use self::log::Log;
 use self::metrics::Metrics;
 pub(crate) use self::metrics::UpstreamMetrics;
 pub(crate) use self::open::GaugeGuard;
@@ -104,7 +104,7 @@ impl Telemetry {
     }
 
     /// The number of exchanges in flight: begun, read, and not yet reported.
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
@@ -208,12 +208,6 @@ impl Telemetry {
         recent.iter().rev().find(|exchange| exchange.id == *id).cloned()
     }
 
-    /// The last exchange for which `fits` is true.
-    pub fn last(&self, fits: impl Fn(&Exchange) -> bool) -> Option<Arc<Exchange>> {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.iter().rev().find(|exchange| fits(exchange)).cloned()
-    }
-
     /// The metrics, in Prometheus' text format.
     pub fn render(&self) -> String {
         self.metrics.render(self.log.dropped())
@@ -245,7 +239,7 @@ impl Telemetry {
     }
 
     /// A summary was written, or failed.
-    pub fn compacted(&self, compaction: &Compaction) {
+    pub(crate) fn compacted(&self, compaction: &Compaction) {
         self.metrics.count_compaction(compaction);
         let Compaction { upstream, outcome, before, after, seconds, .. } = compaction;
         let outcome = log::word(outcome);
@@ -271,7 +265,7 @@ impl Telemetry {
 
     /// What responses have taught about a model so far: how many did, and the width of its range in multiples
     /// of the expected error.
-    pub fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
+    pub(crate) fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
         self.metrics.learned(upstream, model, lessons, band);
     }
 
@@ -325,22 +319,13 @@ impl Telemetry {
     }
 
     /// Waits until every log line so far is written.
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         self.log.flush();
     }
 
-    /// The log, for diagnostics apart from exchanges.
-    pub fn log(&self) -> &Log {
-        &self.log
-    }
-
-    /// The format of the log: text or JSON.
-    pub fn form(&self) -> LogFormat {
-        self.log.form()
-    }
-
     /// Name, kind, labels and help of all our metrics.
-    pub fn table(&self) -> &[metrics::MetricRow] {
+    #[cfg(test)]
+    fn table(&self) -> &[metrics::MetricRow] {
         self.metrics.table()
     }
 }

@@ -33,14 +33,14 @@ impl TlsTerminator {
     ///
     /// # Errors
     /// If a file cannot be read, or key and certificate do not match.
-    pub fn new(files: &Tls) -> Result<Self, String> {
+    pub(crate) fn new(files: &Tls) -> Result<Self, String> {
         let seen = look(files);
         let acceptor = read(files)?;
         Ok(Self { files: files.clone(), current: Mutex::new(LoadedCertificate { acceptor, seen }) })
     }
 
     /// The acceptor for the next handshake.
-    pub fn acceptor(&self) -> TlsAcceptor {
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
         let seen = look(&self.files);
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.seen != seen {

@@ -212,7 +212,7 @@ impl Explanation {
     }
 
     /// Explains an exchange that did not become a turn: refused, cut short, or not understood.
-    pub(crate) fn of_exchange(exchange: &Exchange) -> Self {
+    pub(super) fn of_exchange(exchange: &Exchange) -> Self {
         let owned = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {

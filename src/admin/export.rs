@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::Serialize;
 
-pub(super) use self::content::ExportThreads;
+use self::content::ExportThreads;
 use self::content::LineContent;
 use crate::context::content::TranscriptPart;
 use crate::context::{Estimate, Millis, Outcome, PromptSection, SketchPart, ThreadId, Turn};

@@ -35,7 +35,7 @@ struct InjectRequest {
 
 /// The messages of a session, in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct InjectQueue {
+struct InjectQueue {
     /// Those that wait for its next request.
     pub waiting: Vec<WaitingMessage>,
     /// Those that are in its requests.
@@ -56,7 +56,7 @@ pub(crate) struct WaitingMessage {
 
 /// A message that was sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct SentMessage {
+struct SentMessage {
     pub id: String,
     /// When it was queued, ms since 1970.
     pub at: Millis,

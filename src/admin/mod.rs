@@ -4,19 +4,19 @@
 //! first (`guard.rs`); all routes are one table (`routes.rs`); responses are the types of `view.rs`.
 
 mod compactions;
-pub mod count;
+pub(super) mod count;
 mod explain;
 mod export;
 mod guard;
-pub mod lessons;
+pub(super) mod lessons;
 mod listener;
-pub mod messages;
+pub(super) mod messages;
 mod preview;
 pub mod prices;
 mod rate_limit;
 mod responses;
 pub mod routes;
-pub mod savings;
+mod savings;
 mod state;
 pub mod view;
 
@@ -36,7 +36,7 @@ use tokio::task::AbortHandle;
 use crate::activity::Activity;
 use crate::telemetry::AdminRefusal;
 use guard::AdminPeer;
-pub use listener::AdminListener;
+pub(crate) use listener::AdminListener;
 use listener::{AdminConnection, AdminStream};
 use state::becomes_true;
 pub use state::{Admin, AdminAccess};

@@ -22,7 +22,7 @@ impl PriceList {
     }
 
     /// The price of a model behind an upstream; `None` if it is unknown.
-    pub fn price(&self, upstream: &str, model: &str) -> Option<Price> {
+    pub(super) fn price(&self, upstream: &str, model: &str) -> Option<Price> {
         let own = self.upstreams.iter().find(|(name, _)| **name == *upstream);
         own.map(|(_, price)| *price).or_else(|| self.catalogue.model(model, "").price)
     }

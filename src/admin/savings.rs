@@ -23,7 +23,7 @@ const ENOUGH: u64 = 30;
 
 /// What was saved in the sessions of a page, newest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SavingsPage {
+pub(super) struct SavingsPage {
     /// The sum of all of them.
     pub total: savings::Savings,
     /// The sessions from which something was removed or would have been, or that have a summary.
@@ -38,7 +38,7 @@ pub(crate) struct SavingsPage {
 
 /// What was saved in one session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SessionSavings {
+pub(super) struct SessionSavings {
     /// The session's id in this API.
     pub id: String,
     /// The id that the client gave it.
@@ -49,7 +49,7 @@ pub(crate) struct SessionSavings {
 
 /// Sessions that `prune.hold_out` left unchanged, compared with the rest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Comparison {
+pub(super) struct Comparison {
     /// Unchanged.
     pub held_out: ComparisonGroup,
     /// Rewritten if policy required it.
@@ -63,7 +63,7 @@ pub(crate) struct Comparison {
 
 /// One side of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ComparisonGroup {
+pub(super) struct ComparisonGroup {
     /// The number of sessions.
     pub sessions: u64,
     /// The number of turns with a reported input.

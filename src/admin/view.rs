@@ -103,12 +103,12 @@ pub(crate) struct SessionPage {
 }
 
 /// The name of a position in the list of sessions, as this API uses it.
-pub(crate) fn cursor_named(cursor: Cursor) -> String {
+pub(super) fn cursor_named(cursor: Cursor) -> String {
     format!("{}-{}", cursor.used, cursor.id)
 }
 
 /// The position with this name.
-pub(crate) fn cursor_of(name: &str) -> Option<Cursor> {
+pub(super) fn cursor_of(name: &str) -> Option<Cursor> {
     let (used, id) = name.split_once('-')?;
     Some(Cursor { used: used.parse().ok()?, id: id.parse().ok()? })
 }
@@ -205,7 +205,7 @@ pub(crate) struct ThreadView {
 
 /// How full a thread's context is, and what was done so that it fits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ContextPage {
+pub(super) struct ContextPage {
     /// How full it is.
     #[serde(flatten)]
     pub view: ContextView,
@@ -250,7 +250,7 @@ pub(crate) enum CompactionStart {
 
 /// The result of a DELETE.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DeleteOutcome {
+pub(super) struct DeleteOutcome {
     /// The number of deleted facts.
     pub records: u64,
 }
@@ -260,7 +260,7 @@ const LATEST: &str = "latest";
 
 /// How full a thread's context is: as the newest of `open_exchanges`, the session's requests in flight, will
 /// make it; without one, after the thread's newest turn for which that is known.
-pub(crate) fn context(
+pub(super) fn context(
     ledger: &Ledger,
     open_exchanges: &[OpenExchange],
     thread: &str,
@@ -315,12 +315,12 @@ fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t 
 }
 
 /// The API's id of a session: clients choose session ids, and two credentials may use the same one.
-pub(crate) fn id_of(scope: &Scope) -> String {
+pub(super) fn id_of(scope: &Scope) -> String {
     format!("{}.{}", scope.tenant, scope.session)
 }
 
 /// The scope of an id, if it has the form of [`id_of`].
-pub(crate) fn scope_of(id: &str) -> Option<Scope> {
+pub(super) fn scope_of(id: &str) -> Option<Scope> {
     let (tenant, session) = id.split_once('.')?;
     let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
@@ -376,7 +376,7 @@ impl From<ScopeLine> for SessionLine {
 
 impl SessionView {
     /// A session from its ledger; `None` if it has no turns.
-    pub(crate) fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
+    pub(super) fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;
         let threads = ledger.threads();

@@ -186,7 +186,7 @@ impl Server {
     }
 
     /// The line that says where the server listens.
-    pub(super) fn ready(&self) -> String {
+    fn ready(&self) -> String {
         format!("plimsoll: listening on {} (admin {})", self.base(), self.page())
     }
 

@@ -290,14 +290,14 @@ pub(super) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 }
 
 /// `52,100 / 200,000 (26%)`
-pub(super) fn fill(thread: &ThreadView) -> String {
+fn fill(thread: &ThreadView) -> String {
     let Some(context) = &thread.context else { return "unknown".to_owned() };
     let (total, window) = (grouped(context.total), grouped(context.window));
     format!("{total} / {window} ({:.0}%)", context.percent)
 }
 
 /// `+310 (+0.6%)`
-pub(super) fn error(thread: &ThreadView) -> String {
+fn error(thread: &ThreadView) -> String {
     let measured =
         thread.measured.and_then(|measured| Some((measured.error?, measured.error_ratio?)));
     measured.map_or_else(
@@ -321,7 +321,7 @@ pub(super) fn age(now: Millis, then: Millis) -> String {
 }
 
 /// A name that does not break a table, because clients choose names.
-pub(super) fn short(name: &str) -> String {
+fn short(name: &str) -> String {
     const LONGEST: usize = 40;
     let name = crate::telemetry::log::clean(name);
     if name.chars().count() <= LONGEST {

@@ -34,7 +34,7 @@ pub enum ClientMode {
 
 impl ClientMode {
     /// The mode of a request: `limit` is the operator's, `wanted` the client's.
-    pub fn mode(self, limit: Mode, wanted: Option<Mode>) -> Mode {
+    pub(crate) fn mode(self, limit: Mode, wanted: Option<Mode>) -> Mode {
         match (self, wanted) {
             (_, None) => limit,
             (Self::Lower, Some(wanted)) => wanted.min(limit),

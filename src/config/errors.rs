@@ -51,7 +51,7 @@ pub struct ConfigError {
 
 impl ConfigError {
     /// Whose fault it is, as text.
-    pub fn whose(&self) -> &'static str {
+    pub(crate) fn whose(&self) -> &'static str {
         match self.place {
             ConfigPlace::Line(..) => "the configuration file",
             ConfigPlace::File(_) => "the file or its permissions",
@@ -126,7 +126,7 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 
 /// The known name nearest to `raw`, if one is near enough to be what was meant.
-pub fn nearest<'n>(raw: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+pub(crate) fn nearest<'n>(raw: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     /// Below this similarity, two names are unrelated.
     const NEAR: f64 = 0.72;
     known

@@ -145,7 +145,7 @@ pub struct Upstream {
 
 impl Upstream {
     /// The host of its address; empty if that has none.
-    pub fn host(&self) -> &str {
+    pub(crate) fn host(&self) -> &str {
         self.base.host().unwrap_or_default()
     }
 

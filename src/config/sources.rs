@@ -47,7 +47,7 @@ impl ConfigSources {
     }
 
     /// A variable's value, if it is set and not empty.
-    pub fn variable(&self, name: &str) -> Option<&str> {
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         let (_, value) = self.variables.iter().find(|(known, _)| known == name)?;
         Some(value).filter(|value| !value.is_empty()).map(String::as_str)
     }

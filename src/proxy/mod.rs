@@ -20,7 +20,6 @@ mod exchange;
 mod server;
 
 pub use self::http::tunnel_timeouts::TunnelTimeouts;
-pub use self::http::upstream;
 pub use self::server::{DrainOutcome, serve};
 pub use self::state::Proxy;
 

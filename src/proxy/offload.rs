@@ -13,7 +13,7 @@ use crate::telemetry::FailOpen;
 
 /// Larger bodies are read, planned and measured off the async threads: that takes about 1 ms per MB, more if
 /// much is new, and other streams must not wait for it.
-pub(crate) const OFF_THREAD: usize = 256 * 1024;
+pub(super) const OFF_THREAD: usize = 256 * 1024;
 
 /// How long work that a client waits for may be queued; then it is skipped.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ static AT_ONCE: LazyLock<Semaphore> = LazyLock::new(|| {
 });
 
 /// Runs long work off the async threads, when there is a permit.
-pub(crate) async fn long_work<T: Send + 'static>(
+pub(super) async fn long_work<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     run_in(AT_ONCE.acquire().await.ok(), run).await
@@ -38,7 +38,7 @@ pub(crate) async fn long_work<T: Send + 'static>(
 ///
 /// # Errors
 /// The reason why it was not done.
-pub(crate) async fn long_work_soon<T: Send + 'static>(
+pub(super) async fn long_work_soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
     soon(run).await?.map_err(|_| FailOpen::Panicked)
@@ -48,7 +48,7 @@ pub(crate) async fn long_work_soon<T: Send + 'static>(
 ///
 /// # Errors
 /// There was no permit in time.
-pub(crate) async fn soon<T: Send + 'static>(
+pub(super) async fn soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Result<T, JoinError>, FailOpen> {
     let turn = tokio::time::timeout(TIMEOUT, AT_ONCE.acquire()).await;
@@ -60,7 +60,7 @@ pub(crate) async fn soon<T: Send + 'static>(
 ///
 /// # Errors
 /// The reason why it was not done.
-pub(crate) async fn long_work_alone<T: Send + 'static>(
+pub(super) async fn long_work_alone<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
     let turns = async { (ALONE.acquire().await, AT_ONCE.acquire().await) };
@@ -84,7 +84,7 @@ async fn run_in<T: Send + 'static>(
 
 /// Runs a computation here if it is small, else off the async threads. An error if there was no permit in
 /// time, or if it panicked.
-pub(crate) async fn off_thread<T: Send + 'static>(
+pub(super) async fn off_thread<T: Send + 'static>(
     size: usize,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {

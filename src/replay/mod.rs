@@ -37,7 +37,7 @@ pub fn play(
 }
 
 /// Like [`play`], with given costs for one family.
-pub(crate) fn play_with(
+pub(super) fn play_with(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
     rules: &[ClassicRules],

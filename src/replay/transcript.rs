@@ -116,7 +116,7 @@ impl TranscriptLine {
     }
 
     /// Whether the reported usage measures the context: then later estimates can be based on the call.
-    pub(crate) fn is_measured(&self) -> bool {
+    pub(super) fn is_measured(&self) -> bool {
         let poor = ["output_unreliable", "no_usage", "aborted"];
         self.usage.input_total > 0 && !poor.iter().any(|flag| self.is(flag))
     }
@@ -134,12 +134,12 @@ impl TranscriptLine {
     }
 
     /// The tool calls in the line.
-    pub fn calls(&self) -> impl Iterator<Item = CallKey> {
+    pub(super) fn calls(&self) -> impl Iterator<Item = CallKey> {
         self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::of)
     }
 
     /// The protocol that its client speaks to this provider.
-    pub fn dialect(&self) -> Option<Dialect> {
+    pub(crate) fn dialect(&self) -> Option<Dialect> {
         match self.provider.as_str() {
             "anthropic" => Some(Dialect::Anthropic),
             "openai" => Some(Dialect::OpenaiResponses),
@@ -159,7 +159,7 @@ struct OpenCall {
 
 /// A digest of a call's tool and arguments: the same for every call that requests the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CallKey(u64);
+pub(super) struct CallKey(u64);
 
 impl CallKey {
     fn of(part: &AddedPart) -> Self {
@@ -296,7 +296,7 @@ impl ClientHistory {
     }
 
     /// The call of a result; `number` is the result's index in the history.
-    pub(crate) fn call_of(&self, number: usize) -> Option<CallKey> {
+    pub(super) fn call_of(&self, number: usize) -> Option<CallKey> {
         self.answered.get(number).copied()
     }
 
@@ -490,7 +490,7 @@ fn more_of_picture(rest: &[AddedPart], open: usize) -> &[AddedPart] {
 }
 
 /// A response with these `blocks` and the line's usage.
-pub fn response(line: &TranscriptLine, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
+pub(super) fn response(line: &TranscriptLine, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
     let blocks = blocks.join(",");
     let TranscriptUsage { input_total, cache_read, cache_write, output, reasoning } = line.usage;
     let body = match dialect {

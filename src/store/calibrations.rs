@@ -20,7 +20,7 @@ pub(crate) struct Calibrations {
 
 impl Calibrations {
     /// The states in `store`.
-    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
     }
 

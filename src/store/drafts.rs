@@ -15,7 +15,7 @@ use super::record::{Record, Scope};
 pub(crate) const LEASE: Duration = Duration::from_secs(15);
 
 /// The outcome of a turn that was made from a draft.
-pub(crate) const INTERRUPTED: &str = "interrupted";
+pub(super) const INTERRUPTED: &str = "interrupted";
 
 /// The turn of an exchange as it would be if nothing more arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,7 +30,7 @@ const OTHERS: u32 = 0o077;
 ///
 /// # Errors
 /// If the folder cannot be made or read.
-pub fn prepare(folder: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn prepare(folder: &Path) -> io::Result<Vec<String>> {
     make(folder)?;
     let mut warnings = Vec::new();
     warnings.extend(narrow(folder, FOLDER_MODE)?);
@@ -52,7 +52,7 @@ pub fn prepare(folder: &Path) -> io::Result<Vec<String>> {
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] if another process has locked it.
-pub fn lock(folder: &Path) -> io::Result<Option<File>> {
+pub(crate) fn lock(folder: &Path) -> io::Result<Option<File>> {
     use rustix::fs::{FlockOperation, flock};
     let Ok(file) = append(&folder.join(LOCK)) else { return Ok(None) };
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -66,7 +66,7 @@ pub fn lock(folder: &Path) -> io::Result<Option<File>> {
 ///
 /// # Errors
 /// If it cannot be made.
-pub fn make(folder: &Path) -> io::Result<()> {
+pub(crate) fn make(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
 }
 
@@ -74,7 +74,7 @@ pub fn make(folder: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If it cannot be opened.
-pub fn append(path: &Path) -> io::Result<File> {
+pub(crate) fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)
 }
 

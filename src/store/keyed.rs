@@ -36,14 +36,14 @@ const DIGITS: usize = 32;
 
 /// Turns hashes of content into names that only this installation can compute, and back.
 #[derive(Clone)]
-pub(crate) struct Cipher {
+struct Cipher {
     blocks: Aes128,
     fingerprint: [u8; 32],
 }
 
 impl Cipher {
     /// The cipher for an installation's secret.
-    pub(crate) fn of(secret: &[u8; 32]) -> Self {
+    fn of(secret: &[u8; 32]) -> Self {
         let key = blake3::derive_key("plimsoll hashes of content in the store, version 1", secret);
         let fingerprint = blake3::derive_key("plimsoll install secret, fingerprint", secret);
         let mut first = [0; 16];
@@ -55,7 +55,7 @@ impl Cipher {
     ///
     /// # Errors
     /// [`StoreError::Unusable`]: the file cannot be read or made, or has no valid secret.
-    pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
+    fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let unusable = |why: &str| {
             let path = path.display();
@@ -79,12 +79,12 @@ impl Cipher {
     }
 
     /// A fingerprint of the secret, which reveals nothing else about it.
-    pub(crate) fn fingerprint(&self) -> &[u8; 32] {
+    fn fingerprint(&self) -> &[u8; 32] {
         &self.fingerprint
     }
 
     /// Encrypts a hash.
-    pub(crate) fn encrypt_hash(&self, hash: u128) -> u128 {
+    fn encrypt_hash(&self, hash: u128) -> u128 {
         let mut block = hash.to_be_bytes().into();
         self.blocks.encrypt_block(&mut block);
         u128::from_be_bytes(block.into())
@@ -195,7 +195,7 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// A store with keyed hashes.
-pub(crate) struct KeyedStore<S> {
+pub(super) struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
     /// Whether there may still be rows of earlier versions.
@@ -208,7 +208,7 @@ impl KeyedStore<SqliteStore> {
     ///
     /// # Errors
     /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong and what to do.
-    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
@@ -231,13 +231,13 @@ impl KeyedStore<SqliteStore> {
     }
 
     /// The same, with other readers ([`SqliteStore::for_admin`]).
-    pub(crate) fn for_admin(&self) -> Self {
+    pub(super) fn for_admin(&self) -> Self {
         let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
         Self { store: self.store.for_admin(), cipher, is_mixed }
     }
 
     /// The store inside.
-    pub(crate) fn sqlite(&self) -> &SqliteStore {
+    pub(super) fn sqlite(&self) -> &SqliteStore {
         &self.store
     }
 }

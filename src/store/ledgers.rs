@@ -47,7 +47,7 @@ use pending_compactions::PendingCompactions;
 pub(crate) use pending_compactions::{FOCUS_BYTES, PENDING_TTL};
 use records::turn_key;
 use session_cache::SessionCaches;
-pub use writes::DecisionError;
+pub(crate) use writes::DecisionError;
 
 /// How long a query of the admin API waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
@@ -125,7 +125,7 @@ impl Ledgers {
     }
 
     /// Which process does which work.
-    pub fn claims(&self) -> &Claims {
+    pub(crate) fn claims(&self) -> &Claims {
         &self.claims
     }
 
@@ -322,7 +322,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn tenant_key(&self) -> Result<[u8; 32], StoreError> {
+    pub(crate) async fn tenant_key(&self) -> Result<[u8; 32], StoreError> {
         self.store.tenant_key().await
     }
 
@@ -331,7 +331,11 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<SweepStep, StoreError> {
+    pub(crate) async fn expire(
+        &self,
+        before: Millis,
+        max_bytes: u64,
+    ) -> Result<SweepStep, StoreError> {
         lock(&self.pending_compactions).expire();
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
@@ -345,7 +349,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn ready(&self) -> Result<(), StoreError> {
+    pub(crate) async fn ready(&self) -> Result<(), StoreError> {
         self.store.ready().await
     }
 

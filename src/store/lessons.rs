@@ -20,7 +20,7 @@ use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 use entry::{LessonEvent, LessonNote};
 
-pub use state::LessonOffer;
+pub(crate) use state::LessonOffer;
 use state::LessonState;
 use terms::{DAY, LessonSubject};
 pub use terms::{LessonLine, LessonScope, LessonSource, LessonTerms};
@@ -44,7 +44,7 @@ struct LessonsInner {
 
 impl Lessons {
     /// Lessons over `store`; nothing is read yet.
-    pub fn new(store: Arc<dyn Store>, terms: LessonTerms) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, terms: LessonTerms) -> Self {
         let state = Mutex::new(LessonState::new(terms));
         let (recall, loading) = Default::default();
         Self(Arc::new(LessonsInner { store, state, recall, loading }))
@@ -52,7 +52,7 @@ impl Lessons {
 
     /// Reads the stored lessons once per process, and waits for that within the budget. Later it reads those
     /// of other processes now and then, in the background.
-    pub async fn ready(&self, budget: &ReadBudget, now: Millis) -> RecallOutcome {
+    pub(crate) async fn ready(&self, budget: &ReadBudget, now: Millis) -> RecallOutcome {
         let lessons = self.clone();
         let read = || async move { lessons.load(now).await };
         let recalled = self.0.recall.wait(budget, read).await;
@@ -79,7 +79,7 @@ impl Lessons {
     }
 
     /// Learns from a refusal. `believed`: for a window, the assumed one that it corrects.
-    pub async fn learn(
+    pub(crate) async fn learn(
         &self,
         source: &LessonSource<'_>,
         lesson: Lesson,
@@ -97,7 +97,7 @@ impl Lessons {
 
     /// Records that an upstream accepted a request. `held`: tokens that its model read and wrote, which
     /// disprove any smaller window.
-    pub fn answered(&self, source: &LessonSource<'_>, held: Option<u64>, now: Millis) {
+    pub(crate) fn answered(&self, source: &LessonSource<'_>, held: Option<u64>, now: Millis) {
         let notes = self.state().answered(source, held, now);
         if !notes.is_empty() {
             let lessons = self.clone();
@@ -119,7 +119,7 @@ impl Lessons {
     ///
     /// # Errors
     /// The store's [`StoreError`]; memory has forgotten it all the same.
-    pub async fn forget(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
+    pub(crate) async fn forget(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Forgotten, now).await
     }
 
@@ -127,7 +127,7 @@ impl Lessons {
     ///
     /// # Errors
     /// The store's [`StoreError`]; in this process it applies all the same.
-    pub async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
+    pub(crate) async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Shared, now).await
     }
 
@@ -135,7 +135,7 @@ impl Lessons {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn expire(&self, now: Millis) -> Result<(), StoreError> {
+    pub(crate) async fn expire(&self, now: Millis) -> Result<(), StoreError> {
         let kept = self.state().terms().days + 1;
         for ago in kept + 1..kept + LONGEST_LIFE {
             let Some(day) = (now / DAY).checked_sub(ago) else { break };

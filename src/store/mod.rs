@@ -4,11 +4,11 @@
 //! write wins, and nothing is updated. Exchanges in flight are not records yet ([`drafts`]). If the store
 //! fails, knowledge is lost, never a response.
 
-pub(crate) mod calibrations;
+mod calibrations;
 pub mod claims;
-pub(crate) mod deferred_store;
+pub(super) mod deferred_store;
 pub mod drafts;
-pub mod folder;
+pub(super) mod folder;
 mod keyed;
 pub mod ledgers;
 pub mod lessons;
@@ -110,7 +110,7 @@ pub struct SweepStep {
 
 impl SweepStep {
     /// Adds another step.
-    pub fn join(&mut self, other: Self) {
+    fn join(&mut self, other: Self) {
         self.records += other.records;
         self.scopes.extend(other.scopes);
         self.more |= other.more;

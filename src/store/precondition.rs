@@ -23,7 +23,7 @@ pub struct Precondition {
 
 impl Precondition {
     /// The condition that the scope was not deleted since this time.
-    pub fn since(since: Instant) -> Self {
+    pub(super) fn since(since: Instant) -> Self {
         Self { since: Some(since), token: None }
     }
 }
@@ -38,7 +38,7 @@ pub struct WriteToken(Arc<AtomicU8>);
 
 impl WriteToken {
     /// Cancels the write; `false` if it has begun, and may be stored.
-    pub(crate) fn cancel(&self) -> bool {
+    pub(super) fn cancel(&self) -> bool {
         self.moves_to(CANCELLED)
     }
 

@@ -42,17 +42,17 @@ impl ReadBudget {
     }
 
     /// The same for later reads, with the time already spent.
-    pub(crate) fn after_first_load(&self) -> Self {
+    pub(super) fn after_first_load(&self) -> Self {
         Self { whole: self.usual, ..self.clone() }
     }
 
     /// The time left.
-    pub fn left(&self) -> Duration {
+    fn left(&self) -> Duration {
         self.whole.saturating_sub(self.spent())
     }
 
     /// The time spent waiting; zero if nothing had to be read.
-    pub fn spent(&self) -> Duration {
+    pub(crate) fn spent(&self) -> Duration {
         Duration::from_micros(self.spent_us.load(Ordering::Relaxed))
     }
 
@@ -62,7 +62,7 @@ impl ReadBudget {
     }
 
     /// Waits for an answer; `None` if the time left is not enough.
-    pub async fn wait<F: Future>(&self, answer: F) -> Option<F::Output> {
+    pub(crate) async fn wait<F: Future>(&self, answer: F) -> Option<F::Output> {
         self.wait_at_most(self.whole, answer).await
     }
 
@@ -123,7 +123,7 @@ pub(crate) enum LookupOutcome<T> {
 
 /// The result of waiting for a [`Recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecallOutcome {
+pub(crate) enum RecallOutcome {
     /// The store's data is loaded.
     Known,
     /// The store did not answer in time; it still may.
@@ -181,7 +181,7 @@ impl Recall {
     }
 
     /// Marks it as read.
-    pub(crate) fn set_known(&self) {
+    pub(super) fn set_known(&self) {
         self.state().progress = RecallProgress::Known;
     }
 

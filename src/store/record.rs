@@ -29,7 +29,7 @@ impl Scope {
     }
 
     /// Whether it is such a scope: only the newest of its records counts, and a store keeps only a few.
-    pub(crate) fn is_series(&self) -> bool {
+    pub(super) fn is_series(&self) -> bool {
         self.tenant == TenantId::default() && self.session.as_str().starts_with(SERIES)
     }
 }
@@ -102,7 +102,7 @@ const DECISIONS: i64 = 16;
 
 impl RecordKind {
     /// All kinds.
-    pub const ALL: &[Self] = Self::VARIANTS;
+    pub(super) const ALL: &[Self] = Self::VARIANTS;
 
     /// How records of this kind are stored: the one table of kinds.
     pub(super) fn layout(self) -> RecordLayout {
@@ -126,7 +126,7 @@ impl RecordKind {
     }
 
     /// Its name in files of the first version.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         self.into()
     }
 

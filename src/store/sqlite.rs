@@ -46,7 +46,7 @@ pub(super) use legacy::RekeyFact;
 use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
 use upkeep::LOCKED;
-pub use writer::QUEUE_BYTES;
+pub(crate) use writer::QUEUE_BYTES;
 use writer::{Writer, WriterJob};
 
 /// Readers for traffic: sessions and fingerprints, which take little time.
@@ -147,7 +147,7 @@ impl SqliteStore {
     }
 
     /// The path of the file.
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.file.path
     }
 
@@ -193,7 +193,7 @@ impl SqliteStore {
     }
 
     /// Its load and size.
-    pub(crate) fn load(&self) -> StoreLoad {
+    pub(super) fn load(&self) -> StoreLoad {
         let Database { writer, traffic, admin, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let log = beside(path, "-wal");
@@ -231,7 +231,7 @@ impl SqliteStore {
 ///
 /// # Errors
 /// [`StoreError::Unusable`], saying whose fault it is.
-pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
+pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     use std::os::unix::fs::OpenOptionsExt as _;
     examine(path)?;
     let here = |error: std::io::Error| {

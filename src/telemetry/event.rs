@@ -240,7 +240,7 @@ impl Exchange {
     }
 
     /// `error / actual`; `None` if the actual is 0.
-    pub fn error_ratio(&self) -> Option<f64> {
+    pub(super) fn error_ratio(&self) -> Option<f64> {
         self.share(self.error()?)
     }
 
@@ -250,7 +250,7 @@ impl Exchange {
     }
 
     /// Like [`Exchange::error_ratio`], for the classic count.
-    pub(crate) fn classic_error_ratio(&self) -> Option<f64> {
+    pub(super) fn classic_error_ratio(&self) -> Option<f64> {
         self.share(self.classic_error()?)
     }
 

@@ -19,7 +19,7 @@ pub struct StreamGaps {
 
 impl StreamGaps {
     /// Adds the gap before one more piece.
-    pub fn add(&mut self, gap: Duration) {
+    pub(crate) fn add(&mut self, gap: Duration) {
         let seconds = gap.as_secs_f64();
         let at = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
         let (count, sum) = &mut self.buckets[at];
@@ -29,7 +29,7 @@ impl StreamGaps {
     }
 
     /// The longest gap; `None` if no piece came.
-    pub fn longest(&self) -> Option<Duration> {
+    pub(crate) fn longest(&self) -> Option<Duration> {
         self.buckets.iter().any(|(count, _)| *count > 0).then_some(self.longest)
     }
 

@@ -89,7 +89,7 @@ pub(crate) enum MemoryKind {
 
 impl MemoryKind {
     /// All of them, in the order in which they are declared.
-    pub(crate) const ALL: [Self; 6] =
+    pub(super) const ALL: [Self; 6] =
         [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
 }
 

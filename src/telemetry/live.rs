@@ -45,7 +45,7 @@ pub enum MessageStep {
 
 impl MessageStep {
     /// The name of the live event of this step; `None` if there is none.
-    pub fn event(self) -> Option<&'static str> {
+    pub(crate) fn event(self) -> Option<&'static str> {
         match self {
             Self::Queued => Some("queued"),
             Self::Dequeued => Some("dequeued"),

@@ -25,7 +25,7 @@ use crate::context::{SessionId, ThreadId};
 use crate::dialect::editing::ClearingReport;
 
 /// The most bytes that wait to be written; past it, lines are dropped.
-pub(crate) const BACKLOG: usize = 1024 * 1024;
+pub(super) const BACKLOG: usize = 1024 * 1024;
 /// Lines are collected this long before they are written, so that a busy server wakes the writing thread a
 /// few times per second, not once per exchange.
 const GATHER: Duration = Duration::from_millis(20);
@@ -54,7 +54,7 @@ type ChangeLevel = Box<dyn Fn(Targets) + Send + Sync>;
 
 impl Log {
     /// A log that writes nothing.
-    pub fn none() -> Self {
+    pub(super) fn none() -> Self {
         Self { form: LogFormat::Text, sink: None, level: Arc::default() }
     }
 
@@ -69,13 +69,8 @@ impl Log {
         Ok(Self { form, sink: Some(sink), level: Arc::default() })
     }
 
-    /// The format of the log.
-    pub fn form(&self) -> LogFormat {
-        self.form
-    }
-
     /// Writes the line of one exchange.
-    pub fn exchange(&self, exchange: &Exchange) {
+    pub(super) fn exchange(&self, exchange: &Exchange) {
         if self.sink.is_none() {
             return;
         }
@@ -112,7 +107,7 @@ impl Log {
     }
 
     /// The number of lines that were dropped because the reader was too slow.
-    pub fn dropped(&self) -> u64 {
+    pub(super) fn dropped(&self) -> u64 {
         self.sink.as_ref().map_or(0, |sink| sink.state().dropped)
     }
 
@@ -230,7 +225,7 @@ impl LogSink {
         }
     }
 
-    fn flush(&self) {
+    pub(crate) fn flush(&self) {
         /// A log that nobody reads must not delay the shutdown.
         const TIMEOUT: Duration = Duration::from_secs(2);
         let mut state = self.state();

@@ -28,7 +28,8 @@ use self::accuracy::AccuracyMetrics;
 use self::compacting::CompactionMetrics;
 use self::handles::{HandleMap, ModelHandles, UpstreamHandles, handles, known};
 
-pub use self::make::MetricRow;
+#[cfg(test)]
+pub(super) use self::make::MetricRow;
 use self::make::{MetricRegistrar, NONE, SECONDS};
 use self::memory::MemoryMetrics;
 use self::rewriting::RewriteMetrics;
@@ -41,7 +42,7 @@ use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, Re
 use super::log::word;
 
 /// The number of model names that become labels; all others are `other`.
-pub const MODELS: usize = 50;
+pub(super) const MODELS: usize = 50;
 /// The longest model name that becomes a label; a longer one is `other`.
 const LONGEST: usize = 80;
 
@@ -59,6 +60,7 @@ const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 
 /// All metrics of the process.
 pub(super) struct Metrics {
     registry: Registry,
+    #[cfg(test)]
     table: Vec<MetricRow>,
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
@@ -150,6 +152,7 @@ impl Metrics {
         families.begin_at_zero();
         Ok(Self {
             registry: make.registry,
+            #[cfg(test)]
             table: make.table,
             connections,
             streams,
@@ -168,6 +171,7 @@ impl Metrics {
         })
     }
 
+    #[cfg(test)]
     pub(super) fn table(&self) -> &[MetricRow] {
         &self.table
     }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// Whether a terminal would act on the character instead of showing it. Newline and tab do not count.
-pub(crate) fn is_control(c: char) -> bool {
+pub(super) fn is_control(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
         // Arabic letter mark, marks, embeddings, overrides, isolates.

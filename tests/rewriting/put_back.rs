@@ -138,7 +138,7 @@ async fn a_reply_without_reasoning_gets_none_of_another() {
     for (id, thinks, count) in [(ids[0], vec![thinking("So.")], 3), (ids[1], vec![], 2)] {
         let said = vec![text.clone(), call(id)];
         let reply = json!([thinks, said.clone()].concat());
-        play.asks(&asks(MODEL, &[question.clone()]), &answers(id, MODEL, reply)).await;
+        play.asks(&asks(MODEL, std::slice::from_ref(&question)), &answers(id, MODEL, reply)).await;
         let result = message("user", json!([result(id, "Deep.")]));
         let history = [question.clone(), message("assistant", json!(said)), result];
         let scene = play.asks(&asks(MODEL, &history), &answers("next", MODEL, json!([]))).await;

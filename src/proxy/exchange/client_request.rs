@@ -47,7 +47,7 @@ use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
 
 /// A request as the client sent it, without its body.
-pub(crate) struct ClientRequest {
+pub(super) struct ClientRequest {
     target: Uri,
     /// Kept only if the path is one with a conversation.
     headers: HeaderMap,
@@ -60,7 +60,7 @@ pub(crate) struct ClientRequest {
 
 /// The result of reading a request.
 #[derive(Default)]
-pub(crate) struct AnalyzedRequest {
+pub(super) struct AnalyzedRequest {
     /// Makes a turn from the reply.
     pub(crate) pending: Option<PendingExchange>,
     /// The summary to write after the response.
@@ -73,7 +73,7 @@ pub(crate) struct AnalyzedRequest {
 
 /// A request with its place in a session.
 #[derive(Default)]
-pub(crate) struct PlacedRequest {
+pub(super) struct PlacedRequest {
     /// Makes a turn from the reply.
     pub(crate) pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
@@ -85,7 +85,7 @@ pub(crate) struct PlacedRequest {
 
 impl ClientRequest {
     /// Reads method and path. The headers are kept for later.
-    pub(crate) fn new(head: &request::Parts) -> Self {
+    pub(super) fn new(head: &request::Parts) -> Self {
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         let endpoint = paths::endpoint(&head.method, target);
         Self {
@@ -98,23 +98,23 @@ impl ClientRequest {
     }
 
     /// The dialect in which the body is read, if the request has one.
-    pub(crate) fn read_as(&self) -> Option<Dialect> {
+    pub(super) fn read_as(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport != Transport::WebSocket)
     }
 
     /// Whether requests and replies are frames, once the upgrade is accepted.
-    pub(crate) fn is_over_websocket(&self) -> bool {
+    pub(super) fn is_over_websocket(&self) -> bool {
         self.transport == Transport::WebSocket
     }
 
     /// The dialect in which the response is read.
-    pub(crate) fn answered_in(&self) -> Option<Dialect> {
+    pub(super) fn answered_in(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
     /// Reads the body and opens the ledger. A panic in here only costs the plan. `head`: the request's, as it
     /// is sent.
-    pub(crate) async fn understand(
+    pub(super) async fn understand(
         &self,
         upstream: &Arc<Upstream>,
         body: &Bytes,
@@ -164,7 +164,7 @@ impl ClientRequest {
     }
 
     /// The reader for its body.
-    pub(crate) fn reader(
+    pub(super) fn reader(
         &self,
         dialect: Dialect,
         proxy: &Proxy,
@@ -180,7 +180,7 @@ impl ClientRequest {
 
     /// Finds the request's place among the turns of its session, and plans it. `head`: as it is sent, if the
     /// request can still be changed.
-    pub(crate) async fn place_and_plan(
+    pub(super) async fn place_and_plan(
         &self,
         upstream: &Arc<Upstream>,
         analysis: RequestAnalysis,
@@ -333,7 +333,7 @@ impl ClientRequest {
     }
 
     /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.
-    pub(crate) fn provider_request_id(
+    pub(super) fn provider_request_id(
         &self,
         answered: &HeaderMap,
         proxy: &Proxy,
@@ -509,7 +509,7 @@ impl ClientRequest {
     }
 
     /// Its path, without the query.
-    pub(crate) fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         self.target.path()
     }
 

@@ -28,7 +28,7 @@ const ESTIMATED: HeaderName = HeaderName::from_static("x-plimsoll-estimated");
 const ANSWER_BYTES: usize = 16 * 1024;
 
 /// A request for a count that can be answered here.
-pub(crate) struct CountFallback {
+pub(super) struct CountFallback {
     pub(super) prepared: Arc<PreparedRequest>,
     /// What would be sent.
     pub(super) sent: Overlay,
@@ -39,7 +39,7 @@ pub(crate) struct CountFallback {
 
 impl CountFallback {
     /// The response, if the upstream need not be asked.
-    pub(crate) async fn answer_unasked(
+    pub(super) async fn answer_unasked(
         &self,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
@@ -54,7 +54,7 @@ impl CountFallback {
 
     /// The response if the upstream has no such endpoint; else an error with the upstream's response. `head`:
     /// the request's, as it was sent.
-    pub(crate) async fn answer_missing(
+    pub(super) async fn answer_missing(
         &self,
         response: Response<OutgoingBody>,
         head: &request::Parts,

@@ -56,7 +56,7 @@ impl Drop for SummaryContext {
 }
 
 /// Keeps the request, if it is on the session's main line.
-pub(crate) fn keep(
+pub(super) fn keep(
     proxy: &Arc<Proxy>,
     prepared: &Arc<PreparedRequest>,
     planned: &PlannedRequest,

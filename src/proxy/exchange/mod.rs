@@ -54,7 +54,7 @@ use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{ClientTimeout, FailOpen};
 
 /// Handles one request.
-pub(crate) async fn run(
+pub(super) async fn run(
     proxy: Arc<Proxy>,
     request: Request<Incoming>,
     memory: Arc<MemoryShare>,
@@ -94,7 +94,7 @@ pub(crate) async fn run(
 }
 
 /// The response if there is no room for another connection.
-pub(crate) fn reject_connection(
+pub(super) fn reject_connection(
     proxy: &Arc<Proxy>,
     request: &Request<Incoming>,
     phase: watch::Receiver<ServingPhase>,

@@ -21,7 +21,7 @@ use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::turn::request_info::RequestInfo;
 
 /// A request to be sent.
-pub(crate) struct OutboundRequest {
+pub(super) struct OutboundRequest {
     head: request::Parts,
     body: OutgoingBody,
     /// The original, if it may have to be sent again.
@@ -34,7 +34,7 @@ pub(crate) struct OutboundRequest {
 
 /// The changes of a body.
 #[derive(Default)]
-pub(crate) struct BodyChanges {
+pub(super) struct BodyChanges {
     /// The edits of the plan.
     pub(crate) rewrite: Option<PlannedRewrite>,
     /// What is requested on the client's behalf; only if the body is not compressed.
@@ -48,17 +48,17 @@ const WORTH_BYTES: usize = 2048;
 
 impl OutboundRequest {
     /// What is sent: head and body.
-    pub(crate) fn parts(&self) -> (&request::Parts, &OutgoingBody) {
+    pub(super) fn parts(&self) -> (&request::Parts, &OutgoingBody) {
         (&self.head, &self.body)
     }
 
     /// A request whose body was not read.
-    pub(crate) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
+    pub(super) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
         Self { head, body, original: None, adds: Vec::new(), rewritten: false }
     }
 
     /// A request whose body was read, with `changes`.
-    pub(crate) fn edited(
+    pub(super) fn edited(
         head: request::Parts,
         bytes: Bytes,
         trailers: Option<HeaderMap>,
@@ -88,7 +88,7 @@ impl OutboundRequest {
 
     /// Sends it. Returns the response, and whether its request asked for usage on the client's behalf. `count`:
     /// the request, if it counts tokens.
-    pub(crate) async fn send(
+    pub(super) async fn send(
         self,
         pending: &mut Option<PendingExchange>,
         count: Option<&PreparedRequest>,

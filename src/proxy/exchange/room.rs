@@ -18,7 +18,7 @@ impl PendingExchange {
     /// Makes room in a request that does not fit: by cuts, then by a summary if that makes it fit, then by
     /// trims of new results, which no model has read. If no summary makes it fit alone, one is added to the
     /// trims where these are not enough. `None` if no room can be made. `head`: the request's, as it is sent.
-    pub(crate) async fn make_room(
+    pub(super) async fn make_room(
         &mut self,
         overflow: Overflow,
         head: &request::Parts,

@@ -12,7 +12,7 @@ use crate::dialect::Dialect;
 use crate::wire::sse::write_event;
 
 /// Marks a response as ours; its value is [`ProxyError::code`].
-pub(crate) const ERROR: &str = "x-plimsoll-error";
+pub(super) const ERROR: &str = "x-plimsoll-error";
 
 /// The response to `GET /` and `HEAD /`, which clients use as a probe.
 const GREETING: &str = "Plimsoll, an LLM proxy: set a client's base URL to this address.\n";
@@ -66,7 +66,7 @@ pub(crate) enum ProxyError {
 
 impl ProxyError {
     /// The error code, for machines.
-    pub(crate) fn code(&self) -> &'static str {
+    fn code(&self) -> &'static str {
         match self {
             ProxyError::NoUpstream { .. } => "no_upstream",
             ProxyError::NoForwardProxy => "no_forward_proxy",

@@ -29,7 +29,7 @@ use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
 
 /// Held while a body streams, so that its HTTP/2 stream is counted.
-pub(crate) type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
+type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
 
 /// The error of any part of a connection.
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
@@ -139,13 +139,13 @@ impl OutgoingBody {
     }
 
     /// The same body, carried by `stream`.
-    pub(crate) fn of_stream(mut self, stream: CountedBody) -> Self {
+    pub(super) fn of_stream(mut self, stream: CountedBody) -> Self {
         self.stream = Some(stream);
         self
     }
 
     /// A body that streams through as it arrives.
-    pub(crate) fn through(rest: Incoming) -> Self {
+    pub(super) fn through(rest: Incoming) -> Self {
         Self { rest: Some(rest), ..Self::default() }
     }
 
@@ -162,7 +162,7 @@ impl OutgoingBody {
     }
 
     /// A copy of the body, if all of it has been received.
-    pub(crate) fn copy(&self) -> Option<Self> {
+    pub(super) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
         let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
         let is_here = has_ended && self.broken.is_none();

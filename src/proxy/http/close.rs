@@ -19,18 +19,18 @@ const BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 /// How long after a request was sent a close means that the request was not read: two round trips, within
 /// [`BOUNDS`], because machines may be busy.
-pub(crate) fn crossing_time(round_trip: Duration) -> Duration {
+pub(super) fn crossing_time(round_trip: Duration) -> Duration {
     (round_trip * 2).clamp(BOUNDS.0, BOUNDS.1)
 }
 
 /// Whether a request was sent so recently that a close may still have crossed it, allowing for delays here.
-pub(crate) fn may_have_crossed(sent: Instant) -> bool {
+pub(super) fn may_have_crossed(sent: Instant) -> bool {
     sent.elapsed() < BOUNDS.1
 }
 
 /// What was seen on a connection since the last request was sent on it.
 #[derive(Debug, Default)]
-pub(crate) struct CloseWatch {
+pub(super) struct CloseWatch {
     /// A request was sent, and no byte has come back.
     is_silent: AtomicBool,
     /// The connection has been silent for longer than a crossing close takes.
@@ -39,19 +39,19 @@ pub(crate) struct CloseWatch {
 
 impl CloseWatch {
     /// A request is sent on an idle connection.
-    pub(crate) fn begin(&self) {
+    pub(super) fn begin(&self) {
         self.is_late.store(false, Ordering::Release);
         self.is_silent.store(true, Ordering::Release);
     }
 
     /// Whether the connection, if it closed, closed before the request was read.
-    pub(crate) fn is_unread(&self) -> bool {
+    pub(super) fn is_unread(&self) -> bool {
         self.is_silent.load(Ordering::Acquire) && !self.is_late.load(Ordering::Acquire)
     }
 }
 
 /// The connection's side of a [`CloseWatch`].
-pub(crate) struct CloseTimer {
+pub(super) struct CloseTimer {
     watch: Arc<CloseWatch>,
     crossing_time: Duration,
     /// Runs from the first byte of a request to the first byte of its response.
@@ -59,12 +59,12 @@ pub(crate) struct CloseTimer {
 }
 
 impl CloseTimer {
-    pub(crate) fn new(watch: Arc<CloseWatch>, crossing_time: Duration) -> Self {
+    pub(super) fn new(watch: Arc<CloseWatch>, crossing_time: Duration) -> Self {
         Self { watch, crossing_time, crossing: None }
     }
 
     /// Called when bytes are written.
-    pub(crate) fn wrote(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn wrote(&mut self, cx: &mut Context<'_>) {
         if self.crossing.is_none() && self.watch.is_unread() {
             self.crossing = Some(Box::pin(sleep(self.crossing_time)));
             self.waits(cx);
@@ -72,7 +72,7 @@ impl CloseTimer {
     }
 
     /// Called when there is nothing to read yet.
-    pub(crate) fn waits(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn waits(&mut self, cx: &mut Context<'_>) {
         let Some(crossing) = &mut self.crossing else { return };
         if crossing.as_mut().poll(cx).is_ready() {
             self.watch.is_late.store(true, Ordering::Release);
@@ -81,7 +81,7 @@ impl CloseTimer {
     }
 
     /// Called when bytes were read.
-    pub(crate) fn read(&mut self) {
+    pub(super) fn read(&mut self) {
         self.watch.is_silent.store(false, Ordering::Release);
         self.crossing = None;
     }

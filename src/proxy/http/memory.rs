@@ -99,7 +99,7 @@ impl MemoryBudget {
     }
 
     /// Ready when memory for traffic is refused; at once if none was released since the last refusal.
-    pub(crate) async fn short(&self) {
+    pub(super) async fn short(&self) {
         self.traffic.short().await;
     }
 
@@ -206,7 +206,7 @@ impl Memory for CountedMemory {
 
 impl HeldMemory {
     /// [`Memory::hold`], tried again whenever memory is released, for at most `timeout`.
-    pub(crate) async fn hold_within(&mut self, bytes: usize, timeout: Duration) -> bool {
+    pub(super) async fn hold_within(&mut self, bytes: usize, timeout: Duration) -> bool {
         let budget = self.share.budget.clone();
         let holding = async {
             loop {

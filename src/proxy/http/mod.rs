@@ -5,7 +5,7 @@
 pub(super) mod answer;
 pub(super) mod body;
 pub(super) mod client_access;
-pub(super) mod close;
+mod close;
 pub(super) mod framing;
 pub(super) mod headers;
 pub(super) mod memory;
@@ -14,4 +14,4 @@ pub(super) mod pieces;
 pub(super) mod progress;
 pub(super) mod transport;
 pub(super) mod tunnel_timeouts;
-pub mod upstream;
+pub(super) mod upstream;

@@ -39,7 +39,7 @@ impl CoalescedBody {
     }
 
     /// For the pieces of a request.
-    pub(crate) fn to_upstream(share: &Arc<MemoryShare>) -> Self {
+    pub(super) fn to_upstream(share: &Arc<MemoryShare>) -> Self {
         Self::new(share, false)
     }
 

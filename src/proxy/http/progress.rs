@@ -52,7 +52,7 @@ impl ConnectionProgress {
     }
 
     /// Whether no exchange is in progress, so that the next bytes are headers.
-    pub(crate) fn is_between(&self) -> bool {
+    pub(super) fn is_between(&self) -> bool {
         self.exchanges.load(Ordering::Relaxed) == 0
     }
 

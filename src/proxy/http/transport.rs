@@ -122,7 +122,7 @@ impl<S> MeteredSocket<S> {
     }
 
     /// Attaches the timer that judges a close.
-    pub(crate) fn watched(mut self, close: CloseTimer) -> Self {
+    pub(super) fn watched(mut self, close: CloseTimer) -> Self {
         self.close = Some(close);
         self
     }

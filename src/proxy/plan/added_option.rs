@@ -36,7 +36,7 @@ pub(crate) enum AddedOptionKind {
 
 impl AddedOptionKind {
     /// The lesson from a refusal of it.
-    pub(crate) fn lesson(self) -> Lesson {
+    pub(super) fn lesson(self) -> Lesson {
         match self {
             AddedOptionKind::Usage => Lesson::UsageRefused,
             AddedOptionKind::Editing { .. } => Lesson::EditingRefused,

@@ -222,7 +222,7 @@ impl PreparedRequest {
     }
 
     /// The estimate of the request as planned. `known`: the recorded decisions in it.
-    pub(crate) fn measure(
+    pub(super) fn measure(
         &self,
         sent: &Overlay,
         known: &RecordedDecisions,
@@ -239,14 +239,14 @@ impl PreparedRequest {
     }
 
     /// The rewrite summary of these steps.
-    pub(crate) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
+    pub(super) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
         let shows_thinking = self.added.iter().any(|it| it.what == AddedOptionKind::Display);
         let held_out = self.held_out;
         RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
     }
 
     /// Whether policy's rewrites apply to its thread.
-    pub(crate) fn rewrites(&self) -> bool {
+    pub(super) fn rewrites(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }
 

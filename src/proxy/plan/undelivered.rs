@@ -24,7 +24,7 @@ pub(crate) struct UndeliveredMessage {
 
 impl UndeliveredMessage {
     /// The messages of a request with these recorded decisions; `None` if there are none.
-    pub(crate) fn of(
+    pub(super) fn of(
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         known: &RecordedDecisions,

@@ -171,7 +171,7 @@ impl ResponseObserver {
     }
 
     /// Whether reading the rest takes long.
-    pub(crate) fn is_long(&self) -> bool {
+    pub(super) fn is_long(&self) -> bool {
         matches!(self.state, ObserverState::Reading(..)) && self.later.is_some()
     }
 

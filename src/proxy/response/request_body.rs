@@ -17,7 +17,7 @@ impl RequestBody {
     }
 
     /// Called when the reply has begun: it is no refusal.
-    pub(crate) fn release(&self) {
+    pub(super) fn release(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 

@@ -23,7 +23,7 @@ const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 /// What to do because nothing has arrived.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum SilenceAction {
+pub(super) enum SilenceAction {
     /// Send this to the client, and keep waiting.
     KeepAlive(Bytes),
     /// It took too long. Send this error event to the client; without one, break the stream.
@@ -89,7 +89,7 @@ impl StreamSilence {
     }
 
     /// Called when the upstream sent data, or has ended.
-    pub(crate) fn heard(&mut self, is_data: bool) {
+    pub(super) fn heard(&mut self, is_data: bool) {
         let waited = self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
         (self.kept_alive, self.timer) = (None, None);
         if is_data {
@@ -98,12 +98,12 @@ impl StreamSilence {
     }
 
     /// Records bytes sent to the client.
-    pub(crate) fn passed(&mut self, bytes: &[u8]) {
+    pub(super) fn passed(&mut self, bytes: &[u8]) {
         self.between_events.passed(bytes);
     }
 
     /// Called while the upstream is silent: ready once something has to be done.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SilenceAction> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SilenceAction> {
         let since = *self.since.get_or_insert_with(Instant::now);
         let may_insert = self.may_insert && self.between_events.is_end();
         loop {

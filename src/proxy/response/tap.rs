@@ -38,7 +38,7 @@ const BEFORE_BREAK: Duration = Duration::from_millis(10);
 const SMALL_REPLY: usize = 64 * 1024;
 
 /// Stores a turn; returns the reason if it could not.
-pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
 /// The error of a stream that its upstream ended before its terminal event.
 const CUT: &str = "the upstream ended the stream before its terminal event";
 

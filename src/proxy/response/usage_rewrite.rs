@@ -32,7 +32,7 @@ pub(crate) enum ResponseEdits {
 
 impl ResponseEdits {
     /// The data as the client gets it. `Err` if it does not have the declared encoding.
-    pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
+    pub(super) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         match self {
             Self::Strips(strip) => strip.pass(data),
             Self::Rewrites(rewriting) => rewriting.pass(data),
@@ -40,7 +40,7 @@ impl ResponseEdits {
     }
 
     /// The data that was held, at the end of the body.
-    pub(crate) fn rest(&mut self) -> Bytes {
+    pub(super) fn rest(&mut self) -> Bytes {
         match self {
             Self::Strips(strip) => strip.rest(),
             Self::Rewrites(rewriting) => rewriting.rest(),

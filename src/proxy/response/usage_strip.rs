@@ -68,7 +68,7 @@ impl UsageStrip {
 
     /// The data as the client gets it. `Err` if it does not have the declared encoding: the client would have
     /// had the same error.
-    pub(crate) fn pass(
+    pub(super) fn pass(
         &mut self,
         data: Bytes,
     ) -> Result<Bytes, crate::wire::encoding::DecodeError> {
@@ -96,7 +96,7 @@ impl UsageStrip {
     }
 
     /// The data that was held, at the end of the stream.
-    pub(crate) fn rest(&mut self) -> Bytes {
+    pub(super) fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 

@@ -7,7 +7,7 @@
 use foldhash::HashMap;
 
 /// Most models of one upstream.
-pub(super) const MODELS: usize = 512;
+const MODELS: usize = 512;
 
 /// A value for each model.
 pub(super) struct ModelMap<V> {

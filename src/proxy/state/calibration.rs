@@ -111,7 +111,7 @@ struct CalibrationKey {
 
 impl CalibrationSample {
     /// The state after it.
-    pub(crate) fn taught(&self, learned: &EstimatorState) -> EstimatorState {
+    fn taught(&self, learned: &EstimatorState) -> EstimatorState {
         learned.clone().after(&self.seen, &self.guess, self.actual)
     }
 
@@ -126,7 +126,7 @@ impl CalibrationSample {
 
 impl Calibration {
     /// Starts empty; reports to `telemetry` what it learns.
-    pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
+    pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
         Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
     }
 

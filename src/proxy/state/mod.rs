@@ -4,7 +4,7 @@
 
 mod by_model;
 pub(super) mod calibration;
-pub(super) mod count_cache;
+mod count_cache;
 pub(super) mod exchange_recorder;
 pub(super) mod scheduler;
 
@@ -69,7 +69,7 @@ pub struct Proxy {
 
 /// The phase of serving, which connections are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ServingPhase {
+pub(super) enum ServingPhase {
     /// Serve.
     Serving,
     /// Finish what is in progress.
@@ -99,7 +99,7 @@ impl Proxy {
     ///
     /// # Errors
     /// As [`Proxy::new`].
-    pub async fn through(
+    pub(super) async fn through(
         config: Arc<Config>,
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,

@@ -39,7 +39,7 @@ const ANSWER_BYTES: usize = 64 * 1024;
 const NEAR: f64 = 0.8;
 
 /// A count in flight; empty until it has arrived.
-pub(crate) struct PendingCount {
+pub(super) struct PendingCount {
     as_it_came: bool,
     found: Arc<CountResult>,
 }
@@ -54,20 +54,20 @@ struct CountResult {
 
 impl PendingCount {
     /// The count, if it has arrived.
-    pub(crate) fn here(&self) -> Option<ProviderCount> {
+    pub(super) fn here(&self) -> Option<ProviderCount> {
         Some(ProviderCount { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
     }
 
     /// Whether there is no counting endpoint. That is a lesson only if the request itself was answered: a
     /// path or model that does not exist has no counting endpoint either.
-    pub(crate) fn is_missing(&self) -> bool {
+    pub(super) fn is_missing(&self) -> bool {
         self.found.missing.get().is_some()
     }
 }
 
 /// Asks for a count of a request, if policy wants one. `estimate`: that of the request with this head and
 /// body.
-pub(crate) fn request_count(
+pub(super) fn request_count(
     proxy: &Arc<Proxy>,
     prepared: &PreparedRequest,
     estimate: &Estimate,

@@ -18,9 +18,9 @@ const REST: Duration = Duration::from_secs(1);
 const LAST: Duration = Duration::from_secs(1);
 
 /// A stream gets a draft once it has lasted this long; shorter ones only have their turn.
-pub(crate) const STREAM: Duration = Duration::from_millis(50);
+pub(super) const STREAM: Duration = Duration::from_millis(50);
 /// A response that is not streamed arrives whole or not at all; it gets a draft only if it takes this long.
-pub(crate) const UNARY: Duration = Duration::from_secs(1);
+pub(super) const UNARY: Duration = Duration::from_secs(1);
 
 /// Writes and finds drafts until it is dropped.
 pub(crate) async fn run(proxy: Arc<Proxy>) {

@@ -3,7 +3,7 @@
 //! Measured before the request is sent; built and stored after the end. What is unknown stays absent. If the
 //! store fails, the turn is lost at the next restart; the client gets its response anyway.
 
-pub(super) mod build;
+mod build;
 pub(super) mod counting;
 pub(super) mod drafts;
 pub(super) mod open;

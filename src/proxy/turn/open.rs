@@ -365,6 +365,6 @@ impl OpenTurn {
 }
 
 /// The size and method of an estimate.
-pub(super) fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::EstimateMethod)> {
+fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::EstimateMethod)> {
     estimate.map(|estimate| (estimate.tokens, estimate.method))
 }

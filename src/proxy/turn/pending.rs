@@ -98,7 +98,7 @@ impl PendingExchange {
     }
 
     /// Whether the sent bytes differ from the client's.
-    pub(crate) fn is_rewritten(&self) -> bool {
+    fn is_rewritten(&self) -> bool {
         self.planned.done.is_sent()
     }
 

@@ -61,7 +61,7 @@ impl RequestInfo {
 
     /// What a refusal that was forwarded unread says could have been repaired. `error`: none if it is not in
     /// the protocol's form, such as a gateway's page.
-    pub(crate) fn refusal(
+    pub(super) fn refusal(
         &self,
         status: u16,
         error: Option<&ProviderError>,
@@ -91,7 +91,7 @@ impl RequestInfo {
     }
 
     /// The window that a message teaches, if it is plausible. `estimate`: that of the request as sent.
-    pub(crate) fn believes(
+    pub(super) fn believes(
         &self,
         taught: &LessonMatch,
         estimate: Option<(u64, EstimateMethod)>,

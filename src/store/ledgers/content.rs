@@ -50,7 +50,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn content(
+    pub(crate) async fn content(
         &self,
         scope: &Scope,
         exchange: &ExchangeId,

@@ -50,7 +50,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
+    pub(crate) async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
         let mut made = self.store.adopt_drafts(self.drafts.instance(), lease).await?;
         let count = made.len();
         made.sort();

@@ -19,15 +19,14 @@ const MOST: usize = 64;
 pub(super) const BYTES: usize = 16 * 1024 * 1024;
 
 /// Previews a compaction; `None` if nothing can be cut.
-pub(super) type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
+type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
 /// Begins a summary with this focus; `false` if it is not possible.
-pub(super) type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
+type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
 
 /// Asks the provider for the request's token count, in the form in which it was sent.
-pub(super) type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
+type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
 /// The count, once it has arrived.
-pub(super) type TokenCountFuture =
-    Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
+type TokenCountFuture = Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
 
 /// The provider's count of a session's latest request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -132,7 +132,7 @@ impl OpenedSession {
     }
 
     /// Where later data for this exchange is written.
-    pub fn room(&self) -> SessionRoom {
+    pub(crate) fn room(&self) -> SessionRoom {
         let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
         SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
     }

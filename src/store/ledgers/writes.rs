@@ -45,7 +45,7 @@ impl Drop for DecisionWrite {
 
 /// Why nothing is decided for a request.
 #[derive(Debug, thiserror::Error)]
-pub enum DecisionError {
+pub(crate) enum DecisionError {
     /// Its session has reached the limit of decisions, which are repeated.
     #[error("the session has reached its limit of decisions")]
     TooMany,
@@ -106,7 +106,7 @@ impl Ledgers {
     /// # Errors
     /// Why nothing was decided for this request. A write in progress that could not be cancelled may still be
     /// saved, and applies from then on.
-    pub async fn decide(
+    pub(crate) async fn decide(
         &self,
         opened: &OpenedSession,
         mut facts: Vec<Fact>,
@@ -216,7 +216,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; memory has it all the same.
-    pub async fn note(&self, room: &SessionRoom, fact: Fact) -> Result<(), StoreError> {
+    pub(crate) async fn note(&self, room: &SessionRoom, fact: Fact) -> Result<(), StoreError> {
         let SessionRoom { scope, cache, .. } = room;
         let records = record(&fact).into_iter().collect();
         let put = || self.store.put(scope.clone(), records, cache.precondition());

@@ -16,7 +16,7 @@ use crate::dialect::lesson::Lesson;
 pub(super) const REFRESH: Millis = 30_000;
 /// The result of offering a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LessonOffer {
+pub(crate) enum LessonOffer {
     /// It is new to the tenant.
     New,
     /// It is new to the tenant, and now enough tenants agree, so that it applies to all.

@@ -28,7 +28,7 @@ use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep
 /// Jobs that may wait. A disk that is slower than this will not catch up while a client waits.
 const QUEUE: usize = 4096;
 /// Bytes of the jobs that may wait.
-pub const QUEUE_BYTES: usize = 16 << 20;
+pub(crate) const QUEUE_BYTES: usize = 16 << 20;
 /// Most jobs in one transaction, so that the first of them does not wait long.
 const GROUP: usize = 256;
 /// A transaction with this many bytes of records takes no more jobs: it is in the log as a whole.

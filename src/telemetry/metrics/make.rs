@@ -16,7 +16,7 @@ pub(super) const SECONDS: &[f64] =
 
 /// One line of the table of metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetricRow {
+pub(crate) struct MetricRow {
     /// As Prometheus has it.
     pub name: &'static str,
     /// `counter`, `gauge` or `histogram`.
@@ -33,10 +33,10 @@ pub(super) struct MetricRegistrar {
     pub(super) table: Vec<MetricRow>,
 }
 
-pub(super) type LabelNames = &'static [&'static str];
+type LabelNames = &'static [&'static str];
 
 impl MetricRegistrar {
-    pub(super) fn keep<C: Collector + Clone + 'static>(
+    fn keep<C: Collector + Clone + 'static>(
         &mut self,
         row: MetricRow,
         made: C,

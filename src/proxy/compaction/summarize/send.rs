@@ -111,7 +111,7 @@ impl SummaryJob {
     }
 
     /// The address: that of the client's request, or the matching path at the configured upstream.
-    pub(super) fn address(&self, other: Option<&Arc<Upstream>>) -> Option<Uri> {
+    fn address(&self, other: Option<&Arc<Upstream>>) -> Option<Uri> {
         let dialect = self.prepared.conversation.dialect;
         let (_, _, model) = self.writer_of(SummaryAuthor::Summary);
         let own = self.target();

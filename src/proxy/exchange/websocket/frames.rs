@@ -37,7 +37,7 @@ const MAX_READ: usize = 32;
 
 /// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(super) enum Direction {
     /// To the upstream.
     Up,
     /// To the client.
@@ -143,7 +143,7 @@ impl FrameObserver {
     }
 
     /// Reads bytes that have been forwarded.
-    pub(crate) fn saw(&self, way: Direction, bytes: &[u8]) {
+    pub(super) fn saw(&self, way: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
         let Ok(MessageState { up, down, work }) = state.as_mut() else { return };
         let messages = match way {
@@ -169,7 +169,7 @@ impl FrameObserver {
     }
 
     /// Ready once no request waits for its reply. Never ready if the connection cannot be read.
-    pub(crate) async fn idle(&self) {
+    pub(super) async fn idle(&self) {
         loop {
             let answered = self.0.answered.notified();
             if self.is_idle() {
@@ -186,7 +186,7 @@ impl FrameObserver {
 
     /// Ends the exchanges of a tunnel that has ended, with the parts of replies received so far. Returns why
     /// reading had stopped, if the reason is ours.
-    pub(crate) fn ended(&self, outcome: Outcome) -> Option<FailOpen> {
+    pub(super) fn ended(&self, outcome: Outcome) -> Option<FailOpen> {
         let left = match outcome {
             Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
             Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,

@@ -72,7 +72,7 @@ pub(super) struct Connector {
     memory: Arc<MemoryBudget>,
 }
 
-pub(super) type ConnectFuture =
+type ConnectFuture =
     Pin<Box<dyn Future<Output = Result<UpstreamTransport, ConnectionError>> + Send>>;
 
 impl Service<Uri> for Connector {
@@ -129,7 +129,7 @@ fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
 }
 
 /// A transport that knows whether its requests must have an absolute URI.
-pub(super) struct DialedTransport {
+pub(crate) struct DialedTransport {
     stream: DialStream,
     /// A plain HTTP proxy reads our requests itself.
     relayed: bool,

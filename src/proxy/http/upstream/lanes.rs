@@ -276,12 +276,12 @@ impl<C: Clone, W> Lanes<C, W> {
 #[cfg(test)]
 impl<C, W> Lanes<C, W> {
     /// Open streams by connection, in the order of opening.
-    pub(super) fn live(&self) -> Vec<usize> {
+    fn live(&self) -> Vec<usize> {
         self.lanes.iter().map(|lane| lane.live).collect()
     }
 
     /// How many connections are being opened, and how many requests wait.
-    pub(super) fn pending(&self) -> (usize, usize) {
+    fn pending(&self) -> (usize, usize) {
         (self.opening, self.waiting.len())
     }
 }
