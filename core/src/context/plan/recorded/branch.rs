@@ -224,16 +224,12 @@ impl<'l> Branch<'l> {
         let elsewhere = blocks.filter_map(|(block, reply)| {
             let literal = reasoning::literal(&block.raw)?;
             let decision = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
-            self.has_sent_block(block, reply).then_some(decision.about)
+            // Of reasoning that repeats to the letter, only a later one may have been sent under its own key.
+            let is_left_out = |key: PartKey| own.left_out.contains(&key.0);
+            let is_sent = |key: PartKey| self.has_sent(key) && !is_left_out(key);
+            has_block(is_sent, block, reply).then_some(decision.about)
         });
         elsewhere.chain(kept.iter().copied()).collect()
-    }
-
-    /// Whether the parent turn sent this block of a reply's reasoning. Of a reply with one block its other names tell,
-    /// too.
-    fn has_sent_block(&self, block: &ReasoningBlock, reply: &ReasoningRecord) -> bool {
-        let is_alone = reply.blocks.len() == 1;
-        block_names(block).any(|key| self.has_sent(key)) || is_alone && self.has_thought(reply)
     }
 
     /// Whether the parent turn sent the reasoning of a reply, from its client or put back.
@@ -369,6 +365,15 @@ impl CutCount {
 pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
     let blocks = reasoning.blocks.iter().flat_map(block_names);
     blocks.chain(reasoning.signatures.iter().flat_map(|signature| spelled(&signature.value)))
+}
+
+/// Whether this block of a reply's reasoning was sent. Of a reply with one block its other names tell, too.
+fn has_block(
+    is_sent: impl Fn(PartKey) -> bool,
+    block: &ReasoningBlock,
+    reply: &ReasoningRecord,
+) -> bool {
+    block_names(block).any(&is_sent) || reply.blocks.len() == 1 && names(reply).any(&is_sent)
 }
 
 /// The keys of a signature without its quotes and with them.

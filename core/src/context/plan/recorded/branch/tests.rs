@@ -158,6 +158,8 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
         assert!(stays(Some(&[signature_key.0]), "there", why, new()), "{why:?}");
         assert!(stays(Some(&[]), "there", why, was_sent()), "{why:?}");
         assert!(stays(Some(&[quoted.0]), "there", why, left_out()), "put back, or its client's");
+        let later_was_sent = !stays(Some(&[signature_key.0]), "there", why, left_out());
+        assert!(later_was_sent, "{why:?}: the same again, which is decided on by itself");
         assert!(!stays(None, "there", why, new()), "{why:?}: nobody knows what was sent");
         assert!(!stays(Some(&[signature_key.0]), "here", why, was_sent()), "{why:?}: decided here");
         assert_eq!(
@@ -179,7 +181,7 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     let out = Arc::new(echo("there", ReasoningAction::Out, DecisionReason::Stripped));
     let stays = |sent: &[u128]| {
         let branch = branch(&ledger, Some(sent));
-        let left_out = block_names(&reasoning.blocks[0]).map(|key| key.0).collect();
+        let left_out = [out.about.0].into_iter().collect();
         let own = OwnReasoning { left_out, ..OwnReasoning::default() };
         !branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).is_empty()
     };
