@@ -492,7 +492,8 @@ fn array_mut(value: &mut Value) -> &mut Vec<Value> {
     value.as_array_mut().unwrap()
 }
 
-/// The history in a request in one form, so that two can be compared: without cache markers, texts as strings.
+/// The history in a request in one form, so that two can be compared: without cache markers, texts as strings,
+/// signatures in one alphabet.
 pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
     let name = match dialect {
         Dialect::Anthropic | Dialect::Chat => "messages",
@@ -535,7 +536,14 @@ fn normalized(value: &Value) -> Value {
         },
         Value::Object(members) => {
             let kept = members.iter().filter(|(name, _)| *name != "cache_control");
-            kept.map(|(name, value)| (name.clone(), normalized(value))).collect()
+            let one_form = |name: &str, value: &Value| match value {
+                // Some clients send it in another alphabet: the same bytes, other text (`docs/protocols.md` 10.8).
+                Value::String(signature) if name == "thoughtSignature" => {
+                    json!(signature.replace('-', "+").replace('_', "/"))
+                }
+                other => normalized(other),
+            };
+            kept.map(|(name, value)| (name.clone(), one_form(name, value))).collect()
         }
         other => other.clone(),
     }
