@@ -90,7 +90,7 @@ pub struct Signature {
 /// A tool result whose content was replaced. Its block, id and place stay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cut {
-    /// The key of the decision: which result it is about ([`plan::about`]).
+    /// The key of the decision: which result it is about.
     pub about: PartKey,
     /// When it was decided.
     pub at: Millis,

@@ -62,7 +62,7 @@ pub struct InjectionPlace {
     pub thread: ThreadId,
     /// Its number among the queued messages.
     pub number: u32,
-    /// The part that it follows ([`plan::about`](crate::context::plan::about)).
+    /// The part that it follows.
     pub after: PartKey,
     /// The hash of that part and the one before it: finds the place if the client changed something before.
     #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]

@@ -59,9 +59,9 @@ impl<'l> Branch<'l> {
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
+        let reply = parent.map_or(&[][..], |parent| &parent.reply);
         let is_reply = |keyed: &&KeyedPart| {
-            let reply = parent.into_iter().flat_map(|parent| parent.reply.iter());
-            keyed.role == Role::Assistant && reply.into_iter().any(|part| part.key == keyed.key)
+            keyed.role == Role::Assistant && reply.iter().any(|part| part.key == keyed.key)
         };
         let covers = covered.len() - covered.iter().rev().take_while(is_reply).count();
         let (line, keys) = Default::default();
