@@ -280,11 +280,11 @@ enum LogFormatArgument {
 impl ConfigFlags {
     /// The sources that the configuration is read from.
     fn sources(&self) -> ConfigSources {
-        let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            value().map(|word| word.get_name().to_owned())
+        let variant_name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+            value().map(|it| it.get_name().to_owned())
         };
-        let mode = word(&|| self.mode?.to_possible_value());
-        let log = word(&|| self.log?.to_possible_value());
+        let mode = variant_name(&|| self.mode?.to_possible_value());
+        let log = variant_name(&|| self.log?.to_possible_value());
         let named = [
             ("listen", self.listen.clone()),
             ("admin", self.admin.clone()),

@@ -242,7 +242,7 @@ impl Telemetry {
     pub(crate) fn compacted(&self, compaction: &Compaction) {
         self.metrics.count_compaction(compaction);
         let Compaction { upstream, outcome, before, after, seconds, .. } = compaction;
-        let outcome = log::word(outcome);
+        let outcome = log::variant_name(outcome);
         match after {
             Some(after) => tracing::info!(
                 "{upstream}: history compacted from {before} to {after} tokens, in {seconds:.1} s"

@@ -45,10 +45,10 @@ impl TlsTerminator {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.seen != seen {
             current.seen = seen;
-            let judged = permissions::judge_again(&self.files);
-            match judged.and_then(|told| Ok((read(&self.files)?, told))) {
-                Ok((acceptor, told)) => {
-                    told.iter().for_each(|told| tracing::warn!("{told}"));
+            let judged = permissions::recheck(&self.files);
+            match judged.and_then(|warning| Ok((read(&self.files)?, warning))) {
+                Ok((acceptor, warning)) => {
+                    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
                     tracing::info!("the listener's certificate was reloaded");
                     current.acceptor = acceptor;
                 }
@@ -69,21 +69,22 @@ fn look(files: &Tls) -> FileStamps {
 }
 
 fn read(files: &Tls) -> Result<TlsAcceptor, String> {
-    let told = |path: &Path, error: &dyn std::fmt::Display| {
+    let fault = |path: &Path, error: &dyn std::fmt::Display| {
         format!("listener certificate: {}: {error}", path.display())
     };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(&files.certificate)
-        .map_err(|error| told(&files.certificate, &error))?
+        .map_err(|error| fault(&files.certificate, &error))?
         .collect();
-    let chain = chain.map_err(|error| told(&files.certificate, &error))?;
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| told(&files.key, &error))?;
+    let chain = chain.map_err(|error| fault(&files.certificate, &error))?;
+    let key =
+        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| fault(&files.key, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .map_err(|error| told(&files.certificate, &error))?;
+        .map_err(|error| fault(&files.certificate, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

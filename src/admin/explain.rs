@@ -61,7 +61,8 @@ pub(super) struct Explanation {
     pub resent: Option<RefusalCause>,
     /// What the provider's refusal of this request's new changes named, if these were revoked and the request
     /// was sent in the last accepted form.
-    pub taken_back: Option<RefusalCause>,
+    #[serde(rename = "taken_back")]
+    pub revoked: Option<RefusalCause>,
     /// The causes for which the provider refused the request, if it accepted it once they were changed.
     pub healed: Vec<RepairCause>,
     /// If the request did not fit the window: how that showed, and whether room was made.
@@ -266,7 +267,7 @@ impl Explanation {
             held_out: done.held_out,
             sent_changed: done.is_sent(),
             resent: done.resent,
-            taken_back: done.revoked,
+            revoked: done.revoked,
             healed: done.healed.clone(),
             overflow: done.overflow,
             made: done.made,

@@ -61,7 +61,8 @@ struct SentMessage {
     /// When it was queued, ms since 1970.
     pub at: Millis,
     /// When it was added to a request, ms since 1970.
-    pub taken_at: Millis,
+    #[serde(rename = "taken_at")]
+    pub injected_at: Millis,
     /// The exchange that sent it.
     pub request: ExchangeId,
     pub thread: ThreadId,
@@ -88,7 +89,7 @@ impl InjectQueue {
         let sent = ledger.injections().into_iter().map(|(message, injection)| SentMessage {
             id: message.id.to_string(),
             at: injection.queued,
-            taken_at: message.at,
+            injected_at: message.at,
             request: injection.exchange.clone(),
             thread: injection.thread.clone(),
             text: injection.text.to_string(),
@@ -116,9 +117,9 @@ impl fmt::Display for InjectQueue {
             let break_ = if index > 0 { "\n" } else { "" };
             write!(f, "{break_}{position}. {id}, queued {}: {}", time(*at), line(text))?;
         }
-        for spoken in &self.sent {
-            let SentMessage { id, taken_at, request, text, .. } = spoken;
-            write!(f, "\nsent {} in {request} ({id}): {}", time(*taken_at), line(text))?;
+        for message in &self.sent {
+            let SentMessage { id, injected_at, request, text, .. } = message;
+            write!(f, "\nsent {} in {request} ({id}): {}", time(*injected_at), line(text))?;
         }
         Ok(())
     }

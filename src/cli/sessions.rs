@@ -257,7 +257,7 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
             };
             let purpose = match thread.purpose {
                 Purpose::Turn => String::new(),
-                other => format!(" ({})", crate::telemetry::log::word(other)),
+                other => format!(" ({})", crate::telemetry::log::variant_name(other)),
             };
             rows.push([
                 name,
@@ -266,7 +266,7 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
                 thread.turns.to_string(),
                 fill(thread),
                 error(thread),
-                crate::telemetry::log::word(thread.outcome),
+                crate::telemetry::log::variant_name(thread.outcome),
             ]);
         }
     }

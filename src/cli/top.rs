@@ -53,7 +53,7 @@ pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliEr
     drawn(&first, size()).show();
     let shown = tokio::select! {
         shown = show(client) => shown,
-        () = ending.asked_for() => Ok(()),
+        () = ending.received() => Ok(()),
     };
     Screen::default().control(TerminalControl::Leave).show();
     shown
@@ -69,7 +69,7 @@ impl ExitSignals {
         Ok(Self([interrupt?, terminate?, hang_up?]))
     }
 
-    async fn asked_for(&mut self) {
+    async fn received(&mut self) {
         let [interrupt, terminate, hang_up] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -74,7 +74,7 @@ pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
 ///
 /// # Errors
 /// Why somebody else could have written them.
-pub(crate) fn judge_again(tls: &Tls) -> Result<Option<String>, String> {
+pub(crate) fn recheck(tls: &Tls) -> Result<Option<String>, String> {
     let text = |finding: PermissionFault| format!("{}. {}", finding.what, finding.todo);
     match writable(&tls.certificate).or_else(|| writable(&tls.key)) {
         Some(finding) => Err(text(finding)),

@@ -124,7 +124,7 @@ fn recorded(
         classic: Vec::new(),
         family: model.family,
         counted: guess.by_retention,
-        words: 0,
+        text_tokens: 0,
         tally: Vec::new(),
         structure: [0; 4],
         reasoning: None,
@@ -205,7 +205,7 @@ impl<'l> ReplaySession<'l> {
         Some(EstimatePair {
             family: model.family,
             counted: seen.counted,
-            words: added.text_tokens,
+            text_tokens: added.text_tokens,
             tally: added.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
             structure: [added.results, added.texts, added.calls, added.media],
             reasoning: anchor.and_then(|anchor| anchor.turn.usage.reasoning),

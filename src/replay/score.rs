@@ -52,7 +52,8 @@ pub struct EstimatePair {
     /// The uncorrected count for each reasoning retention.
     pub counted: ByRetention<u64>,
     /// Tokens of the new text, as counted.
-    pub words: u64,
+    #[serde(rename = "words")]
+    pub text_tokens: u64,
     /// The classes of tokens in the new text: index and number of each class that occurs.
     pub tally: Vec<(usize, u32)>,
     /// New results, texts and calls, and tokens of new images.

@@ -249,7 +249,7 @@ fn text(exchange: &Exchange) -> String {
         None => line.says(&["-"]),
     }
     line.says(&[" "]);
-    line.word(exchange.outcome);
+    line.variant(exchange.outcome);
     line.name("id").says(&[exchange.id.as_str()]);
     for (name, value) in [
         ("provider_request_id", exchange.provider_request_id.as_deref()),
@@ -262,10 +262,10 @@ fn text(exchange: &Exchange) -> String {
         }
     }
     if let Some(stop) = exchange.stop {
-        line.name("stop").word(stop);
+        line.name("stop").variant(stop);
     }
     if let Some(kind) = exchange.error_kind {
-        line.name("error_kind").word(kind);
+        line.name("error_kind").variant(kind);
     }
     if exchange.silent_stream {
         line.name("silent_stream").says(&["true"]);
@@ -278,10 +278,10 @@ fn text(exchange: &Exchange) -> String {
     rewriting_fields(exchange, &mut line);
     time_fields(exchange, &mut line);
     for why in &exchange.fail_open {
-        line.name("fail_open").word(why);
+        line.name("fail_open").variant(why);
     }
     for note in &exchange.notes {
-        line.name("note").word(note);
+        line.name("note").variant(note);
     }
     line.0
 }
@@ -313,8 +313,8 @@ impl LogLine {
     }
 
     /// Writes the name that a unit variant serialises to.
-    fn word(&mut self, variant: impl Serialize) {
-        self.shows(SerdeWord(variant));
+    fn variant(&mut self, variant: impl Serialize) {
+        self.shows(VariantName(variant));
     }
 
     fn shows(&mut self, value: impl fmt::Display) {
@@ -355,12 +355,12 @@ fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
         line.name("actual").digits(actual);
         error_field("error", error, exchange.error_ratio(), line);
     }
-    line.name("method").word(estimate.method);
+    line.name("method").variant(estimate.method);
     if let Some(why) = exchange.count_estimated {
-        line.name("count_estimated").word(why);
+        line.name("count_estimated").variant(why);
     }
     if let Some(hidden) = exchange.hidden_input() {
-        line.name("hidden_input").word(hidden);
+        line.name("hidden_input").variant(hidden);
     }
     if estimate.breakdown.capped {
         line.name("breakdown").says(&["capped"]);
@@ -404,20 +404,20 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
         }
     }
     if !done.made.is_nothing() && done.mode != Mode::Active {
-        line.name("mode").word(done.mode);
+        line.name("mode").variant(done.mode);
     }
     if let Some(healed) = exchange.refusal.as_ref().and_then(RefusalReport::healed) {
         line.name("healed").says(&[&healed]);
     }
     if let Some(cause) = done.resent {
-        line.name("resent").word(cause);
+        line.name("resent").variant(cause);
     }
     if let Some(cause) = done.revoked {
-        line.name("taken_back").word(cause);
+        line.name("taken_back").variant(cause);
     }
     if let Some(OverflowReport { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
-        line.name("overflow").shows(format_args!("{} ({end})", SerdeWord(sign)));
+        line.name("overflow").shows(format_args!("{} ({end})", VariantName(sign)));
     }
     if done.held_out {
         line.name("held_out").says(&["true"]);
@@ -427,7 +427,7 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
         line.name("cleared").shows(format_args!("{tool_uses} (-{tokens} tokens)"));
     }
     if let Some(miss) = exchange.usage.cache_miss {
-        line.name("cache_miss").word(miss.cause);
+        line.name("cache_miss").variant(miss.cause);
     }
 }
 
@@ -510,13 +510,13 @@ impl<'a> From<&'a Exchange> for LogFields<'a> {
 }
 
 /// The name that a unit variant serialises to, as labels and log lines use it.
-pub(crate) fn word(variant: impl Serialize) -> String {
-    SerdeWord(variant).to_string()
+pub(crate) fn variant_name(variant: impl Serialize) -> String {
+    VariantName(variant).to_string()
 }
 
-struct SerdeWord<T>(T);
+struct VariantName<T>(T);
 
-impl<T: Serialize> fmt::Display for SerdeWord<T> {
+impl<T: Serialize> fmt::Display for VariantName<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // serde writes the names of unit variants, and fails for variants with fields.
         self.0.serialize(&mut *f).or_else(|_| f.write_str("other"))

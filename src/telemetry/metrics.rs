@@ -39,7 +39,7 @@ pub(crate) use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
 use super::gaps::BOUNDS;
 use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, RejectedConnection};
-use super::log::word;
+use super::log::variant_name;
 
 /// The number of model names that become labels; all others are `other`.
 pub(super) const MODELS: usize = 50;
@@ -187,23 +187,23 @@ impl Metrics {
     }
 
     pub(super) fn counted_by_provider(&self, upstream: &str, outcome: CountOutcome) {
-        self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
+        self.families.counts.with_label_values(&[upstream, &variant_name(outcome)]).inc();
     }
 
     pub(super) fn admin_refused(&self, why: AdminRefusal) {
-        self.families.admin_refusals.with_label_values(&[&word(why)]).inc();
+        self.families.admin_refusals.with_label_values(&[&variant_name(why)]).inc();
     }
 
     pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
-        self.families.lessons.with_label_values(&[upstream, &word(outcome)]).inc();
+        self.families.lessons.with_label_values(&[upstream, &variant_name(outcome)]).inc();
     }
 
     pub(super) fn turned_away(&self, got: RejectedConnection) {
-        self.families.turned.with_label_values(&[&word(got)]).inc();
+        self.families.turned.with_label_values(&[&variant_name(got)]).inc();
     }
 
     pub(super) fn client_timed_out(&self, kind: ClientTimeout) {
-        self.families.client_timeouts.with_label_values(&[&word(kind)]).inc();
+        self.families.client_timeouts.with_label_values(&[&variant_name(kind)]).inc();
     }
 
     pub(super) fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
@@ -232,16 +232,16 @@ impl Metrics {
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
         for why in &exchange.fail_open {
-            self.families.fail_open.with_label_values(&[&word(why)]).inc();
+            self.families.fail_open.with_label_values(&[&variant_name(why)]).inc();
         }
         if let Some(why) = exchange.count_estimated {
-            self.families.counts_estimated.with_label_values(&[upstream, &word(why)]).inc();
+            self.families.counts_estimated.with_label_values(&[upstream, &variant_name(why)]).inc();
         }
         if let Some(kind) = exchange.error_kind {
-            self.families.errors.with_label_values(&[upstream, &word(kind)]).inc();
+            self.families.errors.with_label_values(&[upstream, &variant_name(kind)]).inc();
         }
         for note in &exchange.notes {
-            self.families.notes.with_label_values(&[&word(note)]).inc();
+            self.families.notes.with_label_values(&[&variant_name(note)]).inc();
         }
     }
 
@@ -419,14 +419,14 @@ impl MetricFamilies {
     }
 
     fn traffic(&self, upstream: &str, (dialect, outcome, class): TrafficKey) -> TrafficHandles {
-        let dialect = dialect.map_or_else(|| NONE.to_owned(), word);
+        let dialect = dialect.map_or_else(|| NONE.to_owned(), variant_name);
         let status = class.map_or_else(|| NONE.to_owned(), |class| format!("{class}xx"));
         let to = &[upstream, &dialect];
         TrafficHandles {
             requests: self.requests.with_label_values(&[
                 upstream,
                 &dialect,
-                &word(outcome),
+                &variant_name(outcome),
                 &status,
             ]),
             first_byte: self.first_byte.with_label_values(to),

@@ -12,7 +12,7 @@ use crate::context::budget::grouped;
 use crate::context::plan::Decision;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{Outcome, SessionId, ThreadId};
-use crate::telemetry::log::{clean, word};
+use crate::telemetry::log::{clean, variant_name};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,7 +36,7 @@ impl fmt::Display for Explanation {
                 "Loop: the newest call had the same result in {times} of the last 10 turns"
             )?;
         }
-        writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;
+        writeln!(f, "Mode: {}{}", variant_name(self.mode), self.but())?;
         if let Some(overflow) = self.overflow {
             writeln!(f, "Overflow: {overflow}")?;
         }
@@ -70,14 +70,14 @@ impl fmt::Display for Explanation {
 impl Explanation {
     /// Why decided changes were not sent.
     fn but(&self) -> String {
-        match (self.mode, self.resent, self.taken_back) {
+        match (self.mode, self.resent, self.revoked) {
             (_, Some(cause), _) => format!(
                 "; the provider refused the rewrite ({}), and the original request was sent",
-                word(cause)
+                variant_name(cause)
             ),
             (_, None, Some(cause)) => format!(
                 "; the provider refused the new changes ({}), and the last accepted form was sent",
-                word(cause)
+                variant_name(cause)
             ),
             _ if !self.healed.is_empty() => {
                 let causes: Vec<&str> = self.healed.iter().map(|cause| cause.word()).collect();
@@ -146,7 +146,7 @@ impl fmt::Display for CacheEffect {
             write!(f, "  expected: {share:.0}% of the turn before is unchanged")?;
             write!(f, " ({} of {} tokens)", grouped(kept), grouped(of))?;
             match self.breaks_in {
-                Some(place) => writeln!(f, ", to a change in the {}", word(place))?,
+                Some(place) => writeln!(f, ", to a change in the {}", variant_name(place))?,
                 None => writeln!(f)?,
             }
         }
@@ -155,7 +155,7 @@ impl fmt::Display for CacheEffect {
             writeln!(f, "  turn before ({}): {before}", before.request)?;
         }
         if let Some(miss) = self.miss {
-            write!(f, "  the provider says what differs: {}", word(miss.cause))?;
+            write!(f, "  the provider says what differs: {}", variant_name(miss.cause))?;
             match miss.tokens {
                 Some(tokens) => writeln!(f, " ({} tokens not read)", grouped(tokens))?,
                 None => writeln!(f)?,
@@ -175,8 +175,13 @@ impl fmt::Display for CacheReport {
 
 impl fmt::Display for ExplainedEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = word(self.method);
-        write!(f, "Estimate: {} tokens ({method}, {})", grouped(self.tokens), word(self.counting))?;
+        let method = variant_name(self.method);
+        write!(
+            f,
+            "Estimate: {} tokens ({method}, {})",
+            grouped(self.tokens),
+            variant_name(self.counting)
+        )?;
         match self.actual {
             Some(actual) => writeln!(f, ", reported {}", grouped(actual)),
             None => writeln!(f),

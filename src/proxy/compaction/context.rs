@@ -308,7 +308,7 @@ impl<'a> CompactionContext<'a> {
     async fn reload_decisions(&mut self) {
         let is_shadow = self.prepared.request().is_shadow();
         let mut known = self.opened.reload_decisions(&self.prepared.conversation, is_shadow);
-        known.keeps_what_was_taken_over(&self.planned.known);
+        known.keep_adopted(&self.planned.known);
         let of = |known: &crate::context::plan::RecordedDecisions| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())
         };

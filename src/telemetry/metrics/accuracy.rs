@@ -14,7 +14,7 @@ use super::traffic::{ComparisonHandles, LearningHandles};
 use crate::context::EstimateMethod;
 use crate::dialect::models::Family;
 use crate::telemetry::event::Exchange;
-use crate::telemetry::log::word;
+use crate::telemetry::log::variant_name;
 use crate::tokens::learn::Expert;
 
 /// Signed: below 0, the estimate was too low.
@@ -130,16 +130,22 @@ impl AccuracyMetrics {
     pub(super) fn count(&self, exchange: &Exchange) {
         if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
             let family = exchange.family.unwrap_or(Family::Other);
-            self.capped.with_label_values(&[&*word(family)]).inc();
+            self.capped.with_label_values(&[&*variant_name(family)]).inc();
         }
         let Some(actual) = exchange.actual() else { return };
         if let (Some(hidden), Some(error)) = (exchange.hidden_input(), exchange.error()) {
-            let by = [&*word(exchange.family.unwrap_or(Family::Other)), &word(hidden)];
+            let by =
+                [&*variant_name(exchange.family.unwrap_or(Family::Other)), &variant_name(hidden)];
             return self.hidden_error.with_label_values(&by).observe(error.unsigned_abs() as f64);
         }
         let (family, size) = (exchange.family.unwrap_or(Family::Other), PromptSize::of(actual));
         if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
-            let by = [&*classic.rules, &word(family), &word(classic.method), &word(size)];
+            let by = [
+                &*classic.rules,
+                &variant_name(family),
+                &variant_name(classic.method),
+                &variant_name(size),
+            ];
             // In the same buckets as ours, so that both can be compared.
             self.classic_error.with_label_values(&by).observe(ratio);
         }
@@ -191,8 +197,9 @@ impl AccuracyMetrics {
     }
 
     fn known(&self, (family, method, size, expert): AccuracyLabels) -> AccuracyHandles {
-        let (family, method, size) = (word(family), word(method), word(size));
-        let corrected = [family.as_str(), &word(expert)];
+        let (family, method, size) =
+            (variant_name(family), variant_name(method), variant_name(size));
+        let corrected = [family.as_str(), &variant_name(expert)];
         let by = &[family.as_str(), method.as_str()];
         AccuracyHandles {
             estimated: self.estimated.with_label_values(by),

@@ -8,7 +8,7 @@ use prometheus::{HistogramVec, IntCounterVec};
 
 use super::make::{MetricRegistrar, SECONDS};
 use crate::telemetry::event::{Compaction, Exchange};
-use crate::telemetry::log::word;
+use crate::telemetry::log::variant_name;
 
 /// All metrics of compaction.
 pub(super) struct CompactionMetrics {
@@ -42,8 +42,8 @@ impl CompactionMetrics {
 
     /// Counts a summary that was written, or failed; `model` is the label.
     pub(super) fn count(&self, one: &Compaction, model: &str) {
-        let (upstream, engine) = (&*one.upstream, &*word(one.engine));
-        let labels = [upstream, engine, &word(one.why), &word(one.outcome)];
+        let (upstream, engine) = (&*one.upstream, &*variant_name(one.engine));
+        let labels = [upstream, engine, &variant_name(one.why), &variant_name(one.outcome)];
         self.written.with_label_values(&labels).inc();
         self.seconds.with_label_values(&[upstream, engine]).observe(one.seconds);
         if let Some(after) = one.after {

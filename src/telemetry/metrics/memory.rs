@@ -6,7 +6,7 @@ use prometheus::{Gauge, GaugeVec, IntGauge};
 
 use super::make::MetricRegistrar;
 use crate::telemetry::labels::{KeptKind, MemoryKind};
-use crate::telemetry::log::word;
+use crate::telemetry::log::variant_name;
 
 /// Gauges of memory.
 pub(in crate::telemetry) struct MemoryMetrics {
@@ -22,7 +22,7 @@ impl MemoryMetrics {
     pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
             "Memory that traffic uses, by kind: request bodies, parsed requests (analysis), responses, WebSocket messages, connections and their buffers.")?;
-        let held = MemoryKind::ALL.map(|kind| held.with_label_values(&[&word(kind)]));
+        let held = MemoryKind::ALL.map(|kind| held.with_label_values(&[&variant_name(kind)]));
         let limit = make.gauge(
             "plimsoll_memory_limit_bytes",
             "Most memory that traffic may use (limits.memory_bytes), without connections (limits.connection_bytes); past it bytes pass unread.",
@@ -46,10 +46,10 @@ impl MemoryMetrics {
     }
 
     pub(in crate::telemetry) fn kept(&self, what: KeptKind, bytes: usize) {
-        self.kept.with_label_values(&[&word(what)]).set(bytes as f64);
+        self.kept.with_label_values(&[&variant_name(what)]).set(bytes as f64);
     }
 
     pub(in crate::telemetry) fn kept_limit(&self, what: KeptKind, bytes: usize) {
-        self.kept_limit.with_label_values(&[&word(what)]).set(bytes as f64);
+        self.kept_limit.with_label_values(&[&variant_name(what)]).set(bytes as f64);
     }
 }

@@ -14,7 +14,7 @@ use crate::context::plan::{Change, ChangeCounts, Decision, RewriteSummary};
 use crate::dialect::Note;
 use crate::telemetry::event::Exchange;
 use crate::telemetry::labels::RefusalOutcome;
-use crate::telemetry::log::word;
+use crate::telemetry::log::variant_name;
 
 /// Whether and how an exchange was edited; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -109,7 +109,7 @@ impl RewriteMetrics {
         self.count_edits(&exchange.done);
         self.count_savings(exchange, upstream, model);
         if let Some(cause) = exchange.refused {
-            self.refused.with_label_values(&[upstream, &word(cause)]).inc();
+            self.refused.with_label_values(&[upstream, &variant_name(cause)]).inc();
         }
         self.count_refusal(exchange, upstream);
         if exchange.sets_aside() {
@@ -117,13 +117,13 @@ impl RewriteMetrics {
         }
         if let Some(OverflowReport { sign, saved, .. }) = exchange.done.overflow {
             let end = if saved { "saved" } else { "lost" };
-            self.overflows.with_label_values(&[upstream, model, &word(sign), end]).inc();
+            self.overflows.with_label_values(&[upstream, model, &variant_name(sign), end]).inc();
         }
         if exchange.notes.contains(&Note::InputWithheld) {
-            self.withheld.with_label_values(&[upstream, model, &word(edited)]).inc();
+            self.withheld.with_label_values(&[upstream, model, &variant_name(edited)]).inc();
         }
         if let Some(miss) = exchange.usage.cache_miss {
-            let labels = [upstream, model, &word(miss.cause), &word(edited)];
+            let labels = [upstream, model, &variant_name(miss.cause), &variant_name(edited)];
             self.misses.with_label_values(&labels).inc();
         }
         if let Some(cleared) = exchange.usage.cleared {
@@ -132,7 +132,7 @@ impl RewriteMetrics {
         }
         if let (Some(read), Some(input)) = (exchange.usage.cache_read, exchange.actual()) {
             let cached = of_model.cached[edited as usize].get_or_init(|| {
-                let labels = &[upstream, model, &word(edited)];
+                let labels = &[upstream, model, &variant_name(edited)];
                 let input = self.input.with_label_values(labels);
                 CacheHandles { input, read: self.read.with_label_values(labels) }
             });
@@ -156,14 +156,19 @@ impl RewriteMetrics {
         let status = exchange.status.filter(|status| matches!(status, 400 | 413 | 422));
         let status = status.map_or_else(|| NONE.to_owned(), |status| status.to_string());
         let cause = refusal.causes.last().map_or("unknown", |cause| cause.word());
-        let labels = [upstream, &*status, cause, &word(refusal.outcome)];
+        let labels = [upstream, &*status, cause, &variant_name(refusal.outcome)];
         self.refusals.with_label_values(&labels).inc();
     }
 
     fn count_edits(&self, done: &RewriteSummary) {
         let count = |kind: Change, reason: &str, decision: Decision, times: u32| {
             if times > 0 {
-                let labels = [&word(kind), reason, &word(decision), &word(done.mode)];
+                let labels = [
+                    &variant_name(kind),
+                    reason,
+                    &variant_name(decision),
+                    &variant_name(done.mode),
+                ];
                 self.edits.with_label_values(&labels).inc_by(times.into());
             }
         };
@@ -172,7 +177,7 @@ impl RewriteMetrics {
             if step.decision == Decision::New {
                 *counted.of(step.change) += 1;
             }
-            count(step.change, &word(step.why), step.decision, 1);
+            count(step.change, &variant_name(step.why), step.decision, 1);
         }
         let (mut made, mut new) = (done.made, done.new);
         let kinds = [
@@ -195,7 +200,7 @@ impl RewriteMetrics {
         let Some(saved) = &exchange.saved else { return };
         let pruned = saved.removed + saved.in_shadow;
         if pruned > 0 {
-            let labels = [upstream, model, &word(exchange.done.mode)];
+            let labels = [upstream, model, &variant_name(exchange.done.mode)];
             self.pruned.with_label_values(&labels).inc_by(pruned);
         }
         if saved.reprocessed > 0 {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::Metrics;
-use crate::telemetry::log::word;
+use crate::telemetry::log::variant_name;
 use crate::telemetry::{StoreOperation, StoreState};
 
 impl Metrics {
@@ -45,7 +45,7 @@ impl Metrics {
         took: Duration,
         succeeded: bool,
     ) {
-        let operation = word(operation);
+        let operation = variant_name(operation);
         self.families.store.with_label_values(&[&operation]).observe(took.as_secs_f64());
         if !succeeded {
             self.families.store_failures.with_label_values(&[&operation]).inc();

@@ -10,7 +10,7 @@ use strum::IntoEnumIterator as _;
 
 use super::make::{MetricRegistrar, SECONDS};
 use crate::telemetry::labels::RepeatCause;
-use crate::telemetry::log::word;
+use crate::telemetry::log::variant_name;
 use crate::telemetry::open::GaugeGuard;
 
 /// All metrics of connections to upstreams.
@@ -48,7 +48,7 @@ impl UpstreamConnections {
             streams: self.streams.with_label_values(&[upstream]),
             waits: self.waits.with_label_values(&[upstream]),
             repeats: RepeatCause::iter()
-                .map(|cause| self.repeats.with_label_values(&[upstream, &word(cause)]))
+                .map(|cause| self.repeats.with_label_values(&[upstream, &variant_name(cause)]))
                 .collect(),
         }
     }

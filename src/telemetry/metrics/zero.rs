@@ -9,7 +9,7 @@ use strum::IntoEnumIterator as _;
 
 use super::compacting::CompactionMetrics;
 use super::rewriting::RewriteMetrics;
-use super::{MetricFamilies, Metrics, word};
+use super::{MetricFamilies, Metrics, variant_name};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::refusal::RefusalCause;
@@ -26,10 +26,10 @@ impl Metrics {
     /// Creates the series of this upstream.
     pub(in crate::telemetry) fn begin_at_zero(&self, upstream: &str) {
         for outcome in CountOutcome::iter() {
-            self.families.counts.with_label_values(&[upstream, &word(outcome)]);
+            self.families.counts.with_label_values(&[upstream, &variant_name(outcome)]);
         }
         for why in CountEstimate::iter() {
-            self.families.counts_estimated.with_label_values(&[upstream, &word(why)]);
+            self.families.counts_estimated.with_label_values(&[upstream, &variant_name(why)]);
         }
         self.families.silent.with_label_values(&[upstream]);
         self.rewriting.begin_at_zero(upstream);
@@ -41,16 +41,16 @@ impl MetricFamilies {
     /// Creates the series without an upstream.
     pub(super) fn begin_at_zero(&self) {
         for why in FailOpen::iter() {
-            self.fail_open.with_label_values(&[&word(why)]);
+            self.fail_open.with_label_values(&[&variant_name(why)]);
         }
         for operation in StoreOperation::iter() {
-            self.store_failures.with_label_values(&[&word(operation)]);
+            self.store_failures.with_label_values(&[&variant_name(operation)]);
         }
         for kind in ClientTimeout::iter() {
-            self.client_timeouts.with_label_values(&[&word(kind)]);
+            self.client_timeouts.with_label_values(&[&variant_name(kind)]);
         }
         for got in RejectedConnection::iter() {
-            self.turned.with_label_values(&[&word(got)]);
+            self.turned.with_label_values(&[&variant_name(got)]);
         }
     }
 }
@@ -58,7 +58,7 @@ impl MetricFamilies {
 impl RewriteMetrics {
     fn begin_at_zero(&self, upstream: &str) {
         for cause in RefusalCause::iter() {
-            self.refused.with_label_values(&[upstream, &word(cause)]);
+            self.refused.with_label_values(&[upstream, &variant_name(cause)]);
         }
         self.set_aside.with_label_values(&[upstream]);
     }
@@ -66,9 +66,9 @@ impl RewriteMetrics {
 
 impl CompactionMetrics {
     fn begin_at_zero(&self, upstream: &str) {
-        for engine in SummaryAuthor::iter().map(word) {
-            for why in TRIGGERS.map(word) {
-                for outcome in SummaryOutcome::iter().map(word) {
+        for engine in SummaryAuthor::iter().map(variant_name) {
+            for why in TRIGGERS.map(variant_name) {
+                for outcome in SummaryOutcome::iter().map(variant_name) {
                     self.written.with_label_values(&[upstream, &engine, &why, &outcome]);
                 }
             }

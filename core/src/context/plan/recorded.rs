@@ -292,7 +292,7 @@ impl RecordedDecisions {
 
     /// Keeps the decisions that this request adopted from other branches. `before`: what was known about the
     /// request earlier.
-    pub fn keeps_what_was_taken_over(&mut self, before: &Self) {
+    pub fn keep_adopted(&mut self, before: &Self) {
         for about in &before.adopted {
             let cut = before.cuts.get(about).map(|cut| (*about, cut.clone()));
             self.cuts.extend(cut);

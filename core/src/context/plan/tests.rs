@@ -233,7 +233,7 @@ fn decisions_of_another_branch_are_adopted() {
         [first.about]
     );
     let mut later = bare.clone();
-    later.keeps_what_was_taken_over(&known);
+    later.keep_adopted(&known);
     assert_eq!(later.cuts_here().count(), 1);
     assert!(
         known.as_cached(scene.request().exchange).is_some_and(|cached| cached.decides_nothing())
@@ -355,7 +355,7 @@ fn a_written_summary_is_used_once() {
     known.add(facts);
     assert_eq!((known.kept_from(), known.summaries.len()), (4, 0), "older ones are of no use");
     let mut later = scene.known();
-    later.keeps_what_was_taken_over(&known);
+    later.keep_adopted(&known);
     assert_eq!(later.kept_from(), 0, "nothing of it is another branch's");
 }
 
