@@ -145,9 +145,9 @@ fn grown_from<'l>(
     last_boundary(ledger, conversation, position, covered).or(by_chain)
 }
 
-/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain. But a turn is no ancestor if it
-/// arrived before the request whose reply has reasoning that the prefix has here: the model said the same in two
-/// branches.
+/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain, and a model may say the same in two
+/// branches. So of several replies, the one whose reasoning the request has is the parent; and a turn is no ancestor if it
+/// arrived before the request whose reply has reasoning that the prefix has here.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -157,7 +157,11 @@ fn longest_prefix<'l>(
     let newest = newest_reasoning(ledger, conversation);
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
-        let replied = prefer(ledger.replied_to(*chain), position);
+        let made = newest.map(|(_, maker)| maker).filter(|maker| {
+            let client_thread = maker.position.client_thread == position.client_thread;
+            maker.after == *chain && client_thread
+        });
+        let replied = made.or_else(|| prefer(ledger.replied_to(*chain), position));
         let ended = || {
             let is_later = |turn: &Turn| {
                 newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)

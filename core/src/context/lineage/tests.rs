@@ -246,6 +246,25 @@ fn a_clock_that_is_behind_makes_no_fork() {
     }
 }
 
+/// Twice the model gave the same reply after different thoughts, and the second broke off: the thought tells which reply
+/// it is.
+#[test]
+fn of_equal_replies_the_one_whose_reasoning_came_back_is_the_parent() {
+    let reply = |sign: &str| {
+        let thought = format!(r#"{{"type":"thinking","thinking":"Hm.","signature":"{sign}"}}"#);
+        format!("{thought},{}", words("Aye."))
+    };
+    let asks = body(&user("hi"), "You are calm.", "");
+    for (sign, turn) in [("A", "req-1"), ("B", "req-2")] {
+        let mut play = Play::default();
+        play.send(&asks, &reply("A"), Outcome::Complete, None);
+        play.send(&asks, &reply("B"), Outcome::UpstreamFailed, None);
+        let partial = format!(r#"{{"role":"assistant","content":[{}]}}"#, reply(sign));
+        let goes_on = [user("hi"), partial, user("Resume directly")].join(",");
+        assert_eq!(parent(&play.say(&goes_on, &words("So."))), Some(turn));
+    }
+}
+
 #[test]
 fn a_client_that_alters_its_first_message_stays() {
     const ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
