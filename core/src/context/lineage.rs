@@ -157,19 +157,19 @@ fn longest_prefix<'l>(
     let newest = newest_reasoning(ledger, conversation);
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
+        let is_later = |turn: &&Arc<Turn>| {
+            newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)
+        };
         let made = newest.map(|(_, maker)| maker).filter(|maker| {
             let client_thread = maker.position.client_thread == position.client_thread;
             maker.after == *chain && client_thread
         });
-        let replied = made.or_else(|| prefer(ledger.replied_to(*chain), position));
+        let replied = || prefer(ledger.replied_to(*chain).filter(is_later), position);
         let ended = || {
-            let is_later = |turn: &Turn| {
-                newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)
-            };
-            let ended = ledger.ended_at(*chain);
-            prefer(ended.filter(|it| has_head(it, position) && is_later(it)), position)
+            let ended = ledger.ended_at(*chain).filter(is_later);
+            prefer(ended.filter(|it| has_head(it, position)), position)
         };
-        replied.or_else(ended).map(|turn| AncestorMatch { turn, covers })
+        made.or_else(replied).or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
 }
 
