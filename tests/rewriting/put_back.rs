@@ -2,7 +2,9 @@
 
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
-use plimsoll::context::policy::{EchoRule, Policy, ReasoningPolicy, ReinjectPolicy, StripPolicy};
+use plimsoll::context::policy::{
+    EchoRule, Mode, Policy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
+};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -124,6 +126,26 @@ async fn each_branch_gets_the_reasoning_of_its_own_reply() {
     for (thought, history) in branches {
         let scene = play.asks(&asks(MODEL, &history), &answers("m", MODEL, json!([]))).await;
         assert_eq!(scene.sent["messages"][1]["content"], json!([thinking(thought), text]));
+    }
+}
+
+/// In `shadow` nothing new is put back, also where the model said the same in another branch.
+#[tokio::test]
+async fn shadow_puts_back_no_reasoning_for_the_first_time() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let text = json!({"type": "text", "text": "Aye."});
+    let question = message("user", json!("Look."));
+    for (thought, mode) in [("Hm.", Mode::Active), ("I see it.", Mode::Shadow)] {
+        let reply = json!([thinking(thought), text]);
+        play.asks(&asks(MODEL, std::slice::from_ref(&question)), &answers(thought, MODEL, reply))
+            .await;
+        let answer = message("assistant", json!([text]));
+        let next = message("user", json!(format!("{thought} So?")));
+        play.config.mode = mode;
+        play.restarts().await;
+        let request = asks(MODEL, &[question.clone(), answer, next]);
+        let scene = play.asks(&request, &answers("next", MODEL, json!([]))).await;
+        assert_eq!(scene.bytes == request.to_string(), mode == Mode::Shadow, "{}", scene.bytes);
     }
 }
 

@@ -245,9 +245,11 @@ impl RecordedDecisions {
                 let Some(cut) = ledger.cut(about, shadow, suspended) else { break };
                 cuts.push((index, nth, cut));
             }
-            let Some(decision) = ledger.reasoning_decision(keyed.about, shadow, suspended) else {
-                continue;
-            };
+            let decision = ledger.reasoning_decision(keyed.about, shadow, suspended);
+            // A reply that ends with this part has the same key: what is put back is looked up below.
+            let is_stand_in =
+                |it: &&Arc<ReasoningDecision>| matches!(it.does, ReasoningAction::StandIn(_));
+            let Some(decision) = decision.filter(is_stand_in) else { continue };
             if branch.is_of_model(decision, model) {
                 self.of_its_model.insert(decision.about);
             }

@@ -189,7 +189,12 @@ impl<'l> Branch<'l> {
             return true;
         }
         let was_there = reasoning.parts.first().is_some_and(|first| self.has_sent(*first));
-        !was_there || self.has_thought(reasoning)
+        // It was made for another reply with the same parts.
+        let is_for_another = self
+            .ledger
+            .reasoning(reasoning.after)
+            .is_some_and(|first| !std::ptr::eq(&raw const **first, reasoning));
+        !(was_there || is_for_another) || self.has_thought(reasoning)
     }
 
     /// Whether a decision was made for this model. True if its turn is unknown.
