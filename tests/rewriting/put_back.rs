@@ -145,7 +145,8 @@ async fn shadow_puts_back_no_reasoning_for_the_first_time() {
         play.restarts().await;
         let request = asks(MODEL, &[question.clone(), answer, next]);
         let scene = play.asks(&request, &answers("next", MODEL, json!([]))).await;
-        assert_eq!(scene.bytes == request.to_string(), mode == Mode::Shadow, "{}", scene.bytes);
+        let original = request.to_string();
+        assert_eq!(scene.bytes == original, mode == Mode::Shadow, "{}", scene.bytes);
     }
 }
 
