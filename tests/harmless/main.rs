@@ -102,7 +102,7 @@ async fn rewriting_does_no_harm() {
 /// Lessons that hold for all once one tenant met them: the play has to see that a hostile tenant teaches then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lesson_shared_too_soon_is_noticed() {
-    // Seed 180 and later: the first that notices it comes soon.
+    // The loop ends with the first seed that notices it.
     for seed in 180..500 {
         let played =
             play::conversation_with(seed, false, |config| config.lessons.tenants = 1).await;

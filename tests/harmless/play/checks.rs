@@ -157,11 +157,11 @@ impl Play {
             // What the original would lose for another reason is lost either way.
             let absent: LossKind = |loss| matches!(loss, Loss::ReasoningAbsent { .. });
             let any = if name == "reasoning absent" { absent } else { kind };
-            let (sent_count, original_losses) =
+            let (sent_count, original_count) =
                 (lost(&accepted.losses, kind), lost(original_losses, any));
-            if sent_count > original_losses.max(from_overflow) && !accepts {
+            if sent_count > original_count.max(from_overflow) && !accepts {
                 return Err(format!(
-                    "{name}: {sent_count} against {original_losses}: {:?}\n{}\n{}",
+                    "{name}: {sent_count} against {original_count}: {:?}\n{}\n{}",
                     accepted.losses,
                     checked.body,
                     String::from_utf8_lossy(&first.call.bytes)
