@@ -120,15 +120,10 @@ impl RecordedDecisions {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            let thought = branch.own_reasoning(conversation);
-            let forms = known.find_decisions(
-                ledger,
-                shadow,
-                &branch,
-                &thought,
-                conversation.model.as_deref(),
-            );
-            known.left_out = thought.left_out;
+            let own = branch.own_reasoning(conversation);
+            let forms =
+                known.find_decisions(ledger, shadow, &branch, &own, conversation.model.as_deref());
+            known.left_out = own.left_out;
             known.given_up = ledger.given_up(shadow, known.suspended);
             known.given_up.extend(branch.given_up());
             known.find_reaches(ledger, conversation, &branch, &forms);

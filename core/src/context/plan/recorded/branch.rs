@@ -33,7 +33,7 @@ pub(super) struct Branch<'l> {
     parent: Option<&'l Turn>,
     /// What that turn sent, part by part; `None` if unknown.
     sent: Option<Vec<SketchPart>>,
-    /// How many keyed parts of the request that turn's request covers.
+    /// How many keyed parts of the request that turn's request covers, without its reply.
     covers: usize,
     /// The ancestors of the request.
     line: OnceCell<HashSet<&'l ExchangeId>>,
@@ -190,10 +190,8 @@ impl<'l> Branch<'l> {
         }
         let was_there = reasoning.parts.first().is_some_and(|first| self.has_sent(*first));
         // It was made for another reply with the same parts.
-        let is_for_another = self
-            .ledger
-            .reasoning(reasoning.after)
-            .is_some_and(|first| !std::ptr::eq(&raw const **first, reasoning));
+        let first = self.ledger.reasoning(reasoning.after);
+        let is_for_another = first.is_some_and(|first| first.key() != reasoning.key());
         !(was_there || is_for_another) || self.has_thought(reasoning)
     }
 

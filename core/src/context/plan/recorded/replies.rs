@@ -28,7 +28,7 @@ impl RecordedDecisions {
         let mut covered = vec![false; self.keyed_parts.len()];
         for (index, chain) in conversation.chains().enumerate() {
             let Some(reasoning) = branch.reasoning(chain) else {
-                // A reply without reasoning is no other's with the same text.
+                // A reply without known reasoning gets none of another with the same text.
                 let count = ledger.replied_to(chain).next().map_or(0, |turn| turn.reply.len());
                 covered[(index + 1).saturating_sub(count)..=index].fill(true);
                 continue;

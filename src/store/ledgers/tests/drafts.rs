@@ -1,0 +1,244 @@
+//! Drafts of turns in flight: what is kept of an exchange that was interrupted.
+
+use super::*;
+
+/// What stays of an exchange that is never heard of again.
+fn drafted(opened: &OpenedSession) -> Turn {
+    let Fact::Turn(turn) = turn(opened, "A") else { unreachable!() };
+    Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..*turn }
+}
+
+async fn interrupted(store: &Arc<MemoryStore>) -> Vec<Turn> {
+    let after = ledgers(store);
+    let count = after.adopt_drafts(Duration::ZERO).await.unwrap();
+    let mut turns = Vec::new();
+    for line in after.sessions(ScopePage::first(99)).await.unwrap() {
+        let of = |ledger: &Ledger| ledger.turns().map(|turn| Turn::clone(turn)).collect::<Vec<_>>();
+        turns.extend(after.look(&line.scope, of).await.unwrap());
+    }
+    turns.retain(|turn| turn.outcome == Outcome::Interrupted);
+    assert_eq!(turns.len(), count);
+    turns
+}
+
+const HEAD: &str = concat!(
+    r#"data: {"type":"message_start","message":{"id":"m","content":[],"usage":{"input_tokens":40,"output_tokens":1}}}"#,
+    "\n\ndata: ",
+    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+    "\n\n",
+);
+
+/// The reply goes on a piece at a time; what was noted last is kept, in pieces of which little is noted, too.
+#[tokio::test]
+async fn what_has_come_so_far_is_kept() {
+    let store = Arc::new(MemoryStore::default());
+    let ours = ledgers(&store);
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    let latest = guard.latest();
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    reading.push(HEAD.as_bytes());
+    latest.note(&reading);
+    let delta =
+        r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"four"}}"#;
+    for _ in 0..20 {
+        reading.push(format!("data: {delta}\n\n").as_bytes());
+        latest.note(&reading);
+    }
+    ours.write_drafts(7).await.unwrap();
+    std::mem::forget(guard);
+    let turn = interrupted(&store).await.remove(0);
+    assert_eq!((turn.usage.input, turn.usage.output), (Some(40), Some(20)));
+    assert!(turn.usage.lower_bound && turn.usage.context().is_none());
+    assert_eq!((turn.response.as_deref(), turn.ended), (Some("m"), 7.max(turn.at)));
+}
+
+#[tokio::test]
+async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
+    let store = Arc::new(MemoryStore::default());
+    let ours = ledgers(&store);
+    let open = async |session, request| {
+        ours.open(lookup("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
+    };
+    // One that ends with its turn, one without, one that was forgotten, one that does not last.
+    let opened = open("a", "1").await;
+    let kept = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    let refused = open("b", "2").await;
+    let dropped = ours.draft(&refused, drafted(&refused), Duration::ZERO);
+    let forgotten = open("c", "3").await;
+    let void = ours.draft(&forgotten, drafted(&forgotten), Duration::ZERO);
+    let short = open("d", "4").await;
+    let _short = ours.draft(&short, drafted(&short), LONG);
+    let goes_on = open("e", "5").await;
+    let _goes_on = ours.draft(&goes_on, drafted(&goes_on), Duration::ZERO);
+    ours.write_drafts(7).await.unwrap();
+    let fact = turn(&opened, "A");
+    ours.commit(opened, vec![fact]).await.unwrap();
+    kept.release();
+    drop(dropped);
+    ours.forget(&forgotten.scope).await.unwrap();
+    void.release();
+    ours.write_drafts(8).await.unwrap();
+    let left: Vec<_> = interrupted(&store).await.into_iter().map(|turn| turn.exchange).collect();
+    assert_eq!(left, ["5"]);
+}
+
+/// Nobody hears of a store that takes no drafts, and an exchange goes on without.
+#[tokio::test]
+async fn a_store_that_takes_no_drafts_costs_nothing() {
+    let ours = Ledgers::new(Arc::new(Dead));
+    let timeout = Duration::from_millis(1);
+    let ask = SessionLookup { timeout, ..lookup("t", Some("s"), "1") };
+    let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    assert!(ours.write_drafts(7).await.is_err());
+    drop(guard);
+    assert!(ours.write_drafts(8).await.is_ok(), "nothing was written, so nothing has to go");
+}
+
+/// Whoever wrote a draft that outlives its exchange removes it: the exchange ended while it was written.
+#[tokio::test]
+async fn a_draft_that_is_written_too_late_is_removed_again() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let key = turn_key(&opened.exchange);
+    let begin = || ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    let due = || ours.drafts.due().map(|(due, ended)| (due.len(), ended));
+    let guard = begin();
+    assert_eq!(due(), Some((1, vec![])));
+    assert_eq!(due(), None, "a draft is written once a second");
+    guard.release();
+    assert_eq!(due(), None, "its turn removed it");
+    ours.drafts.wrote(&[key]);
+    assert_eq!(due(), Some((0, vec![key])));
+    // One that was never written need not go; what could not be removed is tried again.
+    let guard = begin();
+    assert_eq!(due(), Some((1, vec![])));
+    ours.drafts.failed(&[key], vec![7]);
+    drop(guard);
+    assert_eq!(due(), Some((0, vec![7])));
+    ours.drafts.failed(&[], (0..5_000).collect());
+    assert_eq!(due().map(|(_, ended)| ended.len()), Some(4_096), "of so many");
+    // Of a session that is deleted, what was written goes.
+    let _guard = begin();
+    assert_eq!(due(), Some((1, vec![])));
+    ours.drafts.forget(&Scope { tenant: "t".into(), session: "other".into() });
+    assert_eq!(due(), None);
+    ours.drafts.forget(&opened.scope);
+    assert_eq!(due(), Some((0, vec![key])));
+}
+
+/// Other processes see that this one lives, though nothing more came of its exchange.
+#[tokio::test]
+async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let _guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    ours.write_drafts(7).await.unwrap();
+    let second = Duration::from_secs(1);
+    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 0, "seen for the first time");
+    tokio::time::sleep(second).await;
+    ours.write_drafts(8).await.unwrap();
+    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 0, "it lives");
+    tokio::time::sleep(second).await;
+    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 1, "it has been silent");
+}
+
+/// Turns wait for a write of drafts, so it has only some of them: those that have waited longest.
+#[tokio::test]
+async fn of_many_drafts_those_are_written_that_wait_longest() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let begin = |number: usize| {
+        let turn = Turn { exchange: number.to_string().into(), ..drafted(&opened) };
+        ours.draft(&opened, turn, Duration::ZERO)
+    };
+    let written = || {
+        let (due, _) = ours.drafts.due()?;
+        Some(due.iter().map(super::super::drafts::DueDraft::key).collect::<Vec<_>>())
+    };
+    let guards: Vec<_> = (0..64).map(begin).collect();
+    assert_eq!(written().map(|keys| keys.len()), Some(64), "at the limit");
+    drop(guards);
+    ours.drafts.due();
+    let _guards: Vec<_> = (0..94).map(begin).collect();
+    let first = written().unwrap();
+    assert_eq!(first.len(), 64);
+    let longest = (0..30).map(|number: usize| turn_key(&number.to_string().into()));
+    assert!(longest.into_iter().all(|key| first.contains(&key)));
+    assert_eq!(written().unwrap().len(), 30);
+}
+
+#[tokio::test]
+async fn whoever_writes_drafts_sleeps_until_there_is_one() {
+    use futures_util::FutureExt as _;
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let mut sleeps = Box::pin(ours.has_drafts());
+    assert!((&mut sleeps).now_or_never().is_none());
+    let guard = ours.draft(&opened, drafted(&opened), LONG);
+    assert!((&mut sleeps).now_or_never().is_some(), "it is woken");
+    assert!(ours.has_drafts().now_or_never().is_some());
+    drop(guard);
+    let mut sleeps = Box::pin(ours.has_drafts());
+    assert!((&mut sleeps).now_or_never().is_none(), "nothing was written");
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    ours.write_drafts(7).await.unwrap();
+    drop(guard);
+    assert!(sleeps.now_or_never().is_some(), "a draft has to go");
+}
+
+/// A draft is written again only where more came; of most pieces only the length is read, until the next write.
+#[tokio::test]
+async fn a_draft_is_the_same_until_more_comes() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    let latest = guard.latest();
+    let mut due = ours.drafts.due().unwrap().0.remove(0);
+    assert!(due.is_first && due.draft(7).is_some());
+    due.is_first = false;
+    assert_eq!(due.draft(8), None);
+    let drafted = || {
+        let record = due.draft(9)?.record;
+        serde_json::from_slice(&record.value).ok().map(|fact| match fact {
+            Fact::Turn(turn) => *turn,
+            other => panic!("{other:?}"),
+        })
+    };
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    for _ in 0..4 {
+        latest.note(&reading);
+        assert!(drafted().is_some(), "it is read in full");
+        assert_eq!(drafted(), None);
+    }
+    reading.push(HEAD.as_bytes());
+    latest.note(&reading);
+    assert_eq!(drafted(), None, "of the fifth only the length, which is the same");
+    let delta = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"fourfour"}}"#;
+    reading.push(format!("data: {delta}\n\n").as_bytes());
+    latest.note(&reading);
+    let turn = drafted().unwrap();
+    assert_eq!((turn.usage.input, turn.usage.output, turn.response), (None, Some(2), None));
+    assert!(ours.drafts.due().is_none());
+    latest.note(&reading);
+    let turn = drafted().unwrap();
+    assert_eq!((turn.usage.input, turn.response.as_deref()), (Some(40), Some("m")));
+}
+
+/// What a turn leaves for those who come after it: the end of its reply, or where there is none that of its request.
+#[tokio::test]
+async fn a_turn_leaves_the_end_of_its_reply_else_that_of_its_request() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(lookup("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
+    let (answered, unanswered) = (turn(&opened, "A"), drafted(&opened));
+    let request = opened.placed.position.chain;
+    let keys =
+        |fact: &Fact| fingerprints::left_by(fact).iter().map(|it| it.key).collect::<Vec<_>>();
+    let Fact::Turn(turn) = &answered else { unreachable!() };
+    assert!(keys(&answered).contains(&turn.after.0) && !keys(&answered).contains(&request.0));
+    let unanswered = Turn { after: request, ..unanswered };
+    let left = keys(&Fact::Turn(Box::new(unanswered)));
+    assert_eq!(left.iter().filter(|key| **key == request.0).count(), 1, "once");
+}
