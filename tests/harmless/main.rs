@@ -29,6 +29,7 @@ mod hostile;
 mod long;
 mod overflow;
 mod play;
+mod presets;
 mod provider_summary;
 mod queued;
 mod random;
@@ -39,6 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use counts::Counts;
+use plimsoll::config::Config;
 
 /// Conversations that `cargo test` plays.
 const FEW: u64 = 60;
@@ -59,7 +61,18 @@ async fn rewriting_does_no_harm() {
     if let Some(seed) = number("PLIMSOLL_HARMLESS_SEED") {
         return println!("{}", play::conversation(seed, true).await.unwrap());
     }
-    let count = number("PLIMSOLL_HARMLESS").unwrap_or(FEW);
+    let counts = play_many(number("PLIMSOLL_HARMLESS").unwrap_or(FEW), |_, _| {}).await;
+    // A test that nothing happens in proves nothing.
+    assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
+    assert!(
+        counts.compacted > 0 && counts.hostile_moves > 0 && counts.broken_streams > 0,
+        "{counts}"
+    );
+    assert!(counts.passive > 0 && counts.implausible_overflows > 0, "{counts}");
+}
+
+/// Plays that many conversations, each with the configuration that `configure` makes of its own for the seed.
+async fn play_many(count: u64, configure: fn(u64, &mut Config)) -> Counts {
     let first = first_seed();
     let next = Arc::new(AtomicU64::new(first));
     let players = (0..AT_ONCE).map(|_| {
@@ -71,7 +84,8 @@ async fn rewriting_does_no_harm() {
                 if seed >= first + count || harm.len() > 4 {
                     return (counts, harm);
                 }
-                match play::conversation(seed, false).await {
+                let configure = |config: &mut Config| configure(seed, config);
+                match play::conversation_with(seed, false, configure).await {
                     Ok(played) => counts.add(&played),
                     Err(message) => {
                         // Printed at once: the rest takes minutes.
@@ -90,13 +104,7 @@ async fn rewriting_does_no_harm() {
     }
     println!("{counts}\n{:?}", counts.broken_rules);
     assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
-    // A test that nothing happens in proves nothing.
-    assert!(counts.cuts > 0 && counts.put_back > 0 && counts.restarts > 0, "{counts}");
-    assert!(
-        counts.compacted > 0 && counts.hostile_moves > 0 && counts.broken_streams > 0,
-        "{counts}"
-    );
-    assert!(counts.passive > 0 && counts.implausible_overflows > 0, "{counts}");
+    counts
 }
 
 /// Lessons that hold for all once one tenant met them: the play has to see that a hostile tenant teaches then.

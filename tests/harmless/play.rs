@@ -14,7 +14,7 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, Judged, Part, Provider, Reply, Rules, Verdict,
+    self, Clock, Dialect, Judged, Part, Provider, Purpose, Reply, Rules, Verdict,
 };
 use serde_json::Value;
 
@@ -62,12 +62,12 @@ pub async fn conversation_with(
         Reply::text("<summary>Much was read, and more is to be read.</summary>"),
     );
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
-    let policy = random::policy(&mut dice);
     let mut config = config(&serving.base());
     config.mode = Mode::Active;
     config.upstreams[0].window = window;
-    config.policy = Arc::new(policy.clone());
+    config.policy = Arc::new(random::policy(&mut dice));
     configure(&mut config);
+    let policy = config.policy.as_ref().clone();
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let stage = Stage::open(provider, serving, config, store).await;
     let head = random::head(&mut dice, dialect);
@@ -365,9 +365,10 @@ impl Play {
         let response = self.send(mode, &body, breaks_after).await;
         let exchange = self.stage.server.told().await;
         let mut log = self.stage.provider.take_log();
-        // Requests for summaries are ours, and judged by `endless`.
+        // Requests for summaries and counts are ours. Summaries are judged by `endless`.
         log.retain(|judged| {
-            memchr::memmem::find(&judged.call.bytes, SUMMARY_REQUEST.as_bytes()).is_none()
+            judged.call.purpose != Purpose::Count
+                && memchr::memmem::find(&judged.call.bytes, SUMMARY_REQUEST.as_bytes()).is_none()
         });
         log.retain(hostile::is_from_victim);
         hostile::check_untainted(&log)?;

@@ -3,7 +3,7 @@
 use plimsoll::config::presets::Preset;
 use std::sync::Arc;
 
-use plimsoll::config::{self, Config, ConfigSources, Mode};
+use plimsoll::config::Mode;
 use plimsoll::context::compact::{self, CompactionNeed};
 use plimsoll::context::plan::{Change, Decision, DecisionReason, PlanRequest, RecordedDecisions};
 use plimsoll::context::policy::{ClassicRole, EchoRule, StripPolicy};
@@ -15,18 +15,10 @@ use plimsoll::tokens::classic::{ClassicRules, SentContent};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
+use crate::support::server::resolved;
 
 const MODEL: &str = "claude-sonnet-4-5";
 const CLEARED: &str = "[Old tool result content cleared]";
-
-/// What a configuration means that says the preset, and these keys.
-pub fn resolved(preset: Preset, also: &[(&str, &str)]) -> Config {
-    let mut variables = vec![("PLIMSOLL_PRESET".to_owned(), preset.name().to_owned())];
-    variables.push(("HOME".to_owned(), "/home/somebody".to_owned()));
-    let settings = also.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    variables.extend(settings);
-    config::load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap().config
-}
 
 /// A play under a preset.
 pub async fn play(preset: Preset, also: &[(&str, &str)]) -> Play {

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::presets::Preset;
 use plimsoll::config::{
-    ClientMode, Config, ContentSettings, IncludeUsage, LessonSettings, LogLevel, Mode,
-    ProviderCounting, Retention, ServerLimits, Tenants, UpgradePolicy, Upstream,
+    self, ClientMode, Config, ConfigSources, ContentSettings, IncludeUsage, LessonSettings,
+    LogLevel, Mode, ProviderCounting, Retention, ServerLimits, Tenants, UpgradePolicy, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{DrainOutcome, Proxy, TunnelTimeouts, serve};
@@ -19,6 +20,14 @@ use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
 use super::within;
+
+/// What a configuration means that says the preset, and these variables.
+pub fn resolved(preset: Preset, also: &[(&str, &str)]) -> Config {
+    let own = [("PLIMSOLL_PRESET", preset.name()), ("HOME", "/home/somebody")];
+    let variables = own.iter().chain(also).map(|(name, value)| ((*name).into(), (*value).into()));
+    let sources = ConfigSources { variables: variables.collect(), ..ConfigSources::default() };
+    config::load(&sources).unwrap().config
+}
 
 /// A running proxy.
 pub struct TestServer {
