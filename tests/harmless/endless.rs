@@ -239,7 +239,8 @@ impl Session {
     }
 }
 
-fn is_summary_request(judged: &Judged) -> bool {
+/// Whether we asked for a summary with this request.
+pub fn is_summary_request(judged: &Judged) -> bool {
     is_compact_call(judged)
         || memchr::memmem::find(&judged.call.bytes, SUMMARY_REQUEST.as_bytes()).is_some()
 }

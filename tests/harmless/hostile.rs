@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
 use crate::dice::Dice;
+use crate::endless::is_summary_request;
 use crate::support::http1::Wire;
 use crate::support::server::TestServer;
 
@@ -74,6 +75,8 @@ pub struct Hostile {
     history: Vec<HistoryItem>,
     /// Reasoning that each of its keys received: the same request as the first tenant's can get the same reasoning.
     replies_seen: HashMap<&'static str, HashSet<String>>,
+    /// All that it has sent: a summary of its own session can be written after a later move.
+    sent: Vec<u8>,
     pub moves: u64,
 }
 
@@ -115,6 +118,8 @@ pub struct Victim<'a> {
 pub struct MoveResult {
     /// What the hostile tenant sent.
     sent: Vec<u8>,
+    /// What it has sent so far.
+    sent_so_far: Vec<u8>,
     /// Reasoning that its key had received before.
     replies_seen: HashSet<String>,
     status: u16,
@@ -123,7 +128,9 @@ pub struct MoveResult {
 
 impl Hostile {
     pub fn new(seed: u64) -> Self {
-        Self { dice: Dice::new(!seed), history: Vec::new(), replies_seen: HashMap::new(), moves: 0 }
+        let dice = Dice::new(!seed);
+        let (history, replies_seen, sent) = Default::default();
+        Self { dice, history, replies_seen, sent, moves: 0 }
     }
 
     /// Decides whether it makes a move now.
@@ -180,6 +187,7 @@ impl Hostile {
         let key = self.dice.of(&KEYS);
         let target = client::path(victim.dialect, &head);
         let sent = body.to_string().into_bytes();
+        self.sent.extend(&sent);
         let (status, answer) = send(at, &target, key, &header, &sent).await;
         let replies_seen = self.replies_seen.entry(key).or_default();
         let replies_before = replies_seen.clone();
@@ -191,7 +199,8 @@ impl Hostile {
         if matches!(chosen, Move::FakeSummary) {
             self.continue_history(victim.dialect, reply);
         }
-        MoveResult { sent, replies_seen: replies_before, status, answer }
+        let sent_so_far = self.sent.clone();
+        MoveResult { sent, sent_so_far, replies_seen: replies_before, status, answer }
     }
 
     /// Answers the calls in a reply with the frame of a summary.
@@ -229,7 +238,10 @@ impl MoveResult {
             if occurs_in(self.answer.as_bytes()) && !is_its_own {
                 return Err(format!("a hostile tenant was exchange {secret:?}: {}", self.answer));
             }
-            let sent = log.iter().filter(|judged| !is_from_victim(judged));
+            let is_summarized = occurs_in(&self.sent_so_far);
+            let sent = log.iter().filter(|judged| {
+                !is_from_victim(judged) && !(is_summarized && is_summary_request(judged))
+            });
             if let Some(judged) = sent.into_iter().find(|judged| occurs_in(&judged.call.bytes)) {
                 let bytes = String::from_utf8_lossy(&judged.call.bytes);
                 let headers = &judged.call.headers;

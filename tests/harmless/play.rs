@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::client::{self, ClientStyle, Head, HistoryItem, ToolCall, ToolResult};
 use crate::counts::Counts;
 use crate::dice::Dice;
-use crate::endless::SUMMARY_REQUEST;
+use crate::endless::{SUMMARY_REQUEST, is_summary_request};
 use crate::hostile::{self, Hostile, Victim};
 use crate::number;
 use crate::random;
@@ -366,10 +366,7 @@ impl Play {
         let exchange = self.stage.server.told().await;
         let mut log = self.stage.provider.take_log();
         // Requests for summaries and counts are ours. Summaries are judged by `endless`.
-        log.retain(|judged| {
-            judged.call.purpose != Purpose::Count
-                && memchr::memmem::find(&judged.call.bytes, SUMMARY_REQUEST.as_bytes()).is_none()
-        });
+        log.retain(|judged| judged.call.purpose != Purpose::Count && !is_summary_request(judged));
         log.retain(hostile::is_from_victim);
         hostile::check_untainted(&log)?;
         self.last_exchange = Some(exchange.clone());
