@@ -20,6 +20,8 @@ pub struct Counts {
     pub deserved_refusals: u64,
     /// Refusals after which a request was sent as those before it.
     pub revoked: u64,
+    /// Requests at the same time as another of their session.
+    pub siblings: u64,
     /// Streams that broke off.
     pub broken_streams: u64,
     /// Exchanges whose history begins with a summary, and conversations that have one.
@@ -51,6 +53,7 @@ impl Counts {
         self.repeated_prefixes += other.repeated_prefixes;
         self.deserved_refusals += other.deserved_refusals;
         self.revoked += other.revoked;
+        self.siblings += other.siblings;
         self.broken_streams += other.broken_streams;
         self.compacted += other.compacted;
         self.compacted_conversations += other.compacted_conversations;
@@ -70,7 +73,7 @@ impl fmt::Display for Counts {
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
              reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times \
-             sent as before; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
+             sent as before; {} at the same time as another; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} in shadow or observe; {} wild refusals; {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
@@ -82,6 +85,7 @@ impl fmt::Display for Counts {
             self.compacted_conversations,
             self.recovered_overflows,
             self.revoked,
+            self.siblings,
             self.broken_streams,
             self.repeated_prefixes,
             self.restarts,

@@ -1,6 +1,7 @@
 //! One conversation: its client, its policy, its provider, and what is checked after every exchange.
 
 mod checks;
+mod sibling;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -99,6 +100,7 @@ pub async fn conversation_with(
         reply_broke_off: false,
         signature_prefixes: HashMap::new(),
         hostile: Hostile::new(seed),
+        sibling_dice: Dice::new(seed.rotate_left(32)),
         last_exchange: None,
         secrets: HashSet::new(),
         counts,
@@ -149,6 +151,8 @@ struct Play {
     signature_prefixes: HashMap<String, u64>,
     /// The other tenant of the proxy.
     hostile: Hostile,
+    /// Decides about requests of the same session at the same time.
+    sibling_dice: Dice,
     /// The newest exchange.
     last_exchange: Option<Arc<Exchange>>,
     /// Text that no other tenant may receive.
@@ -362,13 +366,23 @@ impl Play {
         let mode = self.fixed_mode.or_else(|| random::mode(&mut self.dice, 10));
         let is_implausible = self.schedule_implausible_overflow(&body, breaks_after);
         let lessons_before = self.lessons().await.filter(|_| is_implausible);
-        let response = self.send(mode, &body, breaks_after).await;
-        let exchange = self.stage.server.told().await;
+        let may_have_sibling = is_main_thread && mode.is_none() && !is_implausible;
+        let mut sibling = self.choose_sibling(may_have_sibling && breaks_after.is_none());
+        let (response, exchange) = match &mut sibling {
+            Some(sibling) => self.send_beside(&body, sibling).await?,
+            None => {
+                let response = self.send(mode, &body, breaks_after).await;
+                (response, self.stage.server.told().await)
+            }
+        };
         let mut log = self.stage.provider.take_log();
         // Requests for summaries and counts are ours. Summaries are judged by `endless`.
         log.retain(|judged| judged.call.purpose != Purpose::Count && !is_summary_request(judged));
         log.retain(hostile::is_from_victim);
         hostile::check_untainted(&log)?;
+        if let Some(sibling) = sibling {
+            self.check_sibling(sibling, &mut log)?;
+        }
         self.last_exchange = Some(exchange.clone());
         self.count(&exchange, mode);
         if self.verbose {
@@ -388,8 +402,7 @@ impl Play {
         if checked.is_implausible {
             self.check_nothing_learned(&checked, lessons_before).await?;
         }
-        self.is_suspended |= exchange.done.resent.is_some() || exchange.done.revoked.is_some();
-        self.demands_reasoning |= exchange.refused == Some(RefusalCause::ReasoningDemanded);
+        self.learn_from(&checked);
         self.remember_sent(&checked);
         let has_new_decision =
             exchange.done.steps.iter().any(|step| step.decision == Decision::New);
@@ -445,6 +458,13 @@ impl Play {
             Some(events) => self.stage.send_until_break(mode, &target, body, events).await,
             None => self.stage.send_with_mode(mode, &target, body).await,
         }
+    }
+
+    /// What the checks of later exchanges have to know of this one.
+    fn learn_from(&mut self, checked: &CheckedExchange<'_>) {
+        let done = &checked.exchange.done;
+        self.is_suspended |= done.resent.is_some() || done.revoked.is_some();
+        self.demands_reasoning |= checked.exchange.refused == Some(RefusalCause::ReasoningDemanded);
     }
 
     fn count(&mut self, exchange: &Exchange, mode: Option<&str>) {

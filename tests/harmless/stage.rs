@@ -10,7 +10,7 @@ use scripted_provider::strict::{Provider, Serving};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 
-use crate::support::http1::Wire;
+use crate::support::http1::{Message, Wire};
 use crate::support::server::TestServer;
 use crate::support::within;
 
@@ -68,6 +68,21 @@ impl Stage {
         self.client.send(request_text(target, body, &mode_header(mode))).await;
         let response = self.client.response().await;
         (response.status(), response.text().to_owned())
+    }
+
+    /// Sends two requests at once, on two connections, and returns both answers.
+    pub async fn send_both(
+        &mut self,
+        target: &str,
+        body: &Value,
+        beside: &Value,
+    ) -> ((u16, String), (u16, String)) {
+        let mut other = Wire::connect(self.server.address).await;
+        self.client.send(request_text(target, body, "")).await;
+        other.send(request_text(target, beside, "")).await;
+        let (response, beside) = tokio::join!(self.client.response(), other.response());
+        let read = |response: Message| (response.status(), response.text().to_owned());
+        (read(response), read(beside))
     }
 
     /// The same on a connection of its own, whose answer breaks off after so many events, if it has more.
