@@ -44,11 +44,14 @@ impl Play {
         self.stage.provider.take_log();
         let target = client::path(self.dialect, &self.head);
         let (response, beside) = self.stage.send_both(&target, body, &sibling.body).await;
-        let mut events = [self.stage.server.told().await, self.stage.server.told().await];
-        // Only their lengths tell them apart.
-        events.sort_by_key(|event| event.request_bytes);
-        let [first, second] = events;
-        if first.request_bytes == second.request_bytes {
+        let events = [self.stage.server.told().await, self.stage.server.told().await];
+        // Their lengths tell them apart.
+        let length = body.to_string().len() as u64;
+        let [first, second] = match events {
+            [one, other] if one.request_bytes == length => [one, other],
+            [one, other] => [other, one],
+        };
+        if first.request_bytes != length || second.request_bytes == length {
             return Err("two requests of one length".to_owned());
         }
         sibling.answer = Some((beside.0, second));
