@@ -266,7 +266,7 @@ async fn forward_and_respond(
     let open = pending.map(|pending| pending.open(proxy, response_head));
     let headers_after = recorder.began.elapsed();
     recorder.event.headers_us = Some(headers_after.as_micros() as u64);
-    // 10. Answer. 11. Observe. 12. End. 13. Tell.
+    // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let observation = client_request.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
