@@ -24,7 +24,7 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::limits::{SIGN_OF_LIFE, SILENCE};
+use super::limits::{KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use super::names::DnsResolver;
 use crate::config::Config;
 use crate::proxy::http::body::ConnectionError;
@@ -122,8 +122,8 @@ fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
     let mut connector = HttpConnector::new_with_resolver(names);
     connector.enforce_http(false);
     connector.set_nodelay(true);
-    connector.set_keepalive(Some(SILENCE));
-    connector.set_keepalive_interval(Some(SIGN_OF_LIFE));
+    connector.set_keepalive(Some(KEEP_ALIVE_INTERVAL));
+    connector.set_keepalive_interval(Some(KEEP_ALIVE_TIMEOUT));
     connector.set_keepalive_retries(Some(3));
     connector
 }
