@@ -145,7 +145,7 @@ impl Ledgers {
         let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
         if begins {
-            cache.is_new();
+            cache.set_new();
         }
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;

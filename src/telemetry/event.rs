@@ -213,10 +213,10 @@ impl Exchange {
         }
     }
 
-    /// Whether its thread is suspended from now on: the rewritten request was refused, and the original was
+    /// Whether its branch is suspended from now on: the rewritten request was refused, and the original was
     /// not. A refusal that names a parameter outside the conversation says nothing about the rewrite, and a
     /// token count belongs to no thread.
-    pub fn sets_aside(&self) -> bool {
+    pub fn suspends_branch(&self) -> bool {
         let refused = self.refused.filter(|cause| !cause.is_beside());
         let is_count = self.purpose == Some(Purpose::Count);
         refused.is_some() && self.done.resent.is_some() && !is_count

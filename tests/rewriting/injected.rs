@@ -170,7 +170,7 @@ async fn a_sent_message_stays_where_nothing_was_refused() {
     call.answer("200 OK", &reply("This.").to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    assert!(play.server.told().await.sets_aside());
+    assert!(play.server.told().await.suspends_branch());
     for _ in 0..2 {
         assert!(is_injected(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
         assert!(!is_injected(&play.asks(&beside, &reply("This.")).await));

@@ -178,7 +178,7 @@ impl<'a> CompactionContext<'a> {
         if self.has_pending_compaction()
             && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.room())
         {
-            claim.is_over();
+            claim.close();
         }
     }
 
@@ -282,7 +282,7 @@ impl<'a> CompactionContext<'a> {
     async fn use_summary(&mut self, due: CompactionNeed) -> ScheduleEvent {
         let facts = compact::propose(&self.prepared.request(), &self.planned.known, due);
         let Ok(facts) = facts else { return ScheduleEvent::NotSaved };
-        if !self.saves(facts).await {
+        if !self.save_and_replan(facts).await {
             return ScheduleEvent::NotSaved;
         }
         // A summary that was written without the operator's focus is not the requested one.
@@ -292,8 +292,8 @@ impl<'a> CompactionContext<'a> {
         ScheduleEvent::Planned
     }
 
-    /// Saves the decision to use a summary; returns whether it is in use.
-    async fn saves(&mut self, facts: Vec<Fact>) -> bool {
+    /// Saves the decision to use a summary, and plans again with it; returns whether another summary is in use.
+    async fn save_and_replan(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
         let suspended = self.planned.known.suspended;
         let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, suspended).await
@@ -323,7 +323,7 @@ impl<'a> CompactionContext<'a> {
         let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::refused(Change::Compacted, why, PartIndex::default(), span, tokens);
-        self.planned.refuses(step);
+        self.planned.add_refused(step);
     }
 }
 

@@ -120,7 +120,7 @@ enum SummaryError {
 impl SummaryJob {
     /// Begins to write. The client may leave meanwhile.
     pub(crate) fn begin(mut self) {
-        self.writing.begins();
+        self.writing.set_requested();
         tokio::spawn(self.write());
     }
 
@@ -133,13 +133,13 @@ impl SummaryJob {
         let claims = self.proxy.ledgers.claims();
         let kept = match claims.claim(&what, self.proxy.run, at, until).await {
             Ok(true) => {
-                self.proxy.compacting.has_claimed(what.clone());
+                self.proxy.compacting.add_claim(what.clone());
                 let kept = self.first_that_can(at, deadline).await;
-                self.proxy.compacting.is_done_with(&what);
+                self.proxy.compacting.remove_claim(&what);
                 kept
             }
             Ok(false) => {
-                self.writing.is_elsewhere();
+                self.writing.set_elsewhere();
                 self.others(deadline).await
             }
             // It is unknown whether another replica writes it: the next request tries again.
@@ -150,7 +150,7 @@ impl SummaryJob {
         }
         // A summary that another replica wrote is used first.
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
-            claim.is_over();
+            claim.close();
             if kept.is_err() {
                 let session = &self.room.scope.session;
                 tracing::warn!(
@@ -159,7 +159,7 @@ impl SummaryJob {
             }
         }
         drop(self.claim);
-        self.writing.ended(match kept {
+        self.writing.end(match kept {
             Ok(_) => WritingEnd::Written,
             // This is no failure of the thread.
             Err(SummaryError::NotOurs) => WritingEnd::Cancelled,

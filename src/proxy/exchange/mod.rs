@@ -272,7 +272,8 @@ async fn forward_and_respond(
         let status = response.status().as_u16();
         let memory = &recorder.memory;
         let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
-        ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
+        ResponseObserver::new(dialect, status, response.headers(), limit, memory)
+            .with_progress(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
     let actions = ResponseActions { observation, settle, ..ResponseActions::default() };
@@ -375,7 +376,7 @@ async fn tapped(
     };
     actions.silence = silence(&parts.headers, &forwarding, &recorder.proxy.config.limits);
     if !parts.status.is_success() {
-        recorder.was_not_spared();
+        recorder.clear_spared();
     }
     recorder.stamp(&mut parts.headers);
     recorder.event.status = Some(parts.status.as_u16());

@@ -220,7 +220,7 @@ impl Retry<'_> {
         let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let refusal = repair::read(&repair::RefusedAnswer { status, body })?;
-        pending.repairs(refusal.cause).then_some(refusal)
+        pending.allows_repair(refusal.cause).then_some(refusal)
     }
 
     /// Sends the request with the smallest change that fixes the newest refusal.
@@ -403,7 +403,7 @@ impl Retry<'_> {
     /// Records that the original was sent.
     async fn record_original_sent(&mut self, cause: RefusalCause) {
         self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
-        self.recorder.was_not_spared();
+        self.recorder.clear_spared();
         let Some(pending) = &mut self.pending else { return };
         pending.set_sent_as_original(self.recorder).await;
         if self.is_rewritten {

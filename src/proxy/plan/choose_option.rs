@@ -77,7 +77,7 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
         Dialect::OpenaiResponses | Dialect::Gemini => true,
         Dialect::OpenaiChat => false,
     };
-    let may = prepared.rewrites() && conversation.purpose != Purpose::Count;
+    let may = prepared.may_rewrite() && conversation.purpose != Purpose::Count;
     let edit = (wanted && is_left_out && may)
         .then(|| rewrite::show_thinking(conversation.dialect, &prepared.body))??;
     Some(AddedOption { what: AddedOptionKind::Display, edit })

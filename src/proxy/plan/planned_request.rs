@@ -94,7 +94,7 @@ fn draft_plan(
         false => Default::default(),
     };
     new.retain(|fact| known.may_decide(fact));
-    let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.rewrites());
+    let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.may_rewrite());
     let spare = spare.and_then(|most| repair::spare(&request, known, most));
     let is_spared = spare.is_some();
     new.extend(spare);
@@ -194,7 +194,7 @@ pub(crate) async fn plan(
     let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
     if prepared.mode == Mode::Shadow && is_changed {
         planned.edits = Arc::default();
-        planned.is_sent_as_it_came(&prepared).await;
+        planned.set_sent_as_it_came(&prepared).await;
     }
     (planned, undelivered)
 }
@@ -344,7 +344,7 @@ impl PlannedRequest {
     }
 
     /// Records a step that was decided against.
-    pub(crate) fn refuses(&mut self, step: PlanStep) {
+    pub(crate) fn add_refused(&mut self, step: PlanStep) {
         if self.done.steps.len() < MOST_STORED_STEPS {
             self.done.steps.push(step.clone());
         }
@@ -376,7 +376,7 @@ impl PlannedRequest {
 
     /// What has to be kept of the sent request to predict what the next one will contain of its turn.
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
-        let rewrites = prepared.rewrites() && self.done.resent.is_none();
+        let rewrites = prepared.may_rewrite() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
         let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
         Some(CarryOutlook::new(&prepared.request(), measured, self.anchor(), rewrites, limits))
@@ -430,8 +430,8 @@ impl PlannedRequest {
         Self { edits, sent, known, done, summary, stood_aside, ..Self::default() }
     }
 
-    /// Records that the original is sent instead of the rewritten request.
-    pub(crate) async fn is_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
+    /// Records that the original is sent instead of the rewritten request, and measures it.
+    pub(crate) async fn set_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
         self.sent = plan::as_it_came(&prepared.request());
         let measure = {
             let (prepared, sent, anchor) =

@@ -246,7 +246,7 @@ impl PreparedRequest {
     }
 
     /// Whether policy's rewrites apply to its thread.
-    pub(super) fn rewrites(&self) -> bool {
+    pub(super) fn may_rewrite(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }
 

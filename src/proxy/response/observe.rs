@@ -115,7 +115,10 @@ impl ResponseObserver {
     }
 
     /// The same, recording the reply's progress and releasing its request's body.
-    pub(crate) fn noting(self, progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>) -> Self {
+    pub(crate) fn with_progress(
+        self,
+        progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>,
+    ) -> Self {
         let (latest, request) = progress.unzip();
         Self { latest, request, ..self }
     }

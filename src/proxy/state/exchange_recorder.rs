@@ -124,7 +124,7 @@ impl ExchangeRecorder {
     }
 
     /// Removes the record that a refusal was prevented, because there was one, or the original was sent.
-    pub(crate) fn was_not_spared(&mut self) {
+    pub(crate) fn clear_spared(&mut self) {
         let refusal = &mut self.event.refusal;
         refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
     }

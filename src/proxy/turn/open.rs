@@ -186,7 +186,7 @@ impl OpenTurn {
         reply: Reply,
     ) -> Option<FailOpen> {
         let reply = reply.delivered();
-        self.learns(&proxy, &turn, ending.outcome, &reply).await;
+        self.learn(&proxy, &turn, ending.outcome, &reply).await;
         let lesson = self.lesson(&turn, &ending, &reply);
         let learned = calibration::CalibrationSample::after(lesson.as_ref(), &self.learned);
         let (kept_content, at) = (proxy.config.content, turn.at);
@@ -249,7 +249,7 @@ impl OpenTurn {
 
     /// Learns from a reply: an error in it may teach the window; a normal reply shows what fits, and that a
     /// missing counting endpoint is really missing.
-    async fn learns(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
+    async fn learn(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
         let (info, status) = (&self.info, StatusCode::OK.as_u16());
         let source = info.source();
         let in_reply = turn.done.overflow.filter(|seen| seen.sign == OverflowSign::InReply);

@@ -146,7 +146,7 @@ impl PendingExchange {
 
     /// Records that the original is sent instead of the refused form.
     pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
-        self.planned.is_sent_as_it_came(&self.prepared).await;
+        self.planned.set_sent_as_it_came(&self.prepared).await;
         recorder.event.estimate = self.estimate().cloned();
         recorder.event.classic = self.classic().cloned();
     }
@@ -220,7 +220,7 @@ impl PendingExchange {
     }
 
     /// Whether policy allows this repair.
-    pub(crate) fn repairs(&self, cause: RepairCause) -> bool {
+    pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
         self.prepared.policy.heal.causes.contains(&cause)
     }
 

@@ -24,7 +24,7 @@ impl ClaimedCompaction {
     }
 
     /// Called when it was carried out, or cannot be.
-    pub(crate) fn is_over(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.pending = None;
     }
 }

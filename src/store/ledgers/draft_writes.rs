@@ -20,8 +20,8 @@ impl Ledgers {
     }
 
     /// Ready when there are drafts to write, now or soon.
-    pub(crate) async fn has_drafts(&self) {
-        self.drafts.is_busy().await;
+    pub(crate) async fn wait_for_drafts(&self) {
+        self.drafts.wait_for_work().await;
     }
 
     /// Writes the drafts that are due.

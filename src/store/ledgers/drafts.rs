@@ -178,7 +178,7 @@ impl Drafts {
     }
 
     /// Ready when there are drafts to write, now or soon.
-    pub(super) async fn is_busy(&self) {
+    pub(super) async fn wait_for_work(&self) {
         while self.is_idle() {
             self.begun.notified().await;
         }

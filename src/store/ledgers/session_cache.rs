@@ -195,8 +195,8 @@ impl SessionCache {
         }
     }
 
-    /// Records that the store has no data about it.
-    pub(super) fn is_new(&self) {
+    /// Records that the session is new: the store has no data about it, and is not read.
+    pub(super) fn set_new(&self) {
         self.recall.set_known();
     }
 

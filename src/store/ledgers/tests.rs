@@ -813,7 +813,7 @@ async fn a_compaction_that_was_not_carried_out_waits_again() {
     drop(claimed);
     assert!(ours.has_focus(&scope));
     let mut claimed = ours.claim_compaction(room()).unwrap();
-    claimed.is_over();
+    claimed.close();
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope));
     let claimed = ours.claim_new_compaction(room(), None);

@@ -175,13 +175,13 @@ async fn whoever_writes_drafts_sleeps_until_there_is_one() {
     use futures_util::FutureExt as _;
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    let mut sleeps = Box::pin(ours.has_drafts());
+    let mut sleeps = Box::pin(ours.wait_for_drafts());
     assert!((&mut sleeps).now_or_never().is_none());
     let guard = ours.draft(&opened, drafted(&opened), LONG);
     assert!((&mut sleeps).now_or_never().is_some(), "it is woken");
-    assert!(ours.has_drafts().now_or_never().is_some());
+    assert!(ours.wait_for_drafts().now_or_never().is_some());
     drop(guard);
-    let mut sleeps = Box::pin(ours.has_drafts());
+    let mut sleeps = Box::pin(ours.wait_for_drafts());
     assert!((&mut sleeps).now_or_never().is_none(), "nothing was written");
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     ours.write_drafts(7).await.unwrap();
