@@ -121,7 +121,7 @@ impl ClientRequest {
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> AnalyzedRequest {
-        let understanding = AssertUnwindSafe(self.understood(upstream, body, head, recorder));
+        let understanding = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
@@ -131,7 +131,8 @@ impl ClientRequest {
         }
     }
 
-    async fn understood(
+    /// The same, without the catch. `None` if the body was not read.
+    async fn read_and_plan(
         &self,
         upstream: &Arc<Upstream>,
         body: &Bytes,
@@ -187,28 +188,29 @@ impl ClientRequest {
         head: Option<&request::Parts>,
         recorder: &mut ExchangeRecorder,
     ) -> PlacedRequest {
-        let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
+        // 5. Open.
+        let identity = identity::identify(&self.headers, &analysis.conversation, self.transport);
         let tenant = self.tenant(&recorder.proxy);
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
-        let whose = tenant.as_ref().ok();
-        let basis = self.basis(upstream, whose, analysis, &who, recorder, &reads).await;
+        let known_tenant = tenant.as_ref().ok();
+        let basis = self.basis(upstream, known_tenant, analysis, &identity, recorder, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
             Err(why) => return self.without_tenant(basis, why, recorder).await,
         };
         if basis.analysis.conversation.purpose == Purpose::Count {
-            let counted = self.counted(basis, &tenant, &who, recorder, &reads).await;
-            waited(&reads, recorder);
-            return counted;
+            let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads).await;
+            record_store_wait(&reads, recorder);
+            return placed;
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let lookup = session_lookup(&basis, &tenant, &who, recorder, &reads);
+        let lookup = session_lookup(&basis, &tenant, &identity, recorder, &reads);
         let opened = proxy.ledgers.open(lookup, &basis.analysis.conversation).await;
-        waited(&reads, recorder);
+        record_store_wait(&reads, recorder);
         let Some(mut opened) = opened else {
-            // It is sent as it came, and stored as no turn: the next request finds the session.
+            // It is sent as it came, and not stored as a turn; the next request will find the session.
             recorder.stood_aside(FailOpen::SessionLate);
             recorder.event.estimate = PlannedRequest::alone(&Arc::new(basis.alone())).await;
             return PlacedRequest::default();
@@ -216,10 +218,11 @@ impl ClientRequest {
         record_session(&opened, recorder);
         let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
         let prepared = basis.in_session(&mut opened, held_out, |prepared, opened| match head {
-            Some(_) => self.added(prepared, opened.placed.parent.as_deref(), &proxy),
+            Some(_) => self.added_options(prepared, opened.placed.parent.as_deref(), &proxy),
             None => Vec::new(),
         });
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
+        // 6. Plan. 7. Save.
         let (mut writer, mut summary_wait) = (None, None);
         let (planned, undelivered) = match head {
             Some(head) => {
@@ -251,7 +254,8 @@ impl ClientRequest {
         PlacedRequest { rewrite, pending: Some(pending), writer, added, count: None }
     }
 
-    /// It is not known whose the request is: it takes no place, and is estimated from itself alone.
+    /// Handles a request whose tenant is unknown: it gets no place in a session, and its estimate uses no earlier
+    /// turn.
     async fn without_tenant(
         &self,
         basis: RequestBasis,
@@ -261,32 +265,32 @@ impl ClientRequest {
         recorder.stood_aside(why);
         let prepared = Arc::new(basis.alone());
         recorder.event.estimate = PlannedRequest::alone(&prepared).await;
-        self.counted_alone(prepared)
+        self.count_as_it_came(prepared)
     }
 
-    /// A call that counts tokens is on no thread, because no turn continues it. It is sent in the form in
+    /// Plans a call that counts tokens. It is on no thread, because no turn continues it. It is sent in the form in
     /// which the counted request would be sent.
-    async fn counted(
+    async fn plan_count(
         &self,
         mut basis: RequestBasis,
         tenant: &TenantId,
-        who: &Identity,
+        identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
     ) -> PlacedRequest {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.counted_alone(Arc::new(basis.alone()));
+            return self.count_as_it_came(Arc::new(basis.alone()));
         }
         let is_shadow = basis.mode == Mode::Shadow;
-        // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
+        // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
         basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
-        let lookup = session_lookup(&basis, tenant, who, recorder, reads);
+        let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
         let mut peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             basis.mode = Mode::Shadow;
-            let lookup = session_lookup(&basis, tenant, who, recorder, reads);
+            let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
             peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
         }
         let (known, held_out) = match peeked {
@@ -301,10 +305,11 @@ impl ClientRequest {
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
                 recorder.stood_aside(FailOpen::SessionLate);
-                return self.counted_alone(Arc::new(basis.alone()));
+                return self.count_as_it_came(Arc::new(basis.alone()));
             }
         };
-        let prepared = basis.for_count(held_out, |prepared| self.added(prepared, None, &proxy));
+        let prepared =
+            basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
         let rewrite = planned.rewrite(&prepared);
@@ -314,8 +319,8 @@ impl ClientRequest {
         PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
     }
 
-    /// A request that is sent as it came, and that is not stored.
-    fn counted_alone(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
+    /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
+    fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
         let sent = plan::as_it_came(&prepared.request());
         let count = self.count_fallback(prepared, sent, Arc::default());
         PlacedRequest { count, ..PlacedRequest::default() }
@@ -355,7 +360,7 @@ impl ClientRequest {
 
     /// What is requested on the client's behalf, if the body is not compressed. `parent`: the turn that it
     /// continues.
-    fn added(
+    fn added_options(
         &self,
         prepared: &PreparedRequest,
         parent: Option<&Turn>,
@@ -373,12 +378,12 @@ impl ClientRequest {
         upstream: &Arc<Upstream>,
         tenant: Option<&TenantId>,
         mut analysis: RequestAnalysis,
-        who: &Identity,
+        identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
     ) -> RequestBasis {
         let conversation = &mut analysis.conversation;
-        conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
+        conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         analysis.repeated_calls =
             analysis.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
@@ -387,7 +392,7 @@ impl ClientRequest {
         recorder.event.window = Some(facts.model.window);
         recorder.event.purpose = Some(conversation.purpose);
         recorder.event.repeated_calls = analysis.repeated_calls;
-        recorder.event.session.clone_from(&who.session);
+        recorder.event.session.clone_from(&identity.session);
         RequestBasis {
             exchange: recorder.id.clone(),
             tenant: tenant.cloned(),
@@ -450,18 +455,18 @@ impl ClientRequest {
 
     /// How long the request may wait for the store. If it continues an answered request, the cuts in its
     /// prefix may only be in the store. Without them the cache would break, so the wait is longer, whatever
-    /// the mode is now. `open`: the request can still be changed.
+    /// the mode is now. `can_change`: the request can still be changed.
     fn read_budget(
         &self,
         conversation: &Conversation,
-        open: bool,
+        can_change: bool,
         recorder: &ExchangeRecorder,
     ) -> ReadBudget {
         let limits = &recorder.proxy.config.limits;
         let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
         let goes_on = conversation.held.is_some()
             || conversation.parts().any(|part| part.role == Role::Assistant);
-        if !goes_on || !open || self.is_signed() {
+        if !goes_on || !can_change || self.is_signed() {
             return reads;
         }
         let first = Duration::from_millis(limits.first_load_ms);
@@ -558,7 +563,7 @@ fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRe
 }
 
 /// Records how long the request waited for the store, if it did.
-fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
+fn record_store_wait(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     let waited = reads.spent();
     if waited.is_zero() {
         return;
@@ -568,18 +573,18 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     recorder.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
 }
 
-/// What a request is placed by.
+/// The lookup of a request's session.
 fn session_lookup<'a>(
     basis: &'a RequestBasis,
     tenant: &'a TenantId,
-    who: &'a Identity,
+    identity: &'a Identity,
     recorder: &'a ExchangeRecorder,
     reads: &'a ReadBudget,
 ) -> ledgers::SessionLookup<'a> {
     ledgers::SessionLookup {
         tenant,
-        session: who.session.as_ref(),
-        client_thread: who.thread.as_deref(),
+        session: identity.session.as_ref(),
+        client_thread: identity.thread.as_deref(),
         exchange: &basis.exchange,
         shadow: basis.mode == Mode::Shadow,
         timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
