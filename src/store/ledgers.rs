@@ -42,7 +42,7 @@ use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use lock::lock;
 pub(crate) use opened_session::SessionPeek;
-pub use opened_session::{AnchorTurn, OpenedSession, SessionLookup, SessionRoom};
+pub use opened_session::{AnchorTurn, OpenedSession, SessionHandle, SessionLookup};
 use pending_compactions::PendingCompactions;
 pub(crate) use pending_compactions::{FOCUS_BYTES, PENDING_TTL};
 use records::turn_key;

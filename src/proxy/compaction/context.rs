@@ -176,7 +176,7 @@ impl<'a> CompactionContext<'a> {
     /// Ends a requested compaction: it is done, or cannot be done, which is reported.
     fn close_pending_compaction(&self) {
         if self.has_pending_compaction()
-            && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.room())
+            && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.handle())
         {
             claim.close();
         }
@@ -213,17 +213,17 @@ impl<'a> CompactionContext<'a> {
         let choices = self.choices().await?;
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
-        let room = self.opened.room();
+        let handle = self.opened.handle();
         let claim = self
             .has_pending_compaction()
-            .then(|| self.proxy.ledgers.claim_compaction(room.clone()))
+            .then(|| self.proxy.ledgers.claim_compaction(handle.clone()))
             .flatten();
         let cached = self.cached(due, &choices).await;
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(SummaryJob {
             claim,
-            room,
+            handle,
             proxy: self.proxy.clone(),
             prepared: self.prepared.clone(),
             known: reads.known.clone(),

@@ -32,7 +32,7 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::scheduler::SummaryGuard;
 use crate::store::Scope;
-use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
+use crate::store::ledgers::{ClaimedCompaction, SessionHandle};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
@@ -54,7 +54,7 @@ pub(crate) struct SummaryJob {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) prepared: Arc<PreparedRequest>,
     /// The session that it is stored in.
-    pub(crate) room: SessionRoom,
+    pub(crate) handle: SessionHandle,
     /// The decisions applied to the request that the summariser reads: as it is sent, or as the provider has
     /// it cached.
     pub(crate) known: Arc<RecordedDecisions>,
@@ -83,8 +83,8 @@ struct SummaryRequest<'a> {
     instruction: &'a str,
     /// Its output limit, tokens.
     output: u64,
-    /// If the chunk is too large: the tokens that the request may have.
-    room: Option<u64>,
+    /// If the chunk is too large: the most tokens that the request may have.
+    most_tokens: Option<u64>,
 }
 
 /// The response to such a request.
@@ -152,7 +152,7 @@ impl SummaryJob {
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
             claim.close();
             if kept.is_err() {
-                let session = &self.room.scope.session;
+                let session = &self.handle.scope.session;
                 tracing::warn!(
                     "session {session} was not compacted as requested: the summary is no smaller"
                 );
@@ -188,7 +188,7 @@ impl SummaryJob {
                     let took = now().saturating_sub(at);
                     let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
-                    let kept = self.proxy.ledgers.settle(&self.room, fact).await;
+                    let kept = self.proxy.ledgers.settle(&self.handle, fact).await;
                     kept.map(|_| Some(compact)).map_err(|_| SummaryError::NotKept)
                 }
                 Err(failed) => Err(failed),
@@ -249,7 +249,7 @@ impl SummaryJob {
     fn work(&self) -> String {
         let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
         let begins = self.prepared.conversation.chains().next().unwrap_or_default();
-        let Scope { tenant, session } = &self.room.scope;
+        let Scope { tenant, session } = &self.handle.scope;
         let what = format!("{tenant} {session} {begins} {last}");
         format!("summary {:032x}", xxh3_128(what.as_bytes()))
     }
@@ -261,11 +261,11 @@ impl SummaryJob {
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(ASK_AGAIN).await;
-            if self.proxy.ledgers.refresh(&self.room.scope).await.is_err() {
+            if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
             let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
-            let is_new = self.proxy.ledgers.look(&self.room.scope, |ledger| {
+            let is_new = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
                 ledger.summaries(false).any(|summary| summary.at > last)
             });
             if is_new.await.unwrap_or(false) {
@@ -298,12 +298,12 @@ impl SummaryJob {
         let instruction = self.instruction();
         let counted = self.count(&instruction);
         let output = OUTPUT.min(window / 6);
-        let room = window.saturating_sub(output).saturating_sub(counted);
+        let available = window.saturating_sub(output).saturating_sub(counted);
         let whole = HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
-        let fits = self.tokens <= room && self.due < CompactionNeed::Must;
+        let fits = self.tokens <= available && self.due < CompactionNeed::Must;
         let head = head_tokens(&self.parts);
         let before = output.saturating_add(compact::most_quoted(&request));
-        let history = room.saturating_sub(head).saturating_sub(before).max(room / 4);
+        let history = available.saturating_sub(head).saturating_sub(before).max(available / 4);
         let pieces = match fits {
             // Unchanged, because the provider has it in its cache.
             true => vec![whole],
@@ -315,14 +315,14 @@ impl SummaryJob {
         let mut summary: Option<String> = None;
         for piece in pieces {
             let before = summary.as_deref();
-            let room = is_too_large(piece).then_some(room);
+            let most_tokens = is_too_large(piece).then_some(available);
             let answer = self
                 .summarize_chunk(&SummaryRequest {
                     piece,
                     before,
                     instruction: &instruction,
                     output,
-                    room,
+                    most_tokens,
                 })
                 .await?;
             add(spent, &answer.usage);
@@ -381,8 +381,8 @@ impl SummaryJob {
     /// The body that requests a summary of a chunk, after the summary `before` of the chunks before it.
     /// `bound`: the model binds its reasoning to its prefix.
     async fn body(&self, request: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
-        let SummaryRequest { piece, before, instruction, output, room } = *request;
-        let edits = self.edits_of(piece, before, room)?;
+        let SummaryRequest { piece, before, instruction, output, most_tokens } = *request;
+        let edits = self.edits_of(piece, before, most_tokens)?;
         let (is_later_chunk, ends) = (before.is_some(), piece.through);
         let (prepared, instruction) = (self.prepared.clone(), instruction.to_owned());
         let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
@@ -422,7 +422,7 @@ impl SummaryJob {
         &self,
         piece: HistoryChunk,
         before: Option<&str>,
-        room: Option<u64>,
+        most_tokens: Option<u64>,
     ) -> Option<Vec<Edit>> {
         let conversation = &self.prepared.conversation;
         let body = &self.prepared.body[..];
@@ -450,9 +450,9 @@ impl SummaryJob {
         if piece.through < messages.len() {
             edits.extend(rewrite::end_before(conversation, body, piece.through)?);
         }
-        if let Some(room) = room {
+        if let Some(most) = most_tokens {
             let request = self.prepared.request();
-            edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
+            edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, most / 4));
         }
         Some(edits)
     }

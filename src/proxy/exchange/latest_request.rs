@@ -177,11 +177,11 @@ impl SummaryContext {
         let Some(choice) = self.choice(&[SummaryAuthor::Summary]) else { return false };
         let key = (self.scope.clone(), self.thread.clone());
         let Some(writing) = begin_summary(&proxy, &key) else { return false };
-        let room = proxy.ledgers.room(&self.scope);
+        let handle = proxy.ledgers.handle(&self.scope);
         let writer = SummaryJob {
-            claim: Some(proxy.ledgers.claim_new_compaction(room.clone(), focus)),
+            claim: Some(proxy.ledgers.claim_new_compaction(handle.clone(), focus)),
             prepared: self.prepared.clone(),
-            room,
+            handle,
             known: self.known.clone(),
             parts: self.parts.clone(),
             tokens: self.tokens,

@@ -32,7 +32,7 @@ use crate::dialect::paths::is_inference;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::exchange::client_request::{AnalyzedRequest, ClientRequest};
 use crate::proxy::exchange::count_estimate::CountFallback;
-use crate::proxy::exchange::outbound::OutboundRequest;
+use crate::proxy::exchange::outbound::{OutboundRequest, SentResponse};
 use crate::proxy::exchange::websocket::frames::FrameObserver;
 use crate::proxy::exchange::websocket::tunnel;
 use crate::proxy::http::answer::{self, ProxyError};
@@ -231,7 +231,7 @@ async fn forward_and_respond(
     let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
     let sending = outbound.send(&mut pending, counted, &mut recorder);
-    let (mut response, added_usage) = match sending.await {
+    let SentResponse { mut response, added_usage } = match sending.await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(pending) = &mut pending {

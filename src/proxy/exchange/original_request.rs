@@ -58,7 +58,7 @@ impl OriginalRequest {
 }
 
 /// Sends head and body to the upstream.
-pub(super) async fn sent(
+pub(super) async fn send(
     recorder: &ExchangeRecorder,
     head: request::Parts,
     body: OutgoingBody,

@@ -10,9 +10,8 @@ use std::time::Duration;
 use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
 
-use super::original_request::{OriginalRequest, sent};
+use super::original_request::{OriginalRequest, send};
 use super::response_peek;
-use crate::context::Fact;
 use crate::context::attempt::{
     AttemptContext, AttemptFinding, NextAction, RefusableOption, RefusalKind, RequestForm,
     RetryState, RevocationScope, Verdict, next,
@@ -29,9 +28,8 @@ use crate::proxy::learning::lessons;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
+use crate::proxy::turn::pending::{PendingExchange, RevisedRequest, SessionFact};
 use crate::proxy::turn::request_info::RequestInfo;
-use crate::store::ledgers::SessionRoom;
 use crate::telemetry::{FailOpen, LessonOutcome, RefusalOutcome};
 use crate::wire::json::Document;
 
@@ -56,17 +54,28 @@ pub(super) struct Retry<'a> {
     pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
-    /// Whom a lesson of its responses is for.
+    /// The tenant, upstream and model that a lesson of its responses applies to.
     pub(super) info: RequestInfo,
     pub(super) pending: Option<&'a mut PendingExchange>,
     pub(super) recorder: &'a mut ExchangeRecorder,
 }
 
+/// The response that is forwarded to the client, and the form of the request that it answers.
+pub(super) struct FinalResponse {
+    pub(super) response: Response<OutgoingBody>,
+    pub(super) form: RequestForm,
+}
+
+/// A response that may still be forwarded to the client, and the form of the request that it answers.
+struct HeldResponse {
+    form: RequestForm,
+    response: StartedResponse,
+}
+
 /// The responses so far, and what they showed.
 #[derive(Default)]
 struct AnswerHistory {
-    /// Those that may still be forwarded to the client.
-    held: Vec<(RequestForm, StartedResponse)>,
+    held: Vec<HeldResponse>,
     /// How the first one shows an overflow, and what it says about the window.
     overflow: Option<(OverflowSign, Overflow)>,
     /// The lessons of the first one.
@@ -87,14 +96,14 @@ struct AnswerHistory {
 }
 
 impl Retry<'_> {
-    /// Returns the final response and the form that it belongs to. The client waits for it.
+    /// Returns the response to forward. The client waits for it.
     ///
     /// # Errors
     /// If there was no response to the request as its client sent it.
     pub(super) async fn run(
         mut self,
         first: Response<OutgoingBody>,
-    ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
+    ) -> Result<FinalResponse, UpstreamError> {
         let mut answers = AnswerHistory::default();
         let (mut state, mut verdict) =
             (RetryState::Planned, self.judge_first(first, &mut answers).await);
@@ -106,17 +115,17 @@ impl Retry<'_> {
             state = match step.then {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
-                    return answers.take(form).map(|response| (response, form));
+                    return answers.take(form).map(|response| FinalResponse { response, form });
                 }
             };
-            answers.held.retain(|(form, _)| state.may_answer(*form));
+            answers.held.retain(|held| state.may_answer(held.form));
             verdict = match state {
                 RetryState::Planned => Verdict::Unavailable,
                 RetryState::Repaired { round, .. } => self.send_repaired(round, &mut answers).await,
                 RetryState::WithRoom(_) => self.send_with_room(&mut answers).await,
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
-                    let response = sent(self.recorder, head, body).await?;
+                    let response = send(self.recorder, head, body).await?;
                     self.recorder.stood_aside(FailOpen::RewriteRefused);
                     let is_refused = blames_request(response.status());
                     self.judge(RequestForm::Original, response, is_refused, &mut answers).await
@@ -155,7 +164,7 @@ impl Retry<'_> {
         if answers.is_of_output() {
             answers.output_taught = answers.taught.clone();
         }
-        answers.held.push((RequestForm::Planned, refused));
+        answers.hold(RequestForm::Planned, refused);
         let blames_us = self.suspicion.blames_us;
         let is_wild = overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
         let overflow = overflow.filter(|_| !is_wild);
@@ -179,11 +188,11 @@ impl Retry<'_> {
         answers: &mut AnswerHistory,
     ) -> Verdict {
         let Some(pending) = &self.pending else {
-            answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
+            answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
             return Verdict::Accepted;
         };
         let (begun, overflow) = response_peek::read(response, pending, self.recorder).await;
-        answers.held.push((form, begun));
+        answers.hold(form, begun);
         match overflow {
             Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
             Some((overflow, taught)) if self.believes(&overflow, &taught) => {
@@ -205,13 +214,13 @@ impl Retry<'_> {
     ) -> Verdict {
         if !is_refused {
             let is_accepted = response.status().is_success();
-            answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
+            answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
             return if is_accepted { Verdict::Accepted } else { Verdict::Failed };
         }
         let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
         let overflows = self.window_of(&refused).is_some();
-        answers.held.push((form, refused));
+        answers.hold(form, refused);
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
     }
 
@@ -255,7 +264,7 @@ impl Retry<'_> {
         if let Some(overflow) = overflow {
             answers.overflow = Some((OverflowSign::Refused, overflow));
         }
-        answers.held.push((form, refused));
+        answers.hold(form, refused);
         match (&answers.refusal, overflow) {
             (Some(_), overflow) => {
                 Verdict::Repairable(answers.kind(Some(cause), overflow.is_some()))
@@ -281,8 +290,8 @@ impl Retry<'_> {
         }
         let is_refused = blames_request(status) || may_not_fit(status);
         let verdict = self.judge(form, response, is_refused, answers).await;
-        if let (Verdict::Refused(_), Some((_, refused))) = (verdict, answers.held.last()) {
-            answers.room_taught = self.taught(refused).await;
+        if let (Verdict::Refused(_), Some(refused)) = (verdict, answers.held.last()) {
+            answers.room_taught = self.taught(&refused.response).await;
         }
         verdict
     }
@@ -310,7 +319,7 @@ impl Retry<'_> {
     ) -> Option<(Response<OutgoingBody>, RevisedRequest)> {
         let revised = revised?;
         let (head, body) = self.original.changed(Some(revised.rewrite()))?;
-        Some((sent(self.recorder, head, body).await.ok()?, revised))
+        Some((send(self.recorder, head, body).await.ok()?, revised))
     }
 
     fn believes(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
@@ -338,7 +347,7 @@ impl Retry<'_> {
 
     /// Reports a finding, and stores its consequences.
     async fn remember(&mut self, finding: AttemptFinding, answers: &mut AnswerHistory) {
-        let mut void = Vec::new();
+        let mut revoked = Vec::new();
         if let AttemptFinding::ChangeRefused(cause) | AttemptFinding::AllRefused { cause, .. } =
             finding
         {
@@ -377,7 +386,7 @@ impl Retry<'_> {
                 }
                 (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
                     let before = answers.last_accepted.take();
-                    void = before.map_or_else(Vec::new, |before| {
+                    revoked = before.map_or_else(Vec::new, |before| {
                         pending.set_sent_as_last_accepted(before, cause, self.recorder)
                     });
                 }
@@ -391,13 +400,14 @@ impl Retry<'_> {
         }
         let consequence = finding.consequence(self.facts());
         if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.void {
-            void = std::mem::take(&mut answers.repair_decisions);
+            revoked = std::mem::take(&mut answers.repair_decisions);
         }
-        let fact = consequence.void.and_then(|it| self.void(it, void, answers.room.as_ref()));
+        let room = answers.room.as_ref();
+        let fact = consequence.void.and_then(|scope| self.revocation(scope, revoked, room));
         let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
         let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
-        learned.keep(&self.recorder.proxy, &self.info).await;
+        learned.store_in_time(&self.recorder.proxy, &self.info).await;
     }
 
     /// Records that the original was sent.
@@ -413,14 +423,14 @@ impl Retry<'_> {
 
     /// The fact that decisions no longer apply. `own`: those that the last accepted request did not have, or
     /// those of the last repair.
-    fn void(
+    fn revocation(
         &mut self,
-        void: RevocationScope,
+        scope: RevocationScope,
         own: Vec<PartKey>,
         room: Option<&RevisedRequest>,
-    ) -> Option<(SessionRoom, Fact)> {
+    ) -> Option<SessionFact> {
         let pending = self.pending.as_mut()?;
-        match void {
+        match scope {
             RevocationScope::InBranch => Some(pending.suspend_branch()),
             RevocationScope::Room(retry) => pending.revoke(pending.room_decisions(room?), retry),
             RevocationScope::Own(retry) | RevocationScope::Repair(retry) => {
@@ -434,6 +444,11 @@ impl Retry<'_> {
 }
 
 impl AnswerHistory {
+    /// Holds a response, because it may be the one that the client gets.
+    fn hold(&mut self, form: RequestForm, response: StartedResponse) {
+        self.held.push(HeldResponse { form, response });
+    }
+
     /// Whether the newest refusal is about the output limit.
     fn is_of_output(&self) -> bool {
         self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
@@ -447,8 +462,8 @@ impl AnswerHistory {
 
     /// The response to a form.
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
-        let place = self.held.iter().position(|(held, _)| *held == form);
-        let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
+        let at = self.held.iter().position(|held| held.form == form);
+        let answer = at.map(|at| self.held.swap_remove(at).response.into_response());
         // The table only returns forms that are held (`every_path_ends_with_an_answer_that_is_held`).
         answer.ok_or_else(|| UpstreamError::Failed("its response was not stored".into()))
     }
@@ -479,23 +494,24 @@ struct RefusalLessons {
     lesson: Option<Lesson>,
     taught: LessonMatch,
     /// The fact about decisions.
-    fact: Option<(SessionRoom, Fact)>,
+    fact: Option<SessionFact>,
 }
 
 impl RefusalLessons {
-    /// Stores it, so that it survives restarts. If the store cannot, another request will be refused.
-    async fn keep(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
+    /// Stores it, so that it survives restarts, and waits for that for a limited time. If the store cannot, another
+    /// request will be refused.
+    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-        let keeping = tokio::spawn(self.kept(proxy.clone(), info.clone()));
+        let keeping = tokio::spawn(self.store(proxy.clone(), info.clone()));
         let _ = tokio::time::timeout(timeout, keeping).await;
     }
 
-    async fn kept(self, proxy: Arc<Proxy>, info: RequestInfo) {
-        if let Some((room, fact)) = self.fact {
-            let _ = proxy.ledgers.note(&room, fact).await;
+    async fn store(self, proxy: Arc<Proxy>, info: RequestInfo) {
+        if let Some(SessionFact { session, fact }) = self.fact {
+            let _ = proxy.ledgers.note(&session, fact).await;
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {

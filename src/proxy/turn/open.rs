@@ -211,7 +211,7 @@ impl OpenTurn {
             if !is_heard {
                 facts.extend(undelivered);
             }
-            (content.map(|content| (opened.room(), content)), opened, facts, info)
+            (content.map(|content| (opened.handle(), content)), opened, facts, info)
         };
         let (content, opened, facts, info) = match is_large {
             // A panic is passed on, as on this thread.
@@ -225,9 +225,9 @@ impl OpenTurn {
         if let Some(lesson) = lesson {
             proxy.calibration.learn(&proxy.ledgers, &info.source(), &lesson);
         }
-        if let Some((room, content)) = content.filter(|_| kept.is_ok()) {
+        if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;
-            kept = proxy.ledgers.keep_content(room, &content, at, most).await;
+            kept = proxy.ledgers.keep_content(handle, &content, at, most).await;
         }
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }
@@ -319,9 +319,9 @@ impl OpenTurn {
         estimate: Option<Estimate>,
         outgrew: bool,
     ) -> Option<FailOpen> {
-        let room = self.opened.room();
+        let handle = self.opened.handle();
         for fact in std::mem::take(&mut self.undelivered) {
-            requeue(&proxy, &room, fact).await;
+            requeue(&proxy, &handle, fact).await;
         }
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();

@@ -35,7 +35,7 @@ use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
 use crate::proxy::turn::request_info::RequestInfo;
-use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
+use crate::store::ledgers::{DraftGuard, OpenedSession, SessionHandle};
 use crate::telemetry::{OpenExchange, RefusalOutcome};
 
 /// The data of a turn before its reply is known.
@@ -216,7 +216,7 @@ impl PendingExchange {
 
     /// Whether a refusal of it may be answered by a repair.
     pub(crate) fn may_repair(&self) -> bool {
-        self.may_make_room() && !self.prepared.unknown
+        self.may_make_room() && !self.prepared.store_missed
     }
 
     /// Whether policy allows this repair.
@@ -352,13 +352,13 @@ impl PendingExchange {
     }
 
     /// Suspends its branch; returns the fact for that.
-    pub(crate) fn suspend_branch(&mut self) -> (SessionRoom, Fact) {
+    pub(crate) fn suspend_branch(&mut self) -> SessionFact {
         let at = now();
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
         let suspended = Suspension { exchange: self.prepared.exchange.clone(), thread, parent, at };
-        (self.opened.room(), Fact::Suspension(Box::new(suspended)))
+        SessionFact { session: self.opened.handle(), fact: Fact::Suspension(Box::new(suspended)) }
     }
 
     /// Revokes its decisions with these keys, if there are any; returns the fact for that.
@@ -366,13 +366,16 @@ impl PendingExchange {
         &self,
         about: Vec<PartKey>,
         retry: RevocationRetry,
-    ) -> Option<(SessionRoom, Fact)> {
+    ) -> Option<SessionFact> {
         let (exchange, at) = (self.prepared.exchange.clone(), now());
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
         let revocation = Revocation { exchange, thread, parent, at, about, retry };
-        (!revocation.about.is_empty())
-            .then(|| (self.opened.room(), Fact::Revocation(Box::new(revocation))))
+        if revocation.about.is_empty() {
+            return None;
+        }
+        let fact = Fact::Revocation(Box::new(revocation));
+        Some(SessionFact { session: self.opened.handle(), fact })
     }
 
     /// What is added to the usage that its client gets, if policy says so and there is any.
@@ -395,16 +398,22 @@ impl PendingExchange {
     /// wait for the store is as short as for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-        let (room, messages) = (self.opened.room(), self.unsent_messages());
+        let (handle, messages) = (self.opened.handle(), self.unsent_messages());
         let keeping = async {
             for fact in messages {
-                requeue(proxy, &room, fact).await;
+                requeue(proxy, &handle, fact).await;
             }
         };
         if tokio::time::timeout(timeout, keeping).await.is_ok() {
             self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
         }
     }
+}
+
+/// A fact, and the session that it is stored in.
+pub(crate) struct SessionFact {
+    pub(crate) session: SessionHandle,
+    pub(crate) fact: Fact,
 }
 
 /// A request that was planned again after a refusal, and is not sent yet.

@@ -131,10 +131,10 @@ impl OpenedSession {
         self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
     }
 
-    /// Where later data for this exchange is written.
-    pub(crate) fn room(&self) -> SessionRoom {
+    /// The handle by which later data of this exchange is written.
+    pub(crate) fn handle(&self) -> SessionHandle {
         let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
-        SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
+        SessionHandle { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
     }
 
     /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
@@ -149,10 +149,10 @@ impl Drop for OpenedSession {
     }
 }
 
-/// Where data for a session is written that comes later: the content of an exchange, its summary, messages
-/// that are queued again. If the session was deleted meanwhile, nothing is written.
+/// A session to which data is written later: the content of an exchange, its summary, messages that are queued
+/// again. If the session was deleted meanwhile, nothing is written.
 #[derive(Clone)]
-pub struct SessionRoom {
+pub struct SessionHandle {
     /// The tenant and session that it belongs to.
     pub scope: Scope,
     pub(super) cache: Arc<SessionCache>,

@@ -649,7 +649,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
     for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
         for fact in decided(words, after) {
             let ledgers = ledgers(&store);
-            ledgers.note(&ledgers.room(&scope), fact).await.unwrap();
+            ledgers.note(&ledgers.handle(&scope), fact).await.unwrap();
         }
     }
     let holding = |suspended| {
@@ -801,26 +801,26 @@ async fn ledgers_are_as_ready_as_their_store() {
 async fn a_compaction_that_was_not_carried_out_waits_again() {
     let ours = Arc::new(ledgers(&Arc::new(MemoryStore::default())));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    let (scope, room) = (opened.scope.clone(), || opened.room());
-    assert!(ours.claim_compaction(room()).is_none() && !ours.has_pending_compaction(&scope));
+    let (scope, handle) = (opened.scope.clone(), || opened.handle());
+    assert!(ours.claim_compaction(handle()).is_none() && !ours.has_pending_compaction(&scope));
     assert!(ours.request_compaction(scope.clone(), None));
     assert!(ours.has_pending_compaction(&scope) && !ours.has_focus(&scope));
     assert!(ours.request_compaction(scope.clone(), Some("the ship".into())));
     assert!(ours.has_focus(&scope));
-    let claimed = ours.claim_compaction(room()).unwrap();
+    let claimed = ours.claim_compaction(handle()).unwrap();
     assert_eq!(claimed.focus(), Some("the ship"));
     assert!(!ours.has_pending_compaction(&scope), "nobody else carries it out");
     drop(claimed);
     assert!(ours.has_focus(&scope));
-    let mut claimed = ours.claim_compaction(room()).unwrap();
+    let mut claimed = ours.claim_compaction(handle()).unwrap();
     claimed.close();
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope));
-    let claimed = ours.claim_new_compaction(room(), None);
+    let claimed = ours.claim_new_compaction(handle(), None);
     assert_eq!((claimed.focus(), ours.has_pending_compaction(&scope)), (None, false));
     drop(claimed);
     assert!(ours.has_pending_compaction(&scope));
-    let claimed = ours.claim_compaction(room()).unwrap();
+    let claimed = ours.claim_compaction(handle()).unwrap();
     ours.forget(&scope).await.unwrap();
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope), "its session was deleted");

@@ -94,14 +94,14 @@ fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
 async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let named = |name: &str| lock(&ours.caches).named(&name.into());
-    drop(ours.room(&scope(0)));
+    drop(ours.handle(&scope(0)));
     assert_eq!(named("s0"), [], "somebody has only asked for it");
     let opened = ours.open(lookup("t", Some("s0"), "1"), &conversation(&user("hi"))).await.unwrap();
     assert_eq!(named("s0"), [scope(0)]);
     let fact = turn(&opened, "A");
     drop(opened);
     assert_eq!(named("s0"), [], "it ended without a turn");
-    assert!(ours.room(&scope(0)).cache.add_stored(vec![fact]));
+    assert!(ours.handle(&scope(0)).cache.add_stored(vec![fact]));
     assert_eq!((named("s0"), named("s1")), (vec![scope(0)], vec![]));
 }
 
