@@ -43,6 +43,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(1);
 /// Pause after the system failed to accept a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainOutcome {
@@ -102,18 +103,18 @@ async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcom
 fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingPhase>) {
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
-    let place = proxy.connections.clone().try_acquire_owned();
-    let opened = place.ok().and_then(|place| {
-        let place = Arc::new(place);
-        let share = proxy.memory.share_of(Arc::downgrade(&place));
+    let permit = proxy.connections.clone().try_acquire_owned();
+    let admitted = permit.ok().and_then(|permit| {
+        let permit = Arc::new(permit);
+        let share = proxy.memory.share_of(Arc::downgrade(&permit));
         let held = transport::open(&share, proxy.tls.is_some())?;
-        Some(AdmittedConnection { share, held, place })
+        Some(AdmittedConnection { share, held, permit })
     });
-    let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
-    opened.share.progress().moved();
+    let Some(admitted) = admitted else { return full::turn_away(proxy, stream, phase) };
+    admitted.share.progress().moved();
     tokio::spawn(async move {
         let open = proxy.telemetry.connection();
-        connection(proxy, stream, opened, phase).await;
+        connection(proxy, stream, admitted, phase).await;
         drop(open);
     });
 }
@@ -122,16 +123,18 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingP
 struct AdmittedConnection {
     share: Arc<MemoryShare>,
     held: HeldMemory,
-    place: Arc<OwnedSemaphorePermit>,
+    permit: Arc<OwnedSemaphorePermit>,
 }
 
 async fn connection(
     proxy: Arc<Proxy>,
     stream: TcpStream,
-    opened: AdmittedConnection,
+    admitted: AdmittedConnection,
     mut phase: watch::Receiver<ServingPhase>,
 ) {
-    let Some(tls) = &proxy.tls else { return serve_connection(proxy, stream, opened, phase).await };
+    let Some(tls) = &proxy.tls else {
+        return serve_connection(proxy, stream, admitted, phase).await;
+    };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
     let accepted = tokio::select! {
         accepted = accepting => accepted,
@@ -139,7 +142,7 @@ async fn connection(
         _ = phase.changed() => return,
     };
     if let Ok(Ok(stream)) = accepted {
-        Box::pin(serve_connection(proxy, stream, opened, phase)).await;
+        Box::pin(serve_connection(proxy, stream, admitted, phase)).await;
     }
 }
 
@@ -147,12 +150,12 @@ async fn connection(
 async fn serve_connection<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
-    opened: AdmittedConnection,
+    admitted: AdmittedConnection,
     mut phase: watch::Receiver<ServingPhase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let AdmittedConnection { share, held, place: _place } = opened;
+    let AdmittedConnection { share, held, permit: _permit } = admitted;
     let limits = &proxy.config.limits;
     // hyper's own timeout starts once it knows the HTTP version, which needs the first bytes.
     let mut timeout = pin!(tokio::time::sleep(header_time(limits)));
