@@ -63,10 +63,10 @@ pub(super) async fn run(
     let mut recorder = ExchangeRecorder::open(&proxy, &request, &memory, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
-        return ours(&ProxyError::HeadersTooLarge, None, recorder);
+        return error_response(&ProxyError::HeadersTooLarge, None, recorder);
     }
     if *request.method() == Method::CONNECT {
-        return ours(&ProxyError::NoForwardProxy, None, recorder);
+        return error_response(&ProxyError::NoForwardProxy, None, recorder);
     }
     let (head, body) = request.into_parts();
     let client_request = ClientRequest::new(&head);
@@ -74,21 +74,21 @@ pub(super) async fn run(
     recorder.event.dialect = dialect;
     recorder.event.purpose = client_request.purpose;
     if let Err(fault) = proxy.client_access.judge(&head.uri, &head.headers, &proxy.credentials) {
-        return ours(&fault, dialect, recorder);
+        return error_response(&fault, dialect, recorder);
     }
     if !recorder.take(headers::size(&head.headers)) {
-        return ours(&ProxyError::Crowded, dialect, recorder);
+        return error_response(&ProxyError::NoMemory, dialect, recorder);
     }
     // 2. Route.
-    let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
+    let is_probe = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
     let routed = match RoutedRequest::new(&proxy, head, dialect) {
         Ok(routed) => routed,
-        Err(ProxyError::NoUpstream { .. }) if greets => return greeted(recorder),
-        Err(fault) => return ours(&fault, dialect, recorder),
+        Err(ProxyError::NoUpstream { .. }) if is_probe => return greeting_response(recorder),
+        Err(fault) => return error_response(&fault, dialect, recorder),
     };
     recorder.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
-        return Box::pin(upgraded(&proxy, client_request, routed, body, recorder)).await;
+        return Box::pin(upgrade(&proxy, client_request, routed, body, recorder)).await;
     }
     Box::pin(forward_and_respond(&proxy, &client_request, routed, body, recorder)).await
 }
@@ -101,7 +101,7 @@ pub(super) fn reject_connection(
 ) -> Response<Bytes> {
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
     let judged = proxy.client_access.judge(request.uri(), request.headers(), &proxy.credentials);
-    let fault = judged.err().unwrap_or(ProxyError::Full);
+    let fault = judged.err().unwrap_or(ProxyError::TooManyConnections);
     let response = fault.answer(None);
     recorder.event.status = Some(response.status().as_u16());
     recorder.event.outcome = fault.outcome();
@@ -209,11 +209,12 @@ async fn forward_and_respond(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
-    let read = read_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
-    let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = match read {
-        Ok(read) => read,
-        Err(fault) => return ours(&fault, dialect, recorder),
+    let collected = read_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
+    let collected = match collected {
+        Ok(collected) => collected,
+        Err(fault) => return error_response(&fault, dialect, recorder),
     };
+    let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = collected;
     // The wait for a summary is reported separately.
     let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
     let request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
@@ -225,7 +226,7 @@ async fn forward_and_respond(
     if let Some(count) = &count
         && let Some(counted) = count.answer_unasked(&mut recorder).await
     {
-        return estimated(counted, recorder);
+        return count_response(counted, recorder);
     }
     let head = count.as_ref().map(|_| outbound.parts().0.clone());
     let counted = count.as_ref().map(|count| &*count.prepared);
@@ -239,9 +240,9 @@ async fn forward_and_respond(
             }
             return match error {
                 UpstreamError::RequestBroken if recorder.body_timed_out() => {
-                    ours(&ProxyError::BodyTooSlow, dialect, recorder)
+                    error_response(&ProxyError::BodyTooSlow, dialect, recorder)
                 }
-                error => ours(&fault(&upstream, error), dialect, recorder),
+                error => error_response(&proxy_error(&upstream, error), dialect, recorder),
             };
         }
     };
@@ -249,13 +250,17 @@ async fn forward_and_respond(
     recorder.event.provider_request_id.clone_from(&id);
     if let (Some(count), Some(head)) = (count, head) {
         response = match count.answer_missing(response, &head, &mut recorder).await {
-            Ok(counted) => return estimated(counted, recorder),
+            Ok(counted) => return count_response(counted, recorder),
             Err(response) => response,
         };
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let why = "it switched to a protocol that was not requested".to_owned();
-        return ours(&fault(&upstream, UpstreamError::Failed(why)), dialect, recorder);
+        return error_response(
+            &proxy_error(&upstream, UpstreamError::Failed(why)),
+            dialect,
+            recorder,
+        );
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
@@ -267,7 +272,7 @@ async fn forward_and_respond(
     let headers_after = recorder.began.elapsed();
     recorder.event.headers_us = Some(headers_after.as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
-    let observation = client_request.answered_in().map(|dialect| {
+    let observer = client_request.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
         let memory = &recorder.memory;
@@ -276,10 +281,10 @@ async fn forward_and_respond(
             .with_progress(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let actions = ResponseActions { observation, settle, ..ResponseActions::default() };
+    let actions = ResponseActions { observer, settle, ..ResponseActions::default() };
     let upstream_time = headers_after.saturating_sub(request_side + summary_wait);
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
-    tapped(response, forwarding, actions, recorder).await
+    tap_response(response, forwarding, actions, recorder).await
 }
 
 /// A request whose body is collected, or streams through unread.
@@ -347,8 +352,8 @@ struct Forwarding {
     upstream_time: Duration,
 }
 
-/// Forwards an upstream's response.
-async fn tapped(
+/// Forwards an upstream's response: its head now, its body through a tap.
+async fn tap_response(
     response: Response<OutgoingBody>,
     forwarding: Forwarding,
     mut actions: ResponseActions,
@@ -359,18 +364,20 @@ async fn tapped(
     let upstream = &forwarding.upstream;
     parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, passing);
     parts.version = Version::HTTP_11;
-    let (most, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
-    actions.altering = match forwarding.usage_addition {
-        _ if forwarding.added_usage => altering(&mut parts, |kind, headers| {
+    let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
+    actions.edits = match forwarding.usage_addition {
+        _ if forwarding.added_usage => response_edits(&mut parts, |kind, headers| {
             // A response that is not a stream has usage anyway.
             let is_whole = kind.starts_with("application/json");
             let codings = headers::codings(headers);
-            let hiding = UsageStrip::new(upstream.host(), codings, memory);
-            hiding.filter(|_| !is_whole).map(ResponseEdits::Strips)
+            let strip = UsageStrip::new(upstream.host(), codings, memory);
+            strip.filter(|_| !is_whole).map(ResponseEdits::Strips)
         }),
-        Some(addition) => altering(&mut parts, |kind, headers| {
+        Some(addition) => response_edits(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
-            Some(ResponseEdits::Rewrites(UsageRewrite::new(addition, kind, codings, most, memory)?))
+            Some(ResponseEdits::Rewrites(UsageRewrite::new(
+                addition, kind, codings, limit, memory,
+            )?))
         }),
         None => None,
     };
@@ -404,9 +411,9 @@ fn silence(
     StreamSilence::new(*dialect, &upstream.name, headers, limits, *upstream_time)
 }
 
-/// The edits of a response, if it can be edited: removes the usage that we asked for from a stream, or
-/// changes the usage. The response then loses its length and its encoding.
-fn altering(
+/// The edits of a response, if it can be edited: `with` makes them for this content type and these headers. An
+/// edited response loses its length and its encoding.
+fn response_edits(
     parts: &mut response::Parts,
     with: impl FnOnce(&str, &HeaderMap) -> Option<ResponseEdits>,
 ) -> Option<Box<ResponseEdits>> {
@@ -414,15 +421,15 @@ fn altering(
         return None;
     }
     let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let altering = with(kind.unwrap_or_default(), &parts.headers)?;
+    let edits = with(kind.unwrap_or_default(), &parts.headers)?;
     let headers = std::mem::take(&mut parts.headers);
     parts.headers =
         headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
-    Some(Box::new(altering))
+    Some(Box::new(edits))
 }
 
-/// Responds with a greeting that says what Plimsoll is.
-fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
+/// The response to a client that only probes the root path: it says what Plimsoll is.
+fn greeting_response(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
     recorder.stamp(response.headers_mut());
     recorder.event.status = Some(response.status().as_u16());
@@ -430,8 +437,8 @@ fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// Responds with an estimated count, instead of the upstream's.
-fn estimated(
+/// The response with an estimated token count, in place of the upstream's.
+fn count_response(
     mut response: Response<Bytes>,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
@@ -442,8 +449,8 @@ fn estimated(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// Responds with an error of our own, in the dialect of the request.
-fn ours(
+/// The response with an error of our own, in the dialect of the request.
+fn error_response(
     fault: &ProxyError,
     dialect: Option<Dialect>,
     mut recorder: ExchangeRecorder,
@@ -458,17 +465,19 @@ fn ours(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
+/// The error for a request that got no response from its upstream.
+fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
+    let upstream = upstream.name.clone();
     match error {
         UpstreamError::RequestBroken => ProxyError::RequestBroken,
-        UpstreamError::NoMemory => ProxyError::Crowded,
-        UpstreamError::TooSlow(why) => ProxyError::UpstreamTooSlow(upstream.name.clone(), why),
-        UpstreamError::Failed(why) => ProxyError::UpstreamFailed(upstream.name.clone(), why),
+        UpstreamError::NoMemory => ProxyError::NoMemory,
+        UpstreamError::TooSlow(reason) => ProxyError::UpstreamTooSlow { upstream, reason },
+        UpstreamError::Failed(reason) => ProxyError::UpstreamFailed { upstream, reason },
     }
 }
 
 /// Switches protocols: tunnels bytes unchanged, or refuses if policy says so.
-async fn upgraded(
+async fn upgrade(
     proxy: &Proxy,
     client_request: ClientRequest,
     routed: RoutedRequest,
@@ -477,14 +486,14 @@ async fn upgraded(
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
     if upstream.upgrades == UpgradePolicy::Refuse {
-        return ours(&ProxyError::UpgradeRefused, dialect, recorder);
+        return error_response(&ProxyError::UpgradeRefused, dialect, recorder);
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
     let request = request.map(|()| OutgoingBody::request(body, &recorder.memory));
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
-        Err(error) => return ours(&fault(&upstream, error), dialect, recorder),
+        Err(error) => return error_response(&proxy_error(&upstream, error), dialect, recorder),
     };
     let upstream_time = recorder.began.elapsed();
     recorder.event.headers_us = Some(upstream_time.as_micros() as u64);
@@ -494,7 +503,7 @@ async fn upgraded(
         let (added_usage, usage_addition) = (false, None);
         let forwarding =
             Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
-        return tapped(response, forwarding, ResponseActions::default(), recorder).await;
+        return tap_response(response, forwarding, ResponseActions::default(), recorder).await;
     }
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let provider = hyper::upgrade::on(&mut response);
@@ -505,10 +514,11 @@ async fn upgraded(
     let (mut parts, _) = response.into_parts();
     let passing = HeaderDirection { upgrade: true, keep_chunked: false };
     parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, passing);
-    let place = recorder.memory.place();
+    // The connection's permit is held until the tunnel ends.
+    let permit = recorder.memory.permit();
     tokio::spawn(async move {
         tunnel::carry(client, provider, recorder, frames).await;
-        drop(place);
+        drop(permit);
     });
     Response::from_parts(parts, ResponseBody::Ours(None))
 }

@@ -116,14 +116,14 @@ fn reading() -> ResponseActions {
         http::header::CONTENT_TYPE,
         http::HeaderValue::from_static("text/event-stream"),
     )]);
-    let observation = ResponseObserver::new(
+    let observer = ResponseObserver::new(
         Dialect::Anthropic,
         200,
         &headers,
         1 << 20,
         &crate::proxy::http::memory::MemoryShare::ample(),
     );
-    ResponseActions { observation: Some(observation), ..ResponseActions::default() }
+    ResponseActions { observer: Some(observer), ..ResponseActions::default() }
 }
 
 /// Reading, with a commit that ends when it is told to.
@@ -307,22 +307,22 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",
         "data: [DONE]\n\n",
     ]);
-    let observation = ResponseObserver::new(
+    let observer = ResponseObserver::new(
         Dialect::OpenaiChat,
         200,
         &HeaderMap::new(),
         1 << 20,
         &crate::proxy::http::memory::MemoryShare::ample(),
     );
-    let altering = UsageStrip::new(
+    let edits = UsageStrip::new(
         "api.openai.com",
         [].into_iter(),
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
     let mut bench = Bench::new(ResponseActions {
-        observation: Some(observation),
-        altering,
+        observer: Some(observer),
+        edits,
         ..ResponseActions::default()
     })
     .await;
@@ -333,13 +333,13 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
     // What was held back when the upstream broke still leaves before the error.
-    let altering = UsageStrip::new(
+    let edits = UsageStrip::new(
         "api.openai.com",
         [].into_iter(),
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
-    let mut bench = Bench::new(ResponseActions { altering, ..ResponseActions::default() }).await;
+    let mut bench = Bench::new(ResponseActions { edits, ..ResponseActions::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());
     bench.feed.as_ref().unwrap().send(Err("cut".into())).unwrap();
