@@ -242,7 +242,7 @@ async fn settle(
     fact: Fact,
     id: &str,
 ) -> Result<Fact, AdminError> {
-    admin.ledgers.settle(handle, fact).await.map_err(|trouble| match trouble {
+    admin.ledgers.store_fact_if_absent(handle, fact).await.map_err(|trouble| match trouble {
         StoreError::Closed | StoreError::Deleted => {
             let what = format!("Session {id:?} was just deleted, or Plimsoll is shutting down.");
             AdminError::new(StatusCode::NOT_FOUND, "not_found", what)

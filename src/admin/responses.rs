@@ -429,7 +429,10 @@ pub(super) async fn session_savings(
 
 async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminError> {
     let prices = admin.prices.clone();
-    Ok(admin.ledgers.glance(scope, move |ledger| SessionSums::of(ledger, &prices)).await?)
+    Ok(admin
+        .ledgers
+        .look_at_one_of_many(scope, move |ledger| SessionSums::of(ledger, &prices))
+        .await?)
 }
 
 /// Exports one session for sharing, one line of JSON per call; with content, if that is requested. Lines are
@@ -441,7 +444,7 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Admi
         let what = format!("{EXPORTS} sessions are being exported already; try again soon.");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
     })?;
-    let threads = admin.ledgers.glance(&scope, Ledger::threads).await?;
+    let threads = admin.ledgers.look_at_one_of_many(&scope, Ledger::threads).await?;
     let content = with_content
         .then(|| export::SessionContent::new(admin.ledgers.clone(), scope.clone(), &threads));
     let key = admin.ledgers.tenant_key().await?;

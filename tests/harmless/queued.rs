@@ -53,7 +53,7 @@ async fn session(
                 stage
                     .server
                     .ledgers
-                    .settle(&stage.server.ledgers.handle(&scope), fact)
+                    .store_fact_if_absent(&stage.server.ledgers.handle(&scope), fact)
                     .await
                     .is_ok()
             );

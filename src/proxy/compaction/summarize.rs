@@ -188,7 +188,7 @@ impl SummaryJob {
                     let took = now().saturating_sub(at);
                     let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
-                    let kept = self.proxy.ledgers.settle(&self.handle, fact).await;
+                    let kept = self.proxy.ledgers.store_fact_if_absent(&self.handle, fact).await;
                     kept.map(|_| Some(compact)).map_err(|_| SummaryError::NotKept)
                 }
                 Err(failed) => Err(failed),

@@ -511,7 +511,7 @@ impl RefusalLessons {
 
     async fn store(self, proxy: Arc<Proxy>, info: RequestInfo) {
         if let Some(SessionFact { session, fact }) = self.fact {
-            let _ = proxy.ledgers.note(&session, fact).await;
+            let _ = proxy.ledgers.store_fact(&session, fact).await;
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {

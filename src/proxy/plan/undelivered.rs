@@ -67,5 +67,5 @@ pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
         at,
     });
     // If the store cannot save it, it stays in memory.
-    let _ = proxy.ledgers.note(handle, fact).await;
+    let _ = proxy.ledgers.store_fact(handle, fact).await;
 }

@@ -41,7 +41,7 @@ pub(super) struct SessionFingerprints {
 impl SessionFingerprints {
     /// Begins a look-up in the store for a request with these fingerprints. Returns when it began, for this
     /// request or for one that it continues.
-    pub(super) fn look_up(&mut self, tenant: &TenantId, fingerprints: &[u128]) -> Instant {
+    pub(super) fn begin_look_up(&mut self, tenant: &TenantId, fingerprints: &[u128]) -> Instant {
         let mut own =
             fingerprints.iter().map(|fingerprint| of_tenant(tenant, *fingerprint)).peekable();
         let first = own.peek().copied();
@@ -58,7 +58,7 @@ impl SessionFingerprints {
     }
 
     /// Called when the store has answered or failed.
-    pub(super) fn looked_up(&mut self, tenant: &TenantId, own: u128) {
+    pub(super) fn end_look_up(&mut self, tenant: &TenantId, own: u128) {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 

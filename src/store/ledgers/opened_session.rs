@@ -17,7 +17,7 @@ use crate::dialect::Conversation;
 use crate::store::Scope;
 use crate::store::recall::ReadBudget;
 
-/// What a request is placed by.
+/// What a request's session and its place there are found by.
 pub struct SessionLookup<'a> {
     /// The keyed hash of the credential.
     pub tenant: &'a TenantId,
@@ -95,7 +95,7 @@ impl OpenedSession {
         });
         cache.begin(lookup.exchange.clone(), placed.position.chain);
         Self {
-            unread: cache.has_unread(),
+            unread: cache.take_unread(),
             reads: lookup.reads.after_first_load(),
             exchange: lookup.exchange.clone(),
             named: lookup.session.is_some(),

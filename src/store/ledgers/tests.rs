@@ -649,7 +649,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
     for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
         for fact in decided(words, after) {
             let ledgers = ledgers(&store);
-            ledgers.note(&ledgers.handle(&scope), fact).await.unwrap();
+            ledgers.store_fact(&ledgers.handle(&scope), fact).await.unwrap();
         }
     }
     let holding = |suspended| {
@@ -689,17 +689,17 @@ async fn signs_in_memory_are_bounded() {
 async fn look_ups_that_are_remembered_are_bounded() {
     let mut known = SessionFingerprints::default();
     let (here, there): (TenantId, TenantId) = ("t".into(), "u".into());
-    let first = known.look_up(&here, &[0]);
-    assert_eq!(known.look_up(&here, &[7, 0]), first, "a request that grew from it");
-    assert_ne!(known.look_up(&there, &[0]), first);
+    let first = known.begin_look_up(&here, &[0]);
+    assert_eq!(known.begin_look_up(&here, &[7, 0]), first, "a request that grew from it");
+    assert_ne!(known.begin_look_up(&there, &[0]), first);
     for fingerprint in 3..fingerprints::LOOK_UPS as u128 {
-        known.look_up(&here, &[fingerprint + 100]);
+        known.begin_look_up(&here, &[fingerprint + 100]);
     }
-    assert_eq!(known.look_up(&here, &[0]), first, "at the limit");
-    known.look_up(&here, &[1]);
-    known.looked_up(&here, 0);
-    assert_ne!(known.look_up(&here, &[0]), first, "the store has answered");
-    assert_ne!(known.look_up(&here, &[7]), first, "past the limit all went");
+    assert_eq!(known.begin_look_up(&here, &[0]), first, "at the limit");
+    known.begin_look_up(&here, &[1]);
+    known.end_look_up(&here, 0);
+    assert_ne!(known.begin_look_up(&here, &[0]), first, "the store has answered");
+    assert_ne!(known.begin_look_up(&here, &[7]), first, "past the limit all went");
 }
 
 #[tokio::test]

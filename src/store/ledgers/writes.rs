@@ -55,7 +55,7 @@ pub(crate) enum DecisionError {
 }
 
 /// Writes decisions, and adds those that apply to the ledger, whether anybody still waits or not.
-async fn decided(
+async fn write_decisions(
     store: Arc<dyn Store>,
     handle: SessionHandle,
     facts: Vec<Fact>,
@@ -130,16 +130,17 @@ impl Ledgers {
         let (store, handle) = (decision.store.clone(), decision.handle.clone());
         let token = decision.token.clone();
         tokio::spawn(async move {
-            let won = decided(store.clone(), handle.clone(), facts, records, token).await;
+            let won = write_decisions(store.clone(), handle.clone(), facts, records, token).await;
             if let Err(Ok(won)) = sender.send(won) {
                 requeue(store, handle, won).await;
             }
         });
-        let slow = |_| StoreError::Failed(format!("no answer within {timeout:?}"));
-        let answer = tokio::time::timeout(timeout, &mut decision.answer).await.map_err(slow)?;
+        let timed_out = |_| StoreError::Failed(format!("no answer within {timeout:?}"));
+        let answer =
+            tokio::time::timeout(timeout, &mut decision.answer).await.map_err(timed_out)?;
         let won = match answer.unwrap_or(Err(StoreError::Closed)) {
             Err(StoreError::Deleted) => {
-                self.was_deleted(&opened.scope, &opened.cache);
+                self.forget_deleted(&opened.scope, &opened.cache);
                 return Err(StoreError::Deleted.into());
             }
             won => won?,
@@ -176,7 +177,7 @@ impl Ledgers {
         };
         match kept {
             Err(StoreError::Deleted) => {
-                self.was_deleted(&scope, &cache);
+                self.forget_deleted(&scope, &cache);
                 self.restart_session(scope, copies, began).await
             }
             kept => kept.map(drop),
@@ -196,14 +197,14 @@ impl Ledgers {
             Err(StoreError::Deleted) => Ok(()),
             put => {
                 put?;
-                lock(&self.caches).cache(&scope).join(&session_cache::ledger(&records).0);
+                lock(&self.caches).cache(&scope).join(&session_cache::ledger(&records).ledger);
                 Ok(())
             }
         }
     }
 
-    /// Another process deleted a session: removes what is known about it here.
-    fn was_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
+    /// Removes what is known about a session here, because another process deleted it.
+    fn forget_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
         lock(&self.caches).remove_cache(scope, cache);
         drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
         lock(&self.fingerprints).forget(std::slice::from_ref(scope));
@@ -216,14 +217,18 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; memory has it all the same.
-    pub(crate) async fn note(&self, handle: &SessionHandle, fact: Fact) -> Result<(), StoreError> {
+    pub(crate) async fn store_fact(
+        &self,
+        handle: &SessionHandle,
+        fact: Fact,
+    ) -> Result<(), StoreError> {
         let SessionHandle { scope, cache, .. } = handle;
         let records = record(&fact).into_iter().collect();
         let put = || self.store.put(scope.clone(), records, cache.precondition());
         match cache.add(vec![fact], put) {
             Some(kept) => match kept.await {
                 Err(StoreError::Deleted) => {
-                    self.was_deleted(scope, cache);
+                    self.forget_deleted(scope, cache);
                     Ok(())
                 }
                 kept => kept.map(drop),
@@ -237,13 +242,17 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]: nothing is stored then.
-    pub async fn settle(&self, handle: &SessionHandle, fact: Fact) -> Result<Fact, StoreError> {
+    pub async fn store_fact_if_absent(
+        &self,
+        handle: &SessionHandle,
+        fact: Fact,
+    ) -> Result<Fact, StoreError> {
         let unwritten = || StoreError::Failed("a fact cannot be written".to_owned());
         let SessionHandle { scope, cache, .. } = handle;
         let records = vec![record(&fact).ok_or_else(unwritten)?];
         let put = self.store.put(scope.clone(), records, cache.precondition()).await;
         if matches!(put, Err(StoreError::Deleted)) {
-            self.was_deleted(scope, cache);
+            self.forget_deleted(scope, cache);
         }
         let won = match put?.into_iter().next() {
             Some(WriteOutcome::Existed(first)) => {

@@ -1,6 +1,6 @@
 //! Sessions in memory: which are dropped when there are too many or too much, and what a deleted one leaves.
 
-use super::super::session_cache::{BYTES, SESSIONS, SessionCaches};
+use super::super::session_cache::{BYTES, LoadedLedger, SESSIONS, SessionCaches};
 use super::*;
 
 fn scope(number: usize) -> Scope {
@@ -67,8 +67,8 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     let mut late = Ledger::default();
     words(1000).into_iter().for_each(|fact| late.add(fact));
     cache.join(&late);
-    cache.loaded(late, true);
-    assert!(cache.look(Ledger::is_empty) && !cache.has_unread());
+    cache.loaded(LoadedLedger { ledger: late, has_unread: true });
+    assert!(cache.look(Ledger::is_empty) && !cache.take_unread());
     drop((caches.remove(&scope(0)), cache));
     assert_eq!(caches.bytes(), 0);
 }

@@ -103,7 +103,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let key = turn_key(&opened.exchange);
     let begin = || ours.draft(&opened, drafted(&opened), Duration::ZERO);
-    let due = || ours.drafts.due().map(|(due, ended)| (due.len(), ended));
+    let due = || ours.drafts.due().map(|batch| (batch.due.len(), batch.ended));
     let guard = begin();
     assert_eq!(due(), Some((1, vec![])));
     assert_eq!(due(), None, "a draft is written once a second");
@@ -155,7 +155,7 @@ async fn of_many_drafts_those_are_written_that_wait_longest() {
         ours.draft(&opened, turn, Duration::ZERO)
     };
     let written = || {
-        let (due, _) = ours.drafts.due()?;
+        let due = ours.drafts.due()?.due;
         Some(due.iter().map(super::super::drafts::DueDraft::key).collect::<Vec<_>>())
     };
     let guards: Vec<_> = (0..64).map(begin).collect();
@@ -196,7 +196,7 @@ async fn a_draft_is_the_same_until_more_comes() {
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
-    let mut due = ours.drafts.due().unwrap().0.remove(0);
+    let mut due = ours.drafts.due().unwrap().due.remove(0);
     assert!(due.is_first && due.draft(7).is_some());
     due.is_first = false;
     assert_eq!(due.draft(8), None);

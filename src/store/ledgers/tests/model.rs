@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 use futures_util::FutureExt as _;
 
+use super::super::session_cache::LoadedLedger;
 use super::orders::{Choices, in_every_order};
 use super::*;
 use crate::store::recall::{RecallRun, RecallStart};
@@ -109,7 +110,7 @@ impl World {
     /// What the store knows.
     fn kept(&self) -> Vec<String> {
         let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
-        turns_of(&session_cache::ledger(&records).0)
+        turns_of(&session_cache::ledger(&records).ledger)
     }
 
     fn request(&mut self, request: Request) -> Request {
@@ -140,11 +141,11 @@ impl World {
             _ if fails => load.run.end(Err(StoreError::Closed)),
             None => {
                 let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
-                load.read = Some(session_cache::ledger(&records).0);
+                load.read = Some(session_cache::ledger(&records).ledger);
                 self.loads.push(load);
             }
             Some(read) => {
-                load.cache.loaded(read, false);
+                load.cache.loaded(LoadedLedger { ledger: read, has_unread: false });
                 load.run.end(Ok(()));
             }
         }
