@@ -125,7 +125,7 @@ impl ClientRequest {
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
-                recorder.stood_aside(FailOpen::Panicked);
+                recorder.record_fail_open(FailOpen::Panicked);
                 AnalyzedRequest::default()
             }
         }
@@ -147,14 +147,14 @@ impl ClientRequest {
         {
             Ok(analysis) => analysis,
             Err(why) => {
-                recorder.stood_aside(why);
+                recorder.record_fail_open(why);
                 return None;
             }
         };
         let notes = &analysis.conversation.notes;
-        recorder.noted(notes.iter().copied());
+        recorder.record_notes(notes.iter().copied());
         if notes.contains(&Note::NotJson) {
-            recorder.stood_aside(FailOpen::BodyUnread);
+            recorder.record_fail_open(FailOpen::BodyUnread);
             return None;
         }
         let placed = self.place_and_plan(upstream, analysis, Some(head), recorder).await;
@@ -211,7 +211,7 @@ impl ClientRequest {
         record_store_wait(&reads, recorder);
         let Some(mut opened) = opened else {
             // It is sent as it came, and not stored as a turn; the next request will find the session.
-            recorder.stood_aside(FailOpen::SessionLate);
+            recorder.record_fail_open(FailOpen::SessionLate);
             recorder.event.estimate = PlannedRequest::alone(&Arc::new(basis.alone())).await;
             return PlacedRequest::default();
         };
@@ -248,7 +248,7 @@ impl ClientRequest {
         let shown = pending.open_exchange(recorder.at);
         shown.into_iter().for_each(|it| proxy.telemetry.exchange_opened(it));
         if pending.estimate().is_none() {
-            recorder.stood_aside(FailOpen::Panicked);
+            recorder.record_fail_open(FailOpen::Panicked);
         }
         let rewrite = pending.rewrite();
         PlacedRequest { rewrite, pending: Some(pending), writer, added, count: None }
@@ -262,7 +262,7 @@ impl ClientRequest {
         why: FailOpen,
         recorder: &mut ExchangeRecorder,
     ) -> PlacedRequest {
-        recorder.stood_aside(why);
+        recorder.record_fail_open(why);
         let prepared = Arc::new(basis.alone());
         recorder.event.estimate = PlannedRequest::alone(&prepared).await;
         self.count_as_it_came(prepared)
@@ -296,7 +296,7 @@ impl ClientRequest {
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
-                    recorder.stood_aside(FailOpen::Store);
+                    recorder.record_fail_open(FailOpen::Store);
                 }
                 let held_out = is_held_out(&session, basis.mode, &proxy);
                 recorder.event.session = Some(session);
@@ -304,7 +304,7 @@ impl ClientRequest {
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
-                recorder.stood_aside(FailOpen::SessionLate);
+                recorder.record_fail_open(FailOpen::SessionLate);
                 return self.count_as_it_came(Arc::new(basis.alone()));
             }
         };
@@ -313,7 +313,7 @@ impl ClientRequest {
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
         let rewrite = planned.rewrite(&prepared);
-        planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+        planned.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
         recorder.event.done = planned.done;
         let count = self.count_fallback(prepared, planned.sent, planned.known);
         PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
@@ -434,7 +434,7 @@ impl ClientRequest {
         let learned = calibration.of(ledgers, &upstream.name, name, pupil, model.family, reads);
         let (learned, counting) = learned.await;
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
-            recorder.stood_aside(FailOpen::Store);
+            recorder.record_fail_open(FailOpen::Store);
         }
         ModelFacts {
             learned,
@@ -528,16 +528,16 @@ fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
     recorder.event.session = Some(opened.scope.session.clone());
     recorder.event.thread = Some(opened.placed.position.thread.clone());
     if opened.unread {
-        recorder.stood_aside(FailOpen::FactUnread);
+        recorder.record_fail_open(FailOpen::FactUnread);
     }
     if opened.store_missed {
-        recorder.stood_aside(FailOpen::Store);
+        recorder.record_fail_open(FailOpen::Store);
     }
 }
 
 /// Records what is done to a request.
 fn record_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
-    planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+    planned.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
     recorder.event.done = planned.done.clone();
     if planned.is_spared {
         recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);

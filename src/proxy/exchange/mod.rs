@@ -76,7 +76,7 @@ pub(super) async fn run(
     if let Err(fault) = proxy.client_access.judge(&head.uri, &head.headers, &proxy.credentials) {
         return error_response(&fault, dialect, recorder);
     }
-    if !recorder.take(headers::size(&head.headers)) {
+    if !recorder.reserve(headers::size(&head.headers)) {
         return error_response(&ProxyError::NoMemory, dialect, recorder);
     }
     // 2. Route.
@@ -318,14 +318,14 @@ async fn read_request(
     let outbound = match collected {
         CollectOutcome::Broken => return Err(ProxyError::RequestBroken),
         CollectOutcome::TimedOut => return Err(ProxyError::BodyTooSlow),
-        CollectOutcome::Unread(body) => OutboundRequest::plain(head, recorder.counting(body)),
+        CollectOutcome::Unread(body) => OutboundRequest::plain(head, recorder.count_upload(body)),
         CollectOutcome::TooLarge(body) => {
-            recorder.stood_aside(FailOpen::BodyTooLarge);
-            OutboundRequest::plain(head, recorder.counting(body))
+            recorder.record_fail_open(FailOpen::BodyTooLarge);
+            OutboundRequest::plain(head, recorder.count_upload(body))
         }
         CollectOutcome::NoMemory(body) => {
-            recorder.stood_aside(FailOpen::MemoryBudget);
-            OutboundRequest::plain(head, recorder.counting(body))
+            recorder.record_fail_open(FailOpen::MemoryBudget);
+            OutboundRequest::plain(head, recorder.count_upload(body))
         }
         CollectOutcome::Whole { bytes, trailers } => {
             recorder.event.request_bytes = bytes.len() as u64;

@@ -126,7 +126,7 @@ impl Retry<'_> {
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
-                    self.recorder.stood_aside(FailOpen::RewriteRefused);
+                    self.recorder.record_fail_open(FailOpen::RewriteRefused);
                     let is_refused = blames_request(response.status());
                     self.judge(RequestForm::Original, response, is_refused, &mut answers).await
                 }

@@ -58,7 +58,7 @@ pub(crate) struct PlannedRequest {
     /// The ids of the queued messages that it took.
     pub(crate) dequeued: Vec<Box<str>>,
     /// Why part of the plan was left out.
-    pub(crate) stood_aside: Option<FailOpen>,
+    pub(crate) fail_open: Option<FailOpen>,
     /// The output limit is lowered, because another request was refused for it.
     pub(crate) is_spared: bool,
 }
@@ -73,8 +73,80 @@ pub(crate) struct PlannedRewrite {
     pub(crate) beta: Option<&'static str>,
 }
 
-/// The first plan, made from recorded decisions, and the new decisions that it proposes.
-struct PlanOutcome {
+/// Plans a request: replays, proposes, saves, and replays again with the new decisions. Also returns the
+/// messages that it injects, which are queued again if they are not delivered.
+pub(crate) async fn plan(
+    proxy: &Arc<Proxy>,
+    prepared: Arc<PreparedRequest>,
+    opened: &mut OpenedSession,
+) -> (PlannedRequest, Option<UndeliveredMessage>) {
+    load_vocabulary(prepared.model.family);
+    let anchor = opened.anchor.take().map(Arc::new);
+    let size = prepared.body.len();
+    let mut known = std::mem::take(&mut opened.known);
+    known.spares_reasoning(&prepared.request());
+    let known = Arc::new(known);
+    let drafted = {
+        let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
+        off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
+    };
+    let drafted = match drafted {
+        Ok(drafted) => drafted,
+        Err(why) => {
+            return (PlannedRequest::unplanned(why), None);
+        }
+    };
+    let DraftPlan { mut plan, mut measured, new, refused, mut is_spared } = drafted;
+    let before = known.clone();
+    let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
+    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
+    if !new.is_empty() {
+        // Boxed, because few requests decide anything and the future is large.
+        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
+        let saved = saved.unwrap_or_else(|error| {
+            fail_open = Some(match error {
+                DecisionError::TooMany => FailOpen::Decisions,
+                DecisionError::Store(_) => FailOpen::Store,
+            });
+            is_spared = false;
+            Vec::new()
+        });
+        dequeued = inject::injected_ids(&saved, &prepared.exchange);
+        Arc::make_mut(&mut known).add(saved);
+        let with_dequeued = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
+        std::mem::replace(&mut undelivered, with_dequeued)
+            .into_iter()
+            .for_each(UndeliveredMessage::end);
+        let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
+        let Some(replayed) = replayed else {
+            return (PlannedRequest::unplanned(FailOpen::Panicked), None);
+        };
+        (plan, measured) = replayed;
+    }
+    if plan.conflict {
+        fail_open = Some(FailOpen::EditsConflict);
+    }
+    let mut planned = PlannedRequest {
+        known,
+        before,
+        refused,
+        anchor,
+        dequeued,
+        fail_open,
+        is_spared,
+        ..PlannedRequest::default()
+    };
+    planned.set_plan(&prepared, plan, measured);
+    let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
+    if prepared.mode == Mode::Shadow && is_changed {
+        planned.edits = Arc::default();
+        planned.set_sent_as_it_came(&prepared).await;
+    }
+    (planned, undelivered)
+}
+
+/// The plan made from recorded decisions, and the new decisions that are proposed.
+struct DraftPlan {
     plan: Plan,
     measured: Box<MeasuredEstimate>,
     new: Vec<Fact>,
@@ -83,11 +155,12 @@ struct PlanOutcome {
     is_spared: bool,
 }
 
+/// Replays the recorded decisions, and proposes new ones. Saves nothing.
 fn draft_plan(
     prepared: &PreparedRequest,
     known: &RecordedDecisions,
     anchor: Option<&AnchorTurn>,
-) -> PlanOutcome {
+) -> DraftPlan {
     let request = prepared.request();
     let (mut new, mut refused) = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
@@ -111,92 +184,14 @@ fn draft_plan(
         refused.extend(not);
     }
     new.extend(inject::propose(&request, &with));
-    PlanOutcome { plan, measured, new, refused, is_spared }
+    DraftPlan { plan, measured, new, refused, is_spared }
 }
 
 /// Starts loading the vocabulary, which takes about 30 ms; until then, counting is by length.
-fn want_vocabulary(family: Family) {
+fn load_vocabulary(family: Family) {
     if bpe::is_wanted(family) {
         drop(tokio::task::spawn_blocking(move || bpe::load(family)));
     }
-}
-
-/// Plans a request: replays, proposes, saves, and replays again with the new decisions. Also returns the
-/// messages that it injects, which are queued again if they are not delivered.
-pub(crate) async fn plan(
-    proxy: &Arc<Proxy>,
-    prepared: Arc<PreparedRequest>,
-    opened: &mut OpenedSession,
-) -> (PlannedRequest, Option<UndeliveredMessage>) {
-    want_vocabulary(prepared.model.family);
-    let anchor = opened.anchor.take().map(Arc::new);
-    let size = prepared.body.len();
-    let mut known = std::mem::take(&mut opened.known);
-    known.spares_reasoning(&prepared.request());
-    let known = Arc::new(known);
-    let drafted = {
-        let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
-        off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
-    };
-    let drafted = match drafted {
-        Ok(drafted) => drafted,
-        Err(why) => {
-            return (PlannedRequest { stood_aside: Some(why), ..PlannedRequest::default() }, None);
-        }
-    };
-    let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = drafted;
-    let before = known.clone();
-    let (mut stood_aside, mut known, mut dequeued) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
-    if !new.is_empty() {
-        // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
-        let saved = saved.unwrap_or_else(|error| {
-            stood_aside = Some(match error {
-                DecisionError::TooMany => FailOpen::Decisions,
-                DecisionError::Store(_) => FailOpen::Store,
-            });
-            is_spared = false;
-            Vec::new()
-        });
-        dequeued = inject::injected_ids(&saved, &prepared.exchange);
-        Arc::make_mut(&mut known).add(saved);
-        let with_dequeued = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
-        std::mem::replace(&mut undelivered, with_dequeued)
-            .into_iter()
-            .for_each(UndeliveredMessage::end);
-        let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
-        let Some(replayed) = replayed else {
-            return (
-                PlannedRequest {
-                    stood_aside: Some(FailOpen::Panicked),
-                    ..PlannedRequest::default()
-                },
-                None,
-            );
-        };
-        (plan, measured) = replayed;
-    }
-    if plan.conflict {
-        stood_aside = Some(FailOpen::EditsConflict);
-    }
-    let mut planned = PlannedRequest {
-        known,
-        before,
-        refused,
-        anchor,
-        dequeued,
-        stood_aside,
-        is_spared,
-        ..PlannedRequest::default()
-    };
-    planned.set_plan(&prepared, plan, measured);
-    let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
-    if prepared.mode == Mode::Shadow && is_changed {
-        planned.edits = Arc::default();
-        planned.set_sent_as_it_came(&prepared).await;
-    }
-    (planned, undelivered)
 }
 
 /// Saves decisions before they are sent, for a branch that was last suspended at `suspended`.
@@ -242,6 +237,11 @@ async fn replay(
 }
 
 impl PlannedRequest {
+    /// A request without a plan: it is sent as it came.
+    fn unplanned(why: FailOpen) -> Self {
+        Self { fail_open: Some(why), ..Self::default() }
+    }
+
     fn set_plan(
         &mut self,
         prepared: &PreparedRequest,
@@ -356,7 +356,7 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         opened: &mut OpenedSession,
     ) -> Self {
-        want_vocabulary(prepared.model.family);
+        load_vocabulary(prepared.model.family);
         let (anchor, size) = (opened.anchor.take().map(Arc::new), prepared.body.len());
         let sent = plan::as_it_came(&prepared.request());
         let measured = {
@@ -416,18 +416,18 @@ impl PlannedRequest {
         };
         let plan = match off_thread(prepared.body.len(), replay).await {
             Ok(plan) => plan,
-            Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
+            Err(why) => return Self::unplanned(why),
         };
         let done = prepared.rewrite_summary(&plan.steps);
         let is_shadow = prepared.mode == Mode::Shadow;
         let edits = if is_shadow { Arc::default() } else { plan.edits.into() };
-        let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
+        let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;
         let sent = match prepared.mode {
             Mode::Shadow => plan::as_it_came(&prepared.request()),
             Mode::Observe | Mode::Active => plan.sent,
         };
-        Self { edits, sent, known, done, summary, stood_aside, ..Self::default() }
+        Self { edits, sent, known, done, summary, fail_open, ..Self::default() }
     }
 
     /// Records that the original is sent instead of the rewritten request, and measures it.
@@ -448,7 +448,7 @@ pub(crate) async fn estimate(
     sent: Overlay,
     known: &Arc<RecordedDecisions>,
 ) -> Option<Estimate> {
-    want_vocabulary(prepared.model.family);
+    load_vocabulary(prepared.model.family);
     let measure = {
         let (prepared, known) = (prepared.clone(), known.clone());
         move || prepared.measure(&sent, &known, None).estimate

@@ -239,7 +239,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| edits.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            self.recorder.stood_aside(FailOpen::Panicked);
+            self.recorder.record_fail_open(FailOpen::Panicked);
             Err(DecodeError::Broken)
         });
         match passed {
@@ -342,7 +342,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Without a runtime, the process is ending.
         if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
-            self.recorder.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
+            self.recorder.storing = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
     }
 }

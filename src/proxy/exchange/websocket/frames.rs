@@ -338,7 +338,7 @@ impl SocketConversation {
         let mut recorder = shared.recorder();
         recorder.event.request_bytes = message.len() as u64;
         let Some(place) = place else {
-            return recorder.stood_aside(FailOpen::AnalysisBudget);
+            return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
         if self.open.len() >= MAX_OPEN {
             self.open.pop_first();
@@ -388,14 +388,17 @@ async fn kept(
 ) {
     let pending = match read {
         Ok(analysis) => {
-            recorder.noted(analysis.conversation.notes.iter().copied());
+            recorder.record_notes(analysis.conversation.notes.iter().copied());
             let SocketConnection { client_request, upstream, .. } = &*connection;
             let placing = client_request.place_and_plan(upstream, analysis, None, &mut recorder);
             let placed = AssertUnwindSafe(placing).catch_unwind().await;
-            placed.map_err(|_| recorder.stood_aside(FailOpen::Panicked)).unwrap_or_default().pending
+            placed
+                .map_err(|_| recorder.record_fail_open(FailOpen::Panicked))
+                .unwrap_or_default()
+                .pending
         }
         Err(why) => {
-            recorder.stood_aside(why);
+            recorder.record_fail_open(why);
             None
         }
     };
@@ -415,6 +418,6 @@ async fn kept(
     if let Some(commit) = commit
         && let Some(why) = commit.await
     {
-        recorder.stood_aside(why);
+        recorder.record_fail_open(why);
     }
 }

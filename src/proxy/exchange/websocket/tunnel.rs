@@ -68,7 +68,7 @@ pub(crate) async fn carry(
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
-    gave_up.into_iter().for_each(|why| recorder.stood_aside(why));
+    gave_up.into_iter().for_each(|why| recorder.record_fail_open(why));
     recorder.event.request_bytes = up;
     recorder.response.bytes = down;
     recorder.event.outcome = outcome;
