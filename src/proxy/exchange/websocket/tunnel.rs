@@ -35,7 +35,7 @@ pub(crate) async fn carry(
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let timeouts = recorder.proxy.tunnel_timeouts;
     let (mut up, mut down) = (0, 0);
-    let looked = |way, bytes: &[u8]| {
+    let observe = |way, bytes: &[u8]| {
         if let Some(frames) = &frames {
             frames.saw(way, bytes);
         }
@@ -48,7 +48,7 @@ pub(crate) async fn carry(
             Outcome::ClientLeft,
             to_upstream,
             Outcome::UpstreamFailed,
-            |bytes| up += looked(Direction::Up, bytes),
+            |bytes| up += observe(Direction::Up, bytes),
             &half_closed,
         );
         let down = pump(
@@ -56,7 +56,7 @@ pub(crate) async fn carry(
             Outcome::UpstreamFailed,
             to_client,
             Outcome::ClientLeft,
-            |bytes| down += looked(Direction::Down, bytes),
+            |bytes| down += observe(Direction::Down, bytes),
             &half_closed,
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
@@ -64,7 +64,7 @@ pub(crate) async fn carry(
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::Turned,
-            () = quiet(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
+            () = idle(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
@@ -89,7 +89,7 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
 }
 
 /// Ready when nothing has passed for as long as a tunnel may be idle.
-async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
+async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
         let is_short = memory.budget().is_short_of_connections();
         let timeout = timeouts.timeout(half_closed.load(Ordering::Relaxed), is_short);
