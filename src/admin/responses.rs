@@ -246,7 +246,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
     };
     let outlook = match &latest_request {
-        Some(latest_request) => Some((latest_request.look)().ok_or_else(nothing)?),
+        Some(latest_request) => Some((latest_request.preview)().ok_or_else(nothing)?),
         None => None,
     };
     if dry {

@@ -186,10 +186,10 @@ impl Ledgers {
     }
 
     /// Keeps the latest request of a session for a while, unless the session was deleted meanwhile.
-    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
+    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, latest: LatestRequest) {
         opened
             .cache
-            .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), one));
+            .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), latest));
     }
 
     /// The latest request of a session, if it is still kept.

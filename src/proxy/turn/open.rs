@@ -203,7 +203,7 @@ impl OpenTurn {
         let build = move || {
             let content =
                 content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
-            let counted = counted.as_ref().and_then(PendingCount::here);
+            let counted = counted.as_ref().and_then(PendingCount::arrived);
             let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
             turn.carry =
                 prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
@@ -301,7 +301,7 @@ impl OpenTurn {
         let exchanged = SavingsInput {
             done: &turn.done,
             usage: &reply.usage,
-            counted: self.counted.as_ref().and_then(PendingCount::here),
+            counted: self.counted.as_ref().and_then(PendingCount::arrived),
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
             window: self.info.model.window,

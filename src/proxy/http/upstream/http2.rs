@@ -406,7 +406,7 @@ impl Http2 {
         tokio::spawn(drive(connection, Arc::downgrade(self), id));
         self.perform(actions);
         // The limit may have arrived before it was watched.
-        watch.look();
+        watch.report_change();
     }
 }
 
@@ -447,7 +447,7 @@ struct LimitWatch {
 
 impl LimitWatch {
     /// Reports the limit if it has changed.
-    fn look(&self) {
+    fn report_change(&self) {
         let Some((connection, upstream, id)) = self.of.get() else { return };
         let Some(connection) = connection.upgrade() else { return };
         let changed = {
@@ -476,7 +476,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for LimitExecutor {
             let mut task = pin!(task);
             poll_fn(|cx| {
                 let polled = task.as_mut().poll(cx);
-                watch.look();
+                watch.report_change();
                 polled
             })
             .await;
