@@ -429,9 +429,11 @@ impl ClientRequest {
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
-        let pupil = tenant.filter(|_| !vouched);
+        // Credentials that the upstream does not check could be made up, so each then has a state of its own.
+        let for_tenant = tenant.filter(|_| !vouched);
         let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
-        let learned = calibration.of(ledgers, &upstream.name, name, pupil, model.family, reads);
+        let learned =
+            calibration.of(ledgers, &upstream.name, name, for_tenant, model.family, reads);
         let (learned, counting) = learned.await;
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
             recorder.record_fail_open(FailOpen::Store);

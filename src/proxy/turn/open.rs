@@ -157,7 +157,12 @@ impl OpenTurn {
                     window: overflow.and_then(|overflow| overflow.reported.window),
                     ..TurnRecord::default()
                 };
-                return Box::pin(self.refused(proxy, reply, turn.estimate, overflow.is_some()));
+                return Box::pin(self.learn_from_refusal(
+                    proxy,
+                    reply,
+                    turn.estimate,
+                    overflow.is_some(),
+                ));
             }
             let overflow = self.overflow_shown(&turn, &reply);
             turn.done.overflow = turn.done.overflow.or(overflow);
@@ -174,11 +179,12 @@ impl OpenTurn {
                 provider_request_id: self.head.provider_request_id.clone(),
                 outcome: record.outcome,
             };
-            Box::pin(self.kept(proxy, turn, ending, reply))
+            Box::pin(self.store(proxy, turn, ending, reply))
         })
     }
 
-    async fn kept(
+    /// Completes the turn, stores it with the reply's reasoning and the content, and learns from it.
+    async fn store(
         mut self,
         proxy: Arc<Proxy>,
         turn: Turn,
@@ -187,11 +193,11 @@ impl OpenTurn {
     ) -> Option<FailOpen> {
         let reply = reply.delivered();
         self.learn(&proxy, &turn, ending.outcome, &reply).await;
-        let lesson = self.lesson(&turn, &ending, &reply);
-        let learned = calibration::CalibrationSample::after(lesson.as_ref(), &self.learned);
+        let sample = self.calibration_sample(&turn, &ending, &reply);
+        let learned = calibration::CalibrationSample::after(sample.as_ref(), &self.learned);
         let (kept_content, at) = (proxy.config.content, turn.at);
         // If the client left or lost the rest, the reply to the injected messages was not delivered.
-        let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
+        let is_delivered = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
         let Self { opened, draft, info, counted, undelivered, prospect, forwarded, .. } = self;
         let (content, panicked) = match self.content {
@@ -208,7 +214,7 @@ impl OpenTurn {
             turn.carry =
                 prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
             let mut facts = facts(turn, &reply, forwarded);
-            if !is_heard {
+            if !is_delivered {
                 facts.extend(undelivered);
             }
             (content.map(|content| (opened.handle(), content)), opened, facts, info)
@@ -222,8 +228,8 @@ impl OpenTurn {
         };
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
-        if let Some(lesson) = lesson {
-            proxy.calibration.learn(&proxy.ledgers, &info.source(), &lesson);
+        if let Some(sample) = sample {
+            proxy.calibration.learn(&proxy.ledgers, &info.source(), &sample);
         }
         if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;
@@ -311,13 +317,14 @@ impl OpenTurn {
         exchanged.saved()
     }
 
-    /// Handles a refusal, which is no turn but may be a lesson.
-    async fn refused(
+    /// Queues undelivered messages again, and learns from a refusal, which is not a turn. `overflows`: it says that
+    /// the request does not fit.
+    async fn learn_from_refusal(
         mut self,
         proxy: Arc<Proxy>,
         reply: Reply,
         estimate: Option<Estimate>,
-        outgrew: bool,
+        overflows: bool,
     ) -> Option<FailOpen> {
         let handle = self.opened.handle();
         for fact in std::mem::take(&mut self.undelivered) {
@@ -326,7 +333,7 @@ impl OpenTurn {
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();
         let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
-        if !demands && !outgrew {
+        if !demands && !overflows {
             return None;
         }
         let status = self.head.status.as_u16();
@@ -336,7 +343,7 @@ impl OpenTurn {
         if demands && taught.holds(Lesson::ReasoningDemanded) {
             proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
         }
-        if let Some(window) = window.filter(|_| outgrew) {
+        if let Some(window) = window.filter(|_| overflows) {
             let believed = Some(info.model.window);
             proxy.learn(&source, Lesson::Window(window), believed).await;
         }
@@ -344,7 +351,7 @@ impl OpenTurn {
     }
 
     /// What the response teaches about counting, if the reported usage measures the estimate.
-    fn lesson(
+    fn calibration_sample(
         &mut self,
         turn: &Turn,
         ending: &ExchangeEnding,
