@@ -150,7 +150,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminRe
     let (at, text) = (now(), text.into());
     let queued = QueuedMessage { id: message_id.as_str().into(), number, at, text, repeats: None };
     let answer = WaitingMessage::of(&queued, waiting + 1);
-    settle(admin, &handle, Fact::Queued(Box::new(queued)), id).await?;
+    store_fact_if_absent(admin, &handle, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(MessageEvent {
         position: Some(waiting + 1),
         ..message_event(&scope, &message_id, MessageStep::Queued)
@@ -169,7 +169,8 @@ pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> Admi
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
     let fact = InjectedMessage { id: message_id.into(), at: now(), state: InjectionState::Removed };
-    let held = settle(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
+    let held =
+        store_fact_if_absent(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
     if let Fact::InjectedMessage(held) = &held
         && let Some(sent) = held.place()
     {
@@ -194,7 +195,8 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
     for message_id in admin.ledgers.look(&scope, waiting).await? {
         let fact =
             InjectedMessage { id: message_id.clone(), at: now(), state: InjectionState::Removed };
-        let held = settle(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
+        let held =
+            store_fact_if_absent(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
         if !matches!(&held, Fact::InjectedMessage(held) if held.place().is_some()) {
             admin.telemetry.announce(message_event(&scope, &message_id, MessageStep::Removed));
             removed.push(message_id.into());
@@ -235,8 +237,8 @@ async fn message_text(body: &mut Incoming) -> Result<String, AdminError> {
     if text.len() > LONGEST { too_long() } else { Ok(text) }
 }
 
-/// Stores a fact unless another one came first; returns the one that holds.
-async fn settle(
+/// Stores a fact unless there already is one; returns the one that applies.
+async fn store_fact_if_absent(
     admin: &Admin,
     handle: &SessionHandle,
     fact: Fact,

@@ -161,7 +161,7 @@ pub(super) async fn answer(
     let judged = guard::judge(request, needs, peer, &admin.access);
     let (role, (question, names)) = match (judged, found) {
         (Err(refusal), _) => return refuse(admin, refusal, peer).await,
-        (Ok(_), Err(wrong)) => return responses::wrong(&wrong),
+        (Ok(_), Err(error)) => return responses::error_response(&error),
         (Ok(role), Ok(found)) => (role, found),
     };
     let response = respond(admin, question, &names, request, ending).await;
@@ -212,7 +212,7 @@ async fn respond(
         AdminQuery::Events => Ok(responses::events(admin, ending)),
         AdminQuery::OpenApi => Ok(responses::openapi()),
     };
-    answered.unwrap_or_else(|wrong| responses::wrong(&wrong))
+    answered.unwrap_or_else(|error| responses::error_response(&error))
 }
 
 /// The query of a path, with the names in it; or why there is none.
@@ -268,7 +268,7 @@ pub fn encoded(name: &str) -> String {
     out
 }
 
-/// Refuses a request. A wrong token waits at the gate first, so that guessing is slow.
+/// Refuses a request. The response to a wrong token is delayed, so that guessing is slow.
 async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
     if refusal == AdminRefusal::WrongToken {
         match admin.wrong_tokens.wait(Instant::now()) {
@@ -277,7 +277,7 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Re
         }
     }
     record_refusal(admin, refusal, peer);
-    responses::wrong(&refused(refusal))
+    responses::error_response(&refusal_error(refusal))
 }
 
 /// Counts a refusal, and logs the first one of each minute.
@@ -291,7 +291,8 @@ pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPe
     }
 }
 
-fn refused(refusal: AdminRefusal) -> AdminError {
+/// What a refused client is told.
+fn refusal_error(refusal: AdminRefusal) -> AdminError {
     let (status, code, what) = match refusal {
         AdminRefusal::NoToken | AdminRefusal::WrongToken => (
             StatusCode::UNAUTHORIZED,
