@@ -49,7 +49,7 @@ pub struct LoadedConfig {
 /// # Errors
 /// All faults at once.
 pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
-    load_but(sources, |_| false)
+    load_excusing(sources, |_| false)
 }
 
 /// Like [`load`], for commands that only query a running process: that process has the secrets that are
@@ -58,12 +58,12 @@ pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
 ///
 /// # Errors
 /// All other faults at once.
-pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
-    load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
+pub(crate) fn load_for_query(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
+    load_excusing(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
 /// Reads, checks and completes a configuration; faults of keys that are `excused` are ignored.
-fn load_but(
+fn load_excusing(
     sources: &ConfigSources,
     excused: fn(&str) -> bool,
 ) -> Result<LoadedConfig, ConfigErrors> {

@@ -70,7 +70,10 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => admit(&proxy, stream, &watching),
                 Err(error) => {
-                    tracing::warn!("no connection could be accepted: {error}");
+                    tracing::warn!(
+                        "a client's connection could not be accepted: {error}. If too many files are open, raise \
+                         the limit (ulimit -n)"
+                    );
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
