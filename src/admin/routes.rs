@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_comes_back() {
+    fn an_encoded_name_is_decoded_to_itself() {
         for name in ["plain", "a/b c", "{\"x\":1}", "Ünï", "%2F"] {
             assert_eq!(decoded_whole(&encoded(name)).as_deref(), Some(name));
         }

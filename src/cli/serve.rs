@@ -207,7 +207,7 @@ impl Server {
         lines
     }
 
-    /// A link to the page, with the token if it was generated here and if whoever reads our output may have
+    /// A link to the page. It has the token if that was generated here and our output is not stored where others can read
     /// it.
     fn page(&self) -> String {
         let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };

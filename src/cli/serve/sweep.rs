@@ -195,7 +195,7 @@ mod tests {
     const YEAR: Millis = 365 * DAY;
 
     #[test]
-    fn a_clock_that_jumps_forgets_nothing_and_stops_nothing() {
+    fn a_clock_that_jumps_ahead_expires_nothing() {
         let began = 10 * YEAR;
         // Where the machine's clock is, how much time passed, and where ours is then.
         let looks = [

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_what_is_configured_is_known() {
+    fn loopback_and_configured_hosts_are_accepted() {
         let access = access();
         for host in [
             "localhost",
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_not() {
+    fn other_hosts_are_refused() {
         let access = access();
         for host in [
             "evil.example",
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_others_are_not_answered() {
+    fn pages_of_other_sites_are_refused() {
         let access = access();
         let with = |more: &[(&'static str, &str)]| {
             judged(&access, "/", &[&[("host", "localhost")][..], more].concat())
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_others_reach_is_known_by_any_name_and_asks_for_its_token() {
+    fn a_listener_that_other_machines_reach_accepts_any_host_and_requires_its_token() {
         let mut config = crate::proxy::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
         let access = ClientAccess::new(&config);

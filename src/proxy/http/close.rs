@@ -94,24 +94,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bound_follows_the_round_trip_within_tens_of_milliseconds() {
+    fn the_crossing_time_is_two_round_trips_within_its_bounds() {
         for (round_trip, bound) in [(0, 50), (10, 50), (40, 80), (100, 200), (2000, 250)] {
             let round_trip = Duration::from_millis(round_trip);
             assert_eq!(crossing_time(round_trip), Duration::from_millis(bound));
         }
     }
 
-    /// What is seen after each step: `b` a request begins, `w` written, `r` read, `.` a look in which nothing
-    /// came, `-` the bound passes.
+    /// The result after these steps: `b` a request begins, `w` bytes are written, `r` bytes are read, `.` there is nothing to
+    /// read, `-` the crossing time passes.
     #[tokio::test]
-    async fn only_silence_that_ends_in_time_says_that_nothing_was_read() {
+    async fn a_close_shortly_after_a_request_and_before_any_byte_means_that_it_was_not_read() {
         for (steps, is_unread) in [
             ("", false),
             ("w", false),
             ("b", true),
             ("bw", true),
             ("bw.", true),
-            // Nobody looked while the bound passed: the close was there in time, for all that is known.
+            // The task did not run while the time passed, so the close may have arrived in time.
             ("bw-", true),
             ("bw-.", false),
             ("bwr", false),

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_offer_only_what_is_wanted_is_left() {
+    fn only_wanted_protocols_stay_in_an_upgrade_offer() {
         let narrowed = |lines: &[&'static str]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONNECTION, HeaderValue::from_static("Upgrade, HTTP2-Settings"));

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_goes_back_and_past_the_limit_nothing_is_granted() {
+    fn nothing_is_held_past_the_limit_and_released_memory_can_be_held_again() {
         let budget = budget(8 * PIECE, 8 * PIECE);
         let mut one = budget.share().guard(MemoryKind::Request);
         let mut two = budget.share().guard(MemoryKind::Reply);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_hears_when_memory_is_short() {
+    async fn waiters_are_notified_when_memory_is_short_and_when_it_is_released() {
         let budget = budget(2 * PIECE, PIECE);
         let (mut one, mut two) =
             (budget.share().guard(MemoryKind::Request), budget.share().guard(MemoryKind::Request));

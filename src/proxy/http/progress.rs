@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_that_waits_for_a_model_has_its_time_and_a_client_that_stalls_has_not() {
+    fn only_a_connection_that_waits_for_its_client_runs_out_of_time() {
         let progress = ConnectionProgress::default();
         progress.moved();
         assert!(progress.timeout() > Duration::ZERO);

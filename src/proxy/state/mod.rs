@@ -67,7 +67,7 @@ pub struct Proxy {
     pub(in crate::proxy) run: u64,
 }
 
-/// The phase of serving, which connections are told.
+/// The phase of serving, which every connection watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServingPhase {
     /// Serve.

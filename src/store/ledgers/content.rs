@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn words_are_kept_to_the_byte_that_a_session_may_have() {
+    async fn content_is_stored_up_to_the_limit_of_its_session() {
         let store = Arc::new(MemoryStore::default());
         let ledgers = Ledgers::new(store.clone());
         let kept = content("one");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_session_that_was_forgotten_meanwhile_no_words_are_kept() {
+    async fn content_of_a_session_that_was_deleted_meanwhile_is_not_stored() {
         let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let kept = opened(&ledgers, "a").await.handle();

@@ -342,10 +342,10 @@ mod tests {
 
     use super::*;
 
-    /// As where the queue of a connection took a request while the connection ended: who waits is told once the last
-    /// that could queue another is gone.
+    /// The queue of a connection took a request while the connection ended: the request fails once the last sender is
+    /// dropped.
     #[tokio::test]
-    async fn a_request_that_a_connection_took_as_it_ended_is_not_waited_for() {
+    async fn a_request_that_was_queued_as_its_connection_ended_fails() {
         let (queue, lost) = oneshot::channel::<()>();
         let mut ended = tokio::spawn(async {});
         let answered = outcome(lost, queue, &mut ended);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_goes_on_takes_the_next() {
+    async fn an_open_connection_is_returned_for_the_next_request() {
         let mut task = tokio::spawn(std::future::pending::<()>());
         let (answer, sender) = outcome(async { 7 }, "the next", &mut task).await;
         assert_eq!((answer, sender), (7, Some("the next")));

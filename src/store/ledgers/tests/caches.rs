@@ -1,4 +1,5 @@
-//! Sessions in memory: which are dropped when there are too many or too much, and what a deleted one leaves.
+//! Sessions in memory: which ones are dropped if there are too many or they are too large, and what remains of a deleted
+//! one.
 
 use super::super::session_cache::{BYTES, LoadedLedger, SESSIONS, SessionCaches};
 use super::*;
@@ -73,7 +74,7 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     assert_eq!(caches.bytes(), 0);
 }
 
-/// A session is dropped by whoever knows which one it is: another of the same name stays.
+/// A cache is only removed by a caller that holds it: another one of the same name stays.
 #[test]
 fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
     let mut caches = SessionCaches::default();

@@ -1,7 +1,7 @@
 //! Every order in which requests, connections and peers can meet at [`Lanes`], by loom.
 //!
-//! As over sockets: decisions under a lock, places handed over outside of it to whoever may have left.
-//! No connection is over its limit, nobody who waits is forgotten, and all counts return to zero.
+//! As with sockets, decisions are made under a lock, and placements are delivered outside of it, to requests that may
+//! have left. No connection exceeds its limit, no waiting request is forgotten, and all counts return to zero.
 
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn those_who_wait_for_a_stream_to_end_are_woken() {
+fn requests_that_wait_for_a_stream_to_end_are_woken() {
     explore(|| {
         let request: fn(&Arc<LaneTable>) = |table| table.release(table.place());
         run(&LaneTable::new(1, 1), vec![request, request]);
@@ -157,7 +157,7 @@ fn those_who_wait_for_a_stream_to_end_are_woken() {
 }
 
 #[test]
-fn a_client_that_leaves_takes_no_place_with_it() {
+fn a_request_that_leaves_the_queue_keeps_no_stream() {
     explore(|| {
         run(
             &LaneTable::new(1, 1),
@@ -167,7 +167,7 @@ fn a_client_that_leaves_takes_no_place_with_it() {
 }
 
 #[test]
-fn whoever_waits_for_a_connection_that_goes_away_gets_another_one() {
+fn a_request_that_waits_for_a_retired_connection_gets_another_one() {
     explore(|| {
         let goes_away: fn(&Arc<LaneTable>) = |table| {
             let id = table.place();

@@ -5,7 +5,7 @@ const BOUNDS: LaneBounds =
 
 type Play = Lanes<char, usize>;
 
-/// So many ask at once: who got a place at once, and how many connections are to be opened.
+/// Makes `many` requests: how many were placed at once, and how many connections are to be opened.
 fn request(lanes: &mut Play, many: usize) -> (usize, usize) {
     let (mut placed, mut open) = (0, 0);
     for waiter in 0..many {
@@ -21,7 +21,7 @@ fn request(lanes: &mut Play, many: usize) -> (usize, usize) {
     (placed, open)
 }
 
-/// A connection is opened, and its peer allows so many streams.
+/// Opens a connection whose peer allows this many streams.
 fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) {
     let (id, first) = lanes.opened(name, Instant::now());
     let then = lanes.set_limit(id, allowed);
@@ -37,11 +37,11 @@ fn a_burst_on_a_cold_pool_opens_what_it_needs_side_by_side() {
         assert_eq!((placed, more), (100, 0), "{name}");
     }
     assert_eq!(lanes.live(), [100; 4]);
-    assert_eq!(request(&mut lanes, 1), (0, 1), "no room is left: another one");
+    assert_eq!(request(&mut lanes, 1), (0, 1), "no stream is free: another connection");
 }
 
 #[test]
-fn until_the_peer_has_said_what_it_allows_it_gets_one_stream() {
+fn until_the_peer_has_sent_its_limit_it_gets_one_stream() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
     let (id, actions) = lanes.opened('a', Instant::now());
@@ -55,7 +55,7 @@ fn until_the_peer_has_said_what_it_allows_it_gets_one_stream() {
 }
 
 #[test]
-fn a_peer_that_allows_less_gets_less_and_one_that_allows_more_gets_our_bound() {
+fn streams_are_limited_by_the_peer_and_by_our_own_limit() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 20), (0, 1));
     let (id, placed, more) = open(&mut lanes, 'a', 1);
@@ -66,7 +66,7 @@ fn a_peer_that_allows_less_gets_less_and_one_that_allows_more_gets_our_bound() {
 }
 
 #[test]
-fn a_limit_lowered_on_the_way_holds_from_then_on() {
+fn a_lowered_limit_applies_to_new_streams() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     request(&mut lanes, 10);
     let (id, placed, _) = open(&mut lanes, 'a', 10);
@@ -90,7 +90,7 @@ fn a_peer_that_allows_nothing_is_asked_twice() {
     assert_eq!(lanes.set_limit(first, 0).open, 0);
     assert_eq!(request(&mut lanes, 1), (0, 1));
     let (second, actions) = lanes.opened('b', Instant::now());
-    assert_eq!(actions.placed.len(), 1, "until it has said so, it gets one");
+    assert_eq!(actions.placed.len(), 1, "until it has sent its limit, it gets one");
     assert!(lanes.release(second, Instant::now()).placed.is_empty());
     assert_eq!(lanes.set_limit(second, 0).open, 0);
     assert_eq!(request(&mut lanes, 5), (0, 0));
@@ -98,7 +98,7 @@ fn a_peer_that_allows_nothing_is_asked_twice() {
 }
 
 #[test]
-fn the_first_with_room_is_taken_and_nobody_overtakes() {
+fn the_first_connection_with_a_free_stream_is_used_and_requests_wait_in_order() {
     let mut lanes = Play::new(LaneBounds { connections: 2, streams: 2, ..BOUNDS });
     request(&mut lanes, 4);
     let (first, ..) = open(&mut lanes, 'a', 2);
@@ -128,7 +128,7 @@ fn a_retired_connection_counts_until_its_last_stream_ends() {
 }
 
 #[test]
-fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
+fn if_a_connection_cannot_be_opened_the_requests_that_it_was_for_fail() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 150), (0, 2));
     assert_eq!(lanes.failed(), (0..50).collect::<Vec<_>>());
@@ -141,7 +141,7 @@ fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
 }
 
 #[test]
-fn an_upstream_of_http1_is_asked_no_more_until_it_fails() {
+fn an_upstream_that_speaks_http1_is_not_asked_again_until_it_fails() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 2), (0, 1));
     assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);
