@@ -551,15 +551,8 @@ fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRe
     for id in dequeued {
         let Scope { tenant, session } = scope.clone();
         let (id, exchange, at) = (id.clone(), Some(recorder.id.clone()), now());
-        let event = MessageEvent {
-            id,
-            step: MessageStep::Dequeued,
-            tenant,
-            session,
-            exchange,
-            position: None,
-            at,
-        };
+        let (step, position) = (MessageStep::Dequeued, None);
+        let event = MessageEvent { id, step, tenant, session, exchange, position, at };
         recorder.proxy.telemetry.announce(event);
     }
 }

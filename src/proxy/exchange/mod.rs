@@ -255,12 +255,7 @@ async fn forward_and_respond(
         };
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let why = "it switched to a protocol that was not requested".to_owned();
-        return error_response(
-            &proxy_error(&upstream, UpstreamError::Failed(why)),
-            dialect,
-            recorder,
-        );
+        return error_response(&unrequested_upgrade(&upstream), dialect, recorder);
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
@@ -463,6 +458,12 @@ fn error_response(
         recorder.proxy.telemetry.client_timed_out(ClientTimeout::Body);
     }
     response.map(|body| ResponseBody::Ours(Some(body)))
+}
+
+/// The error for an upstream that switches protocols although the client did not request it.
+fn unrequested_upgrade(upstream: &Upstream) -> ProxyError {
+    let why = "it switched to a protocol that was not requested".to_owned();
+    proxy_error(upstream, UpstreamError::Failed(why))
 }
 
 /// The error for a request that got no response from its upstream.
