@@ -12,13 +12,13 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use crate::config::Mode;
-use crate::context::compact::{self, CompactionNeed, CompactionPreview, CutPoint};
+use crate::context::compact::{self, CompactionNeed, CompactionPreview};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::SummaryAuthor;
 use crate::context::{SketchPart, ThreadId};
 use crate::dialect::Dialect;
 use crate::proxy::compaction::context::begin_summary;
-use crate::proxy::compaction::summarize::SummaryJob;
+use crate::proxy::compaction::summarize::{SummaryChoice, SummaryJob};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
@@ -135,17 +135,18 @@ fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
 
 impl SummaryContext {
     /// Who would write a summary, and where it would cut.
-    fn choice(&self, writers: &[SummaryAuthor]) -> Option<(SummaryAuthor, CutPoint)> {
+    fn choice(&self, writers: &[SummaryAuthor]) -> Option<SummaryChoice> {
         let request = self.prepared.request();
-        writers
-            .iter()
-            .find_map(|by| Some((*by, compact::choose(&request, &self.known, &self.parts, *by)?)))
+        writers.iter().find_map(|by| {
+            let point = compact::choose(&request, &self.known, &self.parts, *by)?;
+            Some(SummaryChoice { by: *by, point })
+        })
     }
 
     fn preview(&self) -> Option<CompactionPreview> {
         let request = self.prepared.request();
-        let (by, choice) = self.choice(compact::writers(&request, false, false))?;
-        Some(compact::outlook(&request, by, &choice, self.tokens))
+        let choice = self.choice(compact::writers(&request, false, false))?;
+        Some(compact::outlook(&request, choice.by, &choice.point, self.tokens))
     }
 
     /// Asks the provider for the request's token count, in the form in which it was sent.

@@ -87,13 +87,13 @@ impl CompactionScheduler {
     }
 
     /// Records that this process claimed a summary.
-    pub(crate) fn add_claim(&self, what: String) {
-        self.claims().insert(what);
+    pub(crate) fn add_claim(&self, name: String) {
+        self.claims().insert(name);
     }
 
     /// Records that a claimed summary is written or has failed; the claim expires by itself.
-    pub(crate) fn remove_claim(&self, what: &str) {
-        self.claims().remove(what);
+    pub(crate) fn remove_claim(&self, name: &str) {
+        self.claims().remove(name);
     }
 
     /// The summary that is being written for a thread.
@@ -155,7 +155,10 @@ impl CompactionScheduler {
 }
 
 /// Waits until a summary is written or has failed; `false` if the time ran out.
-pub(in crate::proxy) async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
+pub(in crate::proxy) async fn wait_until_done(
+    mut writing: watch::Receiver<()>,
+    until: Instant,
+) -> bool {
     // Nothing is ever sent on the channel: it closes when the writer is done.
     let closed = async { while writing.changed().await.is_ok() {} };
     tokio::time::timeout_at(until, closed).await.is_ok()
