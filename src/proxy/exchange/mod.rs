@@ -271,7 +271,7 @@ async fn forward_and_respond(
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
         let memory = &recorder.memory;
-        let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
+        let progress = open.as_ref().map(|turn| (turn.progress(), turn.body()));
         ResponseObserver::new(dialect, status, response.headers(), limit, memory)
             .with_progress(progress)
     });

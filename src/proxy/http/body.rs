@@ -513,8 +513,9 @@ struct BodyCollector {
 
 /// Memory beside the body while it arrives in pieces: the buffers of the pieces.
 const BUFFERS: usize = 32 * 1024;
-/// An allocation with more bytes than the first number has an overhead of the second.
-const LARGE: (usize, usize) = (8 << 20, 32 * 1024);
+/// An allocation with more bytes than this has an overhead of [`LARGE_OVERHEAD`].
+const LARGE: usize = 8 << 20;
+const LARGE_OVERHEAD: usize = 32 * 1024;
 
 impl BodyCollector {
     fn length(&self) -> usize {
@@ -531,15 +532,15 @@ impl BodyCollector {
             return Ok(());
         }
         let length = self.length() + data.len();
-        self.beside = BUFFERS + if self.expected > LARGE.0 { LARGE.1 } else { 0 };
+        self.beside = BUFFERS + if self.expected > LARGE { LARGE_OVERHEAD } else { 0 };
         if length > self.joined.capacity() {
             // Reserved memory is only used when it is written; memory that grows is used at once.
-            let room = length.max(length + length / 2).max(self.expected);
-            let reserved = if room == self.expected { length } else { room };
+            let capacity = length.max(length + length / 2).max(self.expected);
+            let reserved = if capacity == self.expected { length } else { capacity };
             if !self.hold(reserved).await {
                 return Err(data);
             }
-            let mut joined = BytesMut::with_capacity(room);
+            let mut joined = BytesMut::with_capacity(capacity);
             joined.extend_from_slice(&self.first);
             joined.extend_from_slice(&self.joined);
             (self.first, self.joined) = (Bytes::new(), joined);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::undelivered::UndeliveredMessage;
+use super::undelivered::UndeliveredMessages;
 use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
@@ -79,7 +79,7 @@ pub(crate) async fn plan(
     proxy: &Arc<Proxy>,
     prepared: Arc<PreparedRequest>,
     opened: &mut OpenedSession,
-) -> (PlannedRequest, Option<UndeliveredMessage>) {
+) -> (PlannedRequest, Option<UndeliveredMessages>) {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = prepared.body.len();
@@ -99,7 +99,7 @@ pub(crate) async fn plan(
     let DraftPlan { mut plan, mut measured, new, refused, mut is_spared } = drafted;
     let before = known.clone();
     let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
+    let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
         // Boxed, because few requests decide anything and the future is large.
         let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
@@ -113,10 +113,10 @@ pub(crate) async fn plan(
         });
         dequeued = inject::injected_ids(&saved, &prepared.exchange);
         Arc::make_mut(&mut known).add(saved);
-        let with_dequeued = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
+        let with_dequeued = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
         std::mem::replace(&mut undelivered, with_dequeued)
             .into_iter()
-            .for_each(UndeliveredMessage::end);
+            .for_each(UndeliveredMessages::end);
         let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
         let Some(replayed) = replayed else {
             return (PlannedRequest::unplanned(FailOpen::Panicked), None);

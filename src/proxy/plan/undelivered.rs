@@ -1,4 +1,4 @@
-//! Injected messages of a request that got no response: they are queued again, however the request ends.
+//! Injected messages of a request that got no response: they are queued again, in whatever way the request ends.
 //!
 //! Held from the moment when the messages are taken until the provider responds. If it is dropped before
 //! that, it queues the messages again. Must not delay anybody.
@@ -16,13 +16,13 @@ use crate::store::ledgers::{OpenedSession, SessionHandle};
 use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Messages at the end of a request without a response yet.
-pub(crate) struct UndeliveredMessage {
+pub(crate) struct UndeliveredMessages {
     proxy: Arc<Proxy>,
     handle: SessionHandle,
     facts: Vec<Fact>,
 }
 
-impl UndeliveredMessage {
+impl UndeliveredMessages {
     /// The messages of a request with these recorded decisions; `None` if there are none.
     pub(super) fn of(
         proxy: &Arc<Proxy>,
@@ -41,7 +41,7 @@ impl UndeliveredMessage {
     }
 }
 
-impl Drop for UndeliveredMessage {
+impl Drop for UndeliveredMessages {
     fn drop(&mut self) {
         // Without a runtime, the process is ending.
         let Ok(runtime) = Handle::try_current() else { return };

@@ -110,7 +110,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingP
     let admitted = permit.ok().and_then(|permit| {
         let permit = Arc::new(permit);
         let share = proxy.memory.share_of(Arc::downgrade(&permit));
-        let held = transport::open(&share, proxy.tls.is_some())?;
+        let held = transport::reserve(&share, proxy.tls.is_some())?;
         Some(AdmittedConnection { share, held, permit })
     });
     let Some(admitted) = admitted else { return full::turn_away(proxy, stream, phase) };

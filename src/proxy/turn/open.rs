@@ -5,7 +5,6 @@
 //! before that is only believed if its message is not quoted from the request. What is unknown stays absent.
 //! If the store fails, the turn is lost at the next restart; the client gets its response anyway.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -26,8 +25,8 @@ use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
 use crate::proxy::learning::lessons;
-use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
+use crate::proxy::offload::{OFF_THREAD, long_work_if};
+use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::SettleReply;
@@ -84,7 +83,7 @@ impl PendingExchange {
     pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> OpenTurn {
         let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
-        self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
+        self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
         self.revise_draft();
         let may_make_room = self.may_make_room();
         let kept = proxy.config.content;
@@ -121,21 +120,13 @@ impl PendingExchange {
         let read = move || {
             ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
         };
-        async move {
-            match is_large {
-                // A panic is passed on, as on this thread.
-                true => long_work(read)
-                    .await
-                    .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
-                false => read(),
-            }
-        }
+        long_work_if(is_large, read)
     }
 }
 
 impl OpenTurn {
     /// Where the progress of its reply is recorded.
-    pub(crate) fn latest(&self) -> Arc<DraftProgress> {
+    pub(crate) fn progress(&self) -> Arc<DraftProgress> {
         self.draft.latest()
     }
 
@@ -219,13 +210,7 @@ impl OpenTurn {
             }
             (content.map(|content| (opened.handle(), content)), opened, facts, info)
         };
-        let (content, opened, facts, info) = match is_large {
-            // A panic is passed on, as on this thread.
-            true => long_work(build)
-                .await
-                .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
-            false => build(),
-        };
+        let (content, opened, facts, info) = long_work_if(is_large, build).await;
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
         if let Some(sample) = sample {

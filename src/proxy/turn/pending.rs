@@ -29,7 +29,7 @@ use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
+use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -47,7 +47,7 @@ pub(crate) struct PendingExchange {
     /// Its draft, for the case that this process ends first.
     pub(super) draft: DraftGuard,
     /// Its injected messages, until there is a response.
-    pub(super) undelivered: Option<UndeliveredMessage>,
+    pub(super) undelivered: Option<UndeliveredMessages>,
     /// How long it waited for summaries; all these waits together are bounded.
     summary_wait: Duration,
 }
@@ -59,7 +59,7 @@ impl PendingExchange {
         opened: OpenedSession,
         prepared: Arc<PreparedRequest>,
         planned: PlannedRequest,
-        undelivered: Option<UndeliveredMessage>,
+        undelivered: Option<UndeliveredMessages>,
         at: Millis,
     ) -> Self {
         let streams = prepared.conversation.stream;
@@ -246,8 +246,7 @@ impl PendingExchange {
                 return None;
             }
         };
-        let (plain, beta) = (prepared.body.clone(), planned.beta(&prepared));
-        Some((RevisedRequest { plain, beta, planned }, decisions))
+        Some((RevisedRequest::new(&prepared, planned), decisions))
     }
 
     /// Records that the repaired form is the one that the response belongs to.
@@ -317,8 +316,7 @@ impl PendingExchange {
         }
         let replanning = self.planned.without_own_decisions(&self.prepared, cause);
         let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
-        let (plain, beta) = (self.prepared.body.clone(), planned.beta(&self.prepared));
-        Some(RevisedRequest { plain, beta, planned })
+        Some(RevisedRequest::new(&self.prepared, planned))
     }
 
     /// Records that the form of the last accepted request is the one that the response belongs to. Returns
@@ -405,7 +403,7 @@ impl PendingExchange {
             }
         };
         if tokio::time::timeout(timeout, keeping).await.is_ok() {
-            self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
+            self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
         }
     }
 }
@@ -419,13 +417,18 @@ pub(crate) struct SessionFact {
 /// A request that was planned again after a refusal, and is not sent yet.
 pub(crate) struct RevisedRequest {
     /// The body, decompressed.
-    pub(crate) plain: Bytes,
+    plain: Bytes,
     /// The beta that the head has to list.
-    pub(crate) beta: Option<&'static str>,
-    pub(crate) planned: PlannedRequest,
+    beta: Option<&'static str>,
+    pub(super) planned: PlannedRequest,
 }
 
 impl RevisedRequest {
+    /// The request with this plan.
+    pub(crate) fn new(prepared: &PreparedRequest, planned: PlannedRequest) -> Self {
+        Self { plain: prepared.body.clone(), beta: planned.beta(prepared), planned }
+    }
+
     /// The changes of the body.
     pub(crate) fn rewrite(&self) -> PlannedRewrite {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());

@@ -87,7 +87,7 @@ impl Service<Uri> for Connector {
     fn call(&mut self, to: Uri) -> ConnectFuture {
         let share = self.memory.share();
         let is_tls = to.scheme_str() == Some("https");
-        let Some(held) = transport::open(&share, is_tls) else {
+        let Some(held) = transport::reserve(&share, is_tls) else {
             return Box::pin(async { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) });
         };
         let connecting = tokio::time::timeout(self.timeout, self.connector.call(to));

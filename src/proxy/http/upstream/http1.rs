@@ -29,8 +29,10 @@ use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Idle connections kept to one upstream; further ones are closed.
 const IDLE_CONNECTIONS: usize = 128;
-/// Connections that were opened but not used yet: how many are kept, and for how long.
-const SPARES: (usize, Duration) = (16, Duration::from_secs(5));
+/// How many connections are kept that were opened but not used yet.
+const SPARES: usize = 16;
+/// How long they are kept.
+const SPARE_LIFE: Duration = Duration::from_secs(5);
 
 /// Connections that speak HTTP/1.1.
 pub(super) struct Http1 {
@@ -317,7 +319,7 @@ impl SpareConnections {
     pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
         let mut kept = self.kept();
         kept.push_back((to, Instant::now(), transport));
-        if kept.len() > SPARES.0 {
+        if kept.len() > SPARES {
             kept.pop_front();
         }
     }
@@ -331,7 +333,7 @@ impl SpareConnections {
     /// The connections without those that are too old, which their peers may have closed.
     fn kept(&self) -> MutexGuard<'_, VecDeque<(Authority, Instant, UpstreamTransport)>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|(_, since, _)| since.elapsed() < SPARES.1);
+        kept.retain(|(_, since, _)| since.elapsed() < SPARE_LIFE);
         kept
     }
 }
