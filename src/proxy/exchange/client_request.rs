@@ -368,7 +368,7 @@ impl ClientRequest {
     ) -> Vec<AddedOption> {
         match self.headers.contains_key(CONTENT_ENCODING) {
             true => Vec::new(),
-            false => AddedOption::to(prepared, proxy, parent),
+            false => AddedOption::choose(prepared, proxy, parent),
         }
     }
 

@@ -37,9 +37,9 @@ use crate::proxy::exchange::websocket::frames::FrameObserver;
 use crate::proxy::exchange::websocket::tunnel;
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
-use crate::proxy::http::headers::{self, HeaderDirection};
+use crate::proxy::http::headers::{self, HopByHopFilter};
 use crate::proxy::http::memory::MemoryShare;
-use crate::proxy::http::pieces::CoalescedBody;
+use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::http::upstream::route;
 use crate::proxy::response::observe::ResponseObserver;
@@ -163,13 +163,17 @@ fn outgoing_headers(
     version: Version,
     upgrade: bool,
 ) -> HeaderMap {
-    let mut headers = headers::pass(headers, HeaderDirection { upgrade, keep_chunked: true });
+    let mut headers = headers::without_hop_by_hop(
+        headers,
+        HopByHopFilter { keep_upgrade: upgrade, keep_chunked: true },
+    );
     if upgrade {
         headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
     }
     let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
-    let is_clients =
-        |name: &HeaderName| credentials.is_header(name) || *name == COOKIE || headers::steers(name);
+    let is_clients = |name: &HeaderName| {
+        credentials.is_header(name) || *name == COOKIE || headers::overrides_routing(name)
+    };
     let mut headers = headers::without_lines(headers, |name, value| {
         headers::is_for_us(name)
             || own.is_some() && is_clients(name)
@@ -189,12 +193,8 @@ fn outgoing_headers(
 
 /// The upstream's headers as the client gets them. If the operator's credential was used, no web page may
 /// read the response, whatever the upstream allows.
-fn response_headers(
-    headers: HeaderMap,
-    upstream: &Upstream,
-    passing: HeaderDirection,
-) -> HeaderMap {
-    let headers = headers::pass(headers, passing);
+fn response_headers(headers: HeaderMap, upstream: &Upstream, filter: HopByHopFilter) -> HeaderMap {
+    let headers = headers::without_hop_by_hop(headers, filter);
     match upstream.credential.is_some() {
         true => headers::without(headers, headers::opens_to_pages),
         false => headers,
@@ -355,9 +355,9 @@ async fn tap_response(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
-    let passing = HeaderDirection { upgrade: false, keep_chunked: true };
+    let filter = HopByHopFilter { keep_upgrade: false, keep_chunked: true };
     let upstream = &forwarding.upstream;
-    parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, passing);
+    parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, filter);
     parts.version = Version::HTTP_11;
     let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
     actions.edits = match forwarding.usage_addition {
@@ -385,10 +385,10 @@ async fn tap_response(
     recorder.stream = Some(recorder.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let clean_outcome = if refused { Outcome::Refused } else { Outcome::Complete };
-    let pieces = CoalescedBody::to_client(&recorder.memory);
+    let window = SendWindow::to_client(&recorder.memory);
     let mut tap = Box::new(Tap::new(body, recorder, actions, clean_outcome));
     tap.look_ahead().await;
-    Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
+    Response::from_parts(parts, ResponseBody::Tapped(tap, window))
 }
 
 /// Watches for silence in a stream. `headers`: as the client gets them.
@@ -513,8 +513,8 @@ async fn upgrade(
     let frames =
         read.then(|| FrameObserver::new(Arc::new(client_request), to, id, headers, &recorder));
     let (mut parts, _) = response.into_parts();
-    let passing = HeaderDirection { upgrade: true, keep_chunked: false };
-    parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, passing);
+    let filter = HopByHopFilter { keep_upgrade: true, keep_chunked: false };
+    parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, filter);
     // The connection's permit is held until the tunnel ends.
     let permit = recorder.memory.permit();
     tokio::spawn(async move {

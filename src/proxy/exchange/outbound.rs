@@ -79,7 +79,7 @@ impl OutboundRequest {
         let original = OriginalRequest { head, bytes, trailers, added: changes.added };
         match original.changed(changes.rewrite) {
             Some((head, body)) => {
-                let adds = original.added.iter().map(|added| added.what).collect();
+                let adds = original.added.iter().map(|added| added.kind).collect();
                 Self { head, body, original: Some(Box::new(original)), adds, rewritten }
             }
             None => {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn usage(edit: Option<Edit>) -> BodyChanges {
-        let added = edit.map(|edit| AddedOption { what: AddedOptionKind::Usage, edit });
+        let added = edit.map(|edit| AddedOption { kind: AddedOptionKind::Usage, edit });
         let added = added.into_iter().collect();
         BodyChanges { added, ..BodyChanges::default() }
     }

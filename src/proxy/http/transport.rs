@@ -130,7 +130,7 @@ impl<S> MeteredSocket<S> {
     /// Whether the next bytes are headers, which are held until they end.
     fn is_in_head(&self) -> bool {
         match self.peer {
-            TransportPeer::Client => self.share.progress().is_between(),
+            TransportPeer::Client => self.share.progress().is_between_exchanges(),
             TransportPeer::Upstream => self.ended < END.len(),
             TransportPeer::Framed => false,
         }
@@ -160,7 +160,7 @@ impl<S> MeteredSocket<S> {
     /// Records bytes that were read.
     fn record_read(&mut self, bytes: &[u8]) {
         let length = bytes.len();
-        self.share.progress().moved();
+        self.share.progress().record_activity();
         if let Some(close) = &mut self.close {
             close.read();
         }
@@ -260,7 +260,7 @@ impl<S: Write + Unpin> Write for MeteredSocket<S> {
     ) -> Poll<io::Result<usize>> {
         self.record_write(bytes.len(), cx);
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes));
-        self.share.progress().moved();
+        self.share.progress().record_activity();
         Poll::Ready(written)
     }
 
@@ -283,7 +283,7 @@ impl<S: Write + Unpin> Write for MeteredSocket<S> {
     ) -> Poll<io::Result<usize>> {
         self.record_write(slices.first().map_or(0, |slice| slice.len()), cx);
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, slices));
-        self.share.progress().moved();
+        self.share.progress().record_activity();
         Poll::Ready(written)
     }
 }

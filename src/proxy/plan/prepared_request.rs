@@ -212,7 +212,7 @@ impl PreparedRequest {
             echo: self.echo,
             policy: &self.policy,
             mode: self.mode,
-            clears_past: self.added.iter().find_map(|added| match added.what {
+            clears_past: self.added.iter().find_map(|added| match added.kind {
                 AddedOptionKind::Editing { trigger } => Some(trigger),
                 _ => None,
             }),
@@ -241,7 +241,7 @@ impl PreparedRequest {
 
     /// The rewrite summary of these steps.
     pub(super) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
-        let shows_thinking = self.added.iter().any(|it| it.what == AddedOptionKind::Display);
+        let shows_thinking = self.added.iter().any(|it| it.kind == AddedOptionKind::Display);
         let held_out = self.held_out;
         RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
     }

@@ -23,7 +23,7 @@ use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
-use crate::proxy::http::pieces::CoalescedBody;
+use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
@@ -70,8 +70,8 @@ impl TurnWrite {
 pub(crate) enum ResponseBody {
     /// Our own body.
     Ours(Option<Bytes>),
-    /// An upstream's, and what sends its pieces.
-    Tapped(Box<Tap<OutgoingBody>>, CoalescedBody),
+    /// An upstream's, and the window for its unsent pieces.
+    Tapped(Box<Tap<OutgoingBody>>, SendWindow),
 }
 
 impl Body for ResponseBody {
@@ -86,10 +86,10 @@ impl Body for ResponseBody {
             ResponseBody::Ours(bytes) => {
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }
-            ResponseBody::Tapped(tap, pieces) => {
-                ready!(pieces.poll_ready(cx));
+            ResponseBody::Tapped(tap, window) => {
+                ready!(window.poll_ready(cx));
                 let frame = ready!(Pin::new(tap.as_mut()).poll_frame(cx));
-                let pass = |frame: Frame<Bytes>| frame.map_data(|data| pieces.pass(data));
+                let pass = |frame: Frame<Bytes>| frame.map_data(|data| window.pass(data));
                 Poll::Ready(frame.map(|frame| frame.map(pass)))
             }
         }

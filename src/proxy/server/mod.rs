@@ -27,7 +27,7 @@ use self::builder::{Http2Window, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
 use super::http::answer::ProxyError;
-use super::http::framing::{LookAlike, MarkedTransport, framed};
+use super::http::framing::{LookAlike, RefusalReplacer, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
 use super::http::{opening, transport};
@@ -114,7 +114,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingP
         Some(AdmittedConnection { share, held, permit })
     });
     let Some(admitted) = admitted else { return full::turn_away(proxy, stream, phase) };
-    admitted.share.progress().moved();
+    admitted.share.progress().record_activity();
     tokio::spawn(async move {
         let open = proxy.telemetry.connection();
         connection(proxy, stream, admitted, phase).await;
@@ -189,7 +189,7 @@ async fn serve_connection<S>(
     });
     let recorded = proxy.clone();
     let refused = move |fault: &ProxyError| record_non_http(&recorded, fault);
-    let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
+    let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refused));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
@@ -231,7 +231,7 @@ async fn serve_connection<S>(
 async fn stalled(share: &MemoryShare) {
     loop {
         share.budget().short_of_connections().await;
-        let timeout = share.progress().timeout();
+        let timeout = share.progress().time_left();
         if timeout.is_zero() {
             return;
         }

@@ -27,7 +27,7 @@ use crate::dialect::{Note, Reply, StopReason, Usage};
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
-use crate::proxy::http::progress::InFlightGuard;
+use crate::proxy::http::progress::InFlight;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
@@ -79,7 +79,7 @@ impl ExchangeRecorder {
         phase: watch::Receiver<ServingPhase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        memory.progress().begin(InFlightGuard::Exchange);
+        memory.progress().begin(InFlight::Exchange);
         let (method, path) = (request.method().as_str(), redact(request.uri().path()));
         let (id, at) = (proxy.next_id(), now());
         Self {
@@ -280,7 +280,7 @@ fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 
 impl Drop for ExchangeRecorder {
     fn drop(&mut self) {
-        self.memory.progress().end(InFlightGuard::Exchange);
+        self.memory.progress().end(InFlight::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.began.elapsed().as_micros() as u64;

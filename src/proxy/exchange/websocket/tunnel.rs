@@ -93,7 +93,7 @@ async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &Atom
     loop {
         let is_short = memory.budget().is_short_of_connections();
         let timeout = timeouts.timeout(half_closed.load(Ordering::Relaxed), is_short);
-        if memory.progress().still() >= timeout {
+        if memory.progress().idle_time() >= timeout {
             return;
         }
         tokio::time::sleep(timeouts.check).await;

@@ -24,8 +24,8 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
+use super::dns::DnsResolver;
 use super::limits::{KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
-use super::names::DnsResolver;
 use crate::config::Config;
 use crate::proxy::http::body::ConnectionError;
 use crate::proxy::http::memory::MemoryBudget;
