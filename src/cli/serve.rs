@@ -306,7 +306,7 @@ fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, C
         return Err(trouble.into());
     }
     tracing::warn!("nothing is stored for now, traffic continues: {trouble}");
-    telemetry.store_is(None);
+    telemetry.set_store_state(None);
     replace_if_damaged(&store, &trouble);
     Ok(store)
 }

@@ -66,9 +66,9 @@ pub struct Ledgers {
     claims: Claims,
 }
 
-/// Memory for session data, bytes.
+/// Memory for cached session data, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeptBytes {
+pub(crate) struct CacheBytes {
     /// Turns and decisions of all sessions.
     pub sessions: usize,
     /// Decisions of the session that has most.
@@ -77,7 +77,7 @@ pub(crate) struct KeptBytes {
     pub latest_requests: usize,
 }
 
-impl KeptBytes {
+impl CacheBytes {
     /// The limits.
     pub(crate) const LIMIT: Self = Self {
         sessions: session_cache::BYTES,
@@ -197,13 +197,13 @@ impl Ledgers {
         lock(&self.latest_requests).of(scope)
     }
 
-    /// The memory in use.
-    pub(crate) fn kept(&self) -> KeptBytes {
+    /// The memory that is used now.
+    pub(crate) fn cached(&self) -> CacheBytes {
         let (sessions, decisions) = {
             let caches = lock(&self.caches);
             (caches.bytes(), caches.most_decisions())
         };
-        KeptBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
+        CacheBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
     }
 
     /// Reads what other processes saved for a session since it was loaded.

@@ -161,7 +161,7 @@ fn what_alerts_ask_for_begins_at_zero() {
         assert_eq!(value(&page, series), 0.0, "{series}");
     }
     telemetry.retention_failed();
-    telemetry.turned_away(RejectedConnection::Closed);
+    telemetry.connection_refused(RejectedConnection::Closed);
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_retention_failures_total"), 1.0);
     assert_eq!(value(&page, r#"plimsoll_connections_turned_total{end="closed"}"#), 1.0);

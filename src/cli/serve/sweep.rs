@@ -12,10 +12,10 @@ use crate::clock::wall;
 use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::deferred_store::DeferredStore;
-use crate::store::ledgers::{KeptBytes, Ledgers};
+use crate::store::ledgers::{CacheBytes, Ledgers};
 use crate::store::sqlite::{QUEUE_BYTES, StoreLoad};
 use crate::store::{ScopePage, StoreError};
-use crate::telemetry::{KeptKind, StoreState, Telemetry};
+use crate::telemetry::{CacheKind, StoreState, Telemetry};
 
 /// How often to ask the store if there is nothing to do.
 const QUIET: Duration = Duration::from_secs(1);
@@ -44,7 +44,9 @@ pub(super) async fn run(
     let mut last = Instant::now();
     let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
-    report_kept(KeptBytes::LIMIT, QUEUE_BYTES, |what, bytes| telemetry.kept_limit(what, bytes));
+    report_cached(CacheBytes::LIMIT, QUEUE_BYTES, |what, bytes| {
+        telemetry.set_cache_limit(what, bytes)
+    });
     let mut is_paused = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
     if is_paused {
         tracing::warn!(
@@ -60,17 +62,17 @@ pub(super) async fn run(
         let before = if is_paused { 0 } else { clock.now.saturating_sub(age) };
         let gone = ledgers.expire(before, retention.bytes).await;
         let state = state(&store);
-        telemetry.store_is(state.as_ref());
-        let kept = ledgers.kept();
+        telemetry.set_store_state(state.as_ref());
+        let cached = ledgers.cached();
         let queue = state.as_ref().map_or(0, |state| state.write_bytes);
-        report_kept(kept, queue, |what, bytes| telemetry.kept(what, bytes));
+        report_cached(cached, queue, |what, bytes| telemetry.set_cached(what, bytes));
         telemetry.blocking_threads(threads::blocking());
         let failure = store.failure();
-        telemetry.store_fails(failure.is_some());
+        telemetry.set_store_failing(failure.is_some());
         notices.report_store(failure.as_ref());
         let pause = match gone {
             Ok(gone) => {
-                telemetry.store_forgot(gone.scopes.len() as u64);
+                telemetry.sessions_expired(gone.scopes.len() as u64);
                 notices.report_deleted(gone.scopes.len());
                 if gone.more { BUSY } else { QUIET }
             }
@@ -93,11 +95,11 @@ pub(super) async fn run(
     }
 }
 
-fn report_kept(of_sessions: KeptBytes, queue: usize, report: impl Fn(KeptKind, usize)) {
-    report(KeptKind::Sessions, of_sessions.sessions);
-    report(KeptKind::SessionDecisions, of_sessions.decisions);
-    report(KeptKind::LatestRequests, of_sessions.latest_requests);
-    report(KeptKind::StoreQueue, queue);
+fn report_cached(of_sessions: CacheBytes, queue: usize, report: impl Fn(CacheKind, usize)) {
+    report(CacheKind::Sessions, of_sessions.sessions);
+    report(CacheKind::SessionDecisions, of_sessions.decisions);
+    report(CacheKind::LatestRequests, of_sessions.latest_requests);
+    report(CacheKind::StoreQueue, queue);
 }
 
 /// The state of the store; `None` if it is not open.

@@ -93,8 +93,8 @@ pub(super) async fn run(
     Box::pin(forward_and_respond(&proxy, &client_request, routed, body, recorder)).await
 }
 
-/// The response if there is no room for another connection.
-pub(super) fn reject_connection(
+/// The response on a connection past the limit of connections.
+pub(super) fn refuse_connection(
     proxy: &Arc<Proxy>,
     request: &Request<Incoming>,
     phase: watch::Receiver<ServingPhase>,

@@ -113,7 +113,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingP
         let held = transport::reserve(&share, proxy.tls.is_some())?;
         Some(AdmittedConnection { share, held, permit })
     });
-    let Some(admitted) = admitted else { return full::turn_away(proxy, stream, phase) };
+    let Some(admitted) = admitted else { return full::refuse(proxy, stream, phase) };
     admitted.share.progress().record_activity();
     tokio::spawn(async move {
         let open = proxy.telemetry.connection();

@@ -550,7 +550,7 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
         }
         kept += 1;
     }
-    assert!(ours.kept().decisions >= KeptBytes::LIMIT.decisions);
+    assert!(ours.cached().decisions >= CacheBytes::LIMIT.decisions);
     let held = |ledger: &Ledger| {
         let holds = |number: &usize| ledger.cut(*number as u128 + 1, false, None).is_some();
         ((0..kept + 9).filter(holds).count(), ledger.decision_bytes())
@@ -781,7 +781,7 @@ async fn decisions_leave_less_room_for_pictures() {
     for about in 1..9 {
         let cut = Fact::Cut(Box::new(cut(about, &"w".repeat(1 << 20))));
         ours.decide(&opened, vec![cut], LONG).await.unwrap();
-        let room = session_cache::PICTURES.saturating_sub(ours.kept().decisions);
+        let room = session_cache::PICTURES.saturating_sub(ours.cached().decisions);
         assert_eq!(opened.room_for_pictures(), room);
     }
     assert_eq!(opened.room_for_pictures(), 0);
