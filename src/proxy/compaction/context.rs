@@ -263,7 +263,7 @@ impl<'a> CompactionContext<'a> {
     /// Who may write it, and where each one would cut, the first choice first.
     async fn choices(&self) -> Result<Vec<SummaryChoice>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
-        let refused = self.proxy.knows(&self.prepared.source(), Lesson::CompactionRefused);
+        let refused = self.proxy.knows(&self.prepared.lesson_source(), Lesson::CompactionRefused);
         let request = self.prepared.request();
         let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);

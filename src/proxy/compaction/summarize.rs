@@ -292,7 +292,7 @@ impl SummaryJob {
 
     /// The upstream and model that write it. A provider's own summary is for the request's model.
     fn target_of(&self, by: SummaryAuthor) -> SummaryTarget<'_> {
-        let own_model = self.prepared.name();
+        let own_model = self.prepared.model_name();
         if by == SummaryAuthor::Provider {
             let upstream = &*self.prepared.upstream.name;
             return SummaryTarget { other: None, upstream, model: own_model };
@@ -358,7 +358,7 @@ impl SummaryJob {
         request: &SummaryRequest<'_>,
     ) -> Result<SummaryResponse, SummaryError> {
         let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
-        let source = LessonSource { upstream, model, ..self.prepared.source() };
+        let source = LessonSource { upstream, model, ..self.prepared.lesson_source() };
         // The request for an earlier chunk may have taught it.
         let is_bound =
             self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);

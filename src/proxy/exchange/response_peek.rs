@@ -53,7 +53,7 @@ pub(super) async fn read(
     let (Some(found), Some(error)) = (found, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
-    let taught = lessons::taught(error, &prepared.body, prepared.name(), None).await;
+    let taught = lessons::taught(error, &prepared.body, prepared.model_name(), None).await;
     (begun, Some((found, taught)))
 }
 

@@ -342,7 +342,8 @@ impl Retry<'_> {
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
         let prepared = pending.prepared();
-        lessons::taught(error, &prepared.body, prepared.name(), Some(&self.original.head)).await
+        lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.original.head))
+            .await
     }
 
     /// Reports a finding, and stores its consequences.
@@ -515,7 +516,7 @@ impl RefusalLessons {
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {
-            return proxy.learn(&info.source(), lesson, None).await;
+            return proxy.learn(&info.lesson_source(), lesson, None).await;
         }
         let is_quoted = self.taught.quoted.contains(&lesson);
         let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };

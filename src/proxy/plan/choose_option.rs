@@ -28,7 +28,7 @@ impl AddedOption {
             Dialect::Gemini => None,
         };
         let all = added.into_iter().chain(display(prepared, parent));
-        all.filter(|added| !proxy.knows(&prepared.source(), added.kind.lesson())).collect()
+        all.filter(|added| !proxy.knows(&prepared.lesson_source(), added.kind.lesson())).collect()
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct PlannedRequest {
     /// The recorded decisions before new ones were made.
     before: Arc<RecordedDecisions>,
     /// Who wrote the summary that is sent.
-    summary: Option<SummaryAuthor>,
+    summary_by: Option<SummaryAuthor>,
     /// What was decided against.
     refused: Vec<PlanStep>,
     /// The turn that the estimate is based on.
@@ -252,13 +252,13 @@ impl PlannedRequest {
         steps.extend(self.refused.iter().cloned());
         self.done = prepared.rewrite_summary(&steps);
         (self.edits, self.sent, self.measured) = (plan.edits.into(), plan.sent, Some(measured));
-        self.summary = plan.summary;
+        self.summary_by = plan.summary;
     }
 
     /// The beta that the head has to list for what is sent.
     pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
         let is_anthropic = prepared.conversation.dialect == Dialect::Anthropic;
-        let is_block = self.summary == Some(SummaryAuthor::Provider);
+        let is_block = self.summary_by == Some(SummaryAuthor::Provider);
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
@@ -400,7 +400,7 @@ impl PlannedRequest {
         let (window, reserve) = (prepared.model.window, prepared.reserve);
         let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
         let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
-        view.rewriting.summary_by = self.summary;
+        view.rewriting.summary_by = self.summary_by;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
@@ -422,12 +422,12 @@ impl PlannedRequest {
         let is_shadow = prepared.mode == Mode::Shadow;
         let edits = if is_shadow { Arc::default() } else { plan.edits.into() };
         let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
-        let summary = plan.summary;
+        let summary_by = plan.summary;
         let sent = match prepared.mode {
             Mode::Shadow => plan::as_it_came(&prepared.request()),
             Mode::Observe | Mode::Active => plan.sent,
         };
-        Self { edits, sent, known, done, summary, fail_open, ..Self::default() }
+        Self { edits, sent, known, done, summary_by, fail_open, ..Self::default() }
     }
 
     /// Records that the original is sent instead of the rewritten request, and measures it.

@@ -190,14 +190,14 @@ impl PreparedRequest {
     }
 
     /// The model, as the client named it; empty if it named none.
-    pub(crate) fn name(&self) -> &str {
+    pub(crate) fn model_name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
     }
 
     /// The source of a lesson, also to look one up.
-    pub(crate) fn source(&self) -> LessonSource<'_> {
+    pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
         let (tenant, vouched) = (self.tenant.as_ref(), self.upstream.distinguishes_clients());
-        LessonSource { tenant, upstream: &self.upstream.name, model: self.name(), vouched }
+        LessonSource { tenant, upstream: &self.upstream.name, model: self.model_name(), vouched }
     }
 
     /// The request in the form that the pure modules use.
@@ -207,7 +207,7 @@ impl PreparedRequest {
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
-            name: self.name(),
+            name: self.model_name(),
             upstream: &self.upstream.name,
             echo: self.echo,
             policy: &self.policy,

@@ -151,7 +151,7 @@ impl CountRequest {
             proxy: proxy.clone(),
             tenant: prepared.tenant.clone(),
             upstream: prepared.upstream.clone(),
-            model: prepared.name().into(),
+            model: prepared.model_name().into(),
             dialect: prepared.conversation.dialect,
             uri: head.uri.clone(),
             headers: head.headers.clone(),

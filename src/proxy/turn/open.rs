@@ -214,7 +214,7 @@ impl OpenTurn {
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
         if let Some(sample) = sample {
-            proxy.calibration.learn(&proxy.ledgers, &info.source(), &sample);
+            proxy.calibration.learn(&proxy.ledgers, &info.lesson_source(), &sample);
         }
         if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;
@@ -242,7 +242,7 @@ impl OpenTurn {
     /// missing counting endpoint is really missing.
     async fn learn(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
         let (info, status) = (&self.info, StatusCode::OK.as_u16());
-        let source = info.source();
+        let source = info.lesson_source();
         let in_reply = turn.done.overflow.filter(|seen| seen.sign == OverflowSign::InReply);
         if let (Some(error), Some(_)) = (&reply.error, in_reply) {
             let taught = self.taught(status, error).await;
@@ -268,7 +268,7 @@ impl OpenTurn {
     async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
-        lessons::taught(error, &body, &self.info.name, None).await
+        lessons::taught(error, &body, &self.info.model_name, None).await
     }
 
     /// What a refusal that was forwarded unread says about the window, if it says that the request does not
@@ -324,7 +324,7 @@ impl OpenTurn {
         let status = self.head.status.as_u16();
         let (info, taught) = (&self.info, self.taught(status, error).await);
         let window = info.believes(&taught, size(estimate.as_ref()), &proxy);
-        let source = info.source();
+        let source = info.lesson_source();
         if demands && taught.holds(Lesson::ReasoningDemanded) {
             proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
         }

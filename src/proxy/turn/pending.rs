@@ -175,7 +175,7 @@ impl PendingExchange {
         let Some(window) = info.believes(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
-            proxy.learn(&info.source(), Lesson::Window(window), Some(believed)).await;
+            proxy.learn(&info.lesson_source(), Lesson::Window(window), Some(believed)).await;
         });
         let _ = tokio::time::timeout(timeout, learning).await;
     }
@@ -209,7 +209,7 @@ impl PendingExchange {
         let Some(most) = most else { return };
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
-            proxy.learn(&info.source(), Lesson::MaxOutput(most), None).await;
+            proxy.learn(&info.lesson_source(), Lesson::MaxOutput(most), None).await;
         });
         let _ = tokio::time::timeout(timeout, learning).await;
     }

@@ -113,7 +113,7 @@ impl SummaryJob {
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
         let prepared = &self.prepared;
         let taught =
-            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
+            lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.head)).await;
         self.proxy.count_quoted(&self.prepared.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.learn_not_offered().await,
@@ -123,7 +123,7 @@ impl SummaryJob {
 
     /// Remembers that this upstream does not compact this model's context.
     async fn learn_not_offered(&self) -> SummaryError {
-        self.proxy.learn(&self.prepared.source(), Lesson::CompactionRefused, None).await;
+        self.proxy.learn(&self.prepared.lesson_source(), Lesson::CompactionRefused, None).await;
         SummaryError::NotOffered
     }
 }

@@ -79,7 +79,7 @@ impl SummaryJob {
         let error = lessons::RefusalResponse::Refused { status, body: &body };
         let prepared = &self.prepared;
         let taught =
-            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
+            lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.head)).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 

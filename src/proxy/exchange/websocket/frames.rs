@@ -143,17 +143,17 @@ impl FrameObserver {
     }
 
     /// Reads bytes that have been forwarded.
-    pub(super) fn saw(&self, way: Direction, bytes: &[u8]) {
+    pub(super) fn saw(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
         let Ok(MessageState { up, down, reader }) = state.as_mut() else { return };
-        let messages = match way {
+        let messages = match direction {
             Direction::Up => &mut *up,
             Direction::Down => &mut *down,
         };
         let read = catch_unwind(AssertUnwindSafe(|| {
             let mut may_read = true;
             messages.push(bytes, |message| {
-                may_read = may_read && self.0.read(reader, way, message);
+                may_read = may_read && self.0.read(reader, direction, message);
             });
             may_read
         }));
@@ -216,15 +216,20 @@ impl FrameObserverState {
     }
 
     /// Reads a message, or queues it to be read; `false` if there is no memory for that.
-    fn read(self: &Arc<Self>, reader: &mut MessageReader, way: Direction, message: &[u8]) -> bool {
+    fn read(
+        self: &Arc<Self>,
+        reader: &mut MessageReader,
+        direction: Direction,
+        message: &[u8],
+    ) -> bool {
         match reader {
             MessageReader::InLine(conversation) if message.len() <= OFF_THREAD => {
-                conversation.read(way, message, self)
+                conversation.read(direction, message, self)
             }
-            MessageReader::InTask(backlog) => backlog.add(way, message),
+            MessageReader::InTask(backlog) => backlog.add(direction, message),
             MessageReader::InLine(_) => {
                 let mut backlog = Backlog::new(&self.connection);
-                let may_read = backlog.add(way, message);
+                let may_read = backlog.add(direction, message);
                 let in_task = MessageReader::InTask(Backlog::new(&self.connection));
                 if let MessageReader::InLine(conversation) = std::mem::replace(reader, in_task) {
                     tokio::spawn(self.clone().catch_up(conversation, backlog));
@@ -244,8 +249,8 @@ impl FrameObserverState {
             let shared = self.clone();
             let reading = long_work(move || {
                 let mut messages = backlog.messages.iter();
-                let may_read =
-                    messages.all(|(way, message)| conversation.read(*way, message, &shared));
+                let may_read = messages
+                    .all(|(direction, message)| conversation.read(*direction, message, &shared));
                 (conversation, may_read)
             });
             let read = reading.await;
@@ -315,11 +320,11 @@ impl Backlog {
     }
 
     /// Returns `false` if there is no memory for it.
-    fn add(&mut self, way: Direction, message: &[u8]) -> bool {
+    fn add(&mut self, direction: Direction, message: &[u8]) -> bool {
         self.bytes += message.len();
         let has_room = self.memory.hold(self.bytes);
         if has_room {
-            self.messages.push((way, message.to_vec()));
+            self.messages.push((direction, message.to_vec()));
         }
         has_room
     }
@@ -327,9 +332,14 @@ impl Backlog {
 
 impl SocketConversation {
     /// Reads a message; `false` if there is no memory for parsing it, or for its content.
-    fn read(&mut self, way: Direction, message: &[u8], shared: &Arc<FrameObserverState>) -> bool {
+    fn read(
+        &mut self,
+        direction: Direction,
+        message: &[u8],
+        shared: &Arc<FrameObserverState>,
+    ) -> bool {
         let Some(_held) = memory_to_parse(message, &shared.connection) else { return false };
-        match way {
+        match direction {
             Direction::Up => {
                 self.observe_request(message, shared);
                 true

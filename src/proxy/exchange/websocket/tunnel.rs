@@ -35,9 +35,9 @@ pub(crate) async fn carry(
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let timeouts = recorder.proxy.tunnel_timeouts;
     let (mut up, mut down) = (0, 0);
-    let observe = |way, bytes: &[u8]| {
+    let observe = |direction, bytes: &[u8]| {
         if let Some(frames) = &frames {
-            frames.saw(way, bytes);
+            frames.saw(direction, bytes);
         }
         bytes.len() as u64
     };
