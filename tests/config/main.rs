@@ -335,7 +335,7 @@ fn the_table_of_waits_lists_every_wait() {
         ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
         (
             "state/exchange_recorder.rs",
-            "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
+            "const REPORTED_WITHIN: Duration = Duration::from_secs(5)",
             "is kept | 5 s",
         ),
         ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),

@@ -98,7 +98,7 @@ impl ClientRequest {
     }
 
     /// The dialect in which the body is read, if the request has one.
-    pub(super) fn read_as(&self) -> Option<Dialect> {
+    pub(super) fn body_dialect(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport != Transport::WebSocket)
     }
 
@@ -108,7 +108,7 @@ impl ClientRequest {
     }
 
     /// The dialect in which the response is read.
-    pub(super) fn answered_in(&self) -> Option<Dialect> {
+    pub(super) fn response_dialect(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
@@ -139,7 +139,7 @@ impl ClientRequest {
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Option<AnalyzedRequest> {
-        let dialect = self.read_as()?;
+        let dialect = self.body_dialect()?;
         let analysis = match self
             .reader(dialect, &recorder.proxy, &recorder.memory)
             .read(&self.headers, body)

@@ -73,7 +73,7 @@ pub(super) async fn run(
     let dialect = client_request.dialect;
     recorder.event.dialect = dialect;
     recorder.event.purpose = client_request.purpose;
-    if let Err(fault) = proxy.client_access.judge(&head.uri, &head.headers, &proxy.credentials) {
+    if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
         return error_response(&fault, dialect, recorder);
     }
     if !recorder.reserve(headers::size(&head.headers)) {
@@ -100,8 +100,8 @@ pub(super) fn refuse_connection(
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<Bytes> {
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
-    let judged = proxy.client_access.judge(request.uri(), request.headers(), &proxy.credentials);
-    let fault = judged.err().unwrap_or(ProxyError::TooManyConnections);
+    let checked = proxy.client_access.check(request.uri(), request.headers(), &proxy.credentials);
+    let fault = checked.err().unwrap_or(ProxyError::TooManyConnections);
     let response = fault.answer(None);
     recorder.event.status = Some(response.status().as_u16());
     recorder.event.outcome = fault.outcome();
@@ -221,13 +221,14 @@ async fn forward_and_respond(
     recorder.event.request_side_us = request_side.as_micros() as u64;
     if let Some(pending) = &mut pending {
         let (head, body) = outbound.parts();
-        pending.count_where_wanted(proxy, head, body);
+        pending.count_if_wanted(proxy, head, body);
     }
     if let Some(count) = &count
         && let Some(counted) = count.answer_unasked(&mut recorder).await
     {
         return count_response(counted, recorder);
     }
+    // Sending consumes the head, and the response to a count is judged by it.
     let head = count.as_ref().map(|_| outbound.parts().0.clone());
     let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
@@ -267,7 +268,7 @@ async fn forward_and_respond(
     let headers_after = recorder.began.elapsed();
     recorder.event.headers_us = Some(headers_after.as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
-    let observer = client_request.answered_in().map(|dialect| {
+    let observer = client_request.response_dialect().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
         let memory = &recorder.memory;
@@ -300,7 +301,7 @@ async fn read_request(
     recorder: &mut ExchangeRecorder,
 ) -> Result<CollectedRequest, ProxyError> {
     // 3. Body.
-    let collected = match client_request.read_as() {
+    let collected = match client_request.body_dialect() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
             let timeout = Duration::from_secs(body_s);

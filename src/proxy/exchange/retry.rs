@@ -74,7 +74,7 @@ struct HeldResponse {
 
 /// The responses so far, and what they showed.
 #[derive(Default)]
-struct AnswerHistory {
+struct RetryHistory {
     held: Vec<HeldResponse>,
     /// How the first one shows an overflow, and what it says about the window.
     overflow: Option<(OverflowSign, Overflow)>,
@@ -82,14 +82,16 @@ struct AnswerHistory {
     taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
-    /// The repaired request, the decisions of the newest repair, and the causes of all repairs.
     repaired: Option<RevisedRequest>,
+    /// The keys of the decisions of the newest repair.
     repair_decisions: Vec<PartKey>,
+    /// The causes of all repairs.
     repair_causes: Vec<RepairCause>,
     /// The lessons of a refusal of the output limit.
     output_taught: LessonMatch,
-    /// The request with room, and the lessons of its refusal.
+    /// The request with room.
     room: Option<RevisedRequest>,
+    /// The lessons of its refusal.
     room_taught: LessonMatch,
     /// The request in the form of the last accepted one.
     last_accepted: Option<RevisedRequest>,
@@ -104,11 +106,11 @@ impl Retry<'_> {
         mut self,
         first: Response<OutgoingBody>,
     ) -> Result<FinalResponse, UpstreamError> {
-        let mut answers = AnswerHistory::default();
+        let mut answers = RetryHistory::default();
         let (mut state, mut verdict) =
             (RetryState::Planned, self.judge_first(first, &mut answers).await);
         loop {
-            let step = next(self.facts(), state, verdict);
+            let step = next(self.context(), state, verdict);
             if let Some(finding) = step.finding {
                 self.remember(finding, &mut answers).await;
             }
@@ -137,7 +139,7 @@ impl Retry<'_> {
         }
     }
 
-    fn facts(&self) -> AttemptContext<'_> {
+    fn context(&self) -> AttemptContext<'_> {
         let pending = self.pending.as_deref();
         AttemptContext {
             is_rewritten: self.is_rewritten,
@@ -148,10 +150,11 @@ impl Retry<'_> {
         }
     }
 
+    /// Judges the response to the request as planned.
     async fn judge_first(
         &self,
         response: Response<OutgoingBody>,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         if self.suspicion.may_overflow {
             return self.judge_accepted(RequestForm::Planned, response, answers).await;
@@ -161,21 +164,22 @@ impl Retry<'_> {
         let cause = refusal::cause(&refused.start);
         let overflow = self.window_of(&refused).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
-        if answers.is_of_output() {
+        if answers.is_about_output() {
             answers.output_taught = answers.taught.clone();
         }
         answers.hold(RequestForm::Planned, refused);
         let blames_us = self.suspicion.blames_us;
-        let is_wild = overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
-        let overflow = overflow.filter(|_| !is_wild);
+        let is_implausible =
+            overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
+        let overflow = overflow.filter(|_| !is_implausible);
         answers.overflow = overflow.map(|overflow| (OverflowSign::Refused, overflow));
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
-            return Verdict::Repairable(answers.kind(cause, overflow.is_some()));
+            return Verdict::Repairable(answers.refusal_kind(cause, overflow.is_some()));
         }
         match overflow {
             Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
-            None if blames_us && !is_wild => Verdict::Refused(cause),
+            None if blames_us && !is_implausible => Verdict::Refused(cause),
             None => Verdict::Failed,
         }
     }
@@ -185,7 +189,7 @@ impl Retry<'_> {
         &self,
         form: RequestForm,
         response: Response<OutgoingBody>,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         let Some(pending) = &self.pending else {
             answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
@@ -210,7 +214,7 @@ impl Retry<'_> {
         form: RequestForm,
         response: Response<OutgoingBody>,
         is_refused: bool,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         if !is_refused {
             let is_accepted = response.status().is_success();
@@ -233,7 +237,7 @@ impl Retry<'_> {
     }
 
     /// Sends the request with the smallest change that fixes the newest refusal.
-    async fn send_repaired(&mut self, round: u8, answers: &mut AnswerHistory) -> Verdict {
+    async fn send_repaired(&mut self, round: u8, answers: &mut RetryHistory) -> Verdict {
         let (Some(pending), Some(refusal)) = (&mut self.pending, answers.refusal.take()) else {
             return Verdict::Unavailable;
         };
@@ -257,7 +261,7 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
         answers.refusal = self.repairable(&refused);
-        if answers.is_of_output() {
+        if answers.is_about_output() {
             answers.output_taught = self.taught(&refused).await;
         }
         let overflow = self.window_of(&refused);
@@ -267,7 +271,7 @@ impl Retry<'_> {
         answers.hold(form, refused);
         match (&answers.refusal, overflow) {
             (Some(_), overflow) => {
-                Verdict::Repairable(answers.kind(Some(cause), overflow.is_some()))
+                Verdict::Repairable(answers.refusal_kind(Some(cause), overflow.is_some()))
             }
             (None, Some(_)) => Verdict::DoesNotFit(Some(cause)),
             (None, None) => Verdict::Refused(cause),
@@ -275,7 +279,7 @@ impl Retry<'_> {
     }
 
     /// Sends the request with room made by cuts or a summary.
-    async fn send_with_room(&mut self, answers: &mut AnswerHistory) -> Verdict {
+    async fn send_with_room(&mut self, answers: &mut RetryHistory) -> Verdict {
         let (Some(pending), Some((_, overflow))) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
         };
@@ -300,7 +304,7 @@ impl Retry<'_> {
     async fn send_last_accepted(
         &mut self,
         cause: RefusalCause,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
         let before = pending.as_last_accepted(cause).await;
@@ -347,7 +351,7 @@ impl Retry<'_> {
     }
 
     /// Reports a finding, and stores its consequences.
-    async fn remember(&mut self, finding: AttemptFinding, answers: &mut AnswerHistory) {
+    async fn remember(&mut self, finding: AttemptFinding, answers: &mut RetryHistory) {
         let mut revoked = Vec::new();
         if let AttemptFinding::ChangeRefused(cause) | AttemptFinding::AllRefused { cause, .. } =
             finding
@@ -399,7 +403,7 @@ impl Retry<'_> {
         {
             self.recorder.event.refused = Some(cause);
         }
-        let consequence = finding.consequence(self.facts());
+        let consequence = finding.consequence(self.context());
         if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.void {
             revoked = std::mem::take(&mut answers.repair_decisions);
         }
@@ -444,19 +448,19 @@ impl Retry<'_> {
     }
 }
 
-impl AnswerHistory {
+impl RetryHistory {
     /// Holds a response, because it may be the one that the client gets.
     fn hold(&mut self, form: RequestForm, response: StartedResponse) {
         self.held.push(HeldResponse { form, response });
     }
 
     /// Whether the newest refusal is about the output limit.
-    fn is_of_output(&self) -> bool {
+    fn is_about_output(&self) -> bool {
         self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
     }
 
     /// The details of the newest refusal, which an edit can fix.
-    fn kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
+    fn refusal_kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
         let of = self.refusal.as_ref().map(|refusal| refusal.cause);
         RefusalKind { cause, overflows, is_of_reasoning: of == Some(RepairCause::Reasoning) }
     }

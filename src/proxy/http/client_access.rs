@@ -45,11 +45,11 @@ impl ClientAccess {
         !self.on_loopback
     }
 
-    /// Judges a request by its address and headers.
+    /// Checks a request by its address and headers.
     ///
     /// # Errors
     /// The reason why it is not accepted.
-    pub(crate) fn judge(
+    pub(crate) fn check(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
@@ -128,7 +128,7 @@ mod tests {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_str(value).unwrap());
         }
-        access.judge(&uri.parse().unwrap(), &headers, &CredentialRules::default())
+        access.check(&uri.parse().unwrap(), &headers, &CredentialRules::default())
     }
 
     #[test]
@@ -240,13 +240,13 @@ mod tests {
         let pairs = [("host", "plimsoll.svc"), ("origin", "https://app.example")];
         assert_eq!(judged(&access, "/", &pairs), Ok(()));
         let credentials = CredentialRules::new(&[], Some("a-token-of-some-length"));
-        let judge =
-            |headers: &HeaderMap| access.judge(&Uri::from_static("/"), headers, &credentials);
-        assert_eq!(judge(&HeaderMap::new()), Err(ProxyError::NoToken));
+        let check =
+            |headers: &HeaderMap| access.check(&Uri::from_static("/"), headers, &credentials);
+        assert_eq!(check(&HeaderMap::new()), Err(ProxyError::NoToken));
         let headers = HeaderMap::from_iter([(
             HeaderName::from_static("x-plimsoll-token"),
             HeaderValue::from_static("a-token-of-some-length"),
         )]);
-        assert_eq!(judge(&headers), Ok(()));
+        assert_eq!(check(&headers), Ok(()));
     }
 }

@@ -103,7 +103,7 @@ impl PendingExchange {
     }
 
     /// Asks its provider for a count, if policy wants one. Head and body are those that are sent.
-    pub(crate) fn count_where_wanted(
+    pub(crate) fn count_if_wanted(
         &mut self,
         proxy: &Arc<Proxy>,
         head: &request::Parts,
