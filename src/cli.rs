@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::clock::wall;
-use crate::config::ConfigSources;
+use crate::config::{ConfigFlag, ConfigSources};
 use admin_client::AdminClient;
 use print::CliError;
 
@@ -296,7 +296,11 @@ impl ConfigFlags {
             .into_iter()
             .filter_map(|(key, value)| Some((key, value?)))
             .chain(self.upstream.iter().map(|pair| ("upstream", pair.clone())))
-            .map(|(key, value)| (format!("--{key}"), key.to_owned(), value));
+            .map(|(key, value)| ConfigFlag {
+                name: format!("--{key}"),
+                key: key.to_owned(),
+                value,
+            });
         ConfigSources::of_process(self.config.clone(), flags.collect())
     }
 }

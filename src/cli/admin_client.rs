@@ -43,7 +43,7 @@ impl AdminClient {
     /// prints a warning if nothing is stored at present.
     pub(super) async fn configured(sources: &ConfigSources) -> Result<Self, CliError> {
         let config = load_config(sources)?;
-        let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
+        let is_named = sources.flags.iter().any(|flag| flag.key == "admin");
         match Self::by_socket(&config.data).await {
             Ok(Some((client, about))) if !is_named || serves_at(&about, config.admin) => {
                 warn_of_failure(&about);

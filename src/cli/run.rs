@@ -151,7 +151,7 @@ fn secrets(config: &Config) -> Vec<OsString> {
 /// The variables through which a command finds its server, if only flags name it: so a `plimsoll run` inside
 /// this one finds the same server.
 fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsString)> {
-    let is_data_flag_set = sources.flags.iter().any(|(_, key, _)| key == "data");
+    let is_data_flag_set = sources.flags.iter().any(|flag| flag.key == "data");
     let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
     let data = is_data_flag_set.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
     let file = sources.file.as_ref().and_then(|file| std::path::absolute(file).ok());
@@ -222,7 +222,7 @@ impl RunningProxy {
 
 /// Whether the server that was found is the requested one: any, unless a flag names its address.
 fn is_requested_server(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
-    let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
+    let is_named = sources.flags.iter().any(|flag| flag.key == "admin");
     !is_named || admin_client::serves_at(about, config.admin)
 }
 
@@ -265,7 +265,7 @@ fn keep_detours(sources: &mut ConfigSources) {
             || sources
                 .flags
                 .iter()
-                .any(|(_, key, it)| key == "upstream" && it.starts_with(&flagged));
+                .any(|flag| flag.key == "upstream" && flag.value.starts_with(&flagged));
         if !is_set {
             print::note(&format!("{name} is set: {upstream} is forwarded to {url}"));
             sources.variables.push((ours, url));
