@@ -11,7 +11,7 @@ use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
 
 use super::original_request::{OriginalRequest, send};
-use super::response_peek;
+use super::response_peek::{self, OverflowInStart};
 use crate::context::attempt::{
     AttemptContext, AttemptFinding, NextAction, RefusableOption, RefusalKind, RequestForm,
     RetryState, RevocationScope, Verdict, next,
@@ -28,7 +28,7 @@ use crate::proxy::learning::lessons;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::{PendingExchange, RevisedRequest, SessionFact};
+use crate::proxy::turn::pending::{PendingExchange, RepairedRequest, RevisedRequest, SessionFact};
 use crate::proxy::turn::request_info::RequestInfo;
 use crate::telemetry::{FailOpen, LessonOutcome, RefusalOutcome};
 use crate::wire::json::Document;
@@ -72,12 +72,19 @@ struct HeldResponse {
     response: StartedResponse,
 }
 
+/// What a response said about the window.
+#[derive(Clone, Copy)]
+struct SeenOverflow {
+    sign: OverflowSign,
+    reported: Overflow,
+}
+
 /// The responses so far, and what they showed.
 #[derive(Default)]
 struct RetryHistory {
     held: Vec<HeldResponse>,
-    /// How the first one shows an overflow, and what it says about the window.
-    overflow: Option<(OverflowSign, Overflow)>,
+    /// The newest overflow that may be answered with room.
+    overflow: Option<SeenOverflow>,
     /// The lessons of the first one.
     taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
@@ -172,7 +179,8 @@ impl Retry<'_> {
         let is_implausible =
             overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
         let overflow = overflow.filter(|_| !is_implausible);
-        answers.overflow = overflow.map(|overflow| (OverflowSign::Refused, overflow));
+        let sign = OverflowSign::Refused;
+        answers.overflow = overflow.map(|reported| SeenOverflow { sign, reported });
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
             return Verdict::Repairable(answers.refusal_kind(cause, overflow.is_some()));
@@ -195,12 +203,13 @@ impl Retry<'_> {
             answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
             return Verdict::Accepted;
         };
-        let (begun, overflow) = response_peek::read(response, pending, self.recorder).await;
-        answers.hold(form, begun);
-        match overflow {
+        let peeked = response_peek::read(response, pending, self.recorder).await;
+        answers.hold(form, peeked.response);
+        match peeked.overflow {
             Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
-            Some((overflow, taught)) if self.believes(&overflow, &taught) => {
-                answers.overflow = Some((OverflowSign::InReply, overflow));
+            Some(OverflowInStart { reported, taught }) if self.believes(&reported, &taught) => {
+                let sign = OverflowSign::InReply;
+                answers.overflow = Some(SeenOverflow { sign, reported });
                 answers.taught = taught;
                 Verdict::OverflowInReply
             }
@@ -242,10 +251,12 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         let repair = pending.repair(&refusal, answers.repaired.as_ref(), self.recorder).await;
-        let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
+        let Some(RepairedRequest { revised, decisions }) = repair else {
+            return Verdict::Unavailable;
+        };
         answers.repair_decisions = decisions;
         answers.repair_causes.push(refusal.cause);
-        let Some((response, repaired)) = self.send_revised(Some(repaired)).await else {
+        let Some((response, repaired)) = self.send_revised(Some(revised)).await else {
             return Verdict::Unavailable;
         };
         answers.repaired = Some(repaired);
@@ -265,8 +276,8 @@ impl Retry<'_> {
             answers.output_taught = self.taught(&refused).await;
         }
         let overflow = self.window_of(&refused);
-        if let Some(overflow) = overflow {
-            answers.overflow = Some((OverflowSign::Refused, overflow));
+        if let Some(reported) = overflow {
+            answers.overflow = Some(SeenOverflow { sign: OverflowSign::Refused, reported });
         }
         answers.hold(form, refused);
         match (&answers.refusal, overflow) {
@@ -280,10 +291,10 @@ impl Retry<'_> {
 
     /// Sends the request with room made by cuts or a summary.
     async fn send_with_room(&mut self, answers: &mut RetryHistory) -> Verdict {
-        let (Some(pending), Some((_, overflow))) = (&mut self.pending, answers.overflow) else {
+        let (Some(pending), Some(overflow)) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = pending.make_room(overflow, &self.original.head, self.recorder).await;
+        let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
         let Some((response, room)) = self.send_revised(room).await else {
             return Verdict::Unavailable;
         };
@@ -378,12 +389,12 @@ impl Retry<'_> {
                     let causes = &answers.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
-                (AttemptFinding::Overflow, Some((sign, overflow))) => {
+                (AttemptFinding::Overflow, Some(SeenOverflow { sign, reported })) => {
                     // The repairs are kept, too.
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, &[], self.recorder);
                     }
-                    pending.record_overflow(sign, overflow, &answers.taught, self.recorder).await;
+                    pending.record_overflow(sign, reported, &answers.taught, self.recorder).await;
                 }
                 (AttemptFinding::RoomMade { saved }, _) => {
                     let room = answers.room.take();

@@ -7,6 +7,8 @@
 mod repaired;
 mod room;
 
+pub(crate) use self::repaired::RepairedPlan;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;

@@ -27,7 +27,7 @@ use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite, RepairedPlan};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
@@ -224,14 +224,14 @@ impl PendingExchange {
         self.prepared.policy.heal.causes.contains(&cause)
     }
 
-    /// The request with the smallest change that answers a refusal of it, or of its form repaired `before`;
-    /// also the keys of the decisions. `None` if there is no repair, or it could not be saved.
+    /// The request with the smallest change that answers a refusal of it, or of its form repaired `before`. `None` if
+    /// there is no repair, or it could not be saved.
     pub(crate) async fn repair(
         &mut self,
         refusal: &Refusal,
         before: Option<&RevisedRequest>,
         recorder: &mut ExchangeRecorder,
-    ) -> Option<(RevisedRequest, Vec<PartKey>)> {
+    ) -> Option<RepairedRequest> {
         if repair::is_of_window(refusal) {
             Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
         }
@@ -239,14 +239,15 @@ impl PendingExchange {
         let base = before.map_or(&self.planned, |before| &before.planned);
         let repairing = base.repaired(&proxy, &prepared, &self.opened, refusal);
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
-        let (planned, decisions) = match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
-            Ok(repaired) => repaired,
-            Err(why) => {
-                recorder.report_refusal(&[refusal.cause], why);
-                return None;
-            }
-        };
-        Some((RevisedRequest::new(&prepared, planned), decisions))
+        let RepairedPlan { planned, decisions } =
+            match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
+                Ok(repaired) => repaired,
+                Err(why) => {
+                    recorder.report_refusal(&[refusal.cause], why);
+                    return None;
+                }
+            };
+        Some(RepairedRequest { revised: RevisedRequest::new(&prepared, planned), decisions })
     }
 
     /// Records that the repaired form is the one that the response belongs to.
@@ -406,6 +407,12 @@ impl PendingExchange {
             self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
         }
     }
+}
+
+/// A request with a repair, and the keys of the decisions of that repair.
+pub(crate) struct RepairedRequest {
+    pub(crate) revised: RevisedRequest,
+    pub(crate) decisions: Vec<PartKey>,
 }
 
 /// A fact, and the session that it is stored in.

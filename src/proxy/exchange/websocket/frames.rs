@@ -48,8 +48,7 @@ pub(super) enum Direction {
 pub(crate) struct FrameObserver(Arc<FrameObserverState>);
 
 struct FrameObserverState {
-    /// `Err` once reading has stopped, with the reason if it is ours.
-    state: Mutex<Result<MessageState, Option<FailOpen>>>,
+    reading: Mutex<SocketObservation>,
     /// Notified when a reply ends, or when waiting messages have been read.
     answered: Notify,
     connection: Arc<SocketConnection>,
@@ -67,6 +66,13 @@ struct SocketConnection {
     provider_request_id: Option<Box<str>>,
     /// See [`MAX_READ`].
     permits: Arc<Semaphore>,
+}
+
+/// Whether messages are still read.
+enum SocketObservation {
+    Active(MessageState),
+    /// Reading has stopped; the reason, if it is ours.
+    Stopped(Option<FailOpen>),
 }
 
 struct MessageState {
@@ -138,14 +144,16 @@ impl FrameObserver {
             provider_request_id,
             permits: Arc::new(Semaphore::new(MAX_READ)),
         };
-        let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
-        Self(Arc::new(FrameObserverState { state, answered, connection: Arc::new(connection) }))
+        let (reading, answered) = (Mutex::new(SocketObservation::Active(state)), Notify::new());
+        Self(Arc::new(FrameObserverState { reading, answered, connection: Arc::new(connection) }))
     }
 
     /// Reads bytes that have been forwarded.
     pub(super) fn saw(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
-        let Ok(MessageState { up, down, reader }) = state.as_mut() else { return };
+        let SocketObservation::Active(MessageState { up, down, reader }) = &mut *state else {
+            return;
+        };
         let messages = match direction {
             Direction::Up => &mut *up,
             Direction::Down => &mut *down,
@@ -161,10 +169,10 @@ impl FrameObserver {
         match (read, fault) {
             (Ok(true), None) => {}
             (Ok(false), None) | (Ok(_), Some(FrameError::NoMemory)) => {
-                *state = Err(Some(FailOpen::MemoryBudget));
+                *state = SocketObservation::Stopped(Some(FailOpen::MemoryBudget));
             }
-            (Ok(_), Some(_)) => *state = Err(None),
-            (Err(_), _) => *state = Err(Some(FailOpen::Panicked)),
+            (Ok(_), Some(_)) => *state = SocketObservation::Stopped(None),
+            (Err(_), _) => *state = SocketObservation::Stopped(Some(FailOpen::Panicked)),
         }
     }
 
@@ -181,7 +189,11 @@ impl FrameObserver {
 
     fn is_idle(&self) -> bool {
         let state = self.0.state();
-        let Ok(MessageState { reader: MessageReader::InLine(conversation), .. }) = &*state else {
+        let SocketObservation::Active(MessageState {
+            reader: MessageReader::InLine(conversation),
+            ..
+        }) = &*state
+        else {
             return false;
         };
         conversation.open.is_empty()
@@ -195,24 +207,33 @@ impl FrameObserver {
             Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
         };
         let mut state = self.0.state();
-        if let Ok(MessageState { reader: MessageReader::InTask(backlog), .. }) = state.as_mut() {
+        if let SocketObservation::Active(MessageState {
+            reader: MessageReader::InTask(backlog),
+            ..
+        }) = &mut *state
+        {
             backlog.ended = Some(left);
             return None;
         }
-        match std::mem::replace(&mut *state, Err(None)) {
-            Ok(MessageState { reader: MessageReader::InLine(conversation), .. }) => {
+        match std::mem::replace(&mut *state, SocketObservation::Stopped(None)) {
+            SocketObservation::Active(MessageState {
+                reader: MessageReader::InLine(conversation),
+                ..
+            }) => {
                 conversation.end(left);
             }
-            Ok(MessageState { reader: MessageReader::InTask(_), .. }) => {}
-            Err(why) => return why,
+            SocketObservation::Active(MessageState {
+                reader: MessageReader::InTask(_), ..
+            }) => {}
+            SocketObservation::Stopped(why) => return why,
         }
         None
     }
 }
 
 impl FrameObserverState {
-    fn state(&self) -> MutexGuard<'_, Result<MessageState, Option<FailOpen>>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, SocketObservation> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a message, or queues it to be read; `false` if there is no memory for that.
@@ -256,15 +277,17 @@ impl FrameObserverState {
             let read = reading.await;
             let mut state = self.state();
             // Reading has stopped meanwhile.
-            let Ok(MessageState { reader, .. }) = state.as_mut() else { return };
+            let SocketObservation::Active(MessageState { reader, .. }) = &mut *state else {
+                return;
+            };
             conversation = match read {
                 Ok((conversation, true)) => conversation,
                 Ok((_, false)) => {
-                    *state = Err(Some(FailOpen::MemoryBudget));
+                    *state = SocketObservation::Stopped(Some(FailOpen::MemoryBudget));
                     return;
                 }
                 Err(_) => {
-                    *state = Err(Some(FailOpen::Panicked));
+                    *state = SocketObservation::Stopped(Some(FailOpen::Panicked));
                     return;
                 }
             };
@@ -272,7 +295,7 @@ impl FrameObserverState {
             if waiting.messages.is_empty() {
                 match waiting.ended {
                     Some(left) => {
-                        *state = Err(None);
+                        *state = SocketObservation::Stopped(None);
                         conversation.end(left);
                     }
                     None => *reader = MessageReader::InLine(conversation),

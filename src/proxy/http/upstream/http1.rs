@@ -313,12 +313,18 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Connections that were opened but not used yet, with their address.
 #[derive(Clone, Default)]
-pub(super) struct SpareConnections(Arc<Mutex<VecDeque<(Authority, Instant, UpstreamTransport)>>>);
+pub(super) struct SpareConnections(Arc<Mutex<VecDeque<SpareConnection>>>);
+
+struct SpareConnection {
+    to: Authority,
+    since: Instant,
+    transport: UpstreamTransport,
+}
 
 impl SpareConnections {
     pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
         let mut kept = self.kept();
-        kept.push_back((to, Instant::now(), transport));
+        kept.push_back(SpareConnection { to, since: Instant::now(), transport });
         if kept.len() > SPARES {
             kept.pop_front();
         }
@@ -326,14 +332,14 @@ impl SpareConnections {
 
     fn take(&self, to: &Uri) -> Option<UpstreamTransport> {
         let mut kept = self.kept();
-        let at = kept.iter().position(|(authority, ..)| Some(authority) == to.authority())?;
-        kept.remove(at).map(|(_, _, transport)| transport)
+        let at = kept.iter().position(|spare| Some(&spare.to) == to.authority())?;
+        kept.remove(at).map(|spare| spare.transport)
     }
 
     /// The connections without those that are too old, which their peers may have closed.
-    fn kept(&self) -> MutexGuard<'_, VecDeque<(Authority, Instant, UpstreamTransport)>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<SpareConnection>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|(_, since, _)| since.elapsed() < SPARE_LIFE);
+        kept.retain(|spare| spare.since.elapsed() < SPARE_LIFE);
         kept
     }
 }

@@ -376,7 +376,7 @@ impl Http2 {
             return Ok(Protocol::Http1(Box::new(transport)));
         }
         let watch =
-            Arc::new(LimitWatch { of: OnceLock::new(), seen: AtomicUsize::new(NO_LIMIT_YET) });
+            Arc::new(LimitWatch { lane: OnceLock::new(), seen: AtomicUsize::new(NO_LIMIT_YET) });
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(NO_LIMIT_YET)
@@ -401,8 +401,8 @@ impl Http2 {
     ) {
         let (id, actions) = self.lanes().opened(sender, Instant::now());
         let connection = Arc::new(Mutex::new(connection));
-        let of = (Arc::downgrade(&connection), Arc::downgrade(self), id);
-        drop(watch.of.set(of));
+        let (of_connection, upstream) = (Arc::downgrade(&connection), Arc::downgrade(self));
+        drop(watch.lane.set(WatchedLane { connection: of_connection, upstream, id }));
         tokio::spawn(drive(connection, Arc::downgrade(self), id));
         self.perform(actions);
         // The limit may have arrived before it was watched.
@@ -437,10 +437,17 @@ fn lock(connection: &Mutex<Http2Connection>) -> MutexGuard<'_, Http2Connection> 
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A connection that is in use.
+struct WatchedLane {
+    connection: Weak<Mutex<Http2Connection>>,
+    upstream: Weak<Http2>,
+    id: LaneId,
+}
+
 /// Watches the limit of streams that the peer sets for one connection.
 struct LimitWatch {
     /// Set once the connection is in use.
-    of: OnceLock<(Weak<Mutex<Http2Connection>>, Weak<Http2>, LaneId)>,
+    lane: OnceLock<WatchedLane>,
     /// The limit that was last seen.
     seen: AtomicUsize,
 }
@@ -448,7 +455,7 @@ struct LimitWatch {
 impl LimitWatch {
     /// Reports the limit if it has changed.
     fn report_change(&self) {
-        let Some((connection, upstream, id)) = self.of.get() else { return };
+        let Some(WatchedLane { connection, upstream, id }) = self.lane.get() else { return };
         let Some(connection) = connection.upgrade() else { return };
         let changed = {
             let connection = lock(&connection);
