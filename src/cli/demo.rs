@@ -82,7 +82,7 @@ fn sources(provider: &Provider, data: &Path) -> ConfigSources {
     let flag = |key: &str, value: String| ConfigFlag {
         name: format!("--{key}"),
         key: key.to_owned(),
-        value: value,
+        value,
     };
     let upstreams =
         ["anthropic", "openai", "gemini"].map(|name| flag("upstream", format!("{name}={at}")));

@@ -45,7 +45,7 @@ pub(super) async fn run(
     let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
     report_cached(CacheBytes::LIMIT, QUEUE_BYTES, |what, bytes| {
-        telemetry.set_cache_limit(what, bytes)
+        telemetry.set_cache_limit(what, bytes);
     });
     let mut is_paused = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
     if is_paused {

@@ -69,6 +69,7 @@ struct SocketConnection {
 }
 
 /// Whether messages are still read.
+#[expect(clippy::large_enum_variant, reason = "there is one per connection, and most are active")]
 enum SocketObservation {
     Active(MessageState),
     /// Reading has stopped; the reason, if it is ours.
