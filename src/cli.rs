@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::clock::wall;
-use crate::config::ConfigSources;
+use crate::config::{ConfigFlag, ConfigSources};
 use admin_client::AdminClient;
 use print::CliError;
 
@@ -232,7 +232,7 @@ impl AdminTarget {
     }
 }
 
-/// What the command line can say of the configuration; it goes over file and environment.
+/// The settings that the command line can override, before file and environment.
 #[derive(Clone, Debug, Default, Args)]
 struct ConfigFlags {
     /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
@@ -296,24 +296,28 @@ impl ConfigFlags {
             .into_iter()
             .filter_map(|(key, value)| Some((key, value?)))
             .chain(self.upstream.iter().map(|pair| ("upstream", pair.clone())))
-            .map(|(key, value)| (format!("--{key}"), key.to_owned(), value));
+            .map(|(key, value)| ConfigFlag {
+                name: format!("--{key}"),
+                key: key.to_owned(),
+                value,
+            });
         ConfigSources::of_process(self.config.clone(), flags.collect())
     }
 }
 
 /// Runs the command of the arguments.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match done(&arguments.command) {
+    match execute(&arguments.command) {
         Ok(code) => code,
         Err(trouble) => {
-            print::trouble(&trouble);
+            print::error(&trouble);
             ExitCode::from(1)
         }
     }
 }
 
 /// Prints what is wrong with the command line, or the help or version that was requested.
-pub fn misused(error: &clap::Error) -> ExitCode {
+pub fn usage_error(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand};
     // Help and version contain only our own text; an error quotes what was typed.
     let is_ours = matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand);
@@ -325,7 +329,7 @@ pub fn misused(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-fn done(command: &Command) -> Result<ExitCode, CliError> {
+fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,

@@ -31,7 +31,7 @@ pub use choices::{
 pub use settings::{
     Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Tls, Upstream,
 };
-pub use sources::ConfigSources;
+pub use sources::{ConfigFlag, ConfigSources};
 
 /// A configuration that can be served.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct LoadedConfig {
 /// # Errors
 /// All faults at once.
 pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
-    load_but(sources, |_| false)
+    load_excusing(sources, |_| false)
 }
 
 /// Like [`load`], for commands that only query a running process: that process has the secrets that are
@@ -58,12 +58,12 @@ pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
 ///
 /// # Errors
 /// All other faults at once.
-pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
-    load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
+pub(crate) fn load_for_query(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
+    load_excusing(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
 /// Reads, checks and completes a configuration; faults of keys that are `excused` are ignored.
-fn load_but(
+fn load_excusing(
     sources: &ConfigSources,
     excused: fn(&str) -> bool,
 ) -> Result<LoadedConfig, ConfigErrors> {
@@ -78,8 +78,8 @@ fn load_but(
         return Err(errors.sorted());
     }
     set_from_variables(&mut raw, &schema, sources, &mut warnings);
-    for (flag, key, value) in &sources.flags {
-        set_from_flag(&mut raw, &schema, key, value, ConfigPlace::Flag(flag.clone()), &mut errors);
+    for flag in &sources.flags {
+        set_from_flag(&mut raw, &schema, flag, &mut errors);
     }
     schema::check(&schema, &raw, "", &mut errors);
     presets::put_under(&mut raw);
@@ -147,11 +147,11 @@ fn set_from_variables(
 fn set_from_flag(
     raw: &mut ConfigEntry,
     schema: &serde_json::Value,
-    key: &str,
-    value: &str,
-    place: ConfigPlace,
+    flag: &ConfigFlag,
     errors: &mut ConfigErrors,
 ) {
+    let (key, value) = (&*flag.key, &*flag.value);
+    let place = ConfigPlace::Flag(flag.name.clone());
     if key == "upstream" {
         return match value.split_once('=') {
             Some((name, url)) => {

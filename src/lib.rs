@@ -14,7 +14,7 @@
 //! | 4 | [`store`] | disks | traffic |
 //! | 4 | [`tls`] | certificates | requests |
 //! | 4 | [`activity`] | connections that nobody uses | requests |
-//! | 4 | [`clock`] | the time | who asks |
+//! | 4 | [`clock`] | the time | requests |
 //! | 5 | [`proxy`], [`admin`] | sockets | each other |
 //!
 //! `docs/architecture.md` describes the life of a request, what is stored, the invariants and the glossary.

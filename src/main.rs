@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     give_memory_back_at_once();
     match cli::Arguments::try_parse() {
         Ok(arguments) => cli::run(&arguments),
-        Err(error) => cli::misused(&error),
+        Err(error) => cli::usage_error(&error),
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use self::event::StoreState;
 pub use self::event::{Compaction, Exchange, OpenExchange};
 pub(crate) use self::gaps::StreamGaps;
 pub(crate) use self::labels::{
-    AdminRefusal, ClientTimeout, CountOutcome, KeptKind, LessonOutcome, MemoryKind,
+    AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind,
     RejectedConnection, RepeatCause, StoreOperation,
 };
 pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
@@ -157,8 +157,8 @@ impl Telemetry {
     }
 
     /// A connection past `limits.connections` was rejected.
-    pub(crate) fn turned_away(&self, got: RejectedConnection) {
-        self.metrics.turned_away(got);
+    pub(crate) fn connection_refused(&self, got: RejectedConnection) {
+        self.metrics.connection_refused(got);
     }
 
     /// A request waited for the stored data of its session.
@@ -166,9 +166,9 @@ impl Telemetry {
         self.metrics.session_loaded(waited);
     }
 
-    /// Whether lessons cannot be stored or read, although the store was opened.
-    pub(crate) fn store_fails(&self, fails: bool) {
-        self.metrics.store_fails(fails);
+    /// Sets whether lessons cannot be stored or read, although the store was opened.
+    pub(crate) fn set_store_failing(&self, fails: bool) {
+        self.metrics.set_store_failing(fails);
     }
 
     /// A client took too long.
@@ -274,19 +274,19 @@ impl Telemetry {
         self.metrics.store_took(operation, took, succeeded);
     }
 
-    /// A kind of cached data has a limit of `bytes`.
-    pub(crate) fn kept_limit(&self, what: KeptKind, bytes: usize) {
-        self.metrics.memory.kept_limit(what, bytes);
+    /// Sets the limit of a kind of cached data, bytes.
+    pub(crate) fn set_cache_limit(&self, what: CacheKind, bytes: usize) {
+        self.metrics.memory.set_cache_limit(what, bytes);
     }
 
-    /// A kind of cached data now occupies `bytes`.
-    pub(crate) fn kept(&self, what: KeptKind, bytes: usize) {
-        self.metrics.memory.kept(what, bytes);
+    /// Sets the size of a kind of cached data, bytes.
+    pub(crate) fn set_cached(&self, what: CacheKind, bytes: usize) {
+        self.metrics.memory.set_cached(what, bytes);
     }
 
-    /// The state of the store; `None` if it cannot be used.
-    pub(crate) fn store_is(&self, state: Option<&StoreState>) {
-        self.metrics.store_is(state);
+    /// Sets the state of the store; `None` if it cannot be used.
+    pub(crate) fn set_store_state(&self, state: Option<&StoreState>) {
+        self.metrics.set_store_state(state);
     }
 
     /// The number of threads that run blocking work.
@@ -294,9 +294,9 @@ impl Telemetry {
         self.metrics.blocking_threads(threads);
     }
 
-    /// The number of sessions that were deleted because they expired or the store was full.
-    pub(crate) fn store_forgot(&self, sessions: u64) {
-        self.metrics.store_forgot(sessions);
+    /// This many sessions were deleted, because they expired or the store was full.
+    pub(crate) fn sessions_expired(&self, sessions: u64) {
+        self.metrics.sessions_expired(sessions);
     }
 
     /// The admin listener refused a request.

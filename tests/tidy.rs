@@ -343,9 +343,7 @@ fn what_reads_the_event_is_found() {
     for line in ["fn f(event: &mut Exchange) {", "use crate::telemetry::{Exchange, FailOpen};"] {
         assert!(names_event_type(line), "{line}");
     }
-    for line in
-        ["progress.begin(InFlightGuard::Exchange);", "    Exchange,", "let a: OpenExchange;"]
-    {
+    for line in ["progress.begin(InFlight::Exchange);", "    Exchange,", "let a: OpenExchange;"] {
         assert!(!names_event_type(line), "{line}");
     }
 }
@@ -376,7 +374,7 @@ fn event_reads(code: &str) -> Vec<usize> {
 
 /// Whether a line names the event's type, which a variant is called by, too.
 fn names_event_type(code: &str) -> bool {
-    code.trim() != "Exchange," && has_word(&code.replace("InFlightGuard::Exchange", ""), "Exchange")
+    code.trim() != "Exchange," && has_word(&code.replace("InFlight::Exchange", ""), "Exchange")
 }
 
 /// Licences that we may ship in a binary under Apache-2.0 (`deny.toml` holds the same list).

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use plimsoll::config::{self, ConfigSources};
+use plimsoll::config::{self, ConfigFlag, ConfigSources};
 use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::proxy::{self, Proxy};
 use plimsoll::store::drafts::Draft;
@@ -32,7 +32,11 @@ const UNREAD: &str = "/anthropic/v1/unread";
 /// Serves `provider` with a store as `kind` says (`forgets`, `unwaited`, `undrafted`, `whole`), its file in
 /// `data`.
 pub(crate) fn serve(kind: &str, provider: &str, data: &str) {
-    let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
+    let flag = |key: &str, value: String| ConfigFlag {
+        name: format!("--{key}"),
+        key: key.to_owned(),
+        value,
+    };
     let flags = vec![
         flag("upstream", format!("anthropic=http://{provider}")),
         flag("mode", "observe".to_owned()),

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_this_machine_may_ask() {
+    fn hosts_of_this_machine_are_accepted() {
         for host in [
             "127.0.0.1:9797",
             "localhost:9797",
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rebound_or_malformed_name_may_not() {
+    fn rebound_and_malformed_hosts_are_refused() {
         for host in [
             "evil.example:9797",
             "127.0.0.1.evil.example",
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_said_once() {
+    fn a_request_names_its_host_once() {
         for (target, headers) in [
             ("/", &[OWN, OWN][..]),
             ("/", &[OWN, ("host", "evil.example")]),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_page_may_ask() {
+    fn only_requests_of_our_own_page_are_accepted() {
         assert_eq!(open("/", &[OWN, ("origin", "http://127.0.0.1:9797")]), Ok(AdminRole::Anybody));
         for origin in
             ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970", ""]
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_opens_what_its_role_may_and_nothing_else_does() {
+    fn a_token_allows_what_its_role_allows_and_a_wrong_one_nothing() {
         let with = |needs, token: &str| {
             let request = request("/metrics", &[OWN, ("authorization", token)]);
             judge(&request, needs, by_port(true), &access())

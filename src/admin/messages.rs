@@ -19,7 +19,7 @@ use crate::context::ledger::Ledger;
 use crate::context::{
     ExchangeId, Fact, InjectedMessage, InjectionState, Millis, QueuedMessage, ThreadId,
 };
-use crate::store::ledgers::SessionRoom;
+use crate::store::ledgers::SessionHandle;
 use crate::store::{Scope, StoreError};
 use crate::telemetry::{MessageEvent, MessageStep};
 
@@ -134,7 +134,7 @@ pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) 
 pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminResponse {
     let text = message_text(body).await?;
     let scope = scope(admin, id).await?;
-    let room = admin.ledgers.room(&scope);
+    let handle = admin.ledgers.handle(&scope);
     let (number, waiting) = admin.ledgers.look(&scope, next).await?;
     if waiting >= MOST {
         let what = format!(
@@ -150,7 +150,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminRe
     let (at, text) = (now(), text.into());
     let queued = QueuedMessage { id: message_id.as_str().into(), number, at, text, repeats: None };
     let answer = WaitingMessage::of(&queued, waiting + 1);
-    settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
+    store_fact_if_absent(admin, &handle, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(MessageEvent {
         position: Some(waiting + 1),
         ..message_event(&scope, &message_id, MessageStep::Queued)
@@ -161,7 +161,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminRe
 /// Removes a queued message that was not sent.
 pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let room = admin.ledgers.room(&scope);
+    let handle = admin.ledgers.handle(&scope);
     let is_known =
         admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == message_id));
     if !is_known.await? {
@@ -169,7 +169,8 @@ pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> Admi
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
     let fact = InjectedMessage { id: message_id.into(), at: now(), state: InjectionState::Removed };
-    let held = settle(admin, &room, Fact::InjectedMessage(Box::new(fact)), id).await?;
+    let held =
+        store_fact_if_absent(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
     if let Fact::InjectedMessage(held) = &held
         && let Some(sent) = held.place()
     {
@@ -186,7 +187,7 @@ pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> Admi
 /// Removes all queued messages that were not sent.
 pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let room = admin.ledgers.room(&scope);
+    let handle = admin.ledgers.handle(&scope);
     let waiting = |ledger: &Ledger| {
         ledger.waiting().into_iter().map(|queued| queued.id.clone()).collect::<Vec<_>>()
     };
@@ -194,7 +195,8 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
     for message_id in admin.ledgers.look(&scope, waiting).await? {
         let fact =
             InjectedMessage { id: message_id.clone(), at: now(), state: InjectionState::Removed };
-        let held = settle(admin, &room, Fact::InjectedMessage(Box::new(fact)), id).await?;
+        let held =
+            store_fact_if_absent(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
         if !matches!(&held, Fact::InjectedMessage(held) if held.place().is_some()) {
             admin.telemetry.announce(message_event(&scope, &message_id, MessageStep::Removed));
             removed.push(message_id.into());
@@ -235,14 +237,14 @@ async fn message_text(body: &mut Incoming) -> Result<String, AdminError> {
     if text.len() > LONGEST { too_long() } else { Ok(text) }
 }
 
-/// Stores a fact unless another one came first; returns the one that holds.
-async fn settle(
+/// Stores a fact unless there already is one; returns the one that applies.
+async fn store_fact_if_absent(
     admin: &Admin,
-    room: &SessionRoom,
+    handle: &SessionHandle,
     fact: Fact,
     id: &str,
 ) -> Result<Fact, AdminError> {
-    admin.ledgers.settle(room, fact).await.map_err(|trouble| match trouble {
+    admin.ledgers.store_fact_if_absent(handle, fact).await.map_err(|trouble| match trouble {
         StoreError::Closed | StoreError::Deleted => {
             let what = format!("Session {id:?} was just deleted, or Plimsoll is shutting down.");
             AdminError::new(StatusCode::NOT_FOUND, "not_found", what)

@@ -86,7 +86,10 @@ pub async fn serve(
                     }
                 },
                 Err(error) => {
-                    tracing::warn!("the admin listener could not accept: {error}");
+                    tracing::warn!(
+                        "a connection to the admin listener could not be accepted: {error}. If too many files are \
+                         open, raise the limit (ulimit -n)"
+                    );
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -119,12 +122,12 @@ enum ConnectionLifetime {
 async fn handle(
     admin: Arc<Admin>,
     arrival: AdminConnection,
-    stay: ConnectionLifetime,
+    lifetime: ConnectionLifetime,
     ended: watch::Receiver<bool>,
 ) {
     match arrival.open(TIMEOUT).await {
         Ok(None) => {}
-        Ok(Some((wire, peer))) => connection(admin, wire, peer, stay, ended).await,
+        Ok(Some((stream, peer))) => connection(admin, stream, peer, lifetime, ended).await,
         Err(user) => {
             routes::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user));
         }
@@ -133,9 +136,9 @@ async fn handle(
 
 async fn connection(
     admin: Arc<Admin>,
-    wire: Box<dyn AdminStream>,
+    stream: Box<dyn AdminStream>,
     peer: AdminPeer,
-    stay: ConnectionLifetime,
+    lifetime: ConnectionLifetime,
     mut ended: watch::Receiver<bool>,
 ) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -143,7 +146,7 @@ async fn connection(
     http1
         .timer(TokioTimer::new())
         .header_read_timeout(TIMEOUT)
-        .keep_alive(stay == ConnectionLifetime::Open);
+        .keep_alive(lifetime == ConnectionLifetime::Open);
     let ending = ended.clone();
     let activity = Activity::default();
     let requests = activity.clone();
@@ -154,7 +157,7 @@ async fn connection(
             Ok::<_, io::Error>(answer.map(|body| under_way.answer(body)))
         }
     });
-    let mut serving = pin!(builder.serve_connection(TokioIo::new(wire), service));
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let is_ending = tokio::select! {
         _ = serving.as_mut() => return,
         () = becomes_true(&mut ended) => true,

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_tokens_pass_one_after_the_other_and_no_more_than_wait() {
+    fn wrong_tokens_are_answered_one_by_one_and_only_a_few_may_wait() {
         let (limiter, now) = (WrongTokenLimiter::default(), Instant::now());
         let waits: Vec<_> = (0..50).map(|_| limiter.wait(now)).collect();
         for (number, wait) in (1..).zip(&waits[..8]) {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_has_one_line() {
+    fn one_refusal_a_minute_is_logged() {
         let (limiter, now) = (WrongTokenLimiter::default(), Instant::now());
         assert_eq!(limiter.line(now), Some(0));
         for seconds in [0, 1, 59] {

@@ -36,11 +36,13 @@ use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::LogFields;
-use crate::telemetry::{ContextReduction, Exchange, MessageEvent, OpenExchange};
+use crate::telemetry::{ContextReduction, Exchange, MessageEvent, OpenExchange, RECENT};
 use crate::wire::sse::write_event;
 
-/// Sessions per page: the default, and the maximum.
-const PAGE: (usize, usize) = (50, 500);
+/// Sessions on a page of the list, unless the query names a number.
+const DEFAULT_PAGE: usize = 50;
+/// The most sessions on a page.
+const LARGEST_PAGE: usize = 500;
 /// How often a live stream without events sends a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long the store may take to report that it is ready.
@@ -92,11 +94,11 @@ pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 pub(super) type AdminResponse = Result<Response<AdminBody>, AdminError>;
 
 /// The response to a request that fails.
-pub(super) fn wrong(wrong: &AdminError) -> Response<AdminBody> {
-    let error = serde_json::json!({"error": {"code": wrong.code, "message": wrong.message}});
-    let mut response = json(&error);
-    *response.status_mut() = wrong.status;
-    let more = match wrong.status {
+pub(super) fn error_response(error: &AdminError) -> Response<AdminBody> {
+    let body = serde_json::json!({"error": {"code": error.code, "message": error.message}});
+    let mut response = json(&body);
+    *response.status_mut() = error.status;
+    let more = match error.status {
         StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer realm=\"plimsoll\"")),
         StatusCode::TOO_MANY_REQUESTS => Some((RETRY_AFTER, "5")),
         _ => None,
@@ -131,10 +133,11 @@ pub(super) fn json(value: &impl Serialize) -> Response<AdminBody> {
 }
 
 fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<AdminBody> {
-    shown(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
+    with_hardening(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
-fn shown(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
+/// A response with this content type, and the headers that every response has.
+fn with_hardening(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -187,7 +190,7 @@ async fn page_of(
     query: Option<&str>,
 ) -> Result<(Vec<ScopeLine>, Option<usize>), AdminError> {
     let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
-    let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(PAGE.0).clamp(1, PAGE.1));
+    let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(DEFAULT_PAGE).clamp(1, LARGEST_PAGE));
     let after = match parameter(query, "after") {
         None => None,
         Some(named) => Some(view::cursor_of(named).ok_or_else(|| {
@@ -245,8 +248,8 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
                     too little before them, or the provider stores the history.";
         AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
     };
-    let outlook = match &latest_request {
-        Some(latest_request) => Some((latest_request.look)().ok_or_else(nothing)?),
+    let preview = match &latest_request {
+        Some(latest_request) => Some((latest_request.preview)().ok_or_else(nothing)?),
         None => None,
     };
     if dry {
@@ -254,7 +257,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
             let what = "Plimsoll does not have the history now. Try again after the session's next request.";
             AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
         };
-        return Ok(json(&DryRun::of(outlook.ok_or_else(unread)?, &admin.prices)));
+        return Ok(json(&DryRun::of(preview.ok_or_else(unread)?, &admin.prices)));
     }
     if let Some(begin) =
         latest_request.as_ref().and_then(|latest_request| latest_request.begin.as_ref())
@@ -277,6 +280,12 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
 
 fn unknown_session(id: &str) -> AdminError {
     AdminError::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
+}
+
+fn unknown_exchange(id: &ExchangeId) -> AdminError {
+    AdminError::unknown(format!(
+        "Exchange {id:?} is not among the last {RECENT}, and its turn is not stored. The log has every exchange."
+    ))
 }
 
 /// The session with this id: our id, or the client's if only one credential uses it.
@@ -321,8 +330,8 @@ pub(super) async fn context(
 ) -> AdminResponse {
     let scope = match scope(admin, session).await {
         // Its first request may be in flight; nothing of the session is stored yet then.
-        Err(wrong) if wrong.status == StatusCode::NOT_FOUND => {
-            flown(admin, session).ok_or(wrong)?
+        Err(error) if error.status == StatusCode::NOT_FOUND => {
+            scope_in_flight(admin, session).ok_or(error)?
         }
         found => found?,
     };
@@ -339,7 +348,7 @@ pub(super) async fn context(
 }
 
 /// The session of requests in flight with this id, if only one credential uses it.
-fn flown(admin: &Admin, id: &str) -> Option<Scope> {
+fn scope_in_flight(admin: &Admin, id: &str) -> Option<Scope> {
     let scope_of = |open_exchange: &OpenExchange| Scope {
         tenant: open_exchange.tenant.clone(),
         session: open_exchange.session.clone(),
@@ -395,13 +404,7 @@ pub(super) async fn explain(
         None => None,
     };
     let explanation = turn.or_else(|| recent.map(|recent| Explanation::of_exchange(&recent)));
-    let explanation = explanation.ok_or_else(|| {
-        AdminError::unknown(format!(
-            "Exchange {id:?} is not among the last {}, and its turn is not stored. The log has \
-             every exchange.",
-            crate::telemetry::RECENT
-        ))
-    })?;
+    let explanation = explanation.ok_or_else(|| unknown_exchange(id))?;
     Ok(negotiated(&explanation, request))
 }
 
@@ -410,8 +413,8 @@ pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> Admin
     let (lines, next) = page_of(admin, request.uri().query()).await?;
     let mut gathered = Vec::with_capacity(lines.len());
     for line in lines {
-        let of = gathered_of(admin, &line.scope).await?;
-        gathered.push((line.scope, of));
+        let sums = session_sums(admin, &line.scope).await?;
+        gathered.push((line.scope, sums));
     }
     Ok(negotiated(&SavingsPage::of(gathered, next), request))
 }
@@ -423,13 +426,16 @@ pub(super) async fn session_savings(
     request: &Request<Incoming>,
 ) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let gathered = gathered_of(admin, &scope).await?;
-    Ok(negotiated(&SavingsPage::of(vec![(scope, gathered)], None), request))
+    let sums = session_sums(admin, &scope).await?;
+    Ok(negotiated(&SavingsPage::of(vec![(scope, sums)], None), request))
 }
 
-async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminError> {
+async fn session_sums(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminError> {
     let prices = admin.prices.clone();
-    Ok(admin.ledgers.glance(scope, move |ledger| SessionSums::of(ledger, &prices)).await?)
+    Ok(admin
+        .ledgers
+        .look_at_one_of_many(scope, move |ledger| SessionSums::of(ledger, &prices))
+        .await?)
 }
 
 /// Exports one session for sharing, one line of JSON per call; with content, if that is requested. Lines are
@@ -437,21 +443,21 @@ async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminE
 pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
     let with_content = is_true(query, "content")?;
     let scope = scope(admin, id).await?;
-    let place = admin.exports.clone().try_acquire_owned().map_err(|_| {
+    let permit = admin.exports.clone().try_acquire_owned().map_err(|_| {
         let what = format!("{EXPORTS} sessions are being exported already; try again soon.");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
     })?;
-    let threads = admin.ledgers.glance(&scope, Ledger::threads).await?;
+    let threads = admin.ledgers.look_at_one_of_many(&scope, Ledger::threads).await?;
     let content = with_content
         .then(|| export::SessionContent::new(admin.ledgers.clone(), scope.clone(), &threads));
     let key = admin.ledgers.tenant_key().await?;
     let lines = export::ExportLines::new(key, scope, threads, content);
-    let held = (place, admin.telemetry.export());
+    let held = (permit, admin.telemetry.export());
     let frames = stream::unfold((lines, held), |(mut lines, held)| async move {
         let line = lines.next().await?;
         Some((line.map(Frame::data), (lines, held)))
     });
-    Ok(shown("application/x-ndjson", StreamBody::new(frames).boxed_unsync()))
+    Ok(with_hardening("application/x-ndjson", StreamBody::new(frames).boxed_unsync()))
 }
 
 /// Whether an export explicitly excludes content. An invalid value does not count as that.
@@ -476,13 +482,7 @@ pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminResponse {
     if let Some(exchange) = admin.telemetry.recent(id) {
         return Ok(json(&LogFields::from(&*exchange)));
     }
-    let unknown = || {
-        AdminError::unknown(format!(
-            "Exchange {id:?} is not among the last {}, and its turn is not stored. The log has \
-             every exchange.",
-            crate::telemetry::RECENT
-        ))
-    };
+    let unknown = || unknown_exchange(id);
     let scope = admin.ledgers.scope_of_turn(id).await?.ok_or_else(unknown)?;
     let of = |ledger: &Ledger| {
         let turn = ledger.turn(id)?;
@@ -495,36 +495,36 @@ pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminResponse {
 /// All exchanges from now on, as server-sent events.
 pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<AdminBody> {
     let Admin { telemetry, .. } = admin;
-    let (heard, messages, shrunk) =
+    let (exchanges, messages, shrunk) =
         (telemetry.subscribe(), telemetry.messages(), telemetry.shrunk());
-    let live = LiveListener { heard, messages, shrunk, ending, greeted: false };
+    let live = LiveListener { exchanges, messages, shrunk, ending, is_begun: false };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
         Some((Ok::<_, io::Error>(Frame::data(bytes)), live))
     });
-    shown("text/event-stream", StreamBody::new(frames.boxed()).boxed_unsync())
+    with_hardening("text/event-stream", StreamBody::new(frames.boxed()).boxed_unsync())
 }
 
 /// A subscriber to live events.
 struct LiveListener {
-    heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
+    exchanges: broadcast::Receiver<std::sync::Arc<Exchange>>,
     messages: broadcast::Receiver<MessageEvent>,
     shrunk: broadcast::Receiver<ContextReduction>,
     ending: watch::Receiver<bool>,
-    greeted: bool,
+    is_begun: bool,
 }
 
 impl LiveListener {
     /// The next bytes of the stream; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
-        if !std::mem::replace(&mut self.greeted, true) {
+        if !std::mem::replace(&mut self.is_begun, true) {
             // Tells the client at once that the stream is open.
             return Some(Bytes::from_static(b": listening\n\n"));
         }
         tokio::select! {
             () = becomes_true(&mut self.ending) => None,
             () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
-            heard = self.heard.recv() => match heard {
+            exchange = self.exchanges.recv() => match exchange {
                 Ok(exchange) => {
                     let data = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
                     Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &data)).into())

@@ -155,17 +155,17 @@ pub(super) async fn answer(
     ending: watch::Receiver<bool>,
 ) -> Response<AdminBody> {
     let found = find(request.method(), request.uri().path());
-    let needs = found.as_ref().map_or(AdminRole::Reader, |(question, _)| {
-        question.needs(request.uri().query(), &admin.access)
-    });
+    let needs = found
+        .as_ref()
+        .map_or(AdminRole::Reader, |route| route.query.needs(request.uri().query(), &admin.access));
     let judged = guard::judge(request, needs, peer, &admin.access);
-    let (role, (question, names)) = match (judged, found) {
+    let (role, FoundRoute { query, names }) = match (judged, found) {
         (Err(refusal), _) => return refuse(admin, refusal, peer).await,
-        (Ok(_), Err(wrong)) => return responses::wrong(&wrong),
-        (Ok(role), Ok(found)) => (role, found),
+        (Ok(_), Err(error)) => return responses::error_response(&error),
+        (Ok(role), Ok(route)) => (role, route),
     };
-    let response = respond(admin, question, &names, request, ending).await;
-    if let Some(action) = question.audit_name() {
+    let response = respond(admin, query, &names, request, ending).await;
+    if let Some(action) = query.audit_name() {
         let (name, status) = (names.first().map_or("", String::as_str), response.status());
         tracing::info!(
             "admin: {action} {}, by {role:?} from {peer}: {}",
@@ -179,13 +179,13 @@ pub(super) async fn answer(
 /// Answers a query that passed the checks.
 async fn respond(
     admin: &Admin,
-    question: AdminQuery,
+    query: AdminQuery,
     names: &[String],
     request: &mut Request<Incoming>,
     ending: watch::Receiver<bool>,
 ) -> Response<AdminBody> {
     let name = |at: usize| names.get(at).map_or("", String::as_str);
-    let answered = match question {
+    let answered = match query {
         AdminQuery::Page => Ok(responses::page()),
         AdminQuery::Metrics => Ok(responses::metrics(admin)),
         AdminQuery::Alive => Ok(responses::text("alive\n")),
@@ -212,17 +212,24 @@ async fn respond(
         AdminQuery::Events => Ok(responses::events(admin, ending)),
         AdminQuery::OpenApi => Ok(responses::openapi()),
     };
-    answered.unwrap_or_else(|wrong| responses::wrong(&wrong))
+    answered.unwrap_or_else(|error| responses::error_response(&error))
 }
 
-/// The query of a path, with the names in it; or why there is none.
-fn find(method: &Method, path: &str) -> Result<(AdminQuery, Vec<String>), AdminError> {
+/// What a request's method and path ask for.
+struct FoundRoute {
+    query: AdminQuery,
+    /// The names at the placeholders of the path.
+    names: Vec<String>,
+}
+
+/// The route of a request; or why there is none.
+fn find(method: &Method, path: &str) -> Result<FoundRoute, AdminError> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let mut allowed = Vec::new();
-    for (known, template, question) in ROUTES {
+    for (known, template, query) in ROUTES {
         let Some(names) = fit(template, path) else { continue };
         if known == method {
-            return Ok((*question, names));
+            return Ok(FoundRoute { query: *query, names });
         }
         allowed.push(known.as_str());
     }
@@ -268,7 +275,7 @@ pub fn encoded(name: &str) -> String {
     out
 }
 
-/// Refuses a request. A wrong token waits at the gate first, so that guessing is slow.
+/// Refuses a request. The response to a wrong token is delayed, so that guessing is slow.
 async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
     if refusal == AdminRefusal::WrongToken {
         match admin.wrong_tokens.wait(Instant::now()) {
@@ -277,7 +284,7 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Re
         }
     }
     record_refusal(admin, refusal, peer);
-    responses::wrong(&refused(refusal))
+    responses::error_response(&refusal_error(refusal))
 }
 
 /// Counts a refusal, and logs the first one of each minute.
@@ -291,7 +298,8 @@ pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPe
     }
 }
 
-fn refused(refusal: AdminRefusal) -> AdminError {
+/// What a refused client is told.
+fn refusal_error(refusal: AdminRefusal) -> AdminError {
     let (status, code, what) = match refusal {
         AdminRefusal::NoToken | AdminRefusal::WrongToken => (
             StatusCode::UNAUTHORIZED,
@@ -330,7 +338,7 @@ mod tests {
 
     #[test]
     fn names_come_out_of_paths() {
-        let names = |path| find(&Method::GET, path).ok().map(|(_, names)| names);
+        let names = |path| find(&Method::GET, path).ok().map(|route| route.names);
         let context = "/api/v1/sessions/a%2Fb%20c/threads/t/context";
         assert_eq!(names(context), Some(vec!["a/b c".to_owned(), "t".to_owned()]));
         assert_eq!(names("/api/v1/sessions"), Some(Vec::new()));
@@ -342,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_comes_back() {
+    fn an_encoded_name_is_decoded_to_itself() {
         for name in ["plain", "a/b c", "{\"x\":1}", "Ünï", "%2F"] {
             assert_eq!(decoded_whole(&encoded(name)).as_deref(), Some(name));
         }

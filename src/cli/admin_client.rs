@@ -42,8 +42,8 @@ impl AdminClient {
     /// The listener that the configuration or a flag names: through its socket if it has one here. First
     /// prints a warning if nothing is stored at present.
     pub(super) async fn configured(sources: &ConfigSources) -> Result<Self, CliError> {
-        let config = looking(sources)?;
-        let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
+        let config = load_config(sources)?;
+        let is_named = sources.flags.iter().any(|flag| flag.key == "admin");
         match Self::by_socket(&config.data).await {
             Ok(Some((client, about))) if !is_named || serves_at(&about, config.admin) => {
                 warn_of_failure(&about);
@@ -58,7 +58,7 @@ impl AdminClient {
                 }
                 Ok(client)
             }
-            _ => Err(absent(&socket::path(&config.data).display().to_string())),
+            _ => Err(nothing_answers(&socket::path(&config.data).display().to_string())),
         }
     }
 
@@ -158,7 +158,7 @@ impl AdminClient {
     /// Reads a whole body.
     async fn whole(&self, body: Incoming) -> Result<String, CliError> {
         let collecting = tokio::time::timeout(TIMEOUT, body.collect());
-        let bytes = collecting.await.map_err(|_| self.silent())??.to_bytes();
+        let bytes = collecting.await.map_err(|_| self.timed_out())??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -179,10 +179,12 @@ impl AdminClient {
             headers.insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", token.0))?);
         }
         let asking = async {
-            let mut connection = self.connect().await.map_err(|_| absent(&self.place()))?;
-            connection.send_request(request).await.map_err(|_| absent(&self.place()))
+            let mut connection =
+                self.connect().await.map_err(|_| nothing_answers(&self.place()))?;
+            connection.send_request(request).await.map_err(|_| nothing_answers(&self.place()))
         };
-        let response = tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| self.silent())??;
+        let response =
+            tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| self.timed_out())??;
         if response.status().is_success() {
             return Ok(response.into_body());
         }
@@ -203,7 +205,7 @@ impl AdminClient {
         }
     }
 
-    fn silent(&self) -> CliError {
+    fn timed_out(&self) -> CliError {
         CliError(format!("{} did not answer in {} s", self.place(), TIMEOUT.as_secs()))
     }
 }
@@ -221,8 +223,8 @@ fn warn_of_failure(about: &ServerInfo) {
 }
 
 /// The configuration of a querying command; prints its warnings.
-pub(super) fn looking(sources: &ConfigSources) -> Result<Config, CliError> {
-    let LoadedConfig { config, warnings, .. } = config::load_to_look(sources)?;
+pub(super) fn load_config(sources: &ConfigSources) -> Result<Config, CliError> {
+    let LoadedConfig { config, warnings, .. } = config::load_for_query(sources)?;
     warnings.iter().for_each(|warning| print::note(warning));
     Ok(config)
 }
@@ -236,7 +238,7 @@ async fn speak_http(
     Ok(sender)
 }
 
-fn absent(place: &str) -> CliError {
+fn nothing_answers(place: &str) -> CliError {
     CliError(format!(
         "nothing answers at {place}. Start `plimsoll serve`, or name its data folder with --data, or its \
          admin listener with --admin"
@@ -245,9 +247,9 @@ fn absent(place: &str) -> CliError {
 
 /// Whether a server's admin listener has this address.
 pub(super) fn serves_at(about: &ServerInfo, address: SocketAddr) -> bool {
-    let stands = about.admin.parse::<http::Uri>().ok();
-    let stands = stands.and_then(|uri| uri.authority()?.as_str().parse().ok());
-    stands.is_some_and(|stands| reachable(stands) == reachable(address))
+    let uri = about.admin.parse::<http::Uri>().ok();
+    let listener = uri.and_then(|uri| uri.authority()?.as_str().parse().ok());
+    listener.is_some_and(|listener| reachable(listener) == reachable(address))
 }
 
 /// An address that can be connected to: a listener on all addresses is also on loopback.

@@ -11,7 +11,7 @@ use scripted_provider::strict::Rules;
 
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
-use crate::config::{self, ConfigSources};
+use crate::config::{self, ConfigFlag, ConfigSources};
 use crate::demo;
 use crate::telemetry::log::{Log, LogFormat};
 
@@ -79,7 +79,11 @@ async fn play(keep: bool) -> Result<(), CliError> {
 /// Free loopback ports, all upstreams at the provider, and nothing from this machine's files or environment.
 fn sources(provider: &Provider, data: &Path) -> ConfigSources {
     let at = format!("http://{}", provider.address());
-    let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
+    let flag = |key: &str, value: String| ConfigFlag {
+        name: format!("--{key}"),
+        key: key.to_owned(),
+        value,
+    };
     let upstreams =
         ["anthropic", "openai", "gemini"].map(|name| flag("upstream", format!("{name}={at}")));
     let mut flags = vec![

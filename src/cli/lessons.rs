@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_says_what_holds_for_whom_and_until_when() {
+    fn the_table_shows_each_lesson_with_its_scope_and_expiry() {
         let of = |lesson: &str, window: Option<u64>, reach, expires| LessonView {
             id: "0123".into(),
             upstream: "up".into(),

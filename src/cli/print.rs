@@ -54,8 +54,8 @@ pub(super) fn error_json(json: &str) {
 }
 
 /// Prints an error.
-pub(super) fn trouble(trouble: &CliError) {
-    note(trouble.0.trim_end());
+pub(super) fn error(error: &CliError) {
+    note(error.0.trim_end());
 }
 
 /// The terminal controls that we use.
@@ -124,12 +124,12 @@ impl ProgressLine {
     /// Shows the first text.
     pub(super) fn begin(text: &str) -> Self {
         let progress = Self { is_shown: io::stderr().is_terminal() };
-        progress.says(text);
+        progress.show(text);
         progress
     }
 
     /// Replaces the text.
-    pub(super) fn says(&self, text: &str) {
+    pub(super) fn show(&self, text: &str) {
         if self.is_shown {
             to_error(&format!(
                 "\r{}{}",
@@ -142,7 +142,7 @@ impl ProgressLine {
 
 impl Drop for ProgressLine {
     fn drop(&mut self) {
-        self.says("");
+        self.show("");
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::print::{self, CliError};
-use super::serve::vocabulary;
+use super::serve::provide_gemini_vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::{Catalogue, Family};
 use crate::replay;
@@ -54,7 +54,7 @@ pub(super) struct ReplayArguments {
 /// Replays the sessions and prints how wrong the estimates were.
 pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
     if let Some(file) = &arguments.gemini_vocabulary {
-        vocabulary(file)?;
+        provide_gemini_vocabulary(file)?;
     }
     let costs = arguments.costs.as_deref().map(given_costs).transpose()?;
     let mut lines = Vec::new();

@@ -29,17 +29,17 @@ use crate::store::folder;
 use crate::telemetry::log::{Log, LogFormat};
 
 /// The most sessions in the summary.
-const SUMMED: usize = 50;
+const SUMMARIZED: usize = 50;
 /// How long to wait for turns that are still being stored, and how often to check.
-const KEPT_WITHIN: Duration = Duration::from_secs(2);
-const ASKED_EVERY: Duration = Duration::from_millis(20);
+const STORED_WITHIN: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The variables from which known clients read their base URLs (`docs/protocols.md` 10.11). `ROOTED` ones
 /// stand before the provider's whole path; those of the OpenAI family include the version.
 const ROOTED: &[&str] =
     &["ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
 const VERSIONED: &[&str] = &["OPENAI_BASE_URL", "OPENAI_API_BASE"];
-/// Variables of people who already send a provider's calls elsewhere.
+/// Variables that may already send a provider's calls elsewhere, and the upstream of each.
 const DETOURS: &[(&str, &str)] = &[
     ("ANTHROPIC_BASE_URL", "anthropic"),
     ("OPENAI_BASE_URL", "openai"),
@@ -69,10 +69,10 @@ pub(super) fn run(
     let (program, arguments) =
         command.split_first().ok_or_else(|| CliError("name the command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
-        let config = admin_client::looking(&sources)?;
+        let config = admin_client::load_config(&sources)?;
         let folders = folders(&sources, &config);
-        let proxied = RunningProxy::found_or_started(sources, &config).await?;
-        let signals = Signals::caught()?;
+        let proxied = RunningProxy::find_or_start(sources, &config).await?;
+        let signals = Signals::catch()?;
         let began = wall();
         let mut child = Command::new(program);
         child.args(arguments);
@@ -89,8 +89,8 @@ pub(super) fn run(
         let child = child.spawn().map_err(|error| {
             CliError(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
-        let status = signals.until_end_of(child).await?;
-        all_kept(&proxied.client).await;
+        let status = signals.wait_for(child).await?;
+        wait_until_stored(&proxied.client).await;
         summarise(&proxied.client, began, as_json).await;
         proxied.end().await;
         Ok(code(status))
@@ -151,7 +151,7 @@ fn secrets(config: &Config) -> Vec<OsString> {
 /// The variables through which a command finds its server, if only flags name it: so a `plimsoll run` inside
 /// this one finds the same server.
 fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsString)> {
-    let is_data_flag_set = sources.flags.iter().any(|(_, key, _)| key == "data");
+    let is_data_flag_set = sources.flags.iter().any(|flag| flag.key == "data");
     let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
     let data = is_data_flag_set.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
     let file = sources.file.as_ref().and_then(|file| std::path::absolute(file).ok());
@@ -164,11 +164,12 @@ struct RunningProxy {
     /// The base URL for clients.
     base: String,
     client: AdminClient,
+    /// What stops our own, and its task.
     own: Option<(watch::Sender<bool>, JoinHandle<()>)>,
 }
 
 impl RunningProxy {
-    async fn found_or_started(sources: ConfigSources, config: &Config) -> Result<Self, CliError> {
+    async fn find_or_start(sources: ConfigSources, config: &Config) -> Result<Self, CliError> {
         match AdminClient::by_socket(&config.data).await {
             Ok(Some((client, about))) if is_requested_server(&sources, config, &about) => {
                 let base = reachable(&about.clients);
@@ -186,10 +187,10 @@ impl RunningProxy {
                 print::note(&format!("{}; starting another Plimsoll for this command", trouble.0));
             }
         }
-        Self::started(sources).await
+        Self::start(sources).await
     }
 
-    async fn started(mut sources: ConfigSources) -> Result<Self, CliError> {
+    async fn start(mut sources: ConfigSources) -> Result<Self, CliError> {
         keep_detours(&mut sources);
         let loaded = config::load(&sources)?;
         let config = &loaded.config;
@@ -221,7 +222,7 @@ impl RunningProxy {
 
 /// Whether the server that was found is the requested one: any, unless a flag names its address.
 fn is_requested_server(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
-    let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
+    let is_named = sources.flags.iter().any(|flag| flag.key == "admin");
     !is_named || admin_client::serves_at(about, config.admin)
 }
 
@@ -253,8 +254,8 @@ fn reachable(base: &str) -> String {
     base.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 }
 
-/// Base URLs that are already set say where this person's calls go, and with whose keys: our own proxy sends
-/// them there too, unless its configuration says otherwise.
+/// Keeps base URLs that are already set: the user's calls go there, with keys for that place. So our own proxy forwards
+/// to them, unless its configuration names another base URL.
 fn keep_detours(sources: &mut ConfigSources) {
     for (name, upstream) in DETOURS {
         let Some(url) = sources.variable(name).map(str::to_owned) else { continue };
@@ -264,7 +265,7 @@ fn keep_detours(sources: &mut ConfigSources) {
             || sources
                 .flags
                 .iter()
-                .any(|(_, key, it)| key == "upstream" && it.starts_with(&flagged));
+                .any(|flag| flag.key == "upstream" && flag.value.starts_with(&flagged));
         if !is_set {
             print::note(&format!("{name} is set: {upstream} is forwarded to {url}"));
             sources.variables.push((ours, url));
@@ -293,7 +294,7 @@ struct Signals {
 
 impl Signals {
     /// Catches them from now on. Must be called before the command starts, so that none is lost.
-    fn caught() -> Result<Self, CliError> {
+    fn catch() -> Result<Self, CliError> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -303,7 +304,7 @@ impl Signals {
 
     /// Waits for the command. SIGTERM and SIGHUP are forwarded to it; an interrupt typed at the terminal
     /// reaches it directly, and it decides what to do.
-    async fn until_end_of(mut self, mut child: Child) -> Result<ExitStatus, CliError> {
+    async fn wait_for(mut self, mut child: Child) -> Result<ExitStatus, CliError> {
         loop {
             tokio::select! {
                 status = child.wait() => return Ok(status?),
@@ -332,20 +333,20 @@ fn code(status: ExitStatus) -> ExitCode {
 }
 
 /// Waits until the command's turns are stored, because a turn may be stored after its response was sent.
-async fn all_kept(client: &AdminClient) {
+async fn wait_until_stored(client: &AdminClient) {
     let is_busy = |about: ServerInfo| about.in_flight > 0;
-    let kept = async {
+    let stored = async {
         while client.value("/api/v1/about").await.is_ok_and(is_busy) {
-            tokio::time::sleep(ASKED_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     // A proxy that others use too may never be idle.
-    let _ = tokio::time::timeout(KEPT_WITHIN, kept).await;
+    let _ = tokio::time::timeout(STORED_WITHIN, stored).await;
 }
 
 /// Prints what the sessions cost that were used meanwhile, and how full they are.
 async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
-    let Ok(listed) = client.sessions(SUMMED).await else { return };
+    let Ok(listed) = client.sessions(SUMMARIZED).await else { return };
     let mut used: Vec<SessionView> = Vec::new();
     for line in listed.sessions.iter().filter(|line| line.newest >= began) {
         used.extend(client.session(&line.id).await.ok());

@@ -71,7 +71,7 @@ pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
 }
 
 /// Provides the vocabulary for counting Gemini's tokens.
-pub(super) fn vocabulary(file: &Path) -> Result<(), CliError> {
+pub(super) fn provide_gemini_vocabulary(file: &Path) -> Result<(), CliError> {
     let named = |error: String| CliError(format!("{} {error}", file.display()));
     let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
     bpe::provide(&read).map_err(|error| named(error.to_string()))
@@ -135,12 +135,12 @@ impl Server {
         }
         let config = Arc::new(loaded.config);
         if let Some(file) = &config.policy.estimate.gemini_vocabulary {
-            vocabulary(Path::new(file))?;
+            provide_gemini_vocabulary(Path::new(file))?;
         }
         let telemetry = Telemetry::new(log)?;
         timer.done("the configuration is read");
-        let store = Arc::new(opened(&config, &telemetry)?);
-        let lock = locked(&config)?;
+        let store = Arc::new(open_store(&config, &telemetry)?);
+        let lock = lock_data_folder(&config)?;
         timer.done("the store is open");
         let timed =
             |store: DeferredStore| timed::TimedStore { store, telemetry: telemetry.clone() };
@@ -161,7 +161,7 @@ impl Server {
         let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
         let access = tokens::access(&config)?;
         let socket = socket::listen(&config.data).await;
-        let socket = socket.inspect_err(|error| no_socket(&config, error)).ok();
+        let socket = socket.inspect_err(|error| warn_no_socket(&config, error)).ok();
         timer.done("the ports are bound");
         for loading in vocabularies {
             // A panic in loading is reported; tokens are then counted by length.
@@ -207,12 +207,12 @@ impl Server {
         lines
     }
 
-    /// A link to the page, with the token if it was generated here and if whoever reads our output may have
+    /// A link to the page. It has the token if that was generated here and our output is not stored where others can read
     /// it.
     fn page(&self) -> String {
         let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };
         let page = format!("{scheme}://{}", self.admin_at);
-        if self.config.admin_token.is_some() || is_collected() {
+        if self.config.admin_token.is_some() || is_output_collected() {
             return page;
         }
         format!("{page}/#token={}", self.access.admin.0)
@@ -240,7 +240,7 @@ impl Server {
         let (has_socket, access) = (socket.is_some(), self.access);
         let listeners = socket.map(AdminListener::Socket).into_iter();
         let listeners = listeners.chain([AdminListener::Port(self.admin, self.admin_tls)]);
-        let looking_in: Vec<_> = listeners
+        let admin_tasks: Vec<_> = listeners
             .map(|listener| {
                 tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
             })
@@ -249,7 +249,7 @@ impl Server {
         let (store, telemetry) = (self.store.clone(), self.telemetry.clone());
         let late_admin = admin.clone();
         let sweeping = tokio::spawn(async move {
-            let was_late = reopened(&config, &store).await;
+            let was_late = reopen_store(&config, &store).await;
             // The socket and its file live as long as this task.
             let mut _file = None;
             if was_late && !has_socket {
@@ -266,14 +266,18 @@ impl Server {
         }
         sweeping.abort();
         finish.send_replace(true);
-        for listening in looking_in {
-            let _ = listening.await;
+        for task in admin_tasks {
+            let _ = task.await;
         }
         drop(file);
         match tokio::time::timeout(CLOSING, self.store.close()).await {
             Ok(Ok(())) => {}
-            Ok(Err(trouble)) => tracing::warn!("the store's WAL stays beside it: {trouble}"),
-            Err(_) => tracing::warn!("the store's WAL stays beside it: the disk is too slow"),
+            Ok(Err(trouble)) => tracing::warn!(
+                "the store's WAL stays beside it, and the next start reads it: {trouble}"
+            ),
+            Err(_) => tracing::warn!(
+                "the store's WAL stays beside it, and the next start reads it: the disk is too slow"
+            ),
         }
         self.telemetry.flush();
     }
@@ -284,8 +288,8 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
-/// The store, open or to be retried ([`reopened`]).
-fn opened(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, CliError> {
+/// Opens the store, now or later ([`reopen_store`]).
+fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, CliError> {
     match prepare(config) {
         Err(error) if config.on_failure == OnFailure::Exit => {
             return Err(cannot_write(config, error));
@@ -302,14 +306,14 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, CliEr
         return Err(trouble.into());
     }
     tracing::warn!("nothing is stored for now, traffic continues: {trouble}");
-    telemetry.store_is(None);
-    begin_anew(&store, &trouble);
+    telemetry.set_store_state(None);
+    replace_if_damaged(&store, &trouble);
     Ok(store)
 }
 
 /// Locks the data folder for this process: otherwise two processes would not know each other's decisions, and
 /// decide twice.
-fn locked(config: &Config) -> Result<Option<File>, CliError> {
+fn lock_data_folder(config: &Config) -> Result<Option<File>, CliError> {
     folder::lock(&config.data).map_err(|_| {
         let folder = config.data.display();
         CliError(format!(
@@ -327,8 +331,8 @@ fn prepare(config: &Config) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Retries until the store is open; returns whether it was closed. A damaged file is replaced by a new one.
-async fn reopened(config: &Config, store: &DeferredStore) -> bool {
+/// Retries until the store is open; returns whether it was not open at first. A damaged file is replaced by a new one.
+async fn reopen_store(config: &Config, store: &DeferredStore) -> bool {
     if store.load().is_some() {
         return false;
     }
@@ -337,7 +341,7 @@ async fn reopened(config: &Config, store: &DeferredStore) -> bool {
         let opened = tokio::task::spawn_blocking(move || trying.open()).await;
         match opened {
             Ok(Ok(())) => break,
-            Ok(Err(trouble)) if begin_anew(store, &trouble) => {}
+            Ok(Err(trouble)) if replace_if_damaged(store, &trouble) => {}
             Ok(Err(_)) | Err(_) => tokio::time::sleep(AGAIN).await,
         }
     }
@@ -357,14 +361,14 @@ async fn listen_late(
     finished: watch::Receiver<bool>,
 ) -> Option<SocketFile> {
     let socket = socket::listen(&config.data).await;
-    let (listener, file) = socket.inspect_err(|error| no_socket(config, error)).ok()?;
-    tokens::keep(config, access);
+    let (listener, file) = socket.inspect_err(|error| warn_no_socket(config, error)).ok()?;
+    tokens::write_generated(config, access);
     tokio::spawn(admin::serve(admin, AdminListener::Socket(listener), becomes_true(finished)));
     Some(file)
 }
 
-/// Renames a damaged file; `false` if damage is not the problem, or the renaming fails.
-fn begin_anew(store: &DeferredStore, trouble: &crate::store::StoreError) -> bool {
+/// Renames a damaged file, so that a new one is used; `false` if damage is not the problem, or the renaming fails.
+fn replace_if_damaged(store: &DeferredStore, trouble: &crate::store::StoreError) -> bool {
     if !matches!(trouble, crate::store::StoreError::Damaged(_)) {
         return false;
     }
@@ -376,7 +380,9 @@ fn begin_anew(store: &DeferredStore, trouble: &crate::store::StoreError) -> bool
                 aside.display()
             );
         }
-        Err(error) => tracing::warn!("the damaged store cannot be renamed: {error}"),
+        Err(error) => tracing::warn!(
+            "the damaged store cannot be renamed: {error}. Move it away, or choose another folder with --data"
+        ),
     }
     aside.is_ok()
 }
@@ -443,13 +449,13 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
 
 /// Whether our standard output is stored where others can read it: a service's journal, the logs of a
 /// cluster.
-fn is_collected() -> bool {
+fn is_output_collected() -> bool {
     ["JOURNAL_STREAM", "KUBERNETES_SERVICE_HOST"]
         .iter()
         .any(|name| std::env::var_os(name).is_some())
 }
 
-fn no_socket(config: &Config, error: &std::io::Error) {
+fn warn_no_socket(config: &Config, error: &std::io::Error) {
     let socket = socket::path(&config.data);
     tracing::warn!(
         "{}: {error}; commands such as `plimsoll sessions` cannot reach this process through it",

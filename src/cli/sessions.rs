@@ -36,7 +36,7 @@ pub(super) async fn sessions(
     }
     let mut rows = Vec::new();
     for (at, line) in listed.sessions.iter().enumerate() {
-        progress.says(&format!("reading session {} of {}", at + 1, listed.sessions.len()));
+        progress.show(&format!("reading session {} of {}", at + 1, listed.sessions.len()));
         // A session may be deleted between two requests.
         if let Ok(session) = client.session(&line.id).await {
             rows.push(session);

@@ -32,7 +32,7 @@ const CHARACTERS: usize = 43;
 pub(super) fn access(config: &Config) -> io::Result<AdminAccess> {
     let token = |configured: &Option<Secret>, file: &str| match configured {
         Some(token) => Ok(token.clone()),
-        None => kept(&config.data.join(file)),
+        None => read_or_create(&config.data.join(file)),
     };
     Ok(AdminAccess {
         admin: token(&config.admin_token, ADMIN_FILE)?,
@@ -43,25 +43,28 @@ pub(super) fn access(config: &Config) -> io::Result<AdminAccess> {
 
 /// Writes the generated tokens into their files, if the folder could not be written at the start. Only the
 /// process that listens at the folder's socket may do so, because no other one serves from the folder then.
-pub(super) fn keep(config: &Config, access: &AdminAccess) {
+pub(super) fn write_generated(config: &Config, access: &AdminAccess) {
     let tokens = [
         (&config.admin_token, &access.admin, ADMIN_FILE),
         (&config.admin_read_token, &access.reader, READER_FILE),
     ];
     for (configured, token, file) in tokens {
         let path = config.data.join(file);
-        let is_there = read(&path).is_ok_and(|kept| kept == *token);
+        let is_there = read(&path).is_ok_and(|stored| stored == *token);
         if configured.is_some() || is_there {
             continue;
         }
         if let Err(error) = write(&path, &token.0, true) {
-            tracing::warn!("{} cannot be written: {error}", path.display());
+            tracing::warn!(
+                "{} cannot be written: {error}; the admin listener's token will change after a restart",
+                path.display()
+            );
         }
     }
 }
 
 /// The token in a file, which is created if necessary.
-fn kept(path: &Path) -> io::Result<Secret> {
+fn read_or_create(path: &Path) -> io::Result<Secret> {
     let shown = path.display();
     let is_there = match read(path) {
         Ok(token) => return Ok(token),
@@ -134,10 +137,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("made/by/us");
         let path = data.join(ADMIN_FILE);
-        let token = kept(&path).unwrap();
+        let token = read_or_create(&path).unwrap();
         assert_eq!(token.0.len(), CHARACTERS);
-        assert_eq!(kept(&path).unwrap(), token, "the second start has the same");
-        assert_ne!(kept(&data.join(READER_FILE)).unwrap(), token);
+        assert_eq!(read_or_create(&path).unwrap(), token, "the second start has the same");
+        assert_ne!(read_or_create(&data.join(READER_FILE)).unwrap(), token);
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&data), mode(&path)), (0o700, 0o600));
         assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "nothing else is left there");
@@ -147,20 +150,24 @@ mod tests {
     fn a_token_that_others_could_know_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(ADMIN_FILE);
-        let first = kept(&path).unwrap();
+        let first = read_or_create(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let second = kept(&path).unwrap();
+        let second = read_or_create(&path).unwrap();
         assert_ne!(first, second);
-        assert_eq!(kept(&path).unwrap(), second);
+        assert_eq!(read_or_create(&path).unwrap(), second);
         std::fs::write(&path, "short").unwrap();
-        let third = kept(&path).unwrap();
-        assert_eq!((third.0.len(), kept(&path).unwrap()), (CHARACTERS, third));
+        let third = read_or_create(&path).unwrap();
+        assert_eq!((third.0.len(), read_or_create(&path).unwrap()), (CHARACTERS, third));
         std::fs::remove_file(&path).unwrap();
         let own = folder.path().join("of mine");
         std::fs::write(&own, "x".repeat(CHARACTERS)).unwrap();
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&own, &path).unwrap();
-        assert_ne!(kept(&path).unwrap().0, "x".repeat(CHARACTERS), "a link is not followed");
+        assert_ne!(
+            read_or_create(&path).unwrap().0,
+            "x".repeat(CHARACTERS),
+            "a link is not followed"
+        );
         assert_eq!(std::fs::read_to_string(&own).unwrap(), "x".repeat(CHARACTERS));
     }
 
@@ -168,8 +175,8 @@ mod tests {
     fn a_folder_that_cannot_be_written_leaves_a_token_in_memory() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().join("data").join(ADMIN_FILE);
-        let token = kept(&path).unwrap();
+        let token = read_or_create(&path).unwrap();
         assert_eq!(token.0.len(), CHARACTERS);
-        assert_ne!(kept(&path).unwrap(), token);
+        assert_ne!(read_or_create(&path).unwrap(), token);
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stranger_wrote_moves_nothing() {
+    fn foreign_text_does_not_control_the_terminal() {
         let screen = drawn("a\x1b[2J\u{9b}2Jb\n", ScreenSize { columns: 40, rows: 3 });
         assert_eq!(screen.text(), "\x1b[Ha\\u{1b}[2J\\u{9b}2Jb\x1b[K\n\x1b[J");
     }

@@ -1,6 +1,6 @@
 //! Settings with a few named values, as they are written and as they are used.
 //!
-//! The words are part of the configuration and never change.
+//! Their names are part of the configuration and never change.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ impl ClientMode {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum IncludeUsage {
-    /// Where the client did not ask, unless the upstream has refused it before.
+    /// If the client did not ask for it, unless the upstream has refused it before.
     #[default]
     Auto,
     /// Never: not one byte is added.
@@ -62,29 +62,29 @@ pub enum IncludeUsage {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum CountTokens {
-    /// The upstream; where it has no such endpoint, our estimate.
+    /// The upstream; if it has no such endpoint, our estimate.
     #[default]
     Auto,
     /// Our estimate: the upstream is not asked.
     Estimate,
-    /// The upstream, whatever it says.
+    /// The upstream, even if it has no such endpoint.
     Provider,
 }
 
-/// What token counting calls answer for.
+/// Which form of a request its token counting calls count.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderCounting {
-    /// The request as it would be sent: with what was decided about its conversation before.
+    /// The request as it would be sent: with the earlier decisions about its conversation.
     #[default]
     Sent,
     /// The request as the client sends it.
     Raw,
 }
 
-/// What to do at the start where the store cannot be used.
+/// What to do at the start if the store cannot be used.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -93,28 +93,28 @@ pub enum OnFailure {
     /// Serve without it, and try again.
     #[default]
     Serve,
-    /// End, saying why.
+    /// Exit with an error that says why.
     Exit,
 }
 
-/// How much the log tells beside the exchanges.
+/// Which diagnostics are logged, in addition to the exchanges.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// What went wrong inside.
+    /// Errors inside Plimsoll.
     Error,
-    /// And what somebody should look at.
+    /// Also warnings: what an operator should look at.
     Warn,
-    /// And what happens.
+    /// Also events, such as a start or a lesson.
     #[default]
     Info,
-    /// And what helps to find a fault.
+    /// Also details that help to find a fault.
     Debug,
 }
 
-/// Who shares what is known of conversations.
+/// Who shares sessions and their decisions.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]

@@ -135,7 +135,7 @@ pub struct RawConfig {
     pub model: BTreeMap<String, RawModel>,
 }
 
-/// Who reads the log.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RawLogFormat {
@@ -161,7 +161,7 @@ pub struct RawTls {
     pub admin: Option<bool>,
 }
 
-/// The bounds of everything that could grow.
+/// Limits for everything that could grow.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLimits {
@@ -245,7 +245,7 @@ pub struct RawStore {
     pub on_failure: OnFailure,
 }
 
-/// The words of conversations: whether they are kept beside usage and sizes.
+/// The text of conversations: whether it is stored, in addition to usage and sizes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawContent {
@@ -259,7 +259,7 @@ pub struct RawContent {
     pub session_bytes: u64,
 }
 
-/// What upstreams taught by refusing: whom it holds for, and for how long.
+/// Lessons, which refusals of upstreams teach: to whom they apply, and for how long.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLessons {

@@ -25,24 +25,24 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// What is meant: everything the program needs, checked.
+/// The configuration as the program uses it, checked and complete.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where clients connect.
+    /// The address of the client listener.
     pub listen: SocketAddr,
-    /// What clients have to show.
+    /// The token that clients must send; `None`: none is needed.
     pub client_token: Option<Secret>,
-    /// Names under which a listener on loopback answers beside loopback's own.
+    /// Host names that a listener on loopback accepts, in addition to those of loopback.
     pub allowed_hosts: Vec<Box<str>>,
-    /// Origins of pages that may ask a listener on loopback, beside loopback's own.
+    /// Origins of web pages that a listener on loopback accepts, in addition to those of loopback.
     pub allowed_origins: Vec<Box<str>>,
-    /// Headers that carry credentials beside those that are known.
+    /// Headers that carry credentials, in addition to the known ones.
     pub tenant_headers: Vec<http::HeaderName>,
-    /// Where the admin listener stands.
+    /// The address of the admin listener.
     pub admin: SocketAddr,
-    /// Bearer token that may do everything on the admin listener; else one is made.
+    /// The bearer token for everything on the admin listener; `None`: one is generated.
     pub admin_token: Option<Secret>,
-    /// Bearer token that may only read there; else one is made.
+    /// The bearer token that only allows reading there; `None`: one is generated.
     pub admin_read_token: Option<Secret>,
     /// Whether `/metrics` answers without a token.
     pub metrics_open: bool,
@@ -52,50 +52,50 @@ pub struct Config {
     pub secret_variables: Vec<String>,
     /// TLS on the client listener.
     pub tls: Option<Tls>,
-    /// Where data is kept.
+    /// The data folder.
     pub data: PathBuf,
-    /// How far we may go, unless an upstream says otherwise.
+    /// The mode of requests, unless their upstream has one of its own.
     pub mode: Mode,
     /// What a client's `x-plimsoll-mode` may do.
     pub client_mode: ClientMode,
-    /// The known agent whose policy it is.
+    /// The known agent whose policy is used.
     pub preset: Option<Preset>,
     /// The endpoints that requests go to.
     pub upstreams: Vec<Upstream>,
     /// Extra certificate authorities for upstreams, PEM.
     pub extra_ca: Option<PathBuf>,
-    /// The bounds of everything that could grow.
+    /// Limits for everything that could grow.
     pub limits: ServerLimits,
-    /// How long and how much is kept.
+    /// How long and how much is stored.
     pub retention: Retention,
-    /// What to do at the start where the store cannot be used.
+    /// What to do at the start if the store cannot be used.
     pub on_failure: OnFailure,
-    /// Whether the words of conversations are kept.
+    /// Whether the text of conversations is stored.
     pub content: ContentSettings,
-    /// Whom lessons hold for, and how long.
+    /// To whom lessons apply, and for how long.
     pub lessons: LessonSettings,
-    /// What token counting calls answer for.
+    /// Which form of a request its token counting calls count.
     pub count: ProviderCounting,
-    /// Output tokens held free in every window, at most.
+    /// Tokens that are reserved for the output in every window, at most.
     pub output_reserve: u64,
     /// What may be changed in requests, and when.
     pub policy: Arc<Policy>,
-    /// When histories of models are compacted, by name; the last that matches holds.
+    /// Compaction settings by model name; the last that matches applies.
     pub compact_models: Vec<(Box<str>, CompactOverride)>,
     /// Overrides of the model catalogue.
     pub models: Vec<ModelOverride>,
-    /// Log lines for machines rather than people.
+    /// Whether log lines are JSON.
     pub log_json: bool,
-    /// How much the log tells beside the exchanges.
+    /// Which diagnostics are logged, in addition to the exchanges.
     pub log_level: LogLevel,
-    /// Add an `x-plimsoll-request-id` response header.
+    /// Whether responses get an `x-plimsoll-request-id` header.
     pub request_id_header: bool,
-    /// Who shares what is known of conversations.
+    /// Who shares sessions and their decisions.
     pub tenants: Tenants,
 }
 
 impl Config {
-    /// Whether only this machine's own can reach the client listener.
+    /// Whether only this machine can reach the client listener.
     pub(crate) fn is_on_loopback(&self) -> bool {
         self.listen.ip().to_canonical().is_loopback()
     }
@@ -117,15 +117,15 @@ pub struct Upstream {
     pub name: Box<str>,
     /// Scheme, authority and base path, without a trailing slash.
     pub base: http::Uri,
-    /// The protocols it is chosen for when only the path tells.
+    /// The protocols for which it is chosen if only the path decides.
     pub dialects: Vec<Dialect>,
-    /// Path prefix that selects it and is taken off, e.g. `/team-a`.
+    /// Path prefix that selects it and is removed, e.g. `/team-a`.
     pub prefix: Option<Box<str>>,
     /// Host headers that select it.
     pub hosts: Vec<Box<str>>,
-    /// A credential of its own in place of the client's: header name and value.
+    /// The operator's credential, which replaces the client's: header name and value.
     pub credential: Option<(http::HeaderName, Secret)>,
-    /// How far we may go here.
+    /// The mode of requests to it; `None`: the general one.
     pub mode: Option<Mode>,
     /// What is done with WebSocket upgrades.
     pub upgrades: UpgradePolicy,
@@ -133,18 +133,18 @@ pub struct Upstream {
     pub include_usage: IncludeUsage,
     /// Who answers token counting calls.
     pub count_tokens: CountTokens,
-    /// What it does with reasoning that is sent back; else as is known of it.
+    /// What it does with reasoning that is sent back; `None`: as learned or known.
     pub reasoning_echo: Option<EchoRule>,
     /// Window of all its models, tokens.
     pub window: Option<u64>,
     /// Prices of all its models.
     pub price: Option<Price>,
-    /// When its histories are compacted.
+    /// Compaction settings for its requests.
     pub compact: Option<CompactOverride>,
 }
 
 impl Upstream {
-    /// The host of its address; empty if that has none.
+    /// The host of its base URL; empty if that has none.
     pub(crate) fn host(&self) -> &str {
         self.base.host().unwrap_or_default()
     }
@@ -155,49 +155,49 @@ impl Upstream {
     }
 }
 
-/// Bounds; past each of them traffic still flows, unless its text says otherwise.
+/// Limits. Past each of them traffic continues, unless its text says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
     /// Client connections at once. Past it: 503 with our header.
     pub connections: usize,
     /// Request header bytes. Past it: 431.
     pub header_bytes: usize,
-    /// How long a client may take to send a request's headers, or to ask for the next thing on a
-    /// connection that it keeps, s. Past it: the connection is closed.
+    /// How long a client may take to send a request's headers, or the next request on a keep-alive connection, s.
+    /// Past it: the connection is closed.
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: usize,
-    /// How long a request's body may bring nothing, s. Past it: 408.
+    /// How long a request's body may stall, s. Past it: 408.
     pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: usize,
-    /// Memory that traffic may make us hold. Past it: bytes pass unread.
+    /// Memory that traffic may use. Past it: bytes pass unread.
     pub memory_bytes: usize,
-    /// Memory that connections may take. Past it: less is read at once, and whoever comes hears 503.
+    /// Memory that connections may use. Past it: less is read at once, and new requests get 503.
     pub connection_bytes: usize,
-    /// The part of it that what is read of requests may take. Past it: requests pass unread.
+    /// The part of `memory_bytes` that parsed requests may use. Past it: requests pass unread.
     pub analysis_bytes: usize,
-    /// How long the terminal event waits for its turn to be durable, ms. Past it: it leaves.
+    /// How long the terminal event waits until its turn is durable, ms. Past it: it is sent.
     pub commit_ms: u64,
-    /// How long a request waits for all that it reads from the store, together, ms. Past it: it goes on without.
+    /// How long a request waits for everything that it reads from the store, ms. Past it: it continues without.
     pub load_ms: u64,
-    /// The same for the first request of a conversation that goes on and can be rewritten, ms; never less.
+    /// The same for the first request of a conversation that continues after a restart, ms. Never less.
     pub first_load_ms: u64,
-    /// How long a request waits for the turn before it to settle, ms. Past it: it goes on.
+    /// How long a request waits for the turn before it to be recorded, ms. Past it: it continues.
     pub settle_ms: u64,
-    /// How long a request waits for new decisions about it to be kept, ms. Past it: it goes on without.
+    /// How long a request waits for its new decisions to be stored, ms. Past it: it continues without them.
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection, s. Past it: 504.
     pub connect_s: u64,
-    /// How long an upstream may say nothing in a stream of events, s; 0: for ever. Past it: the stream breaks.
+    /// How long an upstream may send nothing in an event stream, s; 0: no limit. Past it: the stream is ended.
     pub silent_stream_s: u64,
-    /// After how long without a word in a stream its client gets a comment, s; 0: never.
+    /// After how long a silence in an event stream the client gets a comment, s; 0: never.
     pub keep_alive_s: u64,
-    /// How long streams may take to finish at shutdown, s. Past it: they are broken off.
+    /// How long streams may take to finish at shutdown, s. Past it: they are aborted.
     pub drain_s: u64,
 }
 
-/// How long and how much is kept.
+/// How long and how much is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// Days after its last use until a session is deleted.
@@ -206,19 +206,19 @@ pub struct Retention {
     pub bytes: u64,
 }
 
-/// Whom lessons hold for, and how long.
+/// To whom lessons apply, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LessonSettings {
-    /// Tenants that must agree before a lesson holds for all.
+    /// How many tenants must get the same refusal before its lesson applies to all.
     pub tenants: usize,
-    /// Days that a lesson holds after it was met.
+    /// Days until a lesson expires.
     pub days: u64,
 }
 
-/// Whether the words of conversations are kept, and how much of them.
+/// Whether the text of conversations is stored, and how much of it.
 #[derive(Clone, Copy, Debug)]
 pub struct ContentSettings {
-    /// Whether they are kept at all.
+    /// Whether it is stored at all.
     pub keep: bool,
     /// Most of one exchange, bytes.
     pub exchange_bytes: usize,

@@ -18,15 +18,26 @@ pub struct ConfigSources {
     pub stray: Option<PathBuf>,
     /// Environment variables.
     pub variables: Vec<(String, String)>,
-    /// Flags: the name as typed, the dotted key, and the value.
-    pub flags: Vec<(String, String, String)>,
+    /// Flags of the command line.
+    pub flags: Vec<ConfigFlag>,
+}
+
+/// A flag that sets a key.
+#[derive(Clone, Debug)]
+pub struct ConfigFlag {
+    /// The name as typed, such as `--listen`.
+    pub name: String,
+    /// The dotted key.
+    pub key: String,
+    /// The value as typed.
+    pub value: String,
 }
 
 impl ConfigSources {
     /// The sources of this process: the file that was named, or else the one in the user's configuration
     /// folder, or else the system's; and the environment. The working directory may belong to anybody (a
     /// cloned repository), so a file in it is read only if it is named.
-    pub(crate) fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
+    pub(crate) fn of_process(file: Option<PathBuf>, flags: Vec<ConfigFlag>) -> Self {
         let variables: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();

@@ -2,7 +2,7 @@
 //!
 //! The other half is for streams. Work that a client waits for starts soon or is skipped.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -34,21 +34,41 @@ pub(super) async fn long_work<T: Send + 'static>(
     run_in(AT_ONCE.acquire().await.ok(), run).await
 }
 
-/// The same for work that a client waits for: it starts soon or is skipped.
+/// Runs work here, or off the async threads if it is long. A panic is passed on, as on this thread.
+pub(super) async fn long_work_if<T: Send + 'static>(
+    is_long: bool,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    match is_long {
+        true => {
+            long_work(run).await.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic()))
+        }
+        false => run(),
+    }
+}
+
+/// [`long_work`] that a client waits for: it starts soon or is skipped.
 ///
 /// # Errors
 /// The reason why it was not done.
 pub(super) async fn long_work_soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
-    soon(run).await?.map_err(|_| FailOpen::Panicked)
+    joined_soon(run).await?.map_err(|_| FailOpen::Panicked)
 }
 
-/// The same, but a panic is returned to the caller.
+/// [`long_work_soon`], but a panic is passed on, as on this thread.
 ///
 /// # Errors
 /// There was no permit in time.
-pub(super) async fn soon<T: Send + 'static>(
+pub(super) async fn long_work_soon_or_panic<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, FailOpen> {
+    let joined = joined_soon(run).await?;
+    Ok(joined.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())))
+}
+
+async fn joined_soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Result<T, JoinError>, FailOpen> {
     let turn = tokio::time::timeout(TIMEOUT, AT_ONCE.acquire()).await;
@@ -56,7 +76,7 @@ pub(super) async fn soon<T: Send + 'static>(
     Ok(run_in(turn.ok(), run).await)
 }
 
-/// The same for work that needs much memory: no other such work runs meanwhile.
+/// [`long_work_soon`] that needs much memory: no other such work runs meanwhile.
 ///
 /// # Errors
 /// The reason why it was not done.

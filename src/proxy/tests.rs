@@ -10,7 +10,7 @@ use crate::dialect::Dialect;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 
-/// One upstream that speaks everything, and nothing that could hold a test up.
+/// One upstream for all dialects, and no waits that could delay a test.
 pub(super) fn config(commit_ms: u64) -> Config {
     Config {
         listen: ([127, 0, 0, 1], 0).into(),
@@ -98,7 +98,7 @@ async fn ids_are_unique_in_a_run_and_share_its_name() {
 }
 
 #[test]
-fn hex_is_as_the_format_macros_write_it() {
+fn hex_is_written_as_by_the_format_macros() {
     for number in [0, 1, 0x9f, 0xffff_ffff, 0x1_0000_0000, 0x0123_4567_89ab_cdef, u64::MAX] {
         let (mut eight, mut sixteen) = (String::new(), String::new());
         push_hex(&mut eight, number, 8);

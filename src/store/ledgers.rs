@@ -9,7 +9,6 @@ mod content;
 mod draft_writes;
 mod drafts;
 mod fingerprints;
-
 mod latest_requests;
 mod lock;
 mod opened_session;
@@ -42,7 +41,7 @@ use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use lock::lock;
 pub(crate) use opened_session::SessionPeek;
-pub use opened_session::{AnchorTurn, OpenedSession, SessionLookup, SessionRoom};
+pub use opened_session::{AnchorTurn, OpenedSession, SessionHandle, SessionLookup};
 use pending_compactions::PendingCompactions;
 pub(crate) use pending_compactions::{FOCUS_BYTES, PENDING_TTL};
 use records::turn_key;
@@ -67,9 +66,9 @@ pub struct Ledgers {
     claims: Claims,
 }
 
-/// Memory for session data, bytes.
+/// Memory for cached session data, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeptBytes {
+pub(crate) struct CacheBytes {
     /// Turns and decisions of all sessions.
     pub sessions: usize,
     /// Decisions of the session that has most.
@@ -78,7 +77,7 @@ pub(crate) struct KeptBytes {
     pub latest_requests: usize,
 }
 
-impl KeptBytes {
+impl CacheBytes {
     /// The limits.
     pub(crate) const LIMIT: Self = Self {
         sessions: session_cache::BYTES,
@@ -137,15 +136,15 @@ impl Ledgers {
         conversation: &Conversation,
     ) -> Option<OpenedSession> {
         let began = Instant::now();
-        let (session, begins) = match self.session(&lookup, conversation).await {
+        let (session, is_new) = match self.find_session(&lookup, conversation).await {
             LookupOutcome::Found(session) => (session, false),
             LookupOutcome::None => (fingerprints::name_for(lookup.exchange), true),
             LookupOutcome::Late => return None,
         };
         let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
-        if begins {
-            cache.is_new();
+        if is_new {
+            cache.set_new();
         }
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
@@ -159,7 +158,7 @@ impl Ledgers {
         lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionPeek> {
-        let session = match self.session(&lookup, conversation).await {
+        let session = match self.find_session(&lookup, conversation).await {
             LookupOutcome::Found(session) => session,
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
@@ -174,22 +173,23 @@ impl Ledgers {
         LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
     }
 
-    async fn session(
+    /// The session of a request: the one that the client names, or else the one that its fingerprints show.
+    async fn find_session(
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
         match lookup.session {
             Some(session) => LookupOutcome::Found(session.clone()),
-            None => self.session_of(lookup, conversation).await,
+            None => self.find_by_fingerprints(lookup, conversation).await,
         }
     }
 
     /// Keeps the latest request of a session for a while, unless the session was deleted meanwhile.
-    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
+    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, latest: LatestRequest) {
         opened
             .cache
-            .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), one));
+            .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), latest));
     }
 
     /// The latest request of a session, if it is still kept.
@@ -197,13 +197,13 @@ impl Ledgers {
         lock(&self.latest_requests).of(scope)
     }
 
-    /// The memory in use.
-    pub(crate) fn kept(&self) -> KeptBytes {
+    /// The memory that is used now.
+    pub(crate) fn cached(&self) -> CacheBytes {
         let (sessions, decisions) = {
             let caches = lock(&self.caches);
             (caches.bytes(), caches.most_decisions())
         };
-        KeptBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
+        CacheBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
     }
 
     /// Reads what other processes saved for a session since it was loaded.
@@ -213,7 +213,7 @@ impl Ledgers {
     pub(crate) async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
         let cache = lock(&self.caches).cache(scope);
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
-        let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
+        let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
         cache.join(&ledger);
         Ok(())
     }
@@ -250,11 +250,12 @@ impl Ledgers {
         self.admin_store.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
-    /// Reads a session's ledger, without loading it into memory: for callers that read many.
+    /// Reads a session's ledger, for callers that read many sessions: it is not loaded into memory, `look` runs on a
+    /// thread for parsing, and there is no timeout.
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub(crate) async fn glance<T: Send + 'static>(
+    pub(crate) async fn look_at_one_of_many<T: Send + 'static>(
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T + Send + 'static,
@@ -264,10 +265,11 @@ impl Ledgers {
             return Ok(cache.look(look));
         }
         let records = self.admin_store.scan(scope.clone(), session_cache::FACTS).await?;
-        parsers::parse(move || look(&session_cache::ledger(&records).0)).await
+        parsers::parse(move || look(&session_cache::ledger(&records).ledger)).await
     }
 
-    /// Reads a session's ledger. A session that is not in memory is not loaded.
+    /// Reads a session's ledger, and waits for the store at most [`LOOK`]. A session that is not in memory is read
+    /// from the store, and not kept.
     ///
     /// # Errors
     /// The store's [`StoreError`], if it is not in memory.
@@ -281,10 +283,10 @@ impl Ledgers {
             cache.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
             return Ok(cache.look(look));
         }
-        let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
-        let lookup_task = self.admin_store.scan(scope.clone(), session_cache::FACTS);
-        let records = tokio::time::timeout(LOOK, lookup_task).await.map_err(slow)??;
-        let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
+        let timed_out = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
+        let scan = self.admin_store.scan(scope.clone(), session_cache::FACTS);
+        let records = tokio::time::timeout(LOOK, scan).await.map_err(timed_out)??;
+        let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
         Ok(look(&ledger))
     }
 
@@ -355,7 +357,7 @@ impl Ledgers {
 
     /// The session of a request whose client names none: that of its longest known prefix. A late answer is
     /// remembered for the next request of the conversation.
-    async fn session_of(
+    async fn find_by_fingerprints(
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
@@ -368,16 +370,17 @@ impl Ledgers {
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
-            return LookupOutcome::None; // it has no reply of the model, so nothing is known about it
+            // It has no reply of the model, so nothing is known about it.
+            return LookupOutcome::None;
         }
         let own = fingerprints.first().copied();
-        let since = lock(&self.fingerprints).look_up(lookup.tenant, &fingerprints);
+        let since = lock(&self.fingerprints).begin_look_up(lookup.tenant, &fingerprints);
         let wanted = fingerprints::to_look_up(conversation, fingerprints);
         let (store, known) = (self.store.clone(), self.fingerprints.clone());
         let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
         let lookup_task = tokio::spawn(async move {
             let session = store.session_by_fingerprint(tenant.clone(), wanted).await;
-            own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
+            own.into_iter().for_each(|own| lock(&known).end_look_up(&tenant, own));
             let session = session?;
             if let (Some(session), Some(own)) = (&session, own) {
                 let scope = Scope { tenant, session: session.clone() };

@@ -213,10 +213,10 @@ impl Exchange {
         }
     }
 
-    /// Whether its thread is suspended from now on: the rewritten request was refused, and the original was
+    /// Whether its branch is suspended from now on: the rewritten request was refused, and the original was
     /// not. A refusal that names a parameter outside the conversation says nothing about the rewrite, and a
     /// token count belongs to no thread.
-    pub fn sets_aside(&self) -> bool {
+    pub fn suspends_branch(&self) -> bool {
         let refused = self.refused.filter(|cause| !cause.is_beside());
         let is_count = self.purpose == Some(Purpose::Count);
         refused.is_some() && self.done.resent.is_some() && !is_count
@@ -236,29 +236,29 @@ impl Exchange {
 
     /// `estimate − actual`, tokens.
     pub fn error(&self) -> Option<i64> {
-        self.away(self.estimate.as_ref()?.tokens)
+        self.difference_to_actual(self.estimate.as_ref()?.tokens)
     }
 
     /// `error / actual`; `None` if the actual is 0.
     pub(super) fn error_ratio(&self) -> Option<f64> {
-        self.share(self.error()?)
+        self.ratio_to_actual(self.error()?)
     }
 
     /// Like [`Exchange::error`], for the classic count.
     pub fn classic_error(&self) -> Option<i64> {
-        self.away(self.classic.as_ref()?.tokens)
+        self.difference_to_actual(self.classic.as_ref()?.tokens)
     }
 
     /// Like [`Exchange::error_ratio`], for the classic count.
     pub(super) fn classic_error_ratio(&self) -> Option<f64> {
-        self.share(self.classic_error()?)
+        self.ratio_to_actual(self.classic_error()?)
     }
 
-    fn away(&self, tokens: u64) -> Option<i64> {
+    fn difference_to_actual(&self, tokens: u64) -> Option<i64> {
         Some(tokens as i64 - self.actual()? as i64)
     }
 
-    fn share(&self, error: i64) -> Option<f64> {
+    fn ratio_to_actual(&self, error: i64) -> Option<f64> {
         let actual = self.actual().filter(|actual| *actual > 0)?;
         Some(error as f64 / actual as f64)
     }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_told_by_their_bounds_and_sum_up() {
+    fn gaps_are_counted_by_their_bounds_and_sum_up() {
         let mut gaps = StreamGaps::default();
         assert_eq!((gaps.longest(), gaps.means().count()), (None, 0));
         for ms in [0, 4, 10, 11, 300_000, 300_001] {
@@ -56,7 +56,7 @@ mod tests {
         let sum: f64 = means.iter().map(|(count, mean)| f64::from(*count) * mean).sum();
         assert!((sum - 600.026).abs() < 1e-9, "{sum}");
         assert_eq!(gaps.longest(), Some(Duration::from_millis(300_001)));
-        // Each mean lies where its gaps do: a histogram that is told the means has the same buckets.
+        // Each mean lies between the bounds of its gaps, so a histogram of the means has the same buckets.
         let within = [(0.0, 0.01), (0.01, 0.05), (250.0, 300.0), (300.0, f64::MAX)];
         for ((_, mean), (above, most)) in means.iter().zip(within) {
             assert!(above < *mean && *mean <= most, "{mean}");

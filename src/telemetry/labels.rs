@@ -96,7 +96,7 @@ impl MemoryKind {
 /// What is cached in memory beyond its exchange; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum KeptKind {
+pub(crate) enum CacheKind {
     /// Sessions with their turns and decisions.
     Sessions,
     /// The decisions of the session with the most of them.

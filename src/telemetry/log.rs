@@ -32,7 +32,7 @@ const GATHER: Duration = Duration::from_millis(20);
 /// The longest name that is written in full.
 const LONGEST: usize = 120;
 
-/// Who reads the log.
+/// The format of the log, by its readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     /// People.

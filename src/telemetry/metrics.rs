@@ -198,7 +198,7 @@ impl Metrics {
         self.families.lessons.with_label_values(&[upstream, &variant_name(outcome)]).inc();
     }
 
-    pub(super) fn turned_away(&self, got: RejectedConnection) {
+    pub(super) fn connection_refused(&self, got: RejectedConnection) {
         self.families.turned.with_label_values(&[&variant_name(got)]).inc();
     }
 

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_spelled_out() {
+    fn control_characters_are_spelled_out() {
         for (hostile, shown) in [
             ("\x1b]52;c;ZXZpbA==\x07", "\\u{1b}]52;c;ZXZpbA==\\u{7}"),
             ("\x1b[2Jgone", "\\u{1b}[2Jgone"),
@@ -72,7 +72,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_is_left_to_obey_and_the_rest_stays(text in "(?s).{0,60}|[\\x00-\\x1f\u{80}-\u{9f}\u{200e}-\u{202f}\u{2060}-\u{2070} a]{0,40}") {
+        fn no_control_character_is_left_and_the_rest_stays(text in "(?s).{0,60}|[\\x00-\\x1f\u{80}-\u{9f}\u{200e}-\u{202f}\u{2060}-\u{2070} a]{0,40}") {
             let shown = visible(&text);
             proptest::prop_assert!(!shown.contains(is_control), "{shown:?}");
             proptest::prop_assert_eq!(visible(&shown), shown.clone());

@@ -161,7 +161,7 @@ fn what_alerts_ask_for_begins_at_zero() {
         assert_eq!(value(&page, series), 0.0, "{series}");
     }
     telemetry.retention_failed();
-    telemetry.turned_away(RejectedConnection::Closed);
+    telemetry.connection_refused(RejectedConnection::Closed);
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_retention_failures_total"), 1.0);
     assert_eq!(value(&page, r#"plimsoll_connections_turned_total{end="closed"}"#), 1.0);
@@ -320,7 +320,7 @@ fn an_exchange_counts_once_everywhere() {
 }
 
 #[test]
-fn what_was_learned_of_a_model_is_told() {
+fn the_calibration_of_a_model_is_shown() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.learned("anthropic", "claude-opus-5", 64, 0.5);
     telemetry.learned("anthropic", "claude-opus-5", 65, 0.75);
@@ -341,7 +341,7 @@ fn an_estimate_that_was_too_low_is_below_zero() {
     assert!(value(&page, &format!("{ratio}_sum{{{by}}}")) < -0.03);
 }
 
-/// Usage that was not reported says nothing about an estimate; a stream that was cut told its input before.
+/// Without reported usage an estimate is not compared; a stream that was cut had reported its input before.
 #[test]
 fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
     let telemetry = Telemetry::silent().unwrap();
@@ -367,7 +367,7 @@ fn a_number_of_an_agents_rules_has_no_band() {
 
 /// Messages that would be fewer than none are 0: a warning says so, and is counted.
 #[test]
-fn a_breakdown_that_is_capped_is_counted_and_told() {
+fn a_breakdown_that_is_capped_is_counted_and_logged() {
     let telemetry = Telemetry::silent().unwrap();
     let mut capped = told();
     capped.estimate.as_mut().unwrap().breakdown.capped = true;
@@ -523,7 +523,7 @@ fn the_last_exchanges_can_be_asked_for() {
 }
 
 #[test]
-fn listeners_hear_of_every_exchange() {
+fn subscribers_get_every_exchange() {
     let telemetry = Telemetry::silent().unwrap();
     let mut heard = telemetry.subscribe();
     telemetry.report(told());

@@ -299,8 +299,8 @@ async fn what_the_operator_said_stays_the_operators() {
     let text = "Mind the tide.".into();
     let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, repeats: None };
     let queued = Fact::Queued(Box::new(queued));
-    let room = server.ledgers.room(&Scope { tenant, session });
-    server.ledgers.settle(&room, queued).await.unwrap();
+    let room = server.ledgers.handle(&Scope { tenant, session });
+    server.ledgers.store_fact_if_absent(&room, queued).await.unwrap();
     let play = Play { server, ..play };
     let mut sent = String::new();
     for number in 0..60 {

@@ -376,7 +376,13 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
         let queued =
             QueuedMessage { id: "w".into(), number: 1, at: 1, text: QUEUED.into(), repeats: None };
         let fact = Fact::Queued(Box::new(queued));
-        assert!(play.server.ledgers.settle(&play.server.ledgers.room(&scope), fact).await.is_ok());
+        assert!(
+            play.server
+                .ledgers
+                .store_fact_if_absent(&play.server.ledgers.handle(&scope), fact)
+                .await
+                .is_ok()
+        );
     };
     // They are queued once the next request would be compacted.
     let scene = loop {

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll::config::{self, ConfigSources, schema};
+use plimsoll::config::{self, ConfigFlag, ConfigSources, schema};
 
 /// Writes what a test would compare, where asked to.
 fn compare(path: &Path, is: &str) {
@@ -44,7 +44,10 @@ fn sources(path: &Path) -> ConfigSources {
     ConfigSources {
         file: Some(path.to_owned()),
         variables,
-        flags: flags.into_iter().map(|(key, value)| (format!("--{key}"), key, value)).collect(),
+        flags: flags
+            .into_iter()
+            .map(|(key, value)| ConfigFlag { name: format!("--{key}"), key, value })
+            .collect(),
         ..ConfigSources::default()
     }
 }
@@ -195,7 +198,7 @@ fn a_relative_path_in_a_file_starts_at_its_folder() {
         ("sk-beside-the-file", at("d"))
     );
     // What is typed starts where it is typed.
-    let flags = vec![("--data".to_owned(), "data".to_owned(), "d".to_owned())];
+    let flags = vec![ConfigFlag { name: "--data".into(), key: "data".into(), value: "d".into() }];
     let typed = config::load(&ConfigSources { flags, ..ConfigSources::default() }).unwrap().config;
     assert_eq!(typed.data, Path::new("d"));
 }
@@ -335,7 +338,7 @@ fn the_table_of_waits_lists_every_wait() {
         ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
         (
             "state/exchange_recorder.rs",
-            "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
+            "const REPORTED_WITHIN: Duration = Duration::from_secs(5)",
             "is kept | 5 s",
         ),
         ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),

@@ -50,7 +50,12 @@ async fn session(
                 repeats: None,
             }));
             assert!(
-                stage.server.ledgers.settle(&stage.server.ledgers.room(&scope), fact).await.is_ok()
+                stage
+                    .server
+                    .ledgers
+                    .store_fact_if_absent(&stage.server.ledgers.handle(&scope), fact)
+                    .await
+                    .is_ok()
             );
         }
         let ends_turn = turn % 5 == 4;

@@ -126,7 +126,7 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
         (exchange.refused, exchange.done.resent),
         (Some(RefusalCause::Structure), Some(RefusalCause::Structure))
     );
-    assert!(!exchange.done.is_sent() && !exchange.sets_aside());
+    assert!(!exchange.done.is_sent() && !exchange.suspends_branch());
     play.target = "/v1/messages";
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));

@@ -60,7 +60,7 @@ async fn queue(server: &TestServer, scope: &Scope) {
     let text = "Mind the tide.".into();
     let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, repeats: None };
     let queued = Fact::Queued(Box::new(queued));
-    server.ledgers.settle(&server.ledgers.room(scope), queued).await.unwrap();
+    server.ledgers.store_fact_if_absent(&server.ledgers.handle(scope), queued).await.unwrap();
 }
 
 /// A turn, its decisions and what it says are on their way when another process deletes the session.

@@ -142,7 +142,7 @@ async fn a_refusal_is_learned_and_the_original_sent() {
     assert_eq!(exchange.refused, Some(RefusalCause::Editing));
     assert!(exchange.fail_open.contains(&FailOpen::RewriteRefused));
     assert!(
-        !exchange.sets_aside() && exchange.done.resent.is_none(),
+        !exchange.suspends_branch() && exchange.done.resent.is_none(),
         "the history was not to blame"
     );
 
@@ -174,7 +174,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     drop(call);
-    assert!(!play.server.told().await.sets_aside());
+    assert!(!play.server.told().await.suspends_branch());
     // What was cut before the provider's turn came stays cut.
     let scene = play.asks(&longer, &reply).await;
     assert_eq!(scene.exchange.done.made.cut, cut);

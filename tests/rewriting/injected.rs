@@ -30,7 +30,7 @@ async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let kept = play
         .server
         .ledgers
-        .settle(&play.server.ledgers.room(scope), Fact::Queued(Box::new(queued)))
+        .store_fact_if_absent(&play.server.ledgers.handle(scope), Fact::Queued(Box::new(queued)))
         .await;
     assert!(kept.is_ok());
 }
@@ -126,7 +126,10 @@ async fn a_removed_message_is_never_sent() {
     let held = play
         .server
         .ledgers
-        .settle(&play.server.ledgers.room(&scope), Fact::InjectedMessage(Box::new(back.clone())))
+        .store_fact_if_absent(
+            &play.server.ledgers.handle(&scope),
+            Fact::InjectedMessage(Box::new(back.clone())),
+        )
         .await;
     assert_eq!(held.unwrap(), Fact::InjectedMessage(Box::new(back.clone())));
     assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
@@ -137,7 +140,10 @@ async fn a_removed_message_is_never_sent() {
     let held = play
         .server
         .ledgers
-        .settle(&play.server.ledgers.room(&scope), Fact::InjectedMessage(Box::new(back)))
+        .store_fact_if_absent(
+            &play.server.ledgers.handle(&scope),
+            Fact::InjectedMessage(Box::new(back)),
+        )
         .await
         .unwrap();
     let Fact::InjectedMessage(held) = held else { panic!("{held:?}") };
@@ -170,7 +176,7 @@ async fn a_sent_message_stays_where_nothing_was_refused() {
     call.answer("200 OK", &reply("This.").to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    assert!(play.server.told().await.sets_aside());
+    assert!(play.server.told().await.suspends_branch());
     for _ in 0..2 {
         assert!(is_injected(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
         assert!(!is_injected(&play.asks(&beside, &reply("This.")).await));

@@ -256,5 +256,5 @@ async fn an_overflow_is_answered_before_what_the_original_lacks() {
     call.answer("400 Bad Request", LACKS).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
-    assert!(!play.server.told().await.sets_aside());
+    assert!(!play.server.told().await.suspends_branch());
 }

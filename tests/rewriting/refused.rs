@@ -217,7 +217,9 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         let exchange = play.server.told().await;
         assert_eq!((exchange.refused, exchange.done.revoked), (Some(cause), Some(cause)));
         assert!(
-            exchange.done.is_sent() && exchange.done.resent.is_none() && !exchange.sets_aside()
+            exchange.done.is_sent()
+                && exchange.done.resent.is_none()
+                && !exchange.suspends_branch()
         );
         let mut grown = history(12);
         let content = json!([{"type": "text", "text": "Go on."}]);
@@ -317,7 +319,7 @@ async fn a_limit_is_nobodys_fault() {
     assert_eq!(client.response().await.status(), 429);
     drop(call);
     let exchange = play.server.told().await;
-    assert!(exchange.refused.is_none() && !exchange.sets_aside());
+    assert!(exchange.refused.is_none() && !exchange.suspends_branch());
     // What was refused is not tried again, and what comes later can be.
     assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
     assert!(cleared(&play.asks(&asks(MODEL, &history(12)), &reply).await.sent) > 0);

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_little_is_told() {
+    fn too_few_open_files_are_reported() {
         assert_eq!(too_few(2 * 4096 + OTHERS, 4096), None);
         let warning = too_few(1024, 4096).unwrap();
         assert!(warning.contains("1024 files open, enough for 384 clients"), "{warning}");

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_told_to_the_byte() {
+    fn missing_space_is_reported_to_the_byte() {
         let bound = 100 << 20;
         let needed = most(bound);
         let folder = Path::new("/data");
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_that_is_named_fits() {
+    fn the_limit_that_is_suggested_fits() {
         for room in [64 << 20, 1 << 30, 5 << 30] {
             let named = (room - (64 << 20)) / 11 * 10;
             assert_eq!(too_little(Path::new("/"), room, named), None, "{room}");

@@ -12,10 +12,10 @@ use crate::clock::wall;
 use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::deferred_store::DeferredStore;
-use crate::store::ledgers::{KeptBytes, Ledgers};
+use crate::store::ledgers::{CacheBytes, Ledgers};
 use crate::store::sqlite::{QUEUE_BYTES, StoreLoad};
 use crate::store::{ScopePage, StoreError};
-use crate::telemetry::{KeptKind, StoreState, Telemetry};
+use crate::telemetry::{CacheKind, StoreState, Telemetry};
 
 /// How often to ask the store if there is nothing to do.
 const QUIET: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const BUSY: Duration = Duration::from_millis(5);
 /// How often to delete expired lessons.
 const LESSONS: Duration = Duration::from_secs(3600);
 /// How often a continuing failure is reported, and how often the number of deleted sessions.
-const TOLD: Duration = Duration::from_secs(60);
+const REPORTED_EVERY: Duration = Duration::from_secs(60);
 /// The farthest that the clock may move between two checks: as on a machine that slept.
 const JUMP: Millis = DAY * 2;
 /// How long nothing is deleted for its age if, at the start, everything appears to be expired.
@@ -44,9 +44,11 @@ pub(super) async fn run(
     let mut last = Instant::now();
     let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
-    tell_kept(KeptBytes::LIMIT, QUEUE_BYTES, |what, bytes| telemetry.kept_limit(what, bytes));
-    let mut held = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
-    if held {
+    report_cached(CacheBytes::LIMIT, QUEUE_BYTES, |what, bytes| {
+        telemetry.set_cache_limit(what, bytes);
+    });
+    let mut is_paused = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
+    if is_paused {
         tracing::warn!(
             "by this machine's clock everything stored is older than retention.days ({}); nothing is deleted for \
              an hour, so that a wrong clock can be corrected",
@@ -55,27 +57,27 @@ pub(super) async fn run(
     }
     loop {
         let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
-        clock.tick(wall(), passed.as_millis() as Millis);
-        held &= began.elapsed() < GRACE;
-        let before = if held { 0 } else { clock.now.saturating_sub(age) };
+        clock.advance(wall(), passed.as_millis() as Millis);
+        is_paused &= began.elapsed() < GRACE;
+        let before = if is_paused { 0 } else { clock.now.saturating_sub(age) };
         let gone = ledgers.expire(before, retention.bytes).await;
         let state = state(&store);
-        telemetry.store_is(state.as_ref());
-        let kept = ledgers.kept();
+        telemetry.set_store_state(state.as_ref());
+        let cached = ledgers.cached();
         let queue = state.as_ref().map_or(0, |state| state.write_bytes);
-        tell_kept(kept, queue, |what, bytes| telemetry.kept(what, bytes));
+        report_cached(cached, queue, |what, bytes| telemetry.set_cached(what, bytes));
         telemetry.blocking_threads(threads::blocking());
         let failure = store.failure();
-        telemetry.store_fails(failure.is_some());
-        notices.fails(failure.as_ref());
+        telemetry.set_store_failing(failure.is_some());
+        notices.report_store(failure.as_ref());
         let pause = match gone {
             Ok(gone) => {
-                telemetry.store_forgot(gone.scopes.len() as u64);
-                notices.forgot(gone.scopes.len());
+                telemetry.sessions_expired(gone.scopes.len() as u64);
+                notices.report_deleted(gone.scopes.len());
                 if gone.more { BUSY } else { QUIET }
             }
             Err(trouble) => {
-                notices.failed(&trouble);
+                notices.report_deletion_failure(&trouble);
                 // A store that cannot be used at all has a metric of its own.
                 if !matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_)) {
                     telemetry.retention_failed();
@@ -93,11 +95,11 @@ pub(super) async fn run(
     }
 }
 
-fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize)) {
-    tell(KeptKind::Sessions, of_sessions.sessions);
-    tell(KeptKind::SessionDecisions, of_sessions.decisions);
-    tell(KeptKind::LatestRequests, of_sessions.latest_requests);
-    tell(KeptKind::StoreQueue, queue);
+fn report_cached(of_sessions: CacheBytes, queue: usize, report: impl Fn(CacheKind, usize)) {
+    report(CacheKind::Sessions, of_sessions.sessions);
+    report(CacheKind::SessionDecisions, of_sessions.decisions);
+    report(CacheKind::LatestRequests, of_sessions.latest_requests);
+    report(CacheKind::StoreQueue, queue);
 }
 
 /// The state of the store; `None` if it is not open.
@@ -125,7 +127,7 @@ impl RetentionClock {
     /// Takes over the machine's time, `passed` ms after the last check. A clock that jumped ahead is not
     /// believed: time continues from where it was. A clock that was set back is believed, because that only
     /// keeps more.
-    fn tick(&mut self, wall: Millis, passed: Millis) {
+    fn advance(&mut self, wall: Millis, passed: Millis) {
         let expected = self.now.saturating_add(passed);
         let jumped = wall > expected.saturating_add(JUMP);
         if jumped && !self.distrusted {
@@ -143,42 +145,46 @@ impl RetentionClock {
 /// What was reported, and when.
 #[derive(Default)]
 struct SweepNotices {
-    failure: Option<Instant>,
-    not_kept: Option<Instant>,
-    forgotten: usize,
-    forgotten_reported: Option<Instant>,
+    /// When a failure to delete was last reported.
+    deletion_failure: Option<Instant>,
+    /// When a failure of the store was last reported; `None` once it is over.
+    store_failure: Option<Instant>,
+    /// Sessions that were deleted since that was last reported.
+    deleted: usize,
+    deleted_reported: Option<Instant>,
 }
 
 impl SweepNotices {
-    fn failed(&mut self, trouble: &StoreError) {
+    fn report_deletion_failure(&mut self, trouble: &StoreError) {
         // A store that cannot be used at all is reported where it is opened.
         let is_known = matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_));
-        if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
-            self.failure = Some(Instant::now());
+        if !is_known && self.deletion_failure.is_none_or(|at| at.elapsed() >= REPORTED_EVERY) {
+            self.deletion_failure = Some(Instant::now());
             tracing::warn!("old sessions could not be deleted: {trouble}");
         }
     }
 
-    /// Reports a failure to store at once, then every minute, and when it is over.
-    fn fails(&mut self, failure: Option<&StoreError>) {
+    /// Reports a failure of the store at once, then every minute, and when it is over.
+    fn report_store(&mut self, failure: Option<&StoreError>) {
         match failure {
-            Some(failure) if self.not_kept.is_none_or(|at| at.elapsed() >= TOLD) => {
-                self.not_kept = Some(Instant::now());
+            Some(failure) if self.store_failure.is_none_or(|at| at.elapsed() >= REPORTED_EVERY) => {
+                self.store_failure = Some(Instant::now());
                 tracing::warn!("nothing is stored for now, traffic continues: {failure}");
             }
-            None if self.not_kept.take().is_some() => {
+            None if self.store_failure.take().is_some() => {
                 tracing::warn!("turns are stored again");
             }
             _ => {}
         }
     }
 
-    fn forgot(&mut self, sessions: usize) {
-        self.failure = None;
-        self.forgotten += sessions;
-        if self.forgotten > 0 && self.forgotten_reported.is_none_or(|at| at.elapsed() >= TOLD) {
-            self.forgotten_reported = Some(Instant::now());
-            let sessions = std::mem::take(&mut self.forgotten);
+    fn report_deleted(&mut self, sessions: usize) {
+        self.deletion_failure = None;
+        self.deleted += sessions;
+        if self.deleted > 0 && self.deleted_reported.is_none_or(|at| at.elapsed() >= REPORTED_EVERY)
+        {
+            self.deleted_reported = Some(Instant::now());
+            let sessions = std::mem::take(&mut self.deleted);
             tracing::info!("{sessions} sessions were deleted by retention.days or retention.bytes");
         }
     }
@@ -191,7 +197,7 @@ mod tests {
     const YEAR: Millis = 365 * DAY;
 
     #[test]
-    fn a_clock_that_jumps_forgets_nothing_and_stops_nothing() {
+    fn a_clock_that_jumps_ahead_expires_nothing() {
         let began = 10 * YEAR;
         // Where the machine's clock is, how much time passed, and where ours is then.
         let looks = [
@@ -209,7 +215,7 @@ mod tests {
         ];
         let mut clock = RetentionClock { now: began, distrusted: false };
         for (wall, passed, now) in looks {
-            clock.tick(wall, passed);
+            clock.advance(wall, passed);
             assert_eq!(clock.now, now, "{wall}");
         }
         assert!(!clock.distrusted);

@@ -1,7 +1,7 @@
 //! The runtime of servers: as many workers as there are cores, and a few threads for blocking work.
 //!
 //! Those few are limited: past the limit such work waits for its turn. Waiting for other machines (host
-//! names) has a limit of its own (`proxy/upstream/names.rs`), and the store has threads of its own.
+//! names) has a limit of its own (`proxy/http/upstream/dns.rs`), and the store has threads of its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -67,7 +67,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Otherwise whoever reaches the listener could spend the operator's money.
+    /// A listener that other machines can reach needs a client token if an upstream has a credential of its own: otherwise
+    /// anybody could spend the operator's money.
     fn credentials_are_safe(&mut self, raw: &RawConfig, listen: Option<SocketAddr>) {
         let is_open = listen.is_some_and(|listen| !listen.ip().to_canonical().is_loopback());
         let mut upstreams = raw.upstream.iter();

@@ -12,14 +12,14 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::summarize::{self, SummaryJob};
+use super::summarize::{self, SummaryChoice, SummaryJob};
 use crate::clock::now;
 use crate::context::Fact;
 use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk};
+use crate::context::compact::{self, CompactionNeed, HistoryChunk};
 use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
@@ -27,11 +27,11 @@ use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
-use crate::proxy::state::scheduler::{CompactionKey, SummaryGuard, waited};
+use crate::proxy::state::scheduler::{CompactionKey, SummaryGuard, wait_until_done};
 use crate::store::ledgers::OpenedSession;
 
 /// How long releasing claims may take at shutdown.
-const GIVING_BACK: Duration = Duration::from_secs(1);
+const RELEASING: Duration = Duration::from_secs(1);
 
 /// Begins a summary for a thread; `None` if one is being written, or too many others are.
 pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<SummaryGuard> {
@@ -130,6 +130,7 @@ impl<'a> CompactionContext<'a> {
         Instant::now() + Duration::from_secs(self.prepared.policy.compact.wait_s)
     }
 
+    /// The summary in use, by the prefix that it replaces.
     fn in_use(&self) -> Option<Chain> {
         self.planned.known.compact().map(|(_, compact)| compact.about)
     }
@@ -176,9 +177,9 @@ impl<'a> CompactionContext<'a> {
     /// Ends a requested compaction: it is done, or cannot be done, which is reported.
     fn close_pending_compaction(&self) {
         if self.has_pending_compaction()
-            && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.room())
+            && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.handle())
         {
-            claim.is_over();
+            claim.close();
         }
     }
 
@@ -198,7 +199,7 @@ impl<'a> CompactionContext<'a> {
     ) -> ScheduleEvent {
         if let Some(writing) = writing {
             let began = Instant::now();
-            let is_done = waited(writing, until).await;
+            let is_done = wait_until_done(writing, until).await;
             *self.waited.get_or_insert_default() += began.elapsed();
             if !is_done {
                 return ScheduleEvent::TimedOut;
@@ -213,17 +214,17 @@ impl<'a> CompactionContext<'a> {
         let choices = self.choices().await?;
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
-        let room = self.opened.room();
+        let handle = self.opened.handle();
         let claim = self
             .has_pending_compaction()
-            .then(|| self.proxy.ledgers.claim_compaction(room.clone()))
+            .then(|| self.proxy.ledgers.claim_compaction(handle.clone()))
             .flatten();
         let cached = self.cached(due, &choices).await;
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(SummaryJob {
             claim,
-            room,
+            handle,
             proxy: self.proxy.clone(),
             prepared: self.prepared.clone(),
             known: reads.known.clone(),
@@ -242,7 +243,7 @@ impl<'a> CompactionContext<'a> {
     async fn cached(
         &self,
         due: CompactionNeed,
-        choices: &[(SummaryAuthor, CutPoint)],
+        choices: &[SummaryChoice],
     ) -> Option<PlannedRequest> {
         let policy = &self.prepared.policy.compact;
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
@@ -251,8 +252,8 @@ impl<'a> CompactionContext<'a> {
         let cached = self.planned.as_cached(self.prepared).await?;
         let parts = &cached.measured.as_ref()?.parts;
         let request = self.prepared.request();
-        let fits = choices.iter().all(|(_, choice)| {
-            let piece = HistoryChunk { from: 0, through: choice.cut };
+        let fits = choices.iter().all(|choice| {
+            let piece = HistoryChunk { from: 0, through: choice.point.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
             summarize::head_tokens(parts).saturating_add(history) <= request.fillable()
         });
@@ -260,9 +261,9 @@ impl<'a> CompactionContext<'a> {
     }
 
     /// Who may write it, and where each one would cut, the first choice first.
-    async fn choices(&self) -> Result<Vec<(SummaryAuthor, CutPoint)>, DecisionReason> {
+    async fn choices(&self) -> Result<Vec<SummaryChoice>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
-        let refused = self.proxy.knows(&self.prepared.source(), Lesson::CompactionRefused);
+        let refused = self.proxy.knows(&self.prepared.lesson_source(), Lesson::CompactionRefused);
         let request = self.prepared.request();
         let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
@@ -272,8 +273,10 @@ impl<'a> CompactionContext<'a> {
             return Err(DecisionReason::Provider);
         }
         let (known, parts) = (&self.planned.known, &measured.parts);
-        let choose =
-            |by: &SummaryAuthor| Some((*by, compact::choose(&request, known, parts, *by)?));
+        let choose = |by: &SummaryAuthor| {
+            let point = compact::choose(&request, known, parts, *by)?;
+            Some(SummaryChoice { by: *by, point })
+        };
         let choices: Vec<_> = writers.iter().filter_map(choose).collect();
         if choices.is_empty() { Err(DecisionReason::NothingToCut) } else { Ok(choices) }
     }
@@ -282,7 +285,7 @@ impl<'a> CompactionContext<'a> {
     async fn use_summary(&mut self, due: CompactionNeed) -> ScheduleEvent {
         let facts = compact::propose(&self.prepared.request(), &self.planned.known, due);
         let Ok(facts) = facts else { return ScheduleEvent::NotSaved };
-        if !self.saves(facts).await {
+        if !self.save_and_replan(facts).await {
             return ScheduleEvent::NotSaved;
         }
         // A summary that was written without the operator's focus is not the requested one.
@@ -292,8 +295,8 @@ impl<'a> CompactionContext<'a> {
         ScheduleEvent::Planned
     }
 
-    /// Saves the decision to use a summary; returns whether it is in use.
-    async fn saves(&mut self, facts: Vec<Fact>) -> bool {
+    /// Saves the decision to use a summary, and plans again with it; returns whether another summary is in use.
+    async fn save_and_replan(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
         let suspended = self.planned.known.suspended;
         let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, suspended).await
@@ -323,18 +326,18 @@ impl<'a> CompactionContext<'a> {
         let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::refused(Change::Compacted, why, PartIndex::default(), span, tokens);
-        self.planned.refuses(step);
+        self.planned.add_refused(step);
     }
 }
 
 /// Releases the claims of this process, so that other processes and its own next start can write.
 pub(crate) async fn finish(proxy: &Proxy) {
     let claims = std::mem::take(&mut *proxy.compacting.claims());
-    let giving_back = async {
-        for what in claims {
+    let releasing = async {
+        for claim in claims {
             // A claim that cannot be released expires by itself.
-            let _ = proxy.ledgers.claims().release(&what, proxy.run, now()).await;
+            let _ = proxy.ledgers.claims().release(&claim, proxy.run, now()).await;
         }
     };
-    let _ = tokio::time::timeout(GIVING_BACK, giving_back).await;
+    let _ = tokio::time::timeout(RELEASING, releasing).await;
 }

@@ -32,7 +32,7 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::scheduler::SummaryGuard;
 use crate::store::Scope;
-use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
+use crate::store::ledgers::{ClaimedCompaction, SessionHandle};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
@@ -54,7 +54,7 @@ pub(crate) struct SummaryJob {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) prepared: Arc<PreparedRequest>,
     /// The session that it is stored in.
-    pub(crate) room: SessionRoom,
+    pub(crate) handle: SessionHandle,
     /// The decisions applied to the request that the summariser reads: as it is sent, or as the provider has
     /// it cached.
     pub(crate) known: Arc<RecordedDecisions>,
@@ -66,12 +66,26 @@ pub(crate) struct SummaryJob {
     pub(crate) edits: Arc<[Edit]>,
     /// The request's head, with its credentials.
     pub(crate) head: request::Parts,
-    /// Who may write it, and where each one would cut, the first choice first.
-    pub(crate) choices: Vec<(SummaryAuthor, CutPoint)>,
+    /// Who may write it, the first choice first.
+    pub(crate) choices: Vec<SummaryChoice>,
     pub(crate) due: CompactionNeed,
     /// The compaction that an operator requested. If no summary is written, it waits again.
     pub(crate) claim: Option<ClaimedCompaction>,
     pub(crate) writing: SummaryGuard,
+}
+
+/// Who may write a summary, and where it would then cut.
+pub(crate) struct SummaryChoice {
+    pub(crate) by: SummaryAuthor,
+    pub(crate) point: CutPoint,
+}
+
+/// The upstream and model that write a summary.
+struct SummaryTarget<'a> {
+    /// The upstream, if policy names another one than the request's.
+    other: Option<&'a Arc<Upstream>>,
+    upstream: &'a str,
+    model: &'a str,
 }
 
 /// A request for the summary of a chunk.
@@ -83,8 +97,8 @@ struct SummaryRequest<'a> {
     instruction: &'a str,
     /// Its output limit, tokens.
     output: u64,
-    /// If the chunk is too large: the tokens that the request may have.
-    room: Option<u64>,
+    /// If the chunk is too large: the most tokens that the request may have.
+    most_tokens: Option<u64>,
 }
 
 /// The response to such a request.
@@ -114,13 +128,13 @@ enum SummaryError {
     /// Another replica writes one, or the store does not answer.
     NotOurs,
     /// The store did not save it.
-    NotKept,
+    NotStored,
 }
 
 impl SummaryJob {
     /// Begins to write. The client may leave meanwhile.
     pub(crate) fn begin(mut self) {
-        self.writing.begins();
+        self.writing.set_requested();
         tokio::spawn(self.write());
     }
 
@@ -128,38 +142,40 @@ impl SummaryJob {
         let (began, at) = (Instant::now(), now());
         let until = Duration::from_secs(self.prepared.policy.compact.timeout_s);
         let deadline = tokio::time::Instant::now() + until;
-        let what = self.work();
+        let claim_name = self.claim_name();
         let until = at + until.as_millis() as u64;
         let claims = self.proxy.ledgers.claims();
-        let kept = match claims.claim(&what, self.proxy.run, at, until).await {
+        let written = match claims.claim(&claim_name, self.proxy.run, at, until).await {
             Ok(true) => {
-                self.proxy.compacting.has_claimed(what.clone());
-                let kept = self.first_that_can(at, deadline).await;
-                self.proxy.compacting.is_done_with(&what);
-                kept
+                self.proxy.compacting.add_claim(claim_name.clone());
+                let written = self.write_with_first_able(at, deadline).await;
+                self.proxy.compacting.remove_claim(&claim_name);
+                written
             }
             Ok(false) => {
-                self.writing.is_elsewhere();
-                self.others(deadline).await
+                self.writing.set_elsewhere();
+                self.wait_for_other_replica(deadline).await
             }
             // It is unknown whether another replica writes it: the next request tries again.
             Err(_) => Err(SummaryError::NotOurs),
         };
-        if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
-            self.report(*by, choice, &kept, Usage::default(), began);
+        if let (Err(SummaryError::NotOurs), Some(choice)) = (&written, self.choices.first()) {
+            self.report(choice, &written, Usage::default(), began);
         }
         // A summary that another replica wrote is used first.
-        if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
-            claim.is_over();
-            if kept.is_err() {
-                let session = &self.room.scope.session;
+        if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) =
+            (&written, &mut self.claim)
+        {
+            claim.close();
+            if written.is_err() {
+                let session = &self.handle.scope.session;
                 tracing::warn!(
                     "session {session} was not compacted as requested: the summary is no smaller"
                 );
             }
         }
         drop(self.claim);
-        self.writing.ended(match kept {
+        self.writing.end(match written {
             Ok(_) => WritingEnd::Written,
             // This is no failure of the thread.
             Err(SummaryError::NotOurs) => WritingEnd::Cancelled,
@@ -168,55 +184,54 @@ impl SummaryJob {
     }
 
     /// Lets each choice try to write the summary, until one succeeds, and stores it.
-    async fn first_that_can(
+    async fn write_with_first_able(
         &self,
         at: u64,
         deadline: tokio::time::Instant,
     ) -> Result<Option<CompactionRecord>, SummaryError> {
-        let mut kept = Err(SummaryError::Rejected);
-        for (by, choice) in &self.choices {
+        let mut stored = Err(SummaryError::Rejected);
+        for choice in &self.choices {
             let (began, mut spent) = (Instant::now(), Usage::default());
             let writing = async {
-                match by {
-                    SummaryAuthor::Provider => self.by_provider(choice, &mut spent).await,
-                    SummaryAuthor::Summary => self.written(choice, &mut spent).await,
+                match choice.by {
+                    SummaryAuthor::Provider => self.by_provider(&choice.point, &mut spent).await,
+                    SummaryAuthor::Summary => self.by_model(&choice.point, &mut spent).await,
                 }
             };
             let written = tokio::time::timeout_at(deadline, writing).await;
-            kept = match written.unwrap_or(Err(SummaryError::TimedOut)) {
+            stored = match written.unwrap_or(Err(SummaryError::TimedOut)) {
                 Ok(compact) => {
                     let took = now().saturating_sub(at);
                     let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
-                    let kept = self.proxy.ledgers.settle(&self.room, fact).await;
-                    kept.map(|_| Some(compact)).map_err(|_| SummaryError::NotKept)
+                    let stored = self.proxy.ledgers.store_fact_if_absent(&self.handle, fact).await;
+                    stored.map(|_| Some(compact)).map_err(|_| SummaryError::NotStored)
                 }
                 Err(failed) => Err(failed),
             };
-            self.report(*by, choice, &kept, spent, began);
-            if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
+            self.report(choice, &stored, spent, began);
+            if matches!(stored, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotStored)) {
                 break;
             }
         }
-        kept
+        stored
     }
 
     /// Reports how one attempt ended, and what it cost.
     fn report(
         &self,
-        by: SummaryAuthor,
-        choice: &CutPoint,
-        kept: &Result<Option<CompactionRecord>, SummaryError>,
+        choice: &SummaryChoice,
+        written: &Result<Option<CompactionRecord>, SummaryError>,
         usage: Usage,
         began: Instant,
     ) {
-        let (_, upstream, model) = self.writer_of(by);
+        let SummaryTarget { upstream, model, .. } = self.target_of(choice.by);
         self.proxy.telemetry.compacted(&Compaction {
             upstream: upstream.into(),
             model: model.into(),
-            engine: by,
+            engine: choice.by,
             why: self.why(),
-            outcome: match kept {
+            outcome: match written {
                 Ok(_) => SummaryOutcome::Written,
                 Err(SummaryError::Upstream | SummaryError::Bound { .. }) => {
                     SummaryOutcome::UpstreamFailed
@@ -225,10 +240,10 @@ impl SummaryJob {
                 Err(SummaryError::Rejected) => SummaryOutcome::Rejected,
                 Err(SummaryError::NotOffered) => SummaryOutcome::NotOffered,
                 Err(SummaryError::TooLarge) => SummaryOutcome::TooLarge,
-                Err(SummaryError::NotOurs | SummaryError::NotKept) => SummaryOutcome::NotKept,
+                Err(SummaryError::NotOurs | SummaryError::NotStored) => SummaryOutcome::NotKept,
             },
-            before: choice.was,
-            after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
+            before: choice.point.was,
+            after: written.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
             seconds: began.elapsed().as_secs_f64(),
             usage,
         });
@@ -246,26 +261,26 @@ impl SummaryJob {
 
     /// The name of the claim: only one replica at a time writes a summary for conversations with the same
     /// beginning.
-    fn work(&self) -> String {
+    fn claim_name(&self) -> String {
         let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
         let begins = self.prepared.conversation.chains().next().unwrap_or_default();
-        let Scope { tenant, session } = &self.room.scope;
+        let Scope { tenant, session } = &self.handle.scope;
         let what = format!("{tenant} {session} {begins} {last}");
         format!("summary {:032x}", xxh3_128(what.as_bytes()))
     }
 
     /// Waits for a summary that another replica writes.
-    async fn others(
+    async fn wait_for_other_replica(
         &self,
         until: tokio::time::Instant,
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(ASK_AGAIN).await;
-            if self.proxy.ledgers.refresh(&self.room.scope).await.is_err() {
+            if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
             let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
-            let is_new = self.proxy.ledgers.look(&self.room.scope, |ledger| {
+            let is_new = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
                 ledger.summaries(false).any(|summary| summary.at > last)
             });
             if is_new.await.unwrap_or(false) {
@@ -275,22 +290,23 @@ impl SummaryJob {
         Err(SummaryError::NotOurs)
     }
 
-    /// The names of the upstream and model that write it. A provider's own summary is for the request's
-    /// model.
-    fn writer_of(&self, by: SummaryAuthor) -> (Option<&Arc<Upstream>>, &str, &str) {
+    /// The upstream and model that write it. A provider's own summary is for the request's model.
+    fn target_of(&self, by: SummaryAuthor) -> SummaryTarget<'_> {
+        let own_model = self.prepared.model_name();
         if by == SummaryAuthor::Provider {
-            return (None, &self.prepared.upstream.name, self.prepared.name());
+            let upstream = &*self.prepared.upstream.name;
+            return SummaryTarget { other: None, upstream, model: own_model };
         }
         let policy = &self.prepared.policy.compact;
         let other = self.proxy.summariser(policy, self.prepared.conversation.dialect);
         let upstream = &*other.unwrap_or(&self.prepared.upstream).name;
-        (other, upstream, policy.model.as_deref().unwrap_or(self.prepared.name()))
+        SummaryTarget { other, upstream, model: policy.model.as_deref().unwrap_or(own_model) }
     }
 
-    /// Requests the summary, in chunks if the history is too long for one request.
-    async fn written(
+    /// Has a model write the summary, in chunks if the history is too long for one request.
+    async fn by_model(
         &self,
-        choice: &CutPoint,
+        point: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
         let request = self.prepared.request();
@@ -298,16 +314,16 @@ impl SummaryJob {
         let instruction = self.instruction();
         let counted = self.count(&instruction);
         let output = OUTPUT.min(window / 6);
-        let room = window.saturating_sub(output).saturating_sub(counted);
+        let available = window.saturating_sub(output).saturating_sub(counted);
         let whole = HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
-        let fits = self.tokens <= room && self.due < CompactionNeed::Must;
+        let fits = self.tokens <= available && self.due < CompactionNeed::Must;
         let head = head_tokens(&self.parts);
         let before = output.saturating_add(compact::most_quoted(&request));
-        let history = room.saturating_sub(head).saturating_sub(before).max(room / 4);
+        let history = available.saturating_sub(head).saturating_sub(before).max(available / 4);
         let pieces = match fits {
             // Unchanged, because the provider has it in its cache.
             true => vec![whole],
-            false => compact::pieces(&request, &self.known, &self.parts, choice.cut, history),
+            false => compact::pieces(&request, &self.known, &self.parts, point.cut, history),
         };
         // If everything fits, nothing is shortened: the provider has the unchanged prefix in its cache.
         let is_too_large =
@@ -315,14 +331,14 @@ impl SummaryJob {
         let mut summary: Option<String> = None;
         for piece in pieces {
             let before = summary.as_deref();
-            let room = is_too_large(piece).then_some(room);
+            let most_tokens = is_too_large(piece).then_some(available);
             let answer = self
                 .summarize_chunk(&SummaryRequest {
                     piece,
                     before,
                     instruction: &instruction,
                     output,
-                    room,
+                    most_tokens,
                 })
                 .await?;
             add(spent, &answer.usage);
@@ -330,9 +346,9 @@ impl SummaryJob {
         }
         let text = summary.unwrap_or_default();
         let (known, is_requested) = (&self.known, self.claim.is_some());
-        let written = compact::lay_out(&request, known, choice.cut, &text, seed()?, is_requested);
+        let written = compact::lay_out(&request, known, point.cut, &text, seed()?, is_requested);
         let tokens = self.count(&written.raw);
-        self.judged(choice, written, tokens, None)
+        self.accept(point, written, tokens, None)
     }
 
     /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
@@ -341,8 +357,8 @@ impl SummaryJob {
         &self,
         request: &SummaryRequest<'_>,
     ) -> Result<SummaryResponse, SummaryError> {
-        let (_, upstream, model) = self.writer_of(SummaryAuthor::Summary);
-        let source = LessonSource { upstream, model, ..self.prepared.source() };
+        let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
+        let source = LessonSource { upstream, model, ..self.prepared.lesson_source() };
         // The request for an earlier chunk may have taught it.
         let is_bound =
             self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
@@ -381,8 +397,8 @@ impl SummaryJob {
     /// The body that requests a summary of a chunk, after the summary `before` of the chunks before it.
     /// `bound`: the model binds its reasoning to its prefix.
     async fn body(&self, request: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
-        let SummaryRequest { piece, before, instruction, output, room } = *request;
-        let edits = self.edits_of(piece, before, room)?;
+        let SummaryRequest { piece, before, instruction, output, most_tokens } = *request;
+        let edits = self.edits_of(piece, before, most_tokens)?;
         let (is_later_chunk, ends) = (before.is_some(), piece.through);
         let (prepared, instruction) = (self.prepared.clone(), instruction.to_owned());
         let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
@@ -422,7 +438,7 @@ impl SummaryJob {
         &self,
         piece: HistoryChunk,
         before: Option<&str>,
-        room: Option<u64>,
+        most_tokens: Option<u64>,
     ) -> Option<Vec<Edit>> {
         let conversation = &self.prepared.conversation;
         let body = &self.prepared.body[..];
@@ -450,36 +466,39 @@ impl SummaryJob {
         if piece.through < messages.len() {
             edits.extend(rewrite::end_before(conversation, body, piece.through)?);
         }
-        if let Some(room) = room {
+        if let Some(most) = most_tokens {
             let request = self.prepared.request();
-            edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
+            edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, most / 4));
         }
         Some(edits)
     }
 
-    /// The summary as a fact, if it is accepted.
-    fn judged(
+    /// The record of a written summary.
+    ///
+    /// # Errors
+    /// [`SummaryError::TooLarge`], if it does not save enough.
+    fn accept(
         &self,
-        choice: &CutPoint,
+        point: &CutPoint,
         written: SummaryMessage,
         tokens: u64,
         carries: Option<ForwardedHistory>,
     ) -> Result<CompactionRecord, SummaryError> {
         let why = self.why();
-        let sizes = SummarySizes { whole: self.tokens, was: choice.was, tokens };
+        let sizes = SummarySizes { whole: self.tokens, was: point.was, tokens };
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
         if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
         }
-        let (_, upstream, model) = self.writer_of(written.by);
+        let SummaryTarget { upstream, model, .. } = self.target_of(written.by);
         Ok(CompactionRecord {
-            about: choice.about,
-            near: choice.near.clone(),
-            is_own: choice.is_own,
+            about: point.about,
+            near: point.near.clone(),
+            is_own: point.is_own,
             at: now(),
             exchange: self.prepared.exchange.clone(),
             raw: written.raw.into(),
-            was: choice.was,
+            was: point.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             by: written.by,
             why,

@@ -98,7 +98,7 @@ impl ClientRequest {
     }
 
     /// The dialect in which the body is read, if the request has one.
-    pub(super) fn read_as(&self) -> Option<Dialect> {
+    pub(super) fn body_dialect(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport != Transport::WebSocket)
     }
 
@@ -108,7 +108,7 @@ impl ClientRequest {
     }
 
     /// The dialect in which the response is read.
-    pub(super) fn answered_in(&self) -> Option<Dialect> {
+    pub(super) fn response_dialect(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
@@ -121,24 +121,25 @@ impl ClientRequest {
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> AnalyzedRequest {
-        let understanding = AssertUnwindSafe(self.understood(upstream, body, head, recorder));
+        let understanding = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
-                recorder.stood_aside(FailOpen::Panicked);
+                recorder.record_fail_open(FailOpen::Panicked);
                 AnalyzedRequest::default()
             }
         }
     }
 
-    async fn understood(
+    /// The same, without the catch. `None` if the body was not read.
+    async fn read_and_plan(
         &self,
         upstream: &Arc<Upstream>,
         body: &Bytes,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Option<AnalyzedRequest> {
-        let dialect = self.read_as()?;
+        let dialect = self.body_dialect()?;
         let analysis = match self
             .reader(dialect, &recorder.proxy, &recorder.memory)
             .read(&self.headers, body)
@@ -146,14 +147,14 @@ impl ClientRequest {
         {
             Ok(analysis) => analysis,
             Err(why) => {
-                recorder.stood_aside(why);
+                recorder.record_fail_open(why);
                 return None;
             }
         };
         let notes = &analysis.conversation.notes;
-        recorder.noted(notes.iter().copied());
+        recorder.record_notes(notes.iter().copied());
         if notes.contains(&Note::NotJson) {
-            recorder.stood_aside(FailOpen::BodyUnread);
+            recorder.record_fail_open(FailOpen::BodyUnread);
             return None;
         }
         let placed = self.place_and_plan(upstream, analysis, Some(head), recorder).await;
@@ -187,39 +188,41 @@ impl ClientRequest {
         head: Option<&request::Parts>,
         recorder: &mut ExchangeRecorder,
     ) -> PlacedRequest {
-        let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
+        // 5. Open.
+        let identity = identity::identify(&self.headers, &analysis.conversation, self.transport);
         let tenant = self.tenant(&recorder.proxy);
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
-        let whose = tenant.as_ref().ok();
-        let basis = self.basis(upstream, whose, analysis, &who, recorder, &reads).await;
+        let known_tenant = tenant.as_ref().ok();
+        let basis = self.basis(upstream, known_tenant, analysis, &identity, recorder, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
             Err(why) => return self.without_tenant(basis, why, recorder).await,
         };
         if basis.analysis.conversation.purpose == Purpose::Count {
-            let counted = self.counted(basis, &tenant, &who, recorder, &reads).await;
-            waited(&reads, recorder);
-            return counted;
+            let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads).await;
+            record_store_wait(&reads, recorder);
+            return placed;
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let lookup = session_lookup(&basis, &tenant, &who, recorder, &reads);
+        let lookup = session_lookup(&basis, &tenant, &identity, recorder, &reads);
         let opened = proxy.ledgers.open(lookup, &basis.analysis.conversation).await;
-        waited(&reads, recorder);
+        record_store_wait(&reads, recorder);
         let Some(mut opened) = opened else {
-            // It is sent as it came, and stored as no turn: the next request finds the session.
-            recorder.stood_aside(FailOpen::SessionLate);
+            // It is sent as it came, and not stored as a turn; the next request will find the session.
+            recorder.record_fail_open(FailOpen::SessionLate);
             recorder.event.estimate = PlannedRequest::alone(&Arc::new(basis.alone())).await;
             return PlacedRequest::default();
         };
         record_session(&opened, recorder);
         let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
         let prepared = basis.in_session(&mut opened, held_out, |prepared, opened| match head {
-            Some(_) => self.added(prepared, opened.placed.parent.as_deref(), &proxy),
+            Some(_) => self.added_options(prepared, opened.placed.parent.as_deref(), &proxy),
             None => Vec::new(),
         });
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
+        // 6. Plan. 7. Save.
         let (mut writer, mut summary_wait) = (None, None);
         let (planned, undelivered) = match head {
             Some(head) => {
@@ -245,54 +248,55 @@ impl ClientRequest {
         let shown = pending.open_exchange(recorder.at);
         shown.into_iter().for_each(|it| proxy.telemetry.exchange_opened(it));
         if pending.estimate().is_none() {
-            recorder.stood_aside(FailOpen::Panicked);
+            recorder.record_fail_open(FailOpen::Panicked);
         }
         let rewrite = pending.rewrite();
         PlacedRequest { rewrite, pending: Some(pending), writer, added, count: None }
     }
 
-    /// It is not known whose the request is: it takes no place, and is estimated from itself alone.
+    /// Handles a request whose tenant is unknown: it gets no place in a session, and its estimate uses no earlier
+    /// turn.
     async fn without_tenant(
         &self,
         basis: RequestBasis,
         why: FailOpen,
         recorder: &mut ExchangeRecorder,
     ) -> PlacedRequest {
-        recorder.stood_aside(why);
+        recorder.record_fail_open(why);
         let prepared = Arc::new(basis.alone());
         recorder.event.estimate = PlannedRequest::alone(&prepared).await;
-        self.counted_alone(prepared)
+        self.count_as_it_came(prepared)
     }
 
-    /// A call that counts tokens is on no thread, because no turn continues it. It is sent in the form in
+    /// Plans a call that counts tokens. It is on no thread, because no turn continues it. It is sent in the form in
     /// which the counted request would be sent.
-    async fn counted(
+    async fn plan_count(
         &self,
         mut basis: RequestBasis,
         tenant: &TenantId,
-        who: &Identity,
+        identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
     ) -> PlacedRequest {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.counted_alone(Arc::new(basis.alone()));
+            return self.count_as_it_came(Arc::new(basis.alone()));
         }
         let is_shadow = basis.mode == Mode::Shadow;
-        // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
+        // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
         basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
-        let lookup = session_lookup(&basis, tenant, who, recorder, reads);
+        let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
         let mut peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             basis.mode = Mode::Shadow;
-            let lookup = session_lookup(&basis, tenant, who, recorder, reads);
+            let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
             peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
         }
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
-                    recorder.stood_aside(FailOpen::Store);
+                    recorder.record_fail_open(FailOpen::Store);
                 }
                 let held_out = is_held_out(&session, basis.mode, &proxy);
                 recorder.event.session = Some(session);
@@ -300,22 +304,23 @@ impl ClientRequest {
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
-                recorder.stood_aside(FailOpen::SessionLate);
-                return self.counted_alone(Arc::new(basis.alone()));
+                recorder.record_fail_open(FailOpen::SessionLate);
+                return self.count_as_it_came(Arc::new(basis.alone()));
             }
         };
-        let prepared = basis.for_count(held_out, |prepared| self.added(prepared, None, &proxy));
+        let prepared =
+            basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
         let rewrite = planned.rewrite(&prepared);
-        planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+        planned.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
         recorder.event.done = planned.done;
         let count = self.count_fallback(prepared, planned.sent, planned.known);
         PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
     }
 
-    /// A request that is sent as it came, and that is not stored.
-    fn counted_alone(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
+    /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
+    fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
         let sent = plan::as_it_came(&prepared.request());
         let count = self.count_fallback(prepared, sent, Arc::default());
         PlacedRequest { count, ..PlacedRequest::default() }
@@ -355,7 +360,7 @@ impl ClientRequest {
 
     /// What is requested on the client's behalf, if the body is not compressed. `parent`: the turn that it
     /// continues.
-    fn added(
+    fn added_options(
         &self,
         prepared: &PreparedRequest,
         parent: Option<&Turn>,
@@ -363,7 +368,7 @@ impl ClientRequest {
     ) -> Vec<AddedOption> {
         match self.headers.contains_key(CONTENT_ENCODING) {
             true => Vec::new(),
-            false => AddedOption::to(prepared, proxy, parent),
+            false => AddedOption::choose(prepared, proxy, parent),
         }
     }
 
@@ -373,12 +378,12 @@ impl ClientRequest {
         upstream: &Arc<Upstream>,
         tenant: Option<&TenantId>,
         mut analysis: RequestAnalysis,
-        who: &Identity,
+        identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
     ) -> RequestBasis {
         let conversation = &mut analysis.conversation;
-        conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
+        conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         analysis.repeated_calls =
             analysis.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
@@ -387,7 +392,7 @@ impl ClientRequest {
         recorder.event.window = Some(facts.model.window);
         recorder.event.purpose = Some(conversation.purpose);
         recorder.event.repeated_calls = analysis.repeated_calls;
-        recorder.event.session.clone_from(&who.session);
+        recorder.event.session.clone_from(&identity.session);
         RequestBasis {
             exchange: recorder.id.clone(),
             tenant: tenant.cloned(),
@@ -424,12 +429,14 @@ impl ClientRequest {
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
-        let pupil = tenant.filter(|_| !vouched);
+        // Credentials that the upstream does not check could be made up, so each then has a state of its own.
+        let for_tenant = tenant.filter(|_| !vouched);
         let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
-        let learned = calibration.of(ledgers, &upstream.name, name, pupil, model.family, reads);
+        let learned =
+            calibration.of(ledgers, &upstream.name, name, for_tenant, model.family, reads);
         let (learned, counting) = learned.await;
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
-            recorder.stood_aside(FailOpen::Store);
+            recorder.record_fail_open(FailOpen::Store);
         }
         ModelFacts {
             learned,
@@ -450,18 +457,18 @@ impl ClientRequest {
 
     /// How long the request may wait for the store. If it continues an answered request, the cuts in its
     /// prefix may only be in the store. Without them the cache would break, so the wait is longer, whatever
-    /// the mode is now. `open`: the request can still be changed.
+    /// the mode is now. `can_change`: the request can still be changed.
     fn read_budget(
         &self,
         conversation: &Conversation,
-        open: bool,
+        can_change: bool,
         recorder: &ExchangeRecorder,
     ) -> ReadBudget {
         let limits = &recorder.proxy.config.limits;
         let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
         let goes_on = conversation.held.is_some()
             || conversation.parts().any(|part| part.role == Role::Assistant);
-        if !goes_on || !open || self.is_signed() {
+        if !goes_on || !can_change || self.is_signed() {
             return reads;
         }
         let first = Duration::from_millis(limits.first_load_ms);
@@ -523,16 +530,16 @@ fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
     recorder.event.session = Some(opened.scope.session.clone());
     recorder.event.thread = Some(opened.placed.position.thread.clone());
     if opened.unread {
-        recorder.stood_aside(FailOpen::FactUnread);
+        recorder.record_fail_open(FailOpen::FactUnread);
     }
     if opened.store_missed {
-        recorder.stood_aside(FailOpen::Store);
+        recorder.record_fail_open(FailOpen::Store);
     }
 }
 
 /// Records what is done to a request.
 fn record_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
-    planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+    planned.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
     recorder.event.done = planned.done.clone();
     if planned.is_spared {
         recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
@@ -544,21 +551,14 @@ fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRe
     for id in dequeued {
         let Scope { tenant, session } = scope.clone();
         let (id, exchange, at) = (id.clone(), Some(recorder.id.clone()), now());
-        let event = MessageEvent {
-            id,
-            step: MessageStep::Dequeued,
-            tenant,
-            session,
-            exchange,
-            position: None,
-            at,
-        };
+        let (step, position) = (MessageStep::Dequeued, None);
+        let event = MessageEvent { id, step, tenant, session, exchange, position, at };
         recorder.proxy.telemetry.announce(event);
     }
 }
 
 /// Records how long the request waited for the store, if it did.
-fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
+fn record_store_wait(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     let waited = reads.spent();
     if waited.is_zero() {
         return;
@@ -568,18 +568,18 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     recorder.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
 }
 
-/// What a request is placed by.
+/// The lookup of a request's session.
 fn session_lookup<'a>(
     basis: &'a RequestBasis,
     tenant: &'a TenantId,
-    who: &'a Identity,
+    identity: &'a Identity,
     recorder: &'a ExchangeRecorder,
     reads: &'a ReadBudget,
 ) -> ledgers::SessionLookup<'a> {
     ledgers::SessionLookup {
         tenant,
-        session: who.session.as_ref(),
-        client_thread: who.thread.as_deref(),
+        session: identity.session.as_ref(),
+        client_thread: identity.thread.as_deref(),
         exchange: &basis.exchange,
         shadow: basis.mode == Mode::Shadow,
         timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),

@@ -43,7 +43,8 @@ impl CountFallback {
         &self,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let is_learned = || recorder.proxy.knows(&self.prepared.source(), Lesson::CountMissing);
+        let is_learned =
+            || recorder.proxy.knows(&self.prepared.lesson_source(), Lesson::CountMissing);
         let why = match self.prepared.upstream.count_tokens {
             CountTokens::Estimate => CountEstimate::Configured,
             CountTokens::Auto if self.may_learn() && is_learned() => CountEstimate::Learned,
@@ -72,7 +73,7 @@ impl CountFallback {
         if !self.is_missing(&begun, head).await {
             return Err(begun.into_response());
         }
-        recorder.proxy.counting.set_missing(&self.prepared.source());
+        recorder.proxy.counting.set_missing(&self.prepared.lesson_source());
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
 
@@ -93,7 +94,8 @@ impl CountFallback {
         }
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
         let taught =
-            lessons::taught(error, &self.prepared.body, self.prepared.name(), Some(head)).await;
+            lessons::taught(error, &self.prepared.body, self.prepared.model_name(), Some(head))
+                .await;
         taught.holds(Lesson::CountMissing)
     }
 

@@ -12,13 +12,13 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use crate::config::Mode;
-use crate::context::compact::{self, CompactionNeed, CompactionPreview, CutPoint};
+use crate::context::compact::{self, CompactionNeed, CompactionPreview};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::SummaryAuthor;
 use crate::context::{SketchPart, ThreadId};
 use crate::dialect::Dialect;
 use crate::proxy::compaction::context::begin_summary;
-use crate::proxy::compaction::summarize::SummaryJob;
+use crate::proxy::compaction::summarize::{SummaryChoice, SummaryJob};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
@@ -41,17 +41,18 @@ struct SummaryContext {
     /// Without its credentials; only if a summary can be started with it.
     head: Option<request::Parts>,
     /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
-    /// and is dropped after [`CREDENTIAL_LASTS`].
-    counted_by: Arc<Mutex<Option<request::Parts>>>,
-    forgets: Option<AbortHandle>,
+    /// and is dropped after [`CREDENTIAL_LIFE`].
+    count_head: Arc<Mutex<Option<request::Parts>>>,
+    /// The task that drops the client's credential.
+    credential_timer: Option<AbortHandle>,
 }
 
 /// How long a client's credential is held after its request.
-const CREDENTIAL_LASTS: Duration = Duration::from_secs(600);
+const CREDENTIAL_LIFE: Duration = Duration::from_secs(600);
 
 impl Drop for SummaryContext {
     fn drop(&mut self) {
-        self.forgets.iter().for_each(AbortHandle::abort);
+        self.credential_timer.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -61,22 +62,22 @@ pub(super) fn keep(
     prepared: &Arc<PreparedRequest>,
     planned: &PlannedRequest,
     opened: &OpenedSession,
-    head_of_client: &request::Parts,
+    client_head: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
     if !compact::can(&prepared.request()) || !opened.is_main_line() {
         return;
     }
     let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
-    let head = may_begin.then(|| without_credentials(proxy, head_of_client));
+    let head = may_begin.then(|| without_credentials(proxy, client_head));
     let has_own = prepared.upstream.credential.is_some();
     // Without a counting endpoint in its protocol, no head is held.
     let has_endpoint = prepared.conversation.dialect != Dialect::OpenaiChat;
-    let counted_by = has_endpoint.then(|| match has_own {
-        true => without_credentials(proxy, head_of_client),
-        false => head_of_client.clone(),
+    let count_head = has_endpoint.then(|| match has_own {
+        true => without_credentials(proxy, client_head),
+        false => client_head.clone(),
     });
-    let counted_by = Arc::new(Mutex::new(counted_by));
+    let count_head = Arc::new(Mutex::new(count_head));
     let kept = Arc::new(SummaryContext {
         proxy: Arc::downgrade(proxy),
         prepared: prepared.clone(),
@@ -87,8 +88,9 @@ pub(super) fn keep(
         tokens: measured.estimate.tokens,
         edits: planned.edits.clone(),
         head,
-        forgets: (has_endpoint && !has_own).then(|| forgets_later(&counted_by, CREDENTIAL_LASTS)),
-        counted_by,
+        credential_timer: (has_endpoint && !has_own)
+            .then(|| drop_credential_later(&count_head, CREDENTIAL_LIFE)),
+        count_head,
     });
     let begin = may_begin.then(|| {
         let kept = kept.clone();
@@ -98,9 +100,9 @@ pub(super) fn keep(
     let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
     let bytes = prepared.bytes() + sketched + edits;
     let counts = kept.clone();
-    let count = Box::new(move || Box::pin(counts.clone().counted()) as _);
-    let one = LatestRequest { bytes, look: Box::new(move || kept.outlook()), begin, count };
-    proxy.ledgers.keep_latest_request(opened, one);
+    let count = Box::new(move || Box::pin(counts.clone().count()) as _);
+    let latest = LatestRequest { bytes, preview: Box::new(move || kept.preview()), begin, count };
+    proxy.ledgers.keep_latest_request(opened, latest);
 }
 
 /// A client's head without what must not be held for long.
@@ -114,10 +116,10 @@ fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
 }
 
 /// Drops a client's credential after its time. One task per session, which ends when the request is replaced.
-fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> AbortHandle {
+fn drop_credential_later(head: &Arc<Mutex<Option<request::Parts>>>, life: Duration) -> AbortHandle {
     let held = Arc::downgrade(head);
     let task = tokio::spawn(async move {
-        tokio::time::sleep(lasts).await;
+        tokio::time::sleep(life).await;
         if let Some(head) = held.upgrade() {
             head.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
@@ -133,30 +135,31 @@ fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
 
 impl SummaryContext {
     /// Who would write a summary, and where it would cut.
-    fn choice(&self, writers: &[SummaryAuthor]) -> Option<(SummaryAuthor, CutPoint)> {
+    fn choice(&self, writers: &[SummaryAuthor]) -> Option<SummaryChoice> {
         let request = self.prepared.request();
-        writers
-            .iter()
-            .find_map(|by| Some((*by, compact::choose(&request, &self.known, &self.parts, *by)?)))
+        writers.iter().find_map(|by| {
+            let point = compact::choose(&request, &self.known, &self.parts, *by)?;
+            Some(SummaryChoice { by: *by, point })
+        })
     }
 
-    fn outlook(&self) -> Option<CompactionPreview> {
+    fn preview(&self) -> Option<CompactionPreview> {
         let request = self.prepared.request();
-        let (by, choice) = self.choice(compact::writers(&request, false, false))?;
-        Some(compact::outlook(&request, by, &choice, self.tokens))
+        let choice = self.choice(compact::writers(&request, false, false))?;
+        Some(compact::outlook(&request, choice.by, &choice.point, self.tokens))
     }
 
     /// Asks the provider for the request's token count, in the form in which it was sent.
-    async fn counted(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
+    async fn count(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
         if self.prepared.conversation.dialect == Dialect::OpenaiChat {
             return Err(RecountError::NoEndpoint);
         }
-        let head = self.counted_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let head = self.count_head.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(RecountError::NoCredential)?;
         let sent = splice::splice(&self.prepared.body, self.edits.to_vec());
         let prompt = sent.map_err(|_| RecountError::Failed)?.concat().into();
-        let errand = CountRequest::of(&proxy, &self.prepared, &head, prompt);
-        let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {
+        let request = CountRequest::of(&proxy, &self.prepared, &head, prompt);
+        let tokens = counting::count_now(request).await.map_err(|outcome| match outcome {
             CountOutcome::Missing => RecountError::NoEndpoint,
             CountOutcome::Busy | CountOutcome::Paused => RecountError::Busy,
             CountOutcome::Refused => RecountError::Refused,
@@ -177,11 +180,11 @@ impl SummaryContext {
         let Some(choice) = self.choice(&[SummaryAuthor::Summary]) else { return false };
         let key = (self.scope.clone(), self.thread.clone());
         let Some(writing) = begin_summary(&proxy, &key) else { return false };
-        let room = proxy.ledgers.room(&self.scope);
+        let handle = proxy.ledgers.handle(&self.scope);
         let writer = SummaryJob {
-            claim: Some(proxy.ledgers.claim_new_compaction(room.clone(), focus)),
+            claim: Some(proxy.ledgers.claim_new_compaction(handle.clone(), focus)),
             prepared: self.prepared.clone(),
-            room,
+            handle,
             known: self.known.clone(),
             parts: self.parts.clone(),
             tokens: self.tokens,
@@ -202,14 +205,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_clients_credential_is_let_go_in_time() {
+    async fn a_clients_credential_is_dropped_in_time() {
         let (head, ()) =
             http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
         let held = Arc::new(Mutex::new(Some(head)));
-        forgets_later(&held, Duration::from_millis(1));
+        drop_credential_later(&held, Duration::from_millis(1));
         while held.lock().unwrap().is_some() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(CREDENTIAL_LASTS.as_secs(), 600);
+        assert_eq!(CREDENTIAL_LIFE.as_secs(), 600);
     }
 }

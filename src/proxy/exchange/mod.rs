@@ -32,14 +32,14 @@ use crate::dialect::paths::is_inference;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::exchange::client_request::{AnalyzedRequest, ClientRequest};
 use crate::proxy::exchange::count_estimate::CountFallback;
-use crate::proxy::exchange::outbound::OutboundRequest;
+use crate::proxy::exchange::outbound::{OutboundRequest, SentResponse};
 use crate::proxy::exchange::websocket::frames::FrameObserver;
 use crate::proxy::exchange::websocket::tunnel;
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
-use crate::proxy::http::headers::{self, HeaderDirection};
+use crate::proxy::http::headers::{self, HopByHopFilter};
 use crate::proxy::http::memory::MemoryShare;
-use crate::proxy::http::pieces::CoalescedBody;
+use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::http::upstream::route;
 use crate::proxy::response::observe::ResponseObserver;
@@ -63,45 +63,45 @@ pub(super) async fn run(
     let mut recorder = ExchangeRecorder::open(&proxy, &request, &memory, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
-        return ours(&ProxyError::HeadersTooLarge, None, recorder);
+        return error_response(&ProxyError::HeadersTooLarge, None, recorder);
     }
     if *request.method() == Method::CONNECT {
-        return ours(&ProxyError::NoForwardProxy, None, recorder);
+        return error_response(&ProxyError::NoForwardProxy, None, recorder);
     }
     let (head, body) = request.into_parts();
     let client_request = ClientRequest::new(&head);
     let dialect = client_request.dialect;
     recorder.event.dialect = dialect;
     recorder.event.purpose = client_request.purpose;
-    if let Err(fault) = proxy.client_access.judge(&head.uri, &head.headers, &proxy.credentials) {
-        return ours(&fault, dialect, recorder);
+    if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
+        return error_response(&fault, dialect, recorder);
     }
-    if !recorder.take(headers::size(&head.headers)) {
-        return ours(&ProxyError::Crowded, dialect, recorder);
+    if !recorder.reserve(headers::size(&head.headers)) {
+        return error_response(&ProxyError::NoMemory, dialect, recorder);
     }
     // 2. Route.
-    let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
+    let is_probe = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
     let routed = match RoutedRequest::new(&proxy, head, dialect) {
         Ok(routed) => routed,
-        Err(ProxyError::NoUpstream { .. }) if greets => return greeted(recorder),
-        Err(fault) => return ours(&fault, dialect, recorder),
+        Err(ProxyError::NoUpstream { .. }) if is_probe => return greeting_response(recorder),
+        Err(fault) => return error_response(&fault, dialect, recorder),
     };
     recorder.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
-        return Box::pin(upgraded(&proxy, client_request, routed, body, recorder)).await;
+        return Box::pin(upgrade(&proxy, client_request, routed, body, recorder)).await;
     }
     Box::pin(forward_and_respond(&proxy, &client_request, routed, body, recorder)).await
 }
 
-/// The response if there is no room for another connection.
-pub(super) fn reject_connection(
+/// The response on a connection past the limit of connections.
+pub(super) fn refuse_connection(
     proxy: &Arc<Proxy>,
     request: &Request<Incoming>,
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<Bytes> {
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
-    let judged = proxy.client_access.judge(request.uri(), request.headers(), &proxy.credentials);
-    let fault = judged.err().unwrap_or(ProxyError::Full);
+    let checked = proxy.client_access.check(request.uri(), request.headers(), &proxy.credentials);
+    let fault = checked.err().unwrap_or(ProxyError::TooManyConnections);
     let response = fault.answer(None);
     recorder.event.status = Some(response.status().as_u16());
     recorder.event.outcome = fault.outcome();
@@ -163,13 +163,17 @@ fn outgoing_headers(
     version: Version,
     upgrade: bool,
 ) -> HeaderMap {
-    let mut headers = headers::pass(headers, HeaderDirection { upgrade, keep_chunked: true });
+    let mut headers = headers::without_hop_by_hop(
+        headers,
+        HopByHopFilter { keep_upgrade: upgrade, keep_chunked: true },
+    );
     if upgrade {
         headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
     }
     let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
-    let is_clients =
-        |name: &HeaderName| credentials.is_header(name) || *name == COOKIE || headers::steers(name);
+    let is_clients = |name: &HeaderName| {
+        credentials.is_header(name) || *name == COOKIE || headers::overrides_routing(name)
+    };
     let mut headers = headers::without_lines(headers, |name, value| {
         headers::is_for_us(name)
             || own.is_some() && is_clients(name)
@@ -189,12 +193,8 @@ fn outgoing_headers(
 
 /// The upstream's headers as the client gets them. If the operator's credential was used, no web page may
 /// read the response, whatever the upstream allows.
-fn response_headers(
-    headers: HeaderMap,
-    upstream: &Upstream,
-    passing: HeaderDirection,
-) -> HeaderMap {
-    let headers = headers::pass(headers, passing);
+fn response_headers(headers: HeaderMap, upstream: &Upstream, filter: HopByHopFilter) -> HeaderMap {
+    let headers = headers::without_hop_by_hop(headers, filter);
     match upstream.credential.is_some() {
         true => headers::without(headers, headers::opens_to_pages),
         false => headers,
@@ -209,29 +209,31 @@ async fn forward_and_respond(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
-    let read = read_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
-    let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = match read {
-        Ok(read) => read,
-        Err(fault) => return ours(&fault, dialect, recorder),
+    let collected = read_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
+    let collected = match collected {
+        Ok(collected) => collected,
+        Err(fault) => return error_response(&fault, dialect, recorder),
     };
+    let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = collected;
     // The wait for a summary is reported separately.
     let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
     let request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
     recorder.event.request_side_us = request_side.as_micros() as u64;
     if let Some(pending) = &mut pending {
         let (head, body) = outbound.parts();
-        pending.count_where_wanted(proxy, head, body);
+        pending.count_if_wanted(proxy, head, body);
     }
     if let Some(count) = &count
         && let Some(counted) = count.answer_unasked(&mut recorder).await
     {
-        return estimated(counted, recorder);
+        return count_response(counted, recorder);
     }
+    // Sending consumes the head, and the response to a count is judged by it.
     let head = count.as_ref().map(|_| outbound.parts().0.clone());
     let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
     let sending = outbound.send(&mut pending, counted, &mut recorder);
-    let (mut response, added_usage) = match sending.await {
+    let SentResponse { mut response, added_usage } = match sending.await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(pending) = &mut pending {
@@ -239,9 +241,9 @@ async fn forward_and_respond(
             }
             return match error {
                 UpstreamError::RequestBroken if recorder.body_timed_out() => {
-                    ours(&ProxyError::BodyTooSlow, dialect, recorder)
+                    error_response(&ProxyError::BodyTooSlow, dialect, recorder)
                 }
-                error => ours(&fault(&upstream, error), dialect, recorder),
+                error => error_response(&proxy_error(&upstream, error), dialect, recorder),
             };
         }
     };
@@ -249,13 +251,12 @@ async fn forward_and_respond(
     recorder.event.provider_request_id.clone_from(&id);
     if let (Some(count), Some(head)) = (count, head) {
         response = match count.answer_missing(response, &head, &mut recorder).await {
-            Ok(counted) => return estimated(counted, recorder),
+            Ok(counted) => return count_response(counted, recorder),
             Err(response) => response,
         };
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let why = "it switched to a protocol that was not requested".to_owned();
-        return ours(&fault(&upstream, UpstreamError::Failed(why)), dialect, recorder);
+        return error_response(&unrequested_upgrade(&upstream), dialect, recorder);
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
@@ -266,19 +267,20 @@ async fn forward_and_respond(
     let open = pending.map(|pending| pending.open(proxy, response_head));
     let headers_after = recorder.began.elapsed();
     recorder.event.headers_us = Some(headers_after.as_micros() as u64);
-    // 10. Answer. 11. Observe. 12. End. 13. Tell.
-    let observation = client_request.answered_in().map(|dialect| {
+    // 10. Answer. 11. Observe. 12. Settle. 13. Record.
+    let observer = client_request.response_dialect().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
         let memory = &recorder.memory;
-        let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
-        ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
+        let progress = open.as_ref().map(|turn| (turn.progress(), turn.body()));
+        ResponseObserver::new(dialect, status, response.headers(), limit, memory)
+            .with_progress(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let actions = ResponseActions { observation, settle, ..ResponseActions::default() };
+    let actions = ResponseActions { observer, settle, ..ResponseActions::default() };
     let upstream_time = headers_after.saturating_sub(request_side + summary_wait);
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
-    tapped(response, forwarding, actions, recorder).await
+    tap_response(response, forwarding, actions, recorder).await
 }
 
 /// A request whose body is collected, or streams through unread.
@@ -299,7 +301,7 @@ async fn read_request(
     recorder: &mut ExchangeRecorder,
 ) -> Result<CollectedRequest, ProxyError> {
     // 3. Body.
-    let collected = match client_request.read_as() {
+    let collected = match client_request.body_dialect() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
             let timeout = Duration::from_secs(body_s);
@@ -312,14 +314,14 @@ async fn read_request(
     let outbound = match collected {
         CollectOutcome::Broken => return Err(ProxyError::RequestBroken),
         CollectOutcome::TimedOut => return Err(ProxyError::BodyTooSlow),
-        CollectOutcome::Unread(body) => OutboundRequest::plain(head, recorder.counting(body)),
+        CollectOutcome::Unread(body) => OutboundRequest::plain(head, recorder.count_upload(body)),
         CollectOutcome::TooLarge(body) => {
-            recorder.stood_aside(FailOpen::BodyTooLarge);
-            OutboundRequest::plain(head, recorder.counting(body))
+            recorder.record_fail_open(FailOpen::BodyTooLarge);
+            OutboundRequest::plain(head, recorder.count_upload(body))
         }
         CollectOutcome::NoMemory(body) => {
-            recorder.stood_aside(FailOpen::MemoryBudget);
-            OutboundRequest::plain(head, recorder.counting(body))
+            recorder.record_fail_open(FailOpen::MemoryBudget);
+            OutboundRequest::plain(head, recorder.count_upload(body))
         }
         CollectOutcome::Whole { bytes, trailers } => {
             recorder.event.request_bytes = bytes.len() as u64;
@@ -346,46 +348,48 @@ struct Forwarding {
     upstream_time: Duration,
 }
 
-/// Forwards an upstream's response.
-async fn tapped(
+/// Forwards an upstream's response: its head now, its body through a tap.
+async fn tap_response(
     response: Response<OutgoingBody>,
     forwarding: Forwarding,
     mut actions: ResponseActions,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
-    let passing = HeaderDirection { upgrade: false, keep_chunked: true };
+    let filter = HopByHopFilter { keep_upgrade: false, keep_chunked: true };
     let upstream = &forwarding.upstream;
-    parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, passing);
+    parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, filter);
     parts.version = Version::HTTP_11;
-    let (most, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
-    actions.altering = match forwarding.usage_addition {
-        _ if forwarding.added_usage => altering(&mut parts, |kind, headers| {
+    let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
+    actions.edits = match forwarding.usage_addition {
+        _ if forwarding.added_usage => response_edits(&mut parts, |kind, headers| {
             // A response that is not a stream has usage anyway.
             let is_whole = kind.starts_with("application/json");
             let codings = headers::codings(headers);
-            let hiding = UsageStrip::new(upstream.host(), codings, memory);
-            hiding.filter(|_| !is_whole).map(ResponseEdits::Strips)
+            let strip = UsageStrip::new(upstream.host(), codings, memory);
+            strip.filter(|_| !is_whole).map(ResponseEdits::Strips)
         }),
-        Some(addition) => altering(&mut parts, |kind, headers| {
+        Some(addition) => response_edits(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
-            Some(ResponseEdits::Rewrites(UsageRewrite::new(addition, kind, codings, most, memory)?))
+            Some(ResponseEdits::Rewrites(UsageRewrite::new(
+                addition, kind, codings, limit, memory,
+            )?))
         }),
         None => None,
     };
     actions.silence = silence(&parts.headers, &forwarding, &recorder.proxy.config.limits);
     if !parts.status.is_success() {
-        recorder.was_not_spared();
+        recorder.clear_spared();
     }
     recorder.stamp(&mut parts.headers);
     recorder.event.status = Some(parts.status.as_u16());
     recorder.stream = Some(recorder.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let clean_outcome = if refused { Outcome::Refused } else { Outcome::Complete };
-    let pieces = CoalescedBody::to_client(&recorder.memory);
+    let window = SendWindow::to_client(&recorder.memory);
     let mut tap = Box::new(Tap::new(body, recorder, actions, clean_outcome));
     tap.look_ahead().await;
-    Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
+    Response::from_parts(parts, ResponseBody::Tapped(tap, window))
 }
 
 /// Watches for silence in a stream. `headers`: as the client gets them.
@@ -403,9 +407,9 @@ fn silence(
     StreamSilence::new(*dialect, &upstream.name, headers, limits, *upstream_time)
 }
 
-/// The edits of a response, if it can be edited: removes the usage that we asked for from a stream, or
-/// changes the usage. The response then loses its length and its encoding.
-fn altering(
+/// The edits of a response, if it can be edited: `with` makes them for this content type and these headers. An
+/// edited response loses its length and its encoding.
+fn response_edits(
     parts: &mut response::Parts,
     with: impl FnOnce(&str, &HeaderMap) -> Option<ResponseEdits>,
 ) -> Option<Box<ResponseEdits>> {
@@ -413,15 +417,15 @@ fn altering(
         return None;
     }
     let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let altering = with(kind.unwrap_or_default(), &parts.headers)?;
+    let edits = with(kind.unwrap_or_default(), &parts.headers)?;
     let headers = std::mem::take(&mut parts.headers);
     parts.headers =
         headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
-    Some(Box::new(altering))
+    Some(Box::new(edits))
 }
 
-/// Responds with a greeting that says what Plimsoll is.
-fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
+/// The response to a client that only probes the root path: it says what Plimsoll is.
+fn greeting_response(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
     recorder.stamp(response.headers_mut());
     recorder.event.status = Some(response.status().as_u16());
@@ -429,8 +433,8 @@ fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// Responds with an estimated count, instead of the upstream's.
-fn estimated(
+/// The response with an estimated token count, in place of the upstream's.
+fn count_response(
     mut response: Response<Bytes>,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
@@ -441,8 +445,8 @@ fn estimated(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// Responds with an error of our own, in the dialect of the request.
-fn ours(
+/// The response with an error of our own, in the dialect of the request.
+fn error_response(
     fault: &ProxyError,
     dialect: Option<Dialect>,
     mut recorder: ExchangeRecorder,
@@ -457,17 +461,25 @@ fn ours(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
+/// The error for an upstream that switches protocols although the client did not request it.
+fn unrequested_upgrade(upstream: &Upstream) -> ProxyError {
+    let why = "it switched to a protocol that was not requested".to_owned();
+    proxy_error(upstream, UpstreamError::Failed(why))
+}
+
+/// The error for a request that got no response from its upstream.
+fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
+    let upstream = upstream.name.clone();
     match error {
         UpstreamError::RequestBroken => ProxyError::RequestBroken,
-        UpstreamError::NoMemory => ProxyError::Crowded,
-        UpstreamError::TooSlow(why) => ProxyError::UpstreamTooSlow(upstream.name.clone(), why),
-        UpstreamError::Failed(why) => ProxyError::UpstreamFailed(upstream.name.clone(), why),
+        UpstreamError::NoMemory => ProxyError::NoMemory,
+        UpstreamError::TooSlow(reason) => ProxyError::UpstreamTooSlow { upstream, reason },
+        UpstreamError::Failed(reason) => ProxyError::UpstreamFailed { upstream, reason },
     }
 }
 
 /// Switches protocols: tunnels bytes unchanged, or refuses if policy says so.
-async fn upgraded(
+async fn upgrade(
     proxy: &Proxy,
     client_request: ClientRequest,
     routed: RoutedRequest,
@@ -476,14 +488,14 @@ async fn upgraded(
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
     if upstream.upgrades == UpgradePolicy::Refuse {
-        return ours(&ProxyError::UpgradeRefused, dialect, recorder);
+        return error_response(&ProxyError::UpgradeRefused, dialect, recorder);
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
     let request = request.map(|()| OutgoingBody::request(body, &recorder.memory));
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
-        Err(error) => return ours(&fault(&upstream, error), dialect, recorder),
+        Err(error) => return error_response(&proxy_error(&upstream, error), dialect, recorder),
     };
     let upstream_time = recorder.began.elapsed();
     recorder.event.headers_us = Some(upstream_time.as_micros() as u64);
@@ -493,7 +505,7 @@ async fn upgraded(
         let (added_usage, usage_addition) = (false, None);
         let forwarding =
             Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
-        return tapped(response, forwarding, ResponseActions::default(), recorder).await;
+        return tap_response(response, forwarding, ResponseActions::default(), recorder).await;
     }
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let provider = hyper::upgrade::on(&mut response);
@@ -502,12 +514,13 @@ async fn upgraded(
     let frames =
         read.then(|| FrameObserver::new(Arc::new(client_request), to, id, headers, &recorder));
     let (mut parts, _) = response.into_parts();
-    let passing = HeaderDirection { upgrade: true, keep_chunked: false };
-    parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, passing);
-    let place = recorder.memory.place();
+    let filter = HopByHopFilter { keep_upgrade: true, keep_chunked: false };
+    parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, filter);
+    // The connection's permit is held until the tunnel ends.
+    let permit = recorder.memory.permit();
     tokio::spawn(async move {
         tunnel::carry(client, provider, recorder, frames).await;
-        drop(place);
+        drop(permit);
     });
     Response::from_parts(parts, ResponseBody::Ours(None))
 }

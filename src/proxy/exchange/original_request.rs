@@ -49,7 +49,7 @@ impl OriginalRequest {
         if head.headers.contains_key(CONTENT_ENCODING) {
             head.headers = headers::without(head.headers, |name| *name == CONTENT_ENCODING);
         }
-        self.added.iter().for_each(|added| added.what.in_head(&mut head.headers));
+        self.added.iter().for_each(|added| added.kind.add_headers(&mut head.headers));
         if let Some(beta) = beta {
             headers::list_beta(&mut head.headers, beta);
         }
@@ -58,7 +58,7 @@ impl OriginalRequest {
 }
 
 /// Sends head and body to the upstream.
-pub(super) async fn sent(
+pub(super) async fn send(
     recorder: &ExchangeRecorder,
     head: request::Parts,
     body: OutgoingBody,

@@ -7,8 +7,8 @@
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, request};
 
-use super::original_request::{OriginalRequest, sent};
-use super::retry::{Retry, Suspicion};
+use super::original_request::{OriginalRequest, send};
+use super::retry::{FinalResponse, Retry, Suspicion};
 use crate::context::attempt::RequestForm;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
@@ -43,6 +43,13 @@ pub(super) struct BodyChanges {
     pub(crate) may_repair: bool,
 }
 
+/// The response that is forwarded to the client.
+pub(super) struct SentResponse {
+    pub(super) response: Response<OutgoingBody>,
+    /// Its request asked for usage on the client's behalf.
+    pub(super) added_usage: bool,
+}
+
 /// A smaller body has nothing that could be cut to make room, bytes.
 const WORTH_BYTES: usize = 2048;
 
@@ -72,7 +79,7 @@ impl OutboundRequest {
         let original = OriginalRequest { head, bytes, trailers, added: changes.added };
         match original.changed(changes.rewrite) {
             Some((head, body)) => {
-                let adds = original.added.iter().map(|added| added.what).collect();
+                let adds = original.added.iter().map(|added| added.kind).collect();
                 Self { head, body, original: Some(Box::new(original)), adds, rewritten }
             }
             None => {
@@ -86,16 +93,15 @@ impl OutboundRequest {
         }
     }
 
-    /// Sends it. Returns the response, and whether its request asked for usage on the client's behalf. `count`:
-    /// the request, if it counts tokens.
+    /// Sends it, again if the response demands that. `count`: the request, if it counts tokens.
     pub(super) async fn send(
         self,
         pending: &mut Option<PendingExchange>,
         count: Option<&PreparedRequest>,
         recorder: &mut ExchangeRecorder,
-    ) -> Result<(Response<OutgoingBody>, bool), UpstreamError> {
+    ) -> Result<SentResponse, UpstreamError> {
         let Self { head, body, original, adds, rewritten } = self;
-        let response = sent(recorder, head, body).await?;
+        let response = send(recorder, head, body).await?;
         let status = response.status();
         let requests_usage = adds.contains(&AddedOptionKind::Usage);
         let blames_us = (rewritten || !adds.is_empty()) && blames_request(status);
@@ -108,7 +114,7 @@ impl OutboundRequest {
         let original = original.filter(|_| blames_us || may_not_fit || may_overflow);
         let prepared = pending.as_ref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
-            return Ok((response, requests_usage && !blames_us));
+            return Ok(SentResponse { response, added_usage: requests_usage && !blames_us });
         };
         let info = RequestInfo::of(prepared);
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
@@ -116,8 +122,9 @@ impl OutboundRequest {
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
         let retry = Retry { original, adds, is_rewritten, suspicion, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
-        let (response, form) = Box::pin(retry.run(response)).await?;
-        Ok((response, requests_usage && form != RequestForm::Original))
+        let FinalResponse { response, form } = Box::pin(retry.run(response)).await?;
+        let added_usage = requests_usage && form != RequestForm::Original;
+        Ok(SentResponse { response, added_usage })
     }
 }
 
@@ -151,7 +158,7 @@ mod tests {
     }
 
     fn usage(edit: Option<Edit>) -> BodyChanges {
-        let added = edit.map(|edit| AddedOption { what: AddedOptionKind::Usage, edit });
+        let added = edit.map(|edit| AddedOption { kind: AddedOptionKind::Usage, edit });
         let added = added.into_iter().collect();
         BodyChanges { added, ..BodyChanges::default() }
     }

@@ -26,35 +26,50 @@ const BYTES: usize = 16 * 1024;
 /// How long the start of a response without content may be delayed, accepted or refused.
 pub(super) const TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Reads the start of an accepted response. Returns the whole response, and what it says about the window if
-/// it is an error instead of a reply.
+/// A response whose start was read.
+pub(super) struct PeekedResponse {
+    pub(super) response: StartedResponse,
+    /// What it says about the window, if it is an error instead of a reply.
+    pub(super) overflow: Option<OverflowInStart>,
+}
+
+/// An error at the start of an accepted response: the request does not fit.
+pub(super) struct OverflowInStart {
+    pub(super) reported: Overflow,
+    /// The lessons of its message.
+    pub(super) taught: LessonMatch,
+}
+
+/// Reads the start of an accepted response.
 pub(super) async fn read(
     response: Response<OutgoingBody>,
     pending: &PendingExchange,
     recorder: &ExchangeRecorder,
-) -> (StartedResponse, Option<(Overflow, LessonMatch)>) {
+) -> PeekedResponse {
     let conversation = &pending.prepared().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
-    let begun =
+    let reading =
         StartedResponse::until(response, BYTES, TIMEOUT, &recorder.memory, |head, start| {
             seen = reply(dialect, head, start, &recorder.memory);
             seen.error.is_some() || !seen.parts.is_empty() || seen.complete
         });
-    let begun = begun.await;
+    let response = reading.await;
     if !seen.parts.is_empty() {
-        return (begun, None);
+        return PeekedResponse { response, overflow: None };
     }
     let host = pending.prepared().upstream.host();
     let shown =
         overflow::shown(&seen, purpose, &OverflowEvidence { host, ..OverflowEvidence::default() });
     let found =
         shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.reported);
-    let (Some(found), Some(error)) = (found, &seen.error) else { return (begun, None) };
+    let (Some(reported), Some(error)) = (found, &seen.error) else {
+        return PeekedResponse { response, overflow: None };
+    };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
-    let taught = lessons::taught(error, &prepared.body, prepared.name(), None).await;
-    (begun, Some((found, taught)))
+    let taught = lessons::taught(error, &prepared.body, prepared.model_name(), None).await;
+    PeekedResponse { response, overflow: Some(OverflowInStart { reported, taught }) }
 }
 
 /// The reply in the start of a response.

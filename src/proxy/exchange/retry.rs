@@ -10,9 +10,8 @@ use std::time::Duration;
 use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
 
-use super::original_request::{OriginalRequest, sent};
-use super::response_peek;
-use crate::context::Fact;
+use super::original_request::{OriginalRequest, send};
+use super::response_peek::{self, OverflowInStart};
 use crate::context::attempt::{
     AttemptContext, AttemptFinding, NextAction, RefusableOption, RefusalKind, RequestForm,
     RetryState, RevocationScope, Verdict, next,
@@ -29,9 +28,8 @@ use crate::proxy::learning::lessons;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
+use crate::proxy::turn::pending::{PendingExchange, RepairedRequest, RevisedRequest, SessionFact};
 use crate::proxy::turn::request_info::RequestInfo;
-use crate::store::ledgers::SessionRoom;
 use crate::telemetry::{FailOpen, LessonOutcome, RefusalOutcome};
 use crate::wire::json::Document;
 
@@ -56,68 +54,88 @@ pub(super) struct Retry<'a> {
     pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
-    /// Whom a lesson of its responses is for.
+    /// The tenant, upstream and model that a lesson of its responses applies to.
     pub(super) info: RequestInfo,
     pub(super) pending: Option<&'a mut PendingExchange>,
     pub(super) recorder: &'a mut ExchangeRecorder,
 }
 
+/// The response that is forwarded to the client, and the form of the request that it answers.
+pub(super) struct FinalResponse {
+    pub(super) response: Response<OutgoingBody>,
+    pub(super) form: RequestForm,
+}
+
+/// A response that may still be forwarded to the client, and the form of the request that it answers.
+struct HeldResponse {
+    form: RequestForm,
+    response: StartedResponse,
+}
+
+/// What a response said about the window.
+#[derive(Clone, Copy)]
+struct SeenOverflow {
+    sign: OverflowSign,
+    reported: Overflow,
+}
+
 /// The responses so far, and what they showed.
 #[derive(Default)]
-struct AnswerHistory {
-    /// Those that may still be forwarded to the client.
-    held: Vec<(RequestForm, StartedResponse)>,
-    /// How the first one shows an overflow, and what it says about the window.
-    overflow: Option<(OverflowSign, Overflow)>,
+struct RetryHistory {
+    held: Vec<HeldResponse>,
+    /// The newest overflow that may be answered with room.
+    overflow: Option<SeenOverflow>,
     /// The lessons of the first one.
     taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
-    /// The repaired request, the decisions of the newest repair, and the causes of all repairs.
     repaired: Option<RevisedRequest>,
+    /// The keys of the decisions of the newest repair.
     repair_decisions: Vec<PartKey>,
+    /// The causes of all repairs.
     repair_causes: Vec<RepairCause>,
     /// The lessons of a refusal of the output limit.
     output_taught: LessonMatch,
-    /// The request with room, and the lessons of its refusal.
+    /// The request with room.
     room: Option<RevisedRequest>,
+    /// The lessons of its refusal.
     room_taught: LessonMatch,
     /// The request in the form of the last accepted one.
     last_accepted: Option<RevisedRequest>,
 }
 
 impl Retry<'_> {
-    /// Returns the final response and the form that it belongs to. The client waits for it.
+    /// Returns the response to forward. The client waits for it.
     ///
     /// # Errors
     /// If there was no response to the request as its client sent it.
     pub(super) async fn run(
         mut self,
         first: Response<OutgoingBody>,
-    ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
-        let mut answers = AnswerHistory::default();
+    ) -> Result<FinalResponse, UpstreamError> {
+        let mut answers = RetryHistory::default();
         let (mut state, mut verdict) =
             (RetryState::Planned, self.judge_first(first, &mut answers).await);
         loop {
-            let step = next(self.facts(), state, verdict);
+            let step = next(self.context(), state, verdict);
             if let Some(finding) = step.finding {
                 self.remember(finding, &mut answers).await;
             }
             state = match step.then {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
-                    return answers.take(form).map(|response| (response, form));
+                    return answers.take(form).map(|response| FinalResponse { response, form });
                 }
             };
-            answers.held.retain(|(form, _)| state.may_answer(*form));
+            answers.held.retain(|held| state.may_answer(held.form));
             verdict = match state {
                 RetryState::Planned => Verdict::Unavailable,
                 RetryState::Repaired { round, .. } => self.send_repaired(round, &mut answers).await,
                 RetryState::WithRoom(_) => self.send_with_room(&mut answers).await,
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
-                    let response = sent(self.recorder, head, body).await?;
-                    self.recorder.stood_aside(FailOpen::RewriteRefused);
+                    let response = send(self.recorder, head, body).await?;
+                    self.recorder.record_fail_open(FailOpen::RewriteRefused);
                     let is_refused = blames_request(response.status());
                     self.judge(RequestForm::Original, response, is_refused, &mut answers).await
                 }
@@ -128,7 +146,7 @@ impl Retry<'_> {
         }
     }
 
-    fn facts(&self) -> AttemptContext<'_> {
+    fn context(&self) -> AttemptContext<'_> {
         let pending = self.pending.as_deref();
         AttemptContext {
             is_rewritten: self.is_rewritten,
@@ -139,10 +157,11 @@ impl Retry<'_> {
         }
     }
 
+    /// Judges the response to the request as planned.
     async fn judge_first(
         &self,
         response: Response<OutgoingBody>,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         if self.suspicion.may_overflow {
             return self.judge_accepted(RequestForm::Planned, response, answers).await;
@@ -152,21 +171,23 @@ impl Retry<'_> {
         let cause = refusal::cause(&refused.start);
         let overflow = self.window_of(&refused).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
-        if answers.is_of_output() {
+        if answers.is_about_output() {
             answers.output_taught = answers.taught.clone();
         }
-        answers.held.push((RequestForm::Planned, refused));
+        answers.hold(RequestForm::Planned, refused);
         let blames_us = self.suspicion.blames_us;
-        let is_wild = overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
-        let overflow = overflow.filter(|_| !is_wild);
-        answers.overflow = overflow.map(|overflow| (OverflowSign::Refused, overflow));
+        let is_implausible =
+            overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
+        let overflow = overflow.filter(|_| !is_implausible);
+        let sign = OverflowSign::Refused;
+        answers.overflow = overflow.map(|reported| SeenOverflow { sign, reported });
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
-            return Verdict::Repairable(answers.kind(cause, overflow.is_some()));
+            return Verdict::Repairable(answers.refusal_kind(cause, overflow.is_some()));
         }
         match overflow {
             Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
-            None if blames_us && !is_wild => Verdict::Refused(cause),
+            None if blames_us && !is_implausible => Verdict::Refused(cause),
             None => Verdict::Failed,
         }
     }
@@ -176,18 +197,19 @@ impl Retry<'_> {
         &self,
         form: RequestForm,
         response: Response<OutgoingBody>,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         let Some(pending) = &self.pending else {
-            answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
+            answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
             return Verdict::Accepted;
         };
-        let (begun, overflow) = response_peek::read(response, pending, self.recorder).await;
-        answers.held.push((form, begun));
-        match overflow {
+        let peeked = response_peek::read(response, pending, self.recorder).await;
+        answers.hold(form, peeked.response);
+        match peeked.overflow {
             Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
-            Some((overflow, taught)) if self.believes(&overflow, &taught) => {
-                answers.overflow = Some((OverflowSign::InReply, overflow));
+            Some(OverflowInStart { reported, taught }) if self.believes(&reported, &taught) => {
+                let sign = OverflowSign::InReply;
+                answers.overflow = Some(SeenOverflow { sign, reported });
                 answers.taught = taught;
                 Verdict::OverflowInReply
             }
@@ -201,17 +223,17 @@ impl Retry<'_> {
         form: RequestForm,
         response: Response<OutgoingBody>,
         is_refused: bool,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         if !is_refused {
             let is_accepted = response.status().is_success();
-            answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
+            answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
             return if is_accepted { Verdict::Accepted } else { Verdict::Failed };
         }
         let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
         let overflows = self.window_of(&refused).is_some();
-        answers.held.push((form, refused));
+        answers.hold(form, refused);
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
     }
 
@@ -220,19 +242,21 @@ impl Retry<'_> {
         let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let refusal = repair::read(&repair::RefusedAnswer { status, body })?;
-        pending.repairs(refusal.cause).then_some(refusal)
+        pending.allows_repair(refusal.cause).then_some(refusal)
     }
 
     /// Sends the request with the smallest change that fixes the newest refusal.
-    async fn send_repaired(&mut self, round: u8, answers: &mut AnswerHistory) -> Verdict {
+    async fn send_repaired(&mut self, round: u8, answers: &mut RetryHistory) -> Verdict {
         let (Some(pending), Some(refusal)) = (&mut self.pending, answers.refusal.take()) else {
             return Verdict::Unavailable;
         };
         let repair = pending.repair(&refusal, answers.repaired.as_ref(), self.recorder).await;
-        let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
+        let Some(RepairedRequest { revised, decisions }) = repair else {
+            return Verdict::Unavailable;
+        };
         answers.repair_decisions = decisions;
         answers.repair_causes.push(refusal.cause);
-        let Some((response, repaired)) = self.send_revised(Some(repaired)).await else {
+        let Some((response, repaired)) = self.send_revised(Some(revised)).await else {
             return Verdict::Unavailable;
         };
         answers.repaired = Some(repaired);
@@ -248,17 +272,17 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
         answers.refusal = self.repairable(&refused);
-        if answers.is_of_output() {
+        if answers.is_about_output() {
             answers.output_taught = self.taught(&refused).await;
         }
         let overflow = self.window_of(&refused);
-        if let Some(overflow) = overflow {
-            answers.overflow = Some((OverflowSign::Refused, overflow));
+        if let Some(reported) = overflow {
+            answers.overflow = Some(SeenOverflow { sign: OverflowSign::Refused, reported });
         }
-        answers.held.push((form, refused));
+        answers.hold(form, refused);
         match (&answers.refusal, overflow) {
             (Some(_), overflow) => {
-                Verdict::Repairable(answers.kind(Some(cause), overflow.is_some()))
+                Verdict::Repairable(answers.refusal_kind(Some(cause), overflow.is_some()))
             }
             (None, Some(_)) => Verdict::DoesNotFit(Some(cause)),
             (None, None) => Verdict::Refused(cause),
@@ -266,11 +290,11 @@ impl Retry<'_> {
     }
 
     /// Sends the request with room made by cuts or a summary.
-    async fn send_with_room(&mut self, answers: &mut AnswerHistory) -> Verdict {
-        let (Some(pending), Some((_, overflow))) = (&mut self.pending, answers.overflow) else {
+    async fn send_with_room(&mut self, answers: &mut RetryHistory) -> Verdict {
+        let (Some(pending), Some(overflow)) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = pending.make_room(overflow, &self.original.head, self.recorder).await;
+        let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
         let Some((response, room)) = self.send_revised(room).await else {
             return Verdict::Unavailable;
         };
@@ -281,8 +305,8 @@ impl Retry<'_> {
         }
         let is_refused = blames_request(status) || may_not_fit(status);
         let verdict = self.judge(form, response, is_refused, answers).await;
-        if let (Verdict::Refused(_), Some((_, refused))) = (verdict, answers.held.last()) {
-            answers.room_taught = self.taught(refused).await;
+        if let (Verdict::Refused(_), Some(refused)) = (verdict, answers.held.last()) {
+            answers.room_taught = self.taught(&refused.response).await;
         }
         verdict
     }
@@ -291,7 +315,7 @@ impl Retry<'_> {
     async fn send_last_accepted(
         &mut self,
         cause: RefusalCause,
-        answers: &mut AnswerHistory,
+        answers: &mut RetryHistory,
     ) -> Verdict {
         let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
         let before = pending.as_last_accepted(cause).await;
@@ -310,7 +334,7 @@ impl Retry<'_> {
     ) -> Option<(Response<OutgoingBody>, RevisedRequest)> {
         let revised = revised?;
         let (head, body) = self.original.changed(Some(revised.rewrite()))?;
-        Some((sent(self.recorder, head, body).await.ok()?, revised))
+        Some((send(self.recorder, head, body).await.ok()?, revised))
     }
 
     fn believes(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
@@ -333,12 +357,13 @@ impl Retry<'_> {
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
         let prepared = pending.prepared();
-        lessons::taught(error, &prepared.body, prepared.name(), Some(&self.original.head)).await
+        lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.original.head))
+            .await
     }
 
     /// Reports a finding, and stores its consequences.
-    async fn remember(&mut self, finding: AttemptFinding, answers: &mut AnswerHistory) {
-        let mut void = Vec::new();
+    async fn remember(&mut self, finding: AttemptFinding, answers: &mut RetryHistory) {
+        let mut revoked = Vec::new();
         if let AttemptFinding::ChangeRefused(cause) | AttemptFinding::AllRefused { cause, .. } =
             finding
         {
@@ -364,12 +389,12 @@ impl Retry<'_> {
                     let causes = &answers.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
-                (AttemptFinding::Overflow, Some((sign, overflow))) => {
+                (AttemptFinding::Overflow, Some(SeenOverflow { sign, reported })) => {
                     // The repairs are kept, too.
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, &[], self.recorder);
                     }
-                    pending.record_overflow(sign, overflow, &answers.taught, self.recorder).await;
+                    pending.record_overflow(sign, reported, &answers.taught, self.recorder).await;
                 }
                 (AttemptFinding::RoomMade { saved }, _) => {
                     let room = answers.room.take();
@@ -377,7 +402,7 @@ impl Retry<'_> {
                 }
                 (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
                     let before = answers.last_accepted.take();
-                    void = before.map_or_else(Vec::new, |before| {
+                    revoked = before.map_or_else(Vec::new, |before| {
                         pending.set_sent_as_last_accepted(before, cause, self.recorder)
                     });
                 }
@@ -389,21 +414,22 @@ impl Retry<'_> {
         {
             self.recorder.event.refused = Some(cause);
         }
-        let consequence = finding.consequence(self.facts());
+        let consequence = finding.consequence(self.context());
         if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.void {
-            void = std::mem::take(&mut answers.repair_decisions);
+            revoked = std::mem::take(&mut answers.repair_decisions);
         }
-        let fact = consequence.void.and_then(|it| self.void(it, void, answers.room.as_ref()));
+        let room = answers.room.as_ref();
+        let fact = consequence.void.and_then(|scope| self.revocation(scope, revoked, room));
         let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
         let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
-        learned.keep(&self.recorder.proxy, &self.info).await;
+        learned.store_in_time(&self.recorder.proxy, &self.info).await;
     }
 
     /// Records that the original was sent.
     async fn record_original_sent(&mut self, cause: RefusalCause) {
         self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
-        self.recorder.was_not_spared();
+        self.recorder.clear_spared();
         let Some(pending) = &mut self.pending else { return };
         pending.set_sent_as_original(self.recorder).await;
         if self.is_rewritten {
@@ -413,14 +439,14 @@ impl Retry<'_> {
 
     /// The fact that decisions no longer apply. `own`: those that the last accepted request did not have, or
     /// those of the last repair.
-    fn void(
+    fn revocation(
         &mut self,
-        void: RevocationScope,
+        scope: RevocationScope,
         own: Vec<PartKey>,
         room: Option<&RevisedRequest>,
-    ) -> Option<(SessionRoom, Fact)> {
+    ) -> Option<SessionFact> {
         let pending = self.pending.as_mut()?;
-        match void {
+        match scope {
             RevocationScope::InBranch => Some(pending.suspend_branch()),
             RevocationScope::Room(retry) => pending.revoke(pending.room_decisions(room?), retry),
             RevocationScope::Own(retry) | RevocationScope::Repair(retry) => {
@@ -433,22 +459,27 @@ impl Retry<'_> {
     }
 }
 
-impl AnswerHistory {
+impl RetryHistory {
+    /// Holds a response, because it may be the one that the client gets.
+    fn hold(&mut self, form: RequestForm, response: StartedResponse) {
+        self.held.push(HeldResponse { form, response });
+    }
+
     /// Whether the newest refusal is about the output limit.
-    fn is_of_output(&self) -> bool {
+    fn is_about_output(&self) -> bool {
         self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
     }
 
     /// The details of the newest refusal, which an edit can fix.
-    fn kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
+    fn refusal_kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
         let of = self.refusal.as_ref().map(|refusal| refusal.cause);
         RefusalKind { cause, overflows, is_of_reasoning: of == Some(RepairCause::Reasoning) }
     }
 
     /// The response to a form.
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
-        let place = self.held.iter().position(|(held, _)| *held == form);
-        let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
+        let at = self.held.iter().position(|held| held.form == form);
+        let answer = at.map(|at| self.held.swap_remove(at).response.into_response());
         // The table only returns forms that are held (`every_path_ends_with_an_answer_that_is_held`).
         answer.ok_or_else(|| UpstreamError::Failed("its response was not stored".into()))
     }
@@ -479,27 +510,28 @@ struct RefusalLessons {
     lesson: Option<Lesson>,
     taught: LessonMatch,
     /// The fact about decisions.
-    fact: Option<(SessionRoom, Fact)>,
+    fact: Option<SessionFact>,
 }
 
 impl RefusalLessons {
-    /// Stores it, so that it survives restarts. If the store cannot, another request will be refused.
-    async fn keep(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
+    /// Stores it, so that it survives restarts, and waits for that for a limited time. If the store cannot, another
+    /// request will be refused.
+    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-        let keeping = tokio::spawn(self.kept(proxy.clone(), info.clone()));
+        let keeping = tokio::spawn(self.store(proxy.clone(), info.clone()));
         let _ = tokio::time::timeout(timeout, keeping).await;
     }
 
-    async fn kept(self, proxy: Arc<Proxy>, info: RequestInfo) {
-        if let Some((room, fact)) = self.fact {
-            let _ = proxy.ledgers.note(&room, fact).await;
+    async fn store(self, proxy: Arc<Proxy>, info: RequestInfo) {
+        if let Some(SessionFact { session, fact }) = self.fact {
+            let _ = proxy.ledgers.store_fact(&session, fact).await;
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {
-            return proxy.learn(&info.source(), lesson, None).await;
+            return proxy.learn(&info.lesson_source(), lesson, None).await;
         }
         let is_quoted = self.taught.quoted.contains(&lesson);
         let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };

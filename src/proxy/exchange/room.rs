@@ -35,23 +35,24 @@ impl PendingExchange {
         };
         let by_summary = planned.fits_with_summary(&prepared, goal).await;
         if by_summary {
-            is_made |= self.compact_now(&mut planned, true, head, recorder).await;
+            let overflows = true;
+            is_made |= self.compact_now(&mut planned, overflows, head, recorder).await;
         }
         let trimming = planned.trim_for_room(&proxy, &prepared, &self.opened, goal);
         is_made |= AssertUnwindSafe(trimming).catch_unwind().await.unwrap_or(false);
         if !by_summary {
-            is_made |= self.compact_now(&mut planned, !is_made, head, recorder).await;
+            let overflows = !is_made;
+            is_made |= self.compact_now(&mut planned, overflows, head, recorder).await;
         }
-        let (plain, beta) = (prepared.body.clone(), planned.beta(&prepared));
-        is_made.then_some(RevisedRequest { plain, beta, planned })
+        is_made.then(|| RevisedRequest::new(&prepared, planned))
     }
 
     /// Compacts the request now, if that is possible in the time that is left; returns whether it was
-    /// compacted. `must`: it does not fit, whatever the estimate says.
+    /// compacted. `overflows`: it does not fit, whatever the estimate says.
     async fn compact_now(
         &mut self,
         planned: &mut PlannedRequest,
-        must: bool,
+        overflows: bool,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> bool {
@@ -61,7 +62,7 @@ impl PendingExchange {
         let timeout = timeout.saturating_sub(self.summary_wait());
         let opened = &mut self.opened;
         let mut attended = CompactionContext::new(&proxy, prepared, opened, planned, head);
-        let compacting = attended.compact_now(timeout, must);
+        let compacting = attended.compact_now(timeout, overflows);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
         let waited = attended.waited;
         waited.into_iter().for_each(|waited| self.add_summary_wait(waited, recorder));

@@ -41,9 +41,9 @@ pub(crate) enum ProxyError {
     /// The upstream has the operator's credential, and it may not be used for this path.
     PathRefused,
     /// All connections are in use.
-    Full,
+    TooManyConnections,
     /// There is no memory for the request.
-    Crowded,
+    NoMemory,
     /// The data is not an HTTP request.
     Malformed,
     /// The request's target is too long.
@@ -56,12 +56,12 @@ pub(crate) enum ProxyError {
     RequestBroken,
     /// The request's body stalled for too long.
     BodyTooSlow,
-    /// The upstream (first) was unreachable, or failed before its headers; the reason (second).
-    UpstreamFailed(Box<str>, String),
+    /// The upstream was unreachable, or failed before its headers.
+    UpstreamFailed { upstream: Box<str>, reason: String },
     /// The upstream did not accept a connection in time.
-    UpstreamTooSlow(Box<str>, String),
-    /// The upstream (first) sent nothing in a stream for this many seconds.
-    UpstreamSilent(Box<str>, u64),
+    UpstreamTooSlow { upstream: Box<str>, reason: String },
+    /// The upstream sent nothing in a stream for this many seconds.
+    UpstreamSilent { upstream: Box<str>, seconds: u64 },
 }
 
 impl ProxyError {
@@ -74,17 +74,17 @@ impl ProxyError {
             ProxyError::ForeignOrigin => "foreign_origin",
             ProxyError::NoToken => "client_token",
             ProxyError::PathRefused => "path_refused",
-            ProxyError::Full => "too_many_connections",
-            ProxyError::Crowded => "too_many_requests_at_once",
+            ProxyError::TooManyConnections => "too_many_connections",
+            ProxyError::NoMemory => "too_many_requests_at_once",
             ProxyError::Malformed => "malformed_request",
             ProxyError::TargetTooLong => "target_too_long",
             ProxyError::HeadersTooLarge => "headers_too_large",
             ProxyError::UpgradeRefused => "upgrade_refused",
             ProxyError::RequestBroken => "request_broken",
             ProxyError::BodyTooSlow => "body_too_slow",
-            ProxyError::UpstreamFailed(..) => "upstream_failed",
-            ProxyError::UpstreamTooSlow(..) => "upstream_too_slow",
-            ProxyError::UpstreamSilent(..) => "upstream_silent_timeout",
+            ProxyError::UpstreamFailed { .. } => "upstream_failed",
+            ProxyError::UpstreamTooSlow { .. } => "upstream_too_slow",
+            ProxyError::UpstreamSilent { .. } => "upstream_silent_timeout",
         }
     }
 
@@ -96,14 +96,16 @@ impl ProxyError {
             ProxyError::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
             ProxyError::ForeignOrigin | ProxyError::PathRefused => StatusCode::FORBIDDEN,
             ProxyError::NoToken => StatusCode::UNAUTHORIZED,
-            ProxyError::Full | ProxyError::Crowded => StatusCode::SERVICE_UNAVAILABLE,
+            ProxyError::TooManyConnections | ProxyError::NoMemory => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             ProxyError::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             ProxyError::UpgradeRefused => StatusCode::UPGRADE_REQUIRED,
             ProxyError::TargetTooLong => StatusCode::URI_TOO_LONG,
             ProxyError::Malformed | ProxyError::RequestBroken => StatusCode::BAD_REQUEST,
             ProxyError::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
-            ProxyError::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
-            ProxyError::UpstreamTooSlow(..) | ProxyError::UpstreamSilent(..) => {
+            ProxyError::UpstreamFailed { .. } => StatusCode::BAD_GATEWAY,
+            ProxyError::UpstreamTooSlow { .. } | ProxyError::UpstreamSilent { .. } => {
                 StatusCode::GATEWAY_TIMEOUT
             }
         }
@@ -118,17 +120,17 @@ impl ProxyError {
             | ProxyError::ForeignOrigin
             | ProxyError::NoToken
             | ProxyError::PathRefused
-            | ProxyError::Full
-            | ProxyError::Crowded
+            | ProxyError::TooManyConnections
+            | ProxyError::NoMemory
             | ProxyError::Malformed
             | ProxyError::TargetTooLong
             | ProxyError::HeadersTooLarge
             | ProxyError::BodyTooSlow
             | ProxyError::UpgradeRefused => Outcome::Turned,
             ProxyError::RequestBroken => Outcome::ClientLeft,
-            ProxyError::UpstreamFailed(..)
-            | ProxyError::UpstreamTooSlow(..)
-            | ProxyError::UpstreamSilent(..) => Outcome::UpstreamFailed,
+            ProxyError::UpstreamFailed { .. }
+            | ProxyError::UpstreamTooSlow { .. }
+            | ProxyError::UpstreamSilent { .. } => Outcome::UpstreamFailed,
         }
     }
 
@@ -173,10 +175,12 @@ impl ProxyError {
                 without dot segments: configure an upstream without credential for the others."
                     .to_owned()
             }
-            ProxyError::Full => "Plimsoll has reached its limit of client connections \
+            ProxyError::TooManyConnections => {
+                "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
-                .to_owned(),
-            ProxyError::Crowded => "Plimsoll has no memory for another request \
+                    .to_owned()
+            }
+            ProxyError::NoMemory => "Plimsoll has no memory for another request \
                 (limits.connection_bytes): try again, or raise it."
                 .to_owned(),
             ProxyError::HeadersTooLarge => {
@@ -198,16 +202,16 @@ impl ProxyError {
                 (limits.body_s): send the request again."
                     .to_owned()
             }
-            ProxyError::UpstreamFailed(name, why) => format!(
-                "The upstream {name:?} could not be reached or closed the connection before it answered; \
-                 neither the client nor Plimsoll caused this: {why}"
+            ProxyError::UpstreamFailed { upstream, reason } => format!(
+                "The upstream {upstream:?} could not be reached or closed the connection before it answered; \
+                 neither the client nor Plimsoll caused this: {reason}"
             ),
-            ProxyError::UpstreamTooSlow(name, why) => format!(
-                "The upstream {name:?} accepted no connection or stream in time (limits.connect_s); \
-                 neither the client nor Plimsoll caused this: {why}"
+            ProxyError::UpstreamTooSlow { upstream, reason } => format!(
+                "The upstream {upstream:?} accepted no connection or stream in time (limits.connect_s); \
+                 neither the client nor Plimsoll caused this: {reason}"
             ),
-            ProxyError::UpstreamSilent(name, seconds) => format!(
-                "The upstream {name:?} sent nothing in its stream for {seconds} s (limits.silent_stream_s); \
+            ProxyError::UpstreamSilent { upstream, seconds } => format!(
+                "The upstream {upstream:?} sent nothing in its stream for {seconds} s (limits.silent_stream_s); \
                  neither the client nor Plimsoll caused this: try again."
             ),
         }
@@ -223,7 +227,7 @@ impl ProxyError {
         if *self == ProxyError::NoToken {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"plimsoll\""));
         }
-        if *self == ProxyError::Full {
+        if *self == ProxyError::TooManyConnections {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }

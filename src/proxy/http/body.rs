@@ -22,8 +22,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
-use super::pieces::CoalescedBody;
-use super::progress::InFlightGuard;
+use super::pieces::SendWindow;
+use super::progress::InFlight;
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -52,7 +52,7 @@ pub(crate) struct OutgoingBody {
 
 /// A request's body that streams through.
 struct StreamingBody {
-    pieces: CoalescedBody,
+    window: SendWindow,
     _underway: BodyUnderway,
 }
 
@@ -67,14 +67,14 @@ struct BodyUnderway(Arc<MemoryShare>);
 
 impl BodyUnderway {
     fn new(share: &Arc<MemoryShare>) -> Self {
-        share.progress().begin(InFlightGuard::Body);
+        share.progress().begin(InFlight::Body);
         Self(share.clone())
     }
 }
 
 impl Drop for BodyUnderway {
     fn drop(&mut self) {
-        self.0.progress().end(InFlightGuard::Body);
+        self.0.progress().end(InFlight::Body);
     }
 }
 
@@ -156,8 +156,8 @@ impl OutgoingBody {
 
     /// The same, in the memory of the client's connection.
     fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
-        let pieces = CoalescedBody::to_upstream(memory);
-        self.streaming = Some(StreamingBody { pieces, _underway: BodyUnderway::new(memory) });
+        let window = SendWindow::to_upstream(memory);
+        self.streaming = Some(StreamingBody { window, _underway: BodyUnderway::new(memory) });
         self
     }
 
@@ -204,7 +204,7 @@ impl Body for OutgoingBody {
         let this = &mut *self;
         if let Some(rest) = &mut this.rest {
             if let Some(streaming) = &mut this.streaming {
-                ready!(streaming.pieces.poll_ready(cx));
+                ready!(streaming.window.poll_ready(cx));
             }
             let came = Pin::new(rest).poll_frame(cx);
             let mut frame = match &mut this.upload {
@@ -212,7 +212,7 @@ impl Body for OutgoingBody {
                 None => ready!(came).map(|frame| frame.map_err(ConnectionError::from)),
             };
             if let Some(streaming) = &mut this.streaming {
-                let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.pieces.pass(it));
+                let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.window.pass(it));
                 frame = frame.map(|frame| frame.map(pass));
             }
             if frame.is_none() {
@@ -513,8 +513,9 @@ struct BodyCollector {
 
 /// Memory beside the body while it arrives in pieces: the buffers of the pieces.
 const BUFFERS: usize = 32 * 1024;
-/// An allocation with more bytes than the first number has an overhead of the second.
-const LARGE: (usize, usize) = (8 << 20, 32 * 1024);
+/// An allocation with more bytes than this has an overhead of [`LARGE_OVERHEAD`].
+const LARGE: usize = 8 << 20;
+const LARGE_OVERHEAD: usize = 32 * 1024;
 
 impl BodyCollector {
     fn length(&self) -> usize {
@@ -531,15 +532,15 @@ impl BodyCollector {
             return Ok(());
         }
         let length = self.length() + data.len();
-        self.beside = BUFFERS + if self.expected > LARGE.0 { LARGE.1 } else { 0 };
+        self.beside = BUFFERS + if self.expected > LARGE { LARGE_OVERHEAD } else { 0 };
         if length > self.joined.capacity() {
             // Reserved memory is only used when it is written; memory that grows is used at once.
-            let room = length.max(length + length / 2).max(self.expected);
-            let reserved = if room == self.expected { length } else { room };
+            let capacity = length.max(length + length / 2).max(self.expected);
+            let reserved = if capacity == self.expected { length } else { capacity };
             if !self.hold(reserved).await {
                 return Err(data);
             }
-            let mut joined = BytesMut::with_capacity(room);
+            let mut joined = BytesMut::with_capacity(capacity);
             joined.extend_from_slice(&self.first);
             joined.extend_from_slice(&self.joined);
             (self.first, self.joined) = (Bytes::new(), joined);

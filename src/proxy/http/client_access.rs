@@ -45,11 +45,11 @@ impl ClientAccess {
         !self.on_loopback
     }
 
-    /// Judges a request by its address and headers.
+    /// Checks a request by its address and headers.
     ///
     /// # Errors
     /// The reason why it is not accepted.
-    pub(crate) fn judge(
+    pub(crate) fn check(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
@@ -128,11 +128,11 @@ mod tests {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_str(value).unwrap());
         }
-        access.judge(&uri.parse().unwrap(), &headers, &CredentialRules::default())
+        access.check(&uri.parse().unwrap(), &headers, &CredentialRules::default())
     }
 
     #[test]
-    fn loopback_and_what_is_configured_is_known() {
+    fn loopback_and_configured_hosts_are_accepted() {
         let access = access();
         for host in [
             "localhost",
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_not() {
+    fn other_hosts_are_refused() {
         let access = access();
         for host in [
             "evil.example",
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_others_are_not_answered() {
+    fn pages_of_other_sites_are_refused() {
         let access = access();
         let with = |more: &[(&'static str, &str)]| {
             judged(&access, "/", &[&[("host", "localhost")][..], more].concat())
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_others_reach_is_known_by_any_name_and_asks_for_its_token() {
+    fn a_listener_that_other_machines_reach_accepts_any_host_and_requires_its_token() {
         let mut config = crate::proxy::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
         let access = ClientAccess::new(&config);
@@ -240,13 +240,13 @@ mod tests {
         let pairs = [("host", "plimsoll.svc"), ("origin", "https://app.example")];
         assert_eq!(judged(&access, "/", &pairs), Ok(()));
         let credentials = CredentialRules::new(&[], Some("a-token-of-some-length"));
-        let judge =
-            |headers: &HeaderMap| access.judge(&Uri::from_static("/"), headers, &credentials);
-        assert_eq!(judge(&HeaderMap::new()), Err(ProxyError::NoToken));
+        let check =
+            |headers: &HeaderMap| access.check(&Uri::from_static("/"), headers, &credentials);
+        assert_eq!(check(&HeaderMap::new()), Err(ProxyError::NoToken));
         let headers = HeaderMap::from_iter([(
             HeaderName::from_static("x-plimsoll-token"),
             HeaderValue::from_static("a-token-of-some-length"),
         )]);
-        assert_eq!(judge(&headers), Ok(()));
+        assert_eq!(check(&headers), Ok(()));
     }
 }

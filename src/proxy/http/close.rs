@@ -14,18 +14,20 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep};
 
-/// The shortest and longest time after a request within which a close is taken to have crossed it.
-const BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
+/// The shortest [`crossing_time`].
+const SHORTEST: Duration = Duration::from_millis(50);
+/// The longest [`crossing_time`].
+const LONGEST: Duration = Duration::from_millis(250);
 
-/// How long after a request was sent a close means that the request was not read: two round trips, within
-/// [`BOUNDS`], because machines may be busy.
+/// How long after a request was sent a close means that the request was not read: two round trips, but not less than
+/// [`SHORTEST`], because machines may be busy.
 pub(super) fn crossing_time(round_trip: Duration) -> Duration {
-    (round_trip * 2).clamp(BOUNDS.0, BOUNDS.1)
+    (round_trip * 2).clamp(SHORTEST, LONGEST)
 }
 
 /// Whether a request was sent so recently that a close may still have crossed it, allowing for delays here.
 pub(super) fn may_have_crossed(sent: Instant) -> bool {
-    sent.elapsed() < BOUNDS.1
+    sent.elapsed() < LONGEST
 }
 
 /// What was seen on a connection since the last request was sent on it.
@@ -67,12 +69,12 @@ impl CloseTimer {
     pub(super) fn wrote(&mut self, cx: &mut Context<'_>) {
         if self.crossing.is_none() && self.watch.is_unread() {
             self.crossing = Some(Box::pin(sleep(self.crossing_time)));
-            self.waits(cx);
+            self.poll(cx);
         }
     }
 
     /// Called when there is nothing to read yet.
-    pub(super) fn waits(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
         let Some(crossing) = &mut self.crossing else { return };
         if crossing.as_mut().poll(cx).is_ready() {
             self.watch.is_late.store(true, Ordering::Release);
@@ -94,24 +96,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bound_follows_the_round_trip_within_tens_of_milliseconds() {
+    fn the_crossing_time_is_two_round_trips_within_its_bounds() {
         for (round_trip, bound) in [(0, 50), (10, 50), (40, 80), (100, 200), (2000, 250)] {
             let round_trip = Duration::from_millis(round_trip);
             assert_eq!(crossing_time(round_trip), Duration::from_millis(bound));
         }
     }
 
-    /// What is seen after each step: `b` a request begins, `w` written, `r` read, `.` a look in which nothing
-    /// came, `-` the bound passes.
+    /// The result after these steps: `b` a request begins, `w` bytes are written, `r` bytes are read, `.` there is nothing to
+    /// read, `-` the crossing time passes.
     #[tokio::test]
-    async fn only_silence_that_ends_in_time_says_that_nothing_was_read() {
+    async fn a_close_shortly_after_a_request_and_before_any_byte_means_that_it_was_not_read() {
         for (steps, is_unread) in [
             ("", false),
             ("w", false),
             ("b", true),
             ("bw", true),
             ("bw.", true),
-            // Nobody looked while the bound passed: the close was there in time, for all that is known.
+            // The task did not run while the time passed, so the close may have arrived in time.
             ("bw-", true),
             ("bw-.", false),
             ("bwr", false),
@@ -122,7 +124,7 @@ mod tests {
             ("bwrbw-.", false),
         ] {
             let watch = Arc::new(CloseWatch::default());
-            let bound = if steps.contains('-') { BOUNDS.0 } else { Duration::from_secs(60) };
+            let bound = if steps.contains('-') { SHORTEST } else { Duration::from_secs(60) };
             let mut timer = CloseTimer::new(watch.clone(), bound);
             let mut cx = Context::from_waker(Waker::noop());
             for step in steps.chars() {
@@ -130,8 +132,8 @@ mod tests {
                     'b' => watch.begin(),
                     'w' => timer.wrote(&mut cx),
                     'r' => timer.read(),
-                    '.' => timer.waits(&mut cx),
-                    _ => sleep(BOUNDS.0 * 2).await,
+                    '.' => timer.poll(&mut cx),
+                    _ => sleep(SHORTEST * 2).await,
                 }
             }
             assert_eq!(watch.is_unread(), is_unread, "{steps:?}");

@@ -40,7 +40,7 @@ impl LookAlike {
 }
 
 /// A client's connection on which hyper's own refusals are replaced by ours; `refused` is called for each.
-pub(crate) struct MarkedTransport<S, F> {
+pub(crate) struct RefusalReplacer<S, F> {
     stream: S,
     look_alike: LookAlike,
     refused: F,
@@ -48,7 +48,7 @@ pub(crate) struct MarkedTransport<S, F> {
     instead: Bytes,
 }
 
-impl<S, F: FnMut(&ProxyError)> MarkedTransport<S, F> {
+impl<S, F: FnMut(&ProxyError)> RefusalReplacer<S, F> {
     pub(crate) fn new(stream: S, look_alike: LookAlike, refused: F) -> Self {
         Self { stream, look_alike, refused, instead: Bytes::new() }
     }
@@ -85,7 +85,7 @@ fn written(fault: &ProxyError) -> Bytes {
     out.freeze()
 }
 
-impl<S: AsyncWrite + Unpin, F> MarkedTransport<S, F> {
+impl<S: AsyncWrite + Unpin, F> RefusalReplacer<S, F> {
     fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.instead.is_empty() {
             match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.instead))? {
@@ -97,7 +97,7 @@ impl<S: AsyncWrite + Unpin, F> MarkedTransport<S, F> {
     }
 }
 
-impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for MarkedTransport<S, F> {
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for RefusalReplacer<S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -107,7 +107,7 @@ impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for MarkedTransport<S, F> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, F: FnMut(&ProxyError) + Unpin> AsyncWrite for MarkedTransport<S, F> {
+impl<S: AsyncWrite + Unpin, F: FnMut(&ProxyError) + Unpin> AsyncWrite for RefusalReplacer<S, F> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -22,12 +22,12 @@ const TOKEN: &str = "x-plimsoll-token";
 /// The header in which Anthropic's clients list betas.
 const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 
-/// How headers are filtered.
+/// Which headers that apply to one hop are kept.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HeaderDirection {
-    /// It is an upgrade: `connection` and `upgrade` are kept.
-    pub(crate) upgrade: bool,
-    /// The other side speaks HTTP/1.1, so declared chunked framing can be kept.
+pub(crate) struct HopByHopFilter {
+    /// `connection` and `upgrade`, for an upgrade.
+    pub(crate) keep_upgrade: bool,
+    /// Declared chunked framing, because the other side speaks HTTP/1.1.
     pub(crate) keep_chunked: bool,
 }
 
@@ -36,24 +36,24 @@ pub(crate) fn codings(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     headers.get_all(CONTENT_ENCODING).iter().map(|line| line.to_str().unwrap_or("?"))
 }
 
-/// The headers that are forwarded, in their order.
-pub(crate) fn pass(headers: HeaderMap, passing: HeaderDirection) -> HeaderMap {
+/// The headers that are forwarded, in their order: without those that apply to one hop.
+pub(crate) fn without_hop_by_hop(headers: HeaderMap, filter: HopByHopFilter) -> HeaderMap {
     // The common case. Headers listed by `connection` only exist together with `connection`.
-    if !headers.keys().any(is_one_hop) {
+    if !headers.keys().any(is_hop_by_hop) {
         return headers;
     }
     let listed = listed_by_connection(&headers);
-    let chunked = passing.keep_chunked && is_chunked(&headers);
+    let chunked = filter.keep_chunked && is_chunked(&headers);
     let trailers = wants_trailers(&headers);
     let has_coding = headers.contains_key(TRANSFER_ENCODING);
     let stays = |name: &HeaderName| match *name {
-        CONNECTION | UPGRADE => passing.upgrade,
+        CONNECTION | UPGRADE => filter.keep_upgrade,
         TRANSFER_ENCODING => chunked,
         TE => trailers,
         // The length of a message may not be removed, unless it is chunked, because then only that counts
         // (RFC 9112, Message Body Length).
         CONTENT_LENGTH => !has_coding,
-        _ => !is_one_hop(name) && !listed.contains(name),
+        _ => !is_hop_by_hop(name) && !listed.contains(name),
     };
     let mut kept = HeaderMap::with_capacity(headers.len());
     let mut current = None;
@@ -146,11 +146,11 @@ pub(crate) fn is_for_us(name: &HeaderName) -> bool {
 
 /// Whether a header could make a server or gateway do something other than path and method say, or send its
 /// caller's key elsewhere.
-pub(crate) fn steers(name: &HeaderName) -> bool {
-    STEER.contains(&name.as_str())
+pub(crate) fn overrides_routing(name: &HeaderName) -> bool {
+    ROUTING_OVERRIDES.contains(&name.as_str())
 }
 
-const STEER: &[&str] = &[
+const ROUTING_OVERRIDES: &[&str] = &[
     "x-http-method-override",
     "x-http-method",
     "x-method-override",
@@ -248,7 +248,7 @@ fn listed_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).collect()
 }
 
-fn is_one_hop(name: &HeaderName) -> bool {
+fn is_hop_by_hop(name: &HeaderName) -> bool {
     match *name {
         CONNECTION | TE | TRANSFER_ENCODING | UPGRADE | PROXY_AUTHENTICATE
         | PROXY_AUTHORIZATION => true,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_offer_only_what_is_wanted_is_left() {
+    fn only_wanted_protocols_stay_in_an_upgrade_offer() {
         let narrowed = |lines: &[&'static str]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONNECTION, HeaderValue::from_static("Upgrade, HTTP2-Settings"));

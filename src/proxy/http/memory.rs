@@ -34,16 +34,16 @@ pub(crate) struct MemoryBudget {
 struct MemoryPart {
     /// Most bytes held at once.
     limit: usize,
-    /// Most bytes for the kind of memory that has to leave room for others.
-    limit_of_some: usize,
+    /// Most bytes of the kind that has a limit of its own ([`is_capped`]).
+    capped_limit: usize,
     held: AtomicUsize,
-    held_by_some: AtomicUsize,
+    capped_held: AtomicUsize,
     /// A request for memory was refused, and nothing has been released since.
     is_short: AtomicBool,
     /// Notified when a request is refused.
     refused: Notify,
     /// Notified when memory is released.
-    given_back: Notify,
+    released: Notify,
 }
 
 impl MemoryPart {
@@ -71,7 +71,7 @@ impl MemoryBudget {
     ) -> Arc<Self> {
         telemetry.memory_limit(limit as u64);
         let part =
-            |limit, limit_of_some| MemoryPart { limit, limit_of_some, ..MemoryPart::default() };
+            |limit, capped_limit| MemoryPart { limit, capped_limit, ..MemoryPart::default() };
         Arc::new(Self {
             traffic: part(limit, analysis),
             connections: part(connections, connections / 2),
@@ -88,13 +88,13 @@ impl MemoryBudget {
     /// the connection lasts, so only the connection itself owns the permit.
     pub(crate) fn share_of(
         self: &Arc<Self>,
-        place: Weak<OwnedSemaphorePermit>,
+        permit: Weak<OwnedSemaphorePermit>,
     ) -> Arc<MemoryShare> {
         Arc::new(MemoryShare {
             budget: self.clone(),
             held: Default::default(),
             progress: ConnectionProgress::default(),
-            place,
+            permit,
         })
     }
 
@@ -122,8 +122,8 @@ fn is_of_connections(kind: MemoryKind) -> bool {
     matches!(kind, MemoryKind::Connection | MemoryKind::Buffer)
 }
 
-/// Whether this kind of memory has to leave room for others in its part.
-fn leaves_room(kind: MemoryKind) -> bool {
+/// Whether this kind of memory has a limit of its own, so that it leaves room for the others in its part.
+fn is_capped(kind: MemoryKind) -> bool {
     matches!(kind, MemoryKind::Analysis | MemoryKind::Buffer)
 }
 
@@ -134,13 +134,13 @@ pub(crate) struct MemoryShare {
     held: [AtomicUsize; 2],
     progress: ConnectionProgress,
     /// Its permit, of which there are `limits.connections`.
-    place: Weak<OwnedSemaphorePermit>,
+    permit: Weak<OwnedSemaphorePermit>,
 }
 
 impl MemoryShare {
     /// The connection's permit, for a tunnel that continues after an upgrade.
-    pub(crate) fn place(&self) -> Option<Arc<OwnedSemaphorePermit>> {
-        self.place.upgrade()
+    pub(crate) fn permit(&self) -> Option<Arc<OwnedSemaphorePermit>> {
+        self.permit.upgrade()
     }
 
     /// A guard that holds nothing yet.
@@ -188,7 +188,7 @@ impl Memory for HeldMemory {
             return false;
         }
         if wanted < self.bytes {
-            self.give_back(self.bytes - wanted);
+            self.release(self.bytes - wanted);
         }
         true
     }
@@ -210,12 +210,12 @@ impl HeldMemory {
         let budget = self.share.budget.clone();
         let holding = async {
             loop {
-                let mut given_back = pin!(budget.part(self.kind).given_back.notified());
-                given_back.as_mut().enable();
+                let mut released = pin!(budget.part(self.kind).released.notified());
+                released.as_mut().enable();
                 if self.hold(bytes) {
                     return;
                 }
-                given_back.await;
+                released.await;
             }
         };
         tokio::time::timeout(timeout, holding).await.is_ok()
@@ -241,7 +241,7 @@ impl HeldMemory {
             part.refuse();
             return false;
         }
-        if leaves_room(self.kind) && !add(&part.held_by_some, by, part.limit_of_some) {
+        if is_capped(self.kind) && !add(&part.capped_held, by, part.capped_limit) {
             held.fetch_sub(by, Ordering::Relaxed);
             part.held.fetch_sub(by, Ordering::Relaxed);
             return false;
@@ -251,16 +251,16 @@ impl HeldMemory {
         true
     }
 
-    fn give_back(&mut self, bytes: usize) {
+    fn release(&mut self, bytes: usize) {
         let (held, part) = (self.share.held(self.kind), self.share.budget.part(self.kind));
         self.bytes -= bytes;
         held.fetch_sub(bytes, Ordering::Relaxed);
         part.held.fetch_sub(bytes, Ordering::Relaxed);
-        if leaves_room(self.kind) {
-            part.held_by_some.fetch_sub(bytes, Ordering::Relaxed);
+        if is_capped(self.kind) {
+            part.capped_held.fetch_sub(bytes, Ordering::Relaxed);
         }
         part.is_short.store(false, Ordering::Relaxed);
-        part.given_back.notify_waiters();
+        part.released.notify_waiters();
         self.share.budget.telemetry.memory_held(self.kind, -(bytes as i64));
     }
 }
@@ -274,7 +274,7 @@ fn add(sum: &AtomicUsize, more: usize, limit: usize) -> bool {
 impl Drop for HeldMemory {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.give_back(self.bytes);
+            self.release(self.bytes);
         }
     }
 }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_goes_back_and_past_the_limit_nothing_is_granted() {
+    fn nothing_is_held_past_the_limit_and_released_memory_can_be_held_again() {
         let budget = budget(8 * PIECE, 8 * PIECE);
         let mut one = budget.share().guard(MemoryKind::Request);
         let mut two = budget.share().guard(MemoryKind::Reply);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_hears_when_memory_is_short() {
+    async fn waiters_are_notified_when_memory_is_short_and_when_it_is_released() {
         let budget = budget(2 * PIECE, PIECE);
         let (mut one, mut two) =
             (budget.share().guard(MemoryKind::Request), budget.share().guard(MemoryKind::Request));

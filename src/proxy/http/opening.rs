@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_preface_is_known_however_it_comes_and_what_was_read_is_given_on() {
+    async fn the_preface_is_recognised_in_pieces_and_the_read_bytes_are_passed_on() {
         for (sent, is_http2, read_of_it) in [
             (&PREFACE[..], true, 24),
             (b"POST / HTTP/1.1\r\n\r\n", false, 21),

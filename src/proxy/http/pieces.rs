@@ -1,4 +1,4 @@
-//! Pieces of a body that are being sent: each holds its memory until it has been written to the socket.
+//! Pieces of a body that are being sent: each holds memory until it has been written to the socket.
 //!
 //! One piece may always be sent. More are sent if there is memory; else they wait, which slows the sender
 //! down.
@@ -13,15 +13,15 @@ use bytes::Bytes;
 use tokio::time::{Sleep, sleep};
 
 use super::memory::{HeldMemory, MemoryShare, PIECE};
-use super::progress::InFlightGuard;
+use super::progress::InFlight;
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
 /// How long until memory is requested again, if no piece was written meanwhile.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Sends the pieces of one body.
-pub(crate) struct CoalescedBody {
+/// Decides when the next piece of one body may be sent.
+pub(crate) struct SendWindow {
     share: Arc<MemoryShare>,
     /// Bytes that are not written yet.
     unsent: Arc<AtomicUsize>,
@@ -32,7 +32,7 @@ pub(crate) struct CoalescedBody {
     retry_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl CoalescedBody {
+impl SendWindow {
     /// For the pieces of a response.
     pub(crate) fn to_client(share: &Arc<MemoryShare>) -> Self {
         Self::new(share, true)
@@ -70,7 +70,7 @@ impl CoalescedBody {
         let _ = held.hold(bytes.len() + PIECE);
         self.unsent.fetch_add(bytes.len(), Ordering::Relaxed);
         if self.to_client {
-            self.share.progress().begin(InFlightGuard::Piece);
+            self.share.progress().begin(InFlight::Piece);
         }
         let (share, unsent) = (self.share.clone(), self.unsent.clone());
         Bytes::from_owner(UnsentPiece {
@@ -102,7 +102,7 @@ impl Drop for UnsentPiece {
     fn drop(&mut self) {
         self.unsent.fetch_sub(self.bytes.len(), Ordering::Relaxed);
         if self.to_client {
-            self.share.progress().end(InFlightGuard::Piece);
+            self.share.progress().end(InFlight::Piece);
         }
     }
 }

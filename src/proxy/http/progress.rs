@@ -21,12 +21,12 @@ pub(crate) struct ConnectionProgress {
     /// Pieces of responses that are not written yet.
     unsent: AtomicUsize,
     /// When the client last sent or read something, ms of [`clock`].
-    moved: AtomicU64,
+    last_activity: AtomicU64,
 }
 
-/// What is counted until its guard is dropped.
+/// What is counted while it is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InFlightGuard {
+pub(crate) enum InFlight {
     /// An exchange.
     Exchange,
     /// The body of a request.
@@ -37,47 +37,47 @@ pub(crate) enum InFlightGuard {
 
 impl ConnectionProgress {
     /// Counts one more.
-    pub(crate) fn begin(&self, what: InFlightGuard) {
+    pub(crate) fn begin(&self, what: InFlight) {
         self.counter(what).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts one less.
-    pub(crate) fn end(&self, what: InFlightGuard) {
+    pub(crate) fn end(&self, what: InFlight) {
         self.counter(what).fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Records that the client sent or read bytes.
-    pub(crate) fn moved(&self) {
-        self.moved.store(clock(), Ordering::Relaxed);
+    pub(crate) fn record_activity(&self) {
+        self.last_activity.store(clock(), Ordering::Relaxed);
     }
 
     /// Whether no exchange is in progress, so that the next bytes are headers.
-    pub(super) fn is_between(&self) -> bool {
+    pub(super) fn is_between_exchanges(&self) -> bool {
         self.exchanges.load(Ordering::Relaxed) == 0
     }
 
     /// How much longer the client may be idle; zero if its time is over. The whole time if the connection
     /// does not wait for the client.
-    pub(crate) fn timeout(&self) -> Duration {
+    pub(crate) fn time_left(&self) -> Duration {
         let count = |what| self.counter(what).load(Ordering::Relaxed);
         let waits_for_client =
-            self.is_between() || count(InFlightGuard::Body) > 0 || count(InFlightGuard::Piece) > 0;
+            self.is_between_exchanges() || count(InFlight::Body) > 0 || count(InFlight::Piece) > 0;
         if !waits_for_client {
             return STALL;
         }
-        STALL.saturating_sub(self.still())
+        STALL.saturating_sub(self.idle_time())
     }
 
     /// How long the client has neither sent nor read.
-    pub(crate) fn still(&self) -> Duration {
-        Duration::from_millis(clock().saturating_sub(self.moved.load(Ordering::Relaxed)))
+    pub(crate) fn idle_time(&self) -> Duration {
+        Duration::from_millis(clock().saturating_sub(self.last_activity.load(Ordering::Relaxed)))
     }
 
-    fn counter(&self, what: InFlightGuard) -> &AtomicUsize {
+    fn counter(&self, what: InFlight) -> &AtomicUsize {
         match what {
-            InFlightGuard::Exchange => &self.exchanges,
-            InFlightGuard::Body => &self.bodies,
-            InFlightGuard::Piece => &self.unsent,
+            InFlight::Exchange => &self.exchanges,
+            InFlight::Body => &self.bodies,
+            InFlight::Piece => &self.unsent,
         }
     }
 }
@@ -93,18 +93,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_that_waits_for_a_model_has_its_time_and_a_client_that_stalls_has_not() {
+    fn only_a_connection_that_waits_for_its_client_runs_out_of_time() {
         let progress = ConnectionProgress::default();
-        progress.moved();
-        assert!(progress.timeout() > Duration::ZERO);
+        progress.record_activity();
+        assert!(progress.time_left() > Duration::ZERO);
         clock();
         let long_ago = ConnectionProgress::default();
         std::thread::sleep(Duration::from_millis(20));
-        let less = |progress: &ConnectionProgress| progress.timeout() < STALL;
+        let less = |progress: &ConnectionProgress| progress.time_left() < STALL;
         assert!(less(&long_ago), "between two requests");
-        long_ago.begin(InFlightGuard::Exchange);
+        long_ago.begin(InFlight::Exchange);
         assert!(!less(&long_ago), "a model thinks");
-        for what in [InFlightGuard::Body, InFlightGuard::Piece] {
+        for what in [InFlight::Body, InFlight::Piece] {
             long_ago.begin(what);
             assert!(less(&long_ago), "{what:?}");
             long_ago.end(what);

@@ -72,13 +72,13 @@ pub(crate) struct MeteredSocket<S> {
     writes: HeldMemory,
     retry_timer: Option<Pin<Box<Sleep>>>,
     /// The memory reserved for the connection.
-    open: Option<HeldMemory>,
+    reserved: Option<HeldMemory>,
     /// For an upstream over HTTP/1: whether it had read the request when it closes.
     close: Option<CloseTimer>,
 }
 
 /// Reserves memory for a connection; `None` if there is none.
-pub(crate) fn open(share: &Arc<MemoryShare>, is_tls: bool) -> Option<HeldMemory> {
+pub(crate) fn reserve(share: &Arc<MemoryShare>, is_tls: bool) -> Option<HeldMemory> {
     let mut held = share.guard(MemoryKind::Connection);
     held.hold(OPEN + if is_tls { TLS } else { 0 }).then_some(held)
 }
@@ -110,14 +110,14 @@ impl<S> MeteredSocket<S> {
             written: 0,
             writes: guard(),
             retry_timer: None,
-            open: None,
+            reserved: None,
             close: None,
         }
     }
 
     /// Attaches the memory reserved for the connection.
     pub(crate) fn holding(mut self, held: HeldMemory) -> Self {
-        self.open = Some(held);
+        self.reserved = Some(held);
         self
     }
 
@@ -130,7 +130,7 @@ impl<S> MeteredSocket<S> {
     /// Whether the next bytes are headers, which are held until they end.
     fn is_in_head(&self) -> bool {
         match self.peer {
-            TransportPeer::Client => self.share.progress().is_between(),
+            TransportPeer::Client => self.share.progress().is_between_exchanges(),
             TransportPeer::Upstream => self.ended < END.len(),
             TransportPeer::Framed => false,
         }
@@ -158,16 +158,16 @@ impl<S> MeteredSocket<S> {
     }
 
     /// Records bytes that were read.
-    fn came(&mut self, bytes: &[u8]) {
+    fn record_read(&mut self, bytes: &[u8]) {
         let length = bytes.len();
-        self.share.progress().moved();
+        self.share.progress().record_activity();
         if let Some(close) = &mut self.close {
             close.read();
         }
         if self.is_in_head() {
             self.head += length;
             if self.peer == TransportPeer::Upstream {
-                self.ended = end(self.ended, bytes);
+                self.ended = end_seen(self.ended, bytes);
             }
         }
         if length >= self.most && self.most < MOST {
@@ -181,7 +181,7 @@ impl<S> MeteredSocket<S> {
     }
 
     /// Records bytes that were written, `head` of them as one piece.
-    fn went(&mut self, head: usize, cx: &mut Context<'_>) {
+    fn record_write(&mut self, head: usize, cx: &mut Context<'_>) {
         if let Some(close) = &mut self.close {
             close.wrote(cx);
         }
@@ -198,7 +198,7 @@ impl<S> MeteredSocket<S> {
 const END: &[u8] = b"\r\n\r\n";
 
 /// How many bytes of [`END`] have been seen after `bytes`, if `seen` were before.
-fn end(mut seen: usize, bytes: &[u8]) -> usize {
+fn end_seen(mut seen: usize, bytes: &[u8]) -> usize {
     for byte in bytes {
         if seen == END.len() {
             break;
@@ -227,7 +227,7 @@ impl<S: Read + Unpin> Read for MeteredSocket<S> {
             let length = this.first.len().min(into.remaining());
             let first = this.first.split_to(length);
             into.put_slice(&first);
-            this.came(&first);
+            this.record_read(&first);
             return Poll::Ready(Ok(()));
         }
         ready!(this.poll_memory(cx));
@@ -239,13 +239,13 @@ impl<S: Read + Unpin> Read for MeteredSocket<S> {
             let mut buffer = ReadBuf::new(&mut scratch[..most]);
             let read = Pin::new(&mut this.inner).poll_read(cx, buffer.unfilled());
             if let (Poll::Pending, Some(close)) = (&read, &mut this.close) {
-                close.waits(cx);
+                close.poll(cx);
             }
             ready!(read)?;
             let filled = buffer.filled();
             into.put_slice(filled);
             if !filled.is_empty() {
-                this.came(filled);
+                this.record_read(filled);
             }
             Poll::Ready(Ok(()))
         })
@@ -258,9 +258,9 @@ impl<S: Write + Unpin> Write for MeteredSocket<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.went(bytes.len(), cx);
+        self.record_write(bytes.len(), cx);
         let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes));
-        self.share.progress().moved();
+        self.share.progress().record_activity();
         Poll::Ready(written)
     }
 
@@ -281,9 +281,9 @@ impl<S: Write + Unpin> Write for MeteredSocket<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.went(slices.first().map_or(0, |slice| slice.len()), cx);
+        self.record_write(slices.first().map_or(0, |slice| slice.len()), cx);
         let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, slices));
-        self.share.progress().moved();
+        self.share.progress().record_activity();
         Poll::Ready(written)
     }
 }
@@ -308,7 +308,7 @@ mod tests {
         ] {
             for cut in 0..text.len() {
                 let (one, two) = text.as_bytes().split_at(cut);
-                assert_eq!(end(end(0, one), two) == END.len(), ends, "{text:?} at {cut}");
+                assert_eq!(end_seen(end_seen(0, one), two) == END.len(), ends, "{text:?} at {cut}");
             }
         }
     }

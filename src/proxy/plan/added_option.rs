@@ -15,8 +15,7 @@ use crate::wire::splice::Edit;
 /// Something that is requested on the client's behalf.
 #[derive(Clone, Debug)]
 pub(crate) struct AddedOption {
-    /// What is requested.
-    pub(crate) what: AddedOptionKind,
+    pub(crate) kind: AddedOptionKind,
     /// The edit of the body that requests it.
     pub(crate) edit: Edit,
 }
@@ -56,8 +55,8 @@ impl AddedOptionKind {
         RefusableOption { cause, lesson: self.lesson() }
     }
 
-    /// Adds its header, if it has one.
-    pub(crate) fn in_head(self, head: &mut HeaderMap) {
+    /// Adds the header that it needs, if any.
+    pub(crate) fn add_headers(self, head: &mut HeaderMap) {
         match self {
             // To hide the usage, the response must be read: it is requested uncompressed.
             AddedOptionKind::Usage => {

@@ -3,7 +3,6 @@
 //! Memory is reserved before each step, based on the result of the previous step. Large bodies are read off
 //! the async threads, at most as many at once as half of the cores. A body without memory passes unread.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use crate::dialect::size::{MOST_PARTS, RequestSize};
 use crate::dialect::{self, Conversation, Dialect};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
-use crate::proxy::offload::{self, OFF_THREAD};
+use crate::proxy::offload::{OFF_THREAD, long_work_soon_or_panic};
 use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::json::{self, Document, most_values};
@@ -24,6 +23,7 @@ use crate::wire::memory::Memory as _;
 const SMALL: usize = 16 << 20;
 /// See [`SMALL`].
 const TIMES: usize = 6;
+
 /// A request that was read.
 pub(crate) struct RequestAnalysis {
     /// The body, decompressed.
@@ -66,11 +66,11 @@ impl BodyReader {
             return self.analyse(body.clone());
         }
         let body = body.clone();
-        let reading = offload::soon(move || {
+        let reading = long_work_soon_or_panic(move || {
             let plain = self.decode(decoder, body)?;
             self.analyse(plain)
         });
-        reading.await?.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic()))
+        reading.await?
     }
 
     fn decode(&self, mut decoder: Decoder, body: Bytes) -> Result<Bytes, FailOpen> {

@@ -16,7 +16,7 @@ use crate::proxy::state::Proxy;
 impl AddedOption {
     /// What is requested with this request, whose parent turn is `parent`. Its body must not be compressed,
     /// because it is edited.
-    pub(crate) fn to(
+    pub(crate) fn choose(
         prepared: &PreparedRequest,
         proxy: &Proxy,
         parent: Option<&Turn>,
@@ -28,7 +28,7 @@ impl AddedOption {
             Dialect::Gemini => None,
         };
         let all = added.into_iter().chain(display(prepared, parent));
-        all.filter(|added| !proxy.knows(&prepared.source(), added.what.lesson())).collect()
+        all.filter(|added| !proxy.knows(&prepared.lesson_source(), added.kind.lesson())).collect()
     }
 }
 
@@ -40,7 +40,7 @@ fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
         return None;
     }
     Some(AddedOption {
-        what: AddedOptionKind::Usage,
+        kind: AddedOptionKind::Usage,
         edit: request_usage::request(&prepared.body)?,
     })
 }
@@ -55,7 +55,7 @@ fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
         return None;
     }
     Some(AddedOption {
-        what: AddedOptionKind::Editing { trigger },
+        kind: AddedOptionKind::Editing { trigger },
         edit: editing.ask(&prepared.body)?,
     })
 }
@@ -77,10 +77,10 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
         Dialect::OpenaiResponses | Dialect::Gemini => true,
         Dialect::OpenaiChat => false,
     };
-    let may = prepared.rewrites() && conversation.purpose != Purpose::Count;
+    let may = prepared.may_rewrite() && conversation.purpose != Purpose::Count;
     let edit = (wanted && is_left_out && may)
         .then(|| rewrite::show_thinking(conversation.dialect, &prepared.body))??;
-    Some(AddedOption { what: AddedOptionKind::Display, edit })
+    Some(AddedOption { kind: AddedOptionKind::Display, edit })
 }
 
 /// Encrypted reasoning, if the client holds its history and its reasoning would be lost: the provider stores
@@ -98,5 +98,5 @@ fn reasoning(prepared: &PreparedRequest) -> Option<AddedOption> {
         return None;
     }
     let edit = rewrite::include_encrypted_reasoning(&prepared.body)?;
-    Some(AddedOption { what: AddedOptionKind::Reasoning, edit })
+    Some(AddedOption { kind: AddedOptionKind::Reasoning, edit })
 }

@@ -7,13 +7,15 @@
 mod repaired;
 mod room;
 
+pub(crate) use self::repaired::RepairedPlan;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::undelivered::UndeliveredMessage;
+use super::undelivered::UndeliveredMessages;
 use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
@@ -49,7 +51,7 @@ pub(crate) struct PlannedRequest {
     /// The recorded decisions before new ones were made.
     before: Arc<RecordedDecisions>,
     /// Who wrote the summary that is sent.
-    summary: Option<SummaryAuthor>,
+    summary_by: Option<SummaryAuthor>,
     /// What was decided against.
     refused: Vec<PlanStep>,
     /// The turn that the estimate is based on.
@@ -58,7 +60,7 @@ pub(crate) struct PlannedRequest {
     /// The ids of the queued messages that it took.
     pub(crate) dequeued: Vec<Box<str>>,
     /// Why part of the plan was left out.
-    pub(crate) stood_aside: Option<FailOpen>,
+    pub(crate) fail_open: Option<FailOpen>,
     /// The output limit is lowered, because another request was refused for it.
     pub(crate) is_spared: bool,
 }
@@ -73,8 +75,80 @@ pub(crate) struct PlannedRewrite {
     pub(crate) beta: Option<&'static str>,
 }
 
-/// The first plan, made from recorded decisions, and the new decisions that it proposes.
-struct PlanOutcome {
+/// Plans a request: replays, proposes, saves, and replays again with the new decisions. Also returns the
+/// messages that it injects, which are queued again if they are not delivered.
+pub(crate) async fn plan(
+    proxy: &Arc<Proxy>,
+    prepared: Arc<PreparedRequest>,
+    opened: &mut OpenedSession,
+) -> (PlannedRequest, Option<UndeliveredMessages>) {
+    load_vocabulary(prepared.model.family);
+    let anchor = opened.anchor.take().map(Arc::new);
+    let size = prepared.body.len();
+    let mut known = std::mem::take(&mut opened.known);
+    known.spares_reasoning(&prepared.request());
+    let known = Arc::new(known);
+    let drafted = {
+        let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
+        off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
+    };
+    let drafted = match drafted {
+        Ok(drafted) => drafted,
+        Err(why) => {
+            return (PlannedRequest::unplanned(why), None);
+        }
+    };
+    let DraftPlan { mut plan, mut measured, new, refused, mut is_spared } = drafted;
+    let before = known.clone();
+    let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
+    let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
+    if !new.is_empty() {
+        // Boxed, because few requests decide anything and the future is large.
+        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
+        let saved = saved.unwrap_or_else(|error| {
+            fail_open = Some(match error {
+                DecisionError::TooMany => FailOpen::Decisions,
+                DecisionError::Store(_) => FailOpen::Store,
+            });
+            is_spared = false;
+            Vec::new()
+        });
+        dequeued = inject::injected_ids(&saved, &prepared.exchange);
+        Arc::make_mut(&mut known).add(saved);
+        let with_dequeued = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
+        std::mem::replace(&mut undelivered, with_dequeued)
+            .into_iter()
+            .for_each(UndeliveredMessages::end);
+        let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
+        let Some(replayed) = replayed else {
+            return (PlannedRequest::unplanned(FailOpen::Panicked), None);
+        };
+        (plan, measured) = replayed;
+    }
+    if plan.conflict {
+        fail_open = Some(FailOpen::EditsConflict);
+    }
+    let mut planned = PlannedRequest {
+        known,
+        before,
+        refused,
+        anchor,
+        dequeued,
+        fail_open,
+        is_spared,
+        ..PlannedRequest::default()
+    };
+    planned.set_plan(&prepared, plan, measured);
+    let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
+    if prepared.mode == Mode::Shadow && is_changed {
+        planned.edits = Arc::default();
+        planned.set_sent_as_it_came(&prepared).await;
+    }
+    (planned, undelivered)
+}
+
+/// The plan made from recorded decisions, and the new decisions that are proposed.
+struct DraftPlan {
     plan: Plan,
     measured: Box<MeasuredEstimate>,
     new: Vec<Fact>,
@@ -83,18 +157,19 @@ struct PlanOutcome {
     is_spared: bool,
 }
 
+/// Replays the recorded decisions, and proposes new ones. Saves nothing.
 fn draft_plan(
     prepared: &PreparedRequest,
     known: &RecordedDecisions,
     anchor: Option<&AnchorTurn>,
-) -> PlanOutcome {
+) -> DraftPlan {
     let request = prepared.request();
     let (mut new, mut refused) = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
         false => Default::default(),
     };
     new.retain(|fact| known.may_decide(fact));
-    let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.rewrites());
+    let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.may_rewrite());
     let spare = spare.and_then(|most| repair::spare(&request, known, most));
     let is_spared = spare.is_some();
     new.extend(spare);
@@ -111,92 +186,14 @@ fn draft_plan(
         refused.extend(not);
     }
     new.extend(inject::propose(&request, &with));
-    PlanOutcome { plan, measured, new, refused, is_spared }
+    DraftPlan { plan, measured, new, refused, is_spared }
 }
 
 /// Starts loading the vocabulary, which takes about 30 ms; until then, counting is by length.
-fn want_vocabulary(family: Family) {
+fn load_vocabulary(family: Family) {
     if bpe::is_wanted(family) {
         drop(tokio::task::spawn_blocking(move || bpe::load(family)));
     }
-}
-
-/// Plans a request: replays, proposes, saves, and replays again with the new decisions. Also returns the
-/// messages that it injects, which are queued again if they are not delivered.
-pub(crate) async fn plan(
-    proxy: &Arc<Proxy>,
-    prepared: Arc<PreparedRequest>,
-    opened: &mut OpenedSession,
-) -> (PlannedRequest, Option<UndeliveredMessage>) {
-    want_vocabulary(prepared.model.family);
-    let anchor = opened.anchor.take().map(Arc::new);
-    let size = prepared.body.len();
-    let mut known = std::mem::take(&mut opened.known);
-    known.spares_reasoning(&prepared.request());
-    let known = Arc::new(known);
-    let drafted = {
-        let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
-        off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
-    };
-    let drafted = match drafted {
-        Ok(drafted) => drafted,
-        Err(why) => {
-            return (PlannedRequest { stood_aside: Some(why), ..PlannedRequest::default() }, None);
-        }
-    };
-    let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = drafted;
-    let before = known.clone();
-    let (mut stood_aside, mut known, mut dequeued) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
-    if !new.is_empty() {
-        // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
-        let saved = saved.unwrap_or_else(|error| {
-            stood_aside = Some(match error {
-                DecisionError::TooMany => FailOpen::Decisions,
-                DecisionError::Store(_) => FailOpen::Store,
-            });
-            is_spared = false;
-            Vec::new()
-        });
-        dequeued = inject::injected_ids(&saved, &prepared.exchange);
-        Arc::make_mut(&mut known).add(saved);
-        let with_dequeued = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
-        std::mem::replace(&mut undelivered, with_dequeued)
-            .into_iter()
-            .for_each(UndeliveredMessage::end);
-        let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
-        let Some(replayed) = replayed else {
-            return (
-                PlannedRequest {
-                    stood_aside: Some(FailOpen::Panicked),
-                    ..PlannedRequest::default()
-                },
-                None,
-            );
-        };
-        (plan, measured) = replayed;
-    }
-    if plan.conflict {
-        stood_aside = Some(FailOpen::EditsConflict);
-    }
-    let mut planned = PlannedRequest {
-        known,
-        before,
-        refused,
-        anchor,
-        dequeued,
-        stood_aside,
-        is_spared,
-        ..PlannedRequest::default()
-    };
-    planned.set_plan(&prepared, plan, measured);
-    let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
-    if prepared.mode == Mode::Shadow && is_changed {
-        planned.edits = Arc::default();
-        planned.is_sent_as_it_came(&prepared).await;
-    }
-    (planned, undelivered)
 }
 
 /// Saves decisions before they are sent, for a branch that was last suspended at `suspended`.
@@ -242,6 +239,11 @@ async fn replay(
 }
 
 impl PlannedRequest {
+    /// A request without a plan: it is sent as it came.
+    fn unplanned(why: FailOpen) -> Self {
+        Self { fail_open: Some(why), ..Self::default() }
+    }
+
     fn set_plan(
         &mut self,
         prepared: &PreparedRequest,
@@ -252,13 +254,13 @@ impl PlannedRequest {
         steps.extend(self.refused.iter().cloned());
         self.done = prepared.rewrite_summary(&steps);
         (self.edits, self.sent, self.measured) = (plan.edits.into(), plan.sent, Some(measured));
-        self.summary = plan.summary;
+        self.summary_by = plan.summary;
     }
 
     /// The beta that the head has to list for what is sent.
     pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
         let is_anthropic = prepared.conversation.dialect == Dialect::Anthropic;
-        let is_block = self.summary == Some(SummaryAuthor::Provider);
+        let is_block = self.summary_by == Some(SummaryAuthor::Provider);
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
@@ -344,7 +346,7 @@ impl PlannedRequest {
     }
 
     /// Records a step that was decided against.
-    pub(crate) fn refuses(&mut self, step: PlanStep) {
+    pub(crate) fn add_refused(&mut self, step: PlanStep) {
         if self.done.steps.len() < MOST_STORED_STEPS {
             self.done.steps.push(step.clone());
         }
@@ -356,7 +358,7 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         opened: &mut OpenedSession,
     ) -> Self {
-        want_vocabulary(prepared.model.family);
+        load_vocabulary(prepared.model.family);
         let (anchor, size) = (opened.anchor.take().map(Arc::new), prepared.body.len());
         let sent = plan::as_it_came(&prepared.request());
         let measured = {
@@ -376,7 +378,7 @@ impl PlannedRequest {
 
     /// What has to be kept of the sent request to predict what the next one will contain of its turn.
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
-        let rewrites = prepared.rewrites() && self.done.resent.is_none();
+        let rewrites = prepared.may_rewrite() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
         let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
         Some(CarryOutlook::new(&prepared.request(), measured, self.anchor(), rewrites, limits))
@@ -400,7 +402,7 @@ impl PlannedRequest {
         let (window, reserve) = (prepared.model.window, prepared.reserve);
         let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
         let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
-        view.rewriting.summary_by = self.summary;
+        view.rewriting.summary_by = self.summary_by;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
@@ -416,22 +418,22 @@ impl PlannedRequest {
         };
         let plan = match off_thread(prepared.body.len(), replay).await {
             Ok(plan) => plan,
-            Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
+            Err(why) => return Self::unplanned(why),
         };
         let done = prepared.rewrite_summary(&plan.steps);
         let is_shadow = prepared.mode == Mode::Shadow;
         let edits = if is_shadow { Arc::default() } else { plan.edits.into() };
-        let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
-        let summary = plan.summary;
+        let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
+        let summary_by = plan.summary;
         let sent = match prepared.mode {
             Mode::Shadow => plan::as_it_came(&prepared.request()),
             Mode::Observe | Mode::Active => plan.sent,
         };
-        Self { edits, sent, known, done, summary, stood_aside, ..Self::default() }
+        Self { edits, sent, known, done, summary_by, fail_open, ..Self::default() }
     }
 
-    /// Records that the original is sent instead of the rewritten request.
-    pub(crate) async fn is_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
+    /// Records that the original is sent instead of the rewritten request, and measures it.
+    pub(crate) async fn set_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
         self.sent = plan::as_it_came(&prepared.request());
         let measure = {
             let (prepared, sent, anchor) =
@@ -448,7 +450,7 @@ pub(crate) async fn estimate(
     sent: Overlay,
     known: &Arc<RecordedDecisions>,
 ) -> Option<Estimate> {
-    want_vocabulary(prepared.model.family);
+    load_vocabulary(prepared.model.family);
     let measure = {
         let (prepared, known) = (prepared.clone(), known.clone());
         move || prepared.measure(&sent, &known, None).estimate

@@ -52,7 +52,7 @@ struct SessionTerms {
     mode: Mode,
     held_out: bool,
     /// The store did not return the session in time.
-    missed: bool,
+    store_missed: bool,
 }
 
 /// A request with everything that is known about its model and upstream.
@@ -75,7 +75,7 @@ pub(crate) struct PreparedRequest {
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
     /// The store did not return its session or the lessons in time: nothing new is decided without them.
-    pub(crate) unknown: bool,
+    pub(crate) store_missed: bool,
     /// Its client signed the body: no byte of it may change.
     pub(crate) signed: bool,
     /// What is requested on the client's behalf besides the plan.
@@ -101,7 +101,8 @@ impl RequestBasis {
         adds: impl FnOnce(&PreparedRequest, &OpenedSession) -> Vec<AddedOption>,
     ) -> PreparedRequest {
         let mode = self.mode;
-        let mut prepared = self.on(SessionTerms { mode, held_out, missed: opened.store_missed });
+        let mut prepared =
+            self.on(SessionTerms { mode, held_out, store_missed: opened.store_missed });
         if mode == Mode::Shadow {
             let known = opened.reload_decisions(&prepared.conversation, false);
             prepared.mode = Mode::Observe;
@@ -123,7 +124,7 @@ impl RequestBasis {
         adds: impl FnOnce(&PreparedRequest) -> Vec<AddedOption>,
     ) -> PreparedRequest {
         let mode = self.mode;
-        let mut prepared = self.on(SessionTerms { mode, held_out, missed: false });
+        let mut prepared = self.on(SessionTerms { mode, held_out, store_missed: false });
         prepared.added = adds(&prepared);
         prepared
     }
@@ -131,7 +132,7 @@ impl RequestBasis {
     /// The request without a session: nothing is decided or changed.
     pub(crate) fn alone(self) -> PreparedRequest {
         let mode = self.mode;
-        self.on(SessionTerms { mode, held_out: false, missed: false })
+        self.on(SessionTerms { mode, held_out: false, store_missed: false })
     }
 
     fn on(self, terms: SessionTerms) -> PreparedRequest {
@@ -139,7 +140,7 @@ impl RequestBasis {
         let RequestAnalysis { plain: body, conversation, repeated_calls, memory } = analysis;
         let ModelFacts { model, learned, echo, policy, max_output, reserve, lessons_missed } =
             facts;
-        let SessionTerms { mode, held_out, missed } = terms;
+        let SessionTerms { mode, held_out, store_missed } = terms;
         PreparedRequest {
             exchange,
             tenant,
@@ -153,7 +154,7 @@ impl RequestBasis {
             policy,
             mode,
             held_out,
-            unknown: lessons_missed || missed,
+            store_missed: lessons_missed || store_missed,
             signed,
             added: Vec::new(),
             repeated_calls,
@@ -189,14 +190,14 @@ impl PreparedRequest {
     }
 
     /// The model, as the client named it; empty if it named none.
-    pub(crate) fn name(&self) -> &str {
+    pub(crate) fn model_name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
     }
 
     /// The source of a lesson, also to look one up.
-    pub(crate) fn source(&self) -> LessonSource<'_> {
+    pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
         let (tenant, vouched) = (self.tenant.as_ref(), self.upstream.distinguishes_clients());
-        LessonSource { tenant, upstream: &self.upstream.name, model: self.name(), vouched }
+        LessonSource { tenant, upstream: &self.upstream.name, model: self.model_name(), vouched }
     }
 
     /// The request in the form that the pure modules use.
@@ -206,12 +207,12 @@ impl PreparedRequest {
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
-            name: self.name(),
+            name: self.model_name(),
             upstream: &self.upstream.name,
             echo: self.echo,
             policy: &self.policy,
             mode: self.mode,
-            clears_past: self.added.iter().find_map(|added| match added.what {
+            clears_past: self.added.iter().find_map(|added| match added.kind {
                 AddedOptionKind::Editing { trigger } => Some(trigger),
                 _ => None,
             }),
@@ -240,18 +241,18 @@ impl PreparedRequest {
 
     /// The rewrite summary of these steps.
     pub(super) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
-        let shows_thinking = self.added.iter().any(|it| it.what == AddedOptionKind::Display);
+        let shows_thinking = self.added.iter().any(|it| it.kind == AddedOptionKind::Display);
         let held_out = self.held_out;
         RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
     }
 
     /// Whether policy's rewrites apply to its thread.
-    pub(super) fn rewrites(&self) -> bool {
+    pub(super) fn may_rewrite(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }
 
     /// Whether new decisions may be made.
     pub(crate) fn may_decide(&self) -> bool {
-        self.mode != Mode::Observe && !self.held_out && !self.unknown
+        self.mode != Mode::Observe && !self.held_out && !self.store_missed
     }
 }

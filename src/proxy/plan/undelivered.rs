@@ -1,4 +1,4 @@
-//! Injected messages of a request that got no response: they are queued again, however the request ends.
+//! Injected messages of a request that got no response: they are queued again, in whatever way the request ends.
 //!
 //! Held from the moment when the messages are taken until the provider responds. If it is dropped before
 //! that, it queues the messages again. Must not delay anybody.
@@ -12,17 +12,17 @@ use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
-use crate::store::ledgers::{OpenedSession, SessionRoom};
+use crate::store::ledgers::{OpenedSession, SessionHandle};
 use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Messages at the end of a request without a response yet.
-pub(crate) struct UndeliveredMessage {
+pub(crate) struct UndeliveredMessages {
     proxy: Arc<Proxy>,
-    room: SessionRoom,
+    handle: SessionHandle,
     facts: Vec<Fact>,
 }
 
-impl UndeliveredMessage {
+impl UndeliveredMessages {
     /// The messages of a request with these recorded decisions; `None` if there are none.
     pub(super) fn of(
         proxy: &Arc<Proxy>,
@@ -31,7 +31,7 @@ impl UndeliveredMessage {
         exchange: &ExchangeId,
     ) -> Option<Self> {
         let facts = inject::requeue(known, exchange, now(), false);
-        let guard = |facts| Self { proxy: proxy.clone(), room: opened.room(), facts };
+        let guard = |facts| Self { proxy: proxy.clone(), handle: opened.handle(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }
 
@@ -41,21 +41,21 @@ impl UndeliveredMessage {
     }
 }
 
-impl Drop for UndeliveredMessage {
+impl Drop for UndeliveredMessages {
     fn drop(&mut self) {
         // Without a runtime, the process is ending.
         let Ok(runtime) = Handle::try_current() else { return };
         for fact in std::mem::take(&mut self.facts) {
-            let (proxy, room) = (self.proxy.clone(), self.room.clone());
-            runtime.spawn(async move { requeue(&proxy, &room, fact).await });
+            let (proxy, handle) = (self.proxy.clone(), self.handle.clone());
+            runtime.spawn(async move { requeue(&proxy, &handle, fact).await });
         }
     }
 }
 
 /// Queues a message again.
-pub(crate) async fn requeue(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
+pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
-    let Scope { tenant, session } = room.scope.clone();
+    let Scope { tenant, session } = handle.scope.clone();
     let (id, step, at) = (queued.id.clone(), MessageStep::Queued, now());
     proxy.telemetry.announce(MessageEvent {
         id,
@@ -67,5 +67,5 @@ pub(crate) async fn requeue(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
         at,
     });
     // If the store cannot save it, it stays in memory.
-    let _ = proxy.ledgers.note(room, fact).await;
+    let _ = proxy.ledgers.store_fact(handle, fact).await;
 }

@@ -37,7 +37,7 @@ pub(crate) struct ResponseObserver {
     streamed: bool,
     complete: bool,
     /// Where the progress of the reply is recorded.
-    latest: Option<Arc<DraftProgress>>,
+    progress: Option<Arc<DraftProgress>>,
     /// The request's body, held until the reply has begun.
     request: Option<Arc<RequestBody>>,
 }
@@ -109,15 +109,18 @@ impl ResponseObserver {
             later: None,
             streamed,
             complete: false,
-            latest: None,
+            progress: None,
             request: None,
         }
     }
 
     /// The same, recording the reply's progress and releasing its request's body.
-    pub(crate) fn noting(self, progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>) -> Self {
-        let (latest, request) = progress.unzip();
-        Self { latest, request, ..self }
+    pub(crate) fn with_progress(
+        self,
+        progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>,
+    ) -> Self {
+        let (progress, request) = progress.unzip();
+        Self { progress, request, ..self }
     }
 
     /// Reads the next bytes as received; returns whether the reply is complete. If a large part would have to
@@ -142,8 +145,8 @@ impl ResponseObserver {
                     }),
                     false => {
                         reading.push(&plain);
-                        if let Some(latest) = &self.latest {
-                            latest.note(reading);
+                        if let Some(progress) = &self.progress {
+                            progress.note(reading);
                         }
                         if reading.content_bytes() > 0
                             && let Some(request) = self.request.take()

@@ -134,7 +134,8 @@ impl StreamSilence {
     /// The error event that the provider would send in a failed stream.
     fn error_event(&self) -> Bytes {
         let seconds = self.limits.silent.unwrap_or_default().as_secs();
-        ProxyError::UpstreamSilent(self.upstream.clone(), seconds).event(self.dialect).into()
+        let upstream = self.upstream.clone();
+        ProxyError::UpstreamSilent { upstream, seconds }.event(self.dialect).into()
     }
 }
 

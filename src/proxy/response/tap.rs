@@ -23,7 +23,7 @@ use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
-use crate::proxy::http::pieces::CoalescedBody;
+use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
@@ -39,6 +39,7 @@ const SMALL_REPLY: usize = 64 * 1024;
 
 /// Stores a turn; returns the reason if it could not.
 type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+
 /// The error of a stream that its upstream ended before its terminal event.
 const CUT: &str = "the upstream ended the stream before its terminal event";
 
@@ -69,8 +70,8 @@ impl TurnWrite {
 pub(crate) enum ResponseBody {
     /// Our own body.
     Ours(Option<Bytes>),
-    /// An upstream's, and what sends its pieces.
-    Tapped(Box<Tap<OutgoingBody>>, CoalescedBody),
+    /// An upstream's, and the window for its unsent pieces.
+    Tapped(Box<Tap<OutgoingBody>>, SendWindow),
 }
 
 impl Body for ResponseBody {
@@ -85,10 +86,10 @@ impl Body for ResponseBody {
             ResponseBody::Ours(bytes) => {
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }
-            ResponseBody::Tapped(tap, pieces) => {
-                ready!(pieces.poll_ready(cx));
+            ResponseBody::Tapped(tap, window) => {
+                ready!(window.poll_ready(cx));
                 let frame = ready!(Pin::new(tap.as_mut()).poll_frame(cx));
-                let pass = |frame: Frame<Bytes>| frame.map_data(|data| pieces.pass(data));
+                let pass = |frame: Frame<Bytes>| frame.map_data(|data| window.pass(data));
                 Poll::Ready(frame.map(|frame| frame.map(pass)))
             }
         }
@@ -115,9 +116,9 @@ impl Body for ResponseBody {
 #[derive(Default)]
 pub(crate) struct ResponseActions {
     /// Observes it.
-    pub(crate) observation: Option<ResponseObserver>,
+    pub(crate) observer: Option<ResponseObserver>,
     /// Edits it for the client.
-    pub(crate) altering: Option<Box<ResponseEdits>>,
+    pub(crate) edits: Option<Box<ResponseEdits>>,
     /// Stores the turn.
     pub(crate) settle: Option<SettleReply>,
     /// Limits its silence.
@@ -218,14 +219,14 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         meter.first_byte_us.get_or_insert(since.as_micros() as u64);
         meter.frames += 1;
         meter.bytes += data.len() as u64;
-        let complete = self.actions.observation.as_mut().is_some_and(|along| along.saw(&data));
+        let complete = self.actions.observer.as_mut().is_some_and(|observer| observer.saw(&data));
         let last = self.inner.is_end_stream();
-        self.next_frame = self.shown(data, last);
+        self.next_frame = self.edited(data, last);
         if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {
             silence.passed(shown.data_ref().map_or(&[], |data| data));
         }
         if matches!(self.end, Some(Err(_))) {
-            self.settle_alone(Outcome::UpstreamFailed);
+            self.settle_detached(Outcome::UpstreamFailed);
         } else if complete || last {
             self.settle_whole();
         }
@@ -233,17 +234,17 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// A data frame as the client gets it.
-    fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
-        let Some(altering) = &mut self.actions.altering else { return Some(Frame::data(data)) };
+    fn edited(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
+        let Some(edits) = &mut self.actions.edits else { return Some(Frame::data(data)) };
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
-        let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
+        let passed = catch_unwind(AssertUnwindSafe(|| edits.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            self.recorder.stood_aside(FailOpen::Panicked);
+            self.recorder.record_fail_open(FailOpen::Panicked);
             Err(DecodeError::Broken)
         });
         match passed {
             Ok(mut shown) => {
-                let rest = if last { altering.rest() } else { Bytes::new() };
+                let rest = if last { edits.rest() } else { Bytes::new() };
                 if !rest.is_empty() {
                     let mut joined = BytesMut::from(shown);
                     joined.extend_from_slice(&rest);
@@ -263,9 +264,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         match &how {
             Ok(()) => self.settle_whole(),
             // An error is forwarded at once, without waiting for the turn.
-            Err(_) => self.settle_alone(Outcome::UpstreamFailed),
+            Err(_) => self.settle_detached(Outcome::UpstreamFailed),
         }
-        let rest = self.actions.altering.as_mut().map(|altering| altering.rest());
+        let rest = self.actions.edits.as_mut().map(|edits| edits.rest());
         self.next_frame = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
         self.end = Some(how);
     }
@@ -274,7 +275,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// inserted.
     fn fell_silent(&mut self, event: Option<Bytes>) {
         self.recorder.event.silent_stream = true;
-        self.settle_alone(Outcome::UpstreamFailed);
+        self.settle_detached(Outcome::UpstreamFailed);
         self.end = Some(match event {
             Some(_) => Ok(()),
             None => Err(SILENT.into()),
@@ -286,7 +287,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn settle_whole(&mut self) {
         let waiting = self.settle(self.clean_outcome);
         match self.ended_early {
-            true => self.go_on(waiting),
+            true => self.store_detached(waiting),
             false => self.commit = self.commit.take().or(waiting),
         }
     }
@@ -304,14 +305,14 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.recorder.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
         }
         self.recorder.event.outcome = outcome;
-        let observation = self.actions.observation.take()?;
+        let observer = self.actions.observer.take()?;
         let settle = self.actions.settle.take();
         let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
-        let commit = match observation.is_long() {
-            true => TurnWrite::Reading(Box::pin(read(observation, record, settle))),
+        let commit = match observer.is_long() {
+            true => TurnWrite::Reading(Box::pin(read_then_settle(observer, record, settle))),
             false => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
-                    settled(&mut record, observation.finish(is_whole(outcome)), settle)
+                    settle_reply(&mut record, observer.finish(is_whole(outcome)), settle)
                 }));
                 let settled = settled.unwrap_or_else(|_| {
                     record.fail_open.push(FailOpen::Panicked);
@@ -330,18 +331,18 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }))
     }
 
-    /// Settles the exchange if nobody waits for the turn.
-    fn settle_alone(&mut self, outcome: Outcome) {
+    /// Settles the exchange, and stores its turn without making the client wait.
+    fn settle_detached(&mut self, outcome: Outcome) {
         let waiting = self.settle(outcome);
-        self.go_on(waiting);
+        self.store_detached(waiting);
     }
 
-    /// Stores a turn in a task of its own, because nobody waits for it; it is reported when that ends.
-    fn go_on(&mut self, waiting: Option<Box<BoundedTurnWrite>>) {
+    /// Stores a turn in a task of its own, because no frame waits for it; the exchange is reported when that ends.
+    fn store_detached(&mut self, waiting: Option<Box<BoundedTurnWrite>>) {
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Without a runtime, the process is ending.
         if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
-            self.recorder.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
+            self.recorder.storing = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
     }
 }
@@ -360,7 +361,7 @@ struct ReplyOutcome {
 }
 
 /// Records the data of a reply, and begins to store its turn.
-fn settled(
+fn settle_reply(
     record: &mut ReplyRecord,
     observed: ObservedReply,
     settle: Option<SettleReply>,
@@ -385,13 +386,13 @@ fn settled(
 }
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
-async fn read(
-    observation: ResponseObserver,
+async fn read_then_settle(
+    observer: ResponseObserver,
     mut record: ReplyRecord,
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
     let whole = is_whole(record.outcome);
-    let Ok(observed) = long_work(move || observation.finish(whole)).await else {
+    let Ok(observed) = long_work(move || observer.finish(whole)).await else {
         return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
     };
     // A client that left with the whole stream has the whole reply.
@@ -399,7 +400,7 @@ async fn read(
     if record.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
         record.outcome = Outcome::Complete;
     }
-    let ReplyOutcome { commit, ended_early } = settled(&mut record, observed, settle);
+    let ReplyOutcome { commit, ended_early } = settle_reply(&mut record, observed, settle);
     let why = match commit {
         Some(commit) => commit.await,
         None => None,
@@ -456,7 +457,7 @@ where
                 this.ended_early |= kept.ended_early;
                 this.recorder.record_turn(kept);
                 let late = this.commit.take();
-                this.go_on(late);
+                this.store_detached(late);
             }
             if let Some(frame) = this.next_frame.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
@@ -512,7 +513,7 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.actions.altering {
+        match self.actions.edits {
             None => self.inner.size_hint() + SizeHint::with_exact(self.read_bytes()),
             Some(_) => SizeHint::default(),
         }
@@ -528,7 +529,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
             ServingPhase::Serving | ServingPhase::Draining => Outcome::ClientLeft,
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));
-        self.go_on(waiting);
+        self.store_detached(waiting);
     }
 }
 

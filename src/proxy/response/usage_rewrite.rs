@@ -195,7 +195,7 @@ mod tests {
         String::from_utf8(rewriting.rest().to_vec()).unwrap()
     }
 
-    /// Cut anywhere, a stream says the same, and other events pass as they are.
+    /// Cut anywhere, a stream gives the same result, and other events pass unchanged.
     fn stream(dialect: Dialect, events: &str, expected: &str) {
         for cut in 0..=events.len() {
             if !events.is_char_boundary(cut) {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_as_they_come() {
+    fn usage_is_changed_in_each_event_as_it_arrives() {
         let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":100,\"output_tokens\":1}}}\n\n";
         let event =
             "data: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"\\\"usage\\\"\"}}\n\n";
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_or_too_long_passes_untouched() {
+    fn a_body_that_is_not_json_or_is_too_long_passes_unchanged() {
         let mut html = rewriting(Dialect::Anthropic, false);
         assert_eq!(html.pass(Bytes::from_static(b"<html>\"usage\"")).unwrap(), "");
         assert_eq!(html.rest(), "<html>\"usage\"");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_no_events_is_left_alone() {
+    fn a_stream_without_event_framing_is_left_alone() {
         let of = |streams, kind, encoding| {
             let addition = UsageAddition { dialect: Dialect::Gemini, tokens: 1, streams };
             UsageRewrite::new(

@@ -35,14 +35,10 @@ const ANSWER: &[u8] =
     retry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// Refuses a connection, and counts how.
-pub(super) fn turn_away(
-    proxy: Arc<Proxy>,
-    stream: TcpStream,
-    phase: watch::Receiver<ServingPhase>,
-) {
+pub(super) fn refuse(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<ServingPhase>) {
     let Ok(permit) = proxy.rejection_permits.clone().try_acquire_owned() else {
         let is_answered = proxy.tls.is_none() && stream.into_std().and_then(reject).is_ok();
-        proxy.telemetry.turned_away(if is_answered {
+        proxy.telemetry.connection_refused(if is_answered {
             RejectedConnection::Answered
         } else {
             RejectedConnection::Closed
@@ -58,7 +54,7 @@ pub(super) fn turn_away(
         } else {
             RejectedConnection::Closed
         };
-        proxy.telemetry.turned_away(got);
+        proxy.telemetry.connection_refused(got);
         drop(permit);
     });
 }
@@ -85,7 +81,7 @@ async fn answer(
     let service = service_fn(move |request: Request<Incoming>| {
         is_answered.store(true, Ordering::Relaxed);
         let answer =
-            exchange::reject_connection(proxy, &request, phase.clone()).map(Full::<Bytes>::new);
+            exchange::refuse_connection(proxy, &request, phase.clone()).map(Full::<Bytes>::new);
         async move { Ok::<Response<_>, io::Error>(answer) }
     });
     match tls {

@@ -27,7 +27,7 @@ use self::builder::{Http2Window, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
 use super::http::answer::ProxyError;
-use super::http::framing::{LookAlike, MarkedTransport, framed};
+use super::http::framing::{LookAlike, RefusalReplacer, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
 use super::http::{opening, transport};
@@ -43,6 +43,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(1);
 /// Pause after the system failed to accept a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainOutcome {
@@ -69,7 +70,10 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => admit(&proxy, stream, &watching),
                 Err(error) => {
-                    tracing::warn!("no connection could be accepted: {error}");
+                    tracing::warn!(
+                        "a client's connection could not be accepted: {error}. If too many files are open, raise \
+                         the limit (ulimit -n)"
+                    );
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
@@ -102,18 +106,18 @@ async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcom
 fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingPhase>) {
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
-    let place = proxy.connections.clone().try_acquire_owned();
-    let opened = place.ok().and_then(|place| {
-        let place = Arc::new(place);
-        let share = proxy.memory.share_of(Arc::downgrade(&place));
-        let held = transport::open(&share, proxy.tls.is_some())?;
-        Some(AdmittedConnection { share, held, place })
+    let permit = proxy.connections.clone().try_acquire_owned();
+    let admitted = permit.ok().and_then(|permit| {
+        let permit = Arc::new(permit);
+        let share = proxy.memory.share_of(Arc::downgrade(&permit));
+        let held = transport::reserve(&share, proxy.tls.is_some())?;
+        Some(AdmittedConnection { share, held, permit })
     });
-    let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
-    opened.share.progress().moved();
+    let Some(admitted) = admitted else { return full::refuse(proxy, stream, phase) };
+    admitted.share.progress().record_activity();
     tokio::spawn(async move {
         let open = proxy.telemetry.connection();
-        connection(proxy, stream, opened, phase).await;
+        connection(proxy, stream, admitted, phase).await;
         drop(open);
     });
 }
@@ -122,16 +126,18 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingP
 struct AdmittedConnection {
     share: Arc<MemoryShare>,
     held: HeldMemory,
-    place: Arc<OwnedSemaphorePermit>,
+    permit: Arc<OwnedSemaphorePermit>,
 }
 
 async fn connection(
     proxy: Arc<Proxy>,
     stream: TcpStream,
-    opened: AdmittedConnection,
+    admitted: AdmittedConnection,
     mut phase: watch::Receiver<ServingPhase>,
 ) {
-    let Some(tls) = &proxy.tls else { return serve_connection(proxy, stream, opened, phase).await };
+    let Some(tls) = &proxy.tls else {
+        return serve_connection(proxy, stream, admitted, phase).await;
+    };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
     let accepted = tokio::select! {
         accepted = accepting => accepted,
@@ -139,7 +145,7 @@ async fn connection(
         _ = phase.changed() => return,
     };
     if let Ok(Ok(stream)) = accepted {
-        Box::pin(serve_connection(proxy, stream, opened, phase)).await;
+        Box::pin(serve_connection(proxy, stream, admitted, phase)).await;
     }
 }
 
@@ -147,12 +153,12 @@ async fn connection(
 async fn serve_connection<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
-    opened: AdmittedConnection,
+    admitted: AdmittedConnection,
     mut phase: watch::Receiver<ServingPhase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let AdmittedConnection { share, held, place: _place } = opened;
+    let AdmittedConnection { share, held, permit: _permit } = admitted;
     let limits = &proxy.config.limits;
     // hyper's own timeout starts once it knows the HTTP version, which needs the first bytes.
     let mut timeout = pin!(tokio::time::sleep(header_time(limits)));
@@ -183,7 +189,7 @@ async fn serve_connection<S>(
     });
     let recorded = proxy.clone();
     let refused = move |fault: &ProxyError| record_non_http(&recorded, fault);
-    let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
+    let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refused));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
@@ -225,7 +231,7 @@ async fn serve_connection<S>(
 async fn stalled(share: &MemoryShare) {
     loop {
         share.budget().short_of_connections().await;
-        let timeout = share.progress().timeout();
+        let timeout = share.progress().time_left();
         if timeout.is_zero() {
             return;
         }

@@ -31,10 +31,10 @@ const SAVED_EVERY: u64 = 64;
 const OLD: u64 = 7 * 24 * 3600 * 1000;
 
 /// The tenants of this many responses are remembered.
-const TEACHERS: usize = 32;
-/// If one tenant has more than this many of them, only every [`SLOWER`]th of its responses teaches.
+const REMEMBERED: usize = 32;
+/// If one tenant has more than this many of them, only every [`TAUGHT_ONE_IN`]th of its responses teaches.
 const MOST_OF_ONE: usize = 16;
-const SLOWER: u8 = 4;
+const TAUGHT_ONE_IN: u8 = 4;
 
 /// The states by upstream and model.
 pub(crate) struct Calibration(Arc<CalibrationState>);
@@ -46,10 +46,10 @@ struct CalibrationState {
 
 /// The state of one model.
 struct ModelCalibration {
-    /// The tenant that it is for; `None`: for all.
-    pupil: Option<Box<str>>,
+    /// The tenant that it is for; `None`: for all tenants.
+    for_tenant: Option<Box<str>>,
     learned: Arc<EstimatorState>,
-    teachers: RecentTeachers,
+    recent_tenants: RecentTenants,
     /// Whether the store was asked for it. Until then nothing is saved.
     recall: Recall,
 }
@@ -57,32 +57,37 @@ struct ModelCalibration {
 impl ModelCalibration {
     /// The state of a new model. Its range starts as wide as that of a model of its family that has learned,
     /// behind the same upstream and for the same tenant.
-    fn new(place: &CalibrationKey, family: Family, all: &ModelMap<Self>) -> Self {
-        let siblings = all.of_upstream(&place.upstream).filter(|it| it.pupil == place.pupil);
+    fn new(key: &CalibrationKey, family: Family, all: &ModelMap<Self>) -> Self {
+        let siblings = all.of_upstream(&key.upstream).filter(|it| it.for_tenant == key.for_tenant);
         let learned = EstimatorState::beside(family, siblings.map(|it| &*it.learned));
-        let (teachers, recall) = Default::default();
-        Self { pupil: place.pupil.clone(), learned: Arc::new(learned), teachers, recall }
+        let (recent_tenants, recall) = Default::default();
+        Self {
+            for_tenant: key.for_tenant.clone(),
+            learned: Arc::new(learned),
+            recent_tenants,
+            recall,
+        }
     }
 }
 
 /// The tenants of the last responses, as hashes.
 #[derive(Default)]
-struct RecentTeachers {
+struct RecentTenants {
     last: VecDeque<u64>,
     skipped: u8,
 }
 
-impl RecentTeachers {
-    /// Whether a response to this tenant teaches.
-    fn hear(&mut self, tenant: u64) -> bool {
-        let own = self.last.iter().filter(|teacher| **teacher == tenant).count();
+impl RecentTenants {
+    /// Whether a response to this tenant is learned from; remembers it if so.
+    fn admit(&mut self, tenant: u64) -> bool {
+        let own = self.last.iter().filter(|recent| **recent == tenant).count();
         if own >= MOST_OF_ONE && own < self.last.len() {
-            self.skipped = (self.skipped + 1) % SLOWER;
+            self.skipped = (self.skipped + 1) % TAUGHT_ONE_IN;
             if self.skipped != 0 {
                 return false;
             }
         }
-        if self.last.len() >= TEACHERS {
+        if self.last.len() >= REMEMBERED {
             self.last.pop_front();
         }
         self.last.push_back(tenant);
@@ -90,7 +95,7 @@ impl RecentTeachers {
     }
 }
 
-/// A response that teaches.
+/// What one response says about the estimate of its request.
 pub(crate) struct CalibrationSample {
     pub(crate) seen: Observation,
     pub(crate) guess: CostPrediction,
@@ -104,23 +109,23 @@ struct CalibrationKey {
     upstream: Box<str>,
     model: Box<str>,
     /// The tenant, if the state is only for one.
-    pupil: Option<Box<str>>,
+    for_tenant: Option<Box<str>>,
     /// The name of the state: the model, and the tenant if the state is only for one.
     name: Box<str>,
 }
 
 impl CalibrationSample {
     /// The state after it.
-    fn taught(&self, learned: &EstimatorState) -> EstimatorState {
+    fn applied_to(&self, learned: &EstimatorState) -> EstimatorState {
         learned.clone().after(&self.seen, &self.guess, self.actual)
     }
 
     /// The state after a response, whether it teaches or not.
     pub(crate) fn after(
-        lesson: Option<&Self>,
+        sample: Option<&Self>,
         learned: &Arc<EstimatorState>,
     ) -> Arc<EstimatorState> {
-        lesson.map_or_else(|| learned.clone(), |lesson| Arc::new(lesson.taught(learned)))
+        sample.map_or_else(|| learned.clone(), |sample| Arc::new(sample.applied_to(learned)))
     }
 }
 
@@ -130,32 +135,32 @@ impl Calibration {
         Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
     }
 
-    /// The state of a model behind an upstream, from all tenants or for one `pupil`. The store is asked once,
+    /// The state of a model behind an upstream: shared by all tenants, or one tenant's. The store is asked once,
     /// and waited for within the budget; a later answer is merged when it arrives.
     pub(crate) async fn of(
         &self,
         ledgers: &Arc<Ledgers>,
         upstream: &str,
         model: &str,
-        pupil: Option<&TenantId>,
+        for_tenant: Option<&TenantId>,
         family: Family,
         budget: &ReadBudget,
     ) -> (Arc<EstimatorState>, RecallOutcome) {
-        let place = CalibrationKey::of(upstream, model, pupil);
-        let (learned, recall) = self.0.known(&place, family);
+        let key = CalibrationKey::of(upstream, model, for_tenant);
+        let (learned, recall) = self.0.known(&key, family);
         if recall.is_known() {
             return (learned, RecallOutcome::Known);
         }
         let (ledgers, shared) = (ledgers.clone(), self.0.clone());
-        let requested = place.clone();
+        let requested = key.clone();
         let read = || async move {
             if let Some(saved) = requested.saved(&ledgers, family).await? {
-                shared.join(&requested, saved);
+                shared.merge(&requested, saved);
             }
             Ok(())
         };
         let recalled = recall.wait(budget, read).await;
-        (self.0.known(&place, family).0, recalled)
+        (self.0.known(&key, family).0, recalled)
     }
 
     /// Learns from a response; saving runs as a task of its own.
@@ -163,58 +168,60 @@ impl Calibration {
         &self,
         ledgers: &Arc<Ledgers>,
         source: &LessonSource<'_>,
-        lesson: &CalibrationSample,
+        sample: &CalibrationSample,
     ) {
         let LessonSource { tenant, upstream, model, vouched } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
-        let place = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
+        let key = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
         let (learned, may_save) = {
             let mut all = self.0.all();
-            let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
+            let Some(known) = all.get_mut(&key.upstream, &key.name) else { return };
             let tenant = tenant.map(|tenant| xxh3_64(tenant.as_str().as_bytes()));
-            if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
+            if !tenant.is_some_and(|tenant| known.recent_tenants.admit(tenant)) {
                 return;
             }
             let before = known.learned.lessons();
-            known.learned = Arc::new(lesson.taught(&known.learned));
+            known.learned = Arc::new(sample.applied_to(&known.learned));
             if known.learned.lessons() == before {
                 return;
             }
             (known.learned.clone(), known.recall.is_known())
         };
-        let (lessons, band) = learned.state();
-        self.0.telemetry.learned(upstream, model, lessons, band);
-        let is_due = lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY);
-        if lessons > 1 && is_due && may_save {
+        let (samples, band) = learned.state();
+        self.0.telemetry.learned(upstream, model, samples, band);
+        let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
+        if samples > 1 && is_due && may_save {
             let (ledgers, shared) = (ledgers.clone(), self.0.clone());
             // If saving fails, it is learned again.
-            tokio::spawn(async move { shared.save(&ledgers, &place, &learned).await.ok() });
+            tokio::spawn(async move { shared.save(&ledgers, &key, &learned).await.ok() });
         }
     }
 }
 
 impl CalibrationState {
     /// The state of a model, and whether the store has answered.
-    fn known(&self, place: &CalibrationKey, family: Family) -> (Arc<EstimatorState>, Recall) {
+    fn known(&self, key: &CalibrationKey, family: Family) -> (Arc<EstimatorState>, Recall) {
         let mut all = self.all();
-        if let Some(known) = all.get_mut(&place.upstream, &place.name)
+        if let Some(known) = all.get_mut(&key.upstream, &key.name)
             && known.learned.is_of(family)
         {
             return (known.learned.clone(), known.recall.clone());
         }
-        let known = ModelCalibration::new(place, family, &all);
+        let known = ModelCalibration::new(key, family, &all);
         let both = (known.learned.clone(), known.recall.clone());
-        all.insert(&place.upstream, &place.name, known);
+        all.insert(&key.upstream, &key.name, known);
         both
     }
 
     /// Uses the saved state if it is from more responses.
-    fn join(&self, place: &CalibrationKey, saved: EstimatorState) {
+    fn merge(&self, key: &CalibrationKey, saved: EstimatorState) {
         let mut all = self.all();
-        let known = all.get_mut(&place.upstream, &place.name);
-        let Some(known) = known.filter(|known| is_more(&saved, &known.learned)) else { return };
-        let (lessons, band) = saved.state();
-        self.telemetry.learned(&place.upstream, &place.model, lessons, band);
+        let known = all.get_mut(&key.upstream, &key.name);
+        let Some(known) = known.filter(|known| is_from_more(&saved, &known.learned)) else {
+            return;
+        };
+        let (samples, band) = saved.state();
+        self.telemetry.learned(&key.upstream, &key.model, samples, band);
         known.learned = Arc::new(saved);
     }
 
@@ -222,16 +229,16 @@ impl CalibrationState {
     async fn save(
         &self,
         ledgers: &Ledgers,
-        place: &CalibrationKey,
+        key: &CalibrationKey,
         learned: &EstimatorState,
     ) -> Result<(), StoreError> {
-        let saved = place.saved(ledgers, learned.family()).await?;
-        if let Some(saved) = saved.filter(|saved| is_more(saved, learned)) {
-            self.join(place, saved);
+        let saved = key.saved(ledgers, learned.family()).await?;
+        if let Some(saved) = saved.filter(|saved| is_from_more(saved, learned)) {
+            self.merge(key, saved);
             return Ok(());
         }
         let Ok(state) = serde_json::to_vec(learned) else { return Ok(()) };
-        ledgers.calibrations().save(&place.key(), state.into(), now()).await
+        ledgers.calibrations().save(&key.store_key(), state.into(), now()).await
     }
 
     fn all(&self) -> MutexGuard<'_, ModelMap<ModelCalibration>> {
@@ -240,18 +247,18 @@ impl CalibrationState {
 }
 
 /// Whether one state is from more responses than the other, of the same family.
-fn is_more(one: &EstimatorState, other: &EstimatorState) -> bool {
+fn is_from_more(one: &EstimatorState, other: &EstimatorState) -> bool {
     other.is_of(one.family()) && one.lessons() > other.lessons()
 }
 
 impl CalibrationKey {
-    fn of(upstream: &str, model: &str, pupil: Option<&TenantId>) -> Self {
-        let name = match pupil {
-            Some(pupil) => format!("{model} for {pupil}").into(),
+    fn of(upstream: &str, model: &str, for_tenant: Option<&TenantId>) -> Self {
+        let name = match for_tenant {
+            Some(for_tenant) => format!("{model} for {for_tenant}").into(),
             None => model.into(),
         };
-        let pupil = pupil.map(|pupil| pupil.as_str().into());
-        Self { upstream: upstream.into(), model: model.into(), pupil, name }
+        let for_tenant = for_tenant.map(|for_tenant| for_tenant.as_str().into());
+        Self { upstream: upstream.into(), model: model.into(), for_tenant, name }
     }
 
     /// The saved state, if valid.
@@ -266,13 +273,13 @@ impl CalibrationKey {
             (learned.is_of(family) && learned.is_whole())
                 .then(|| if is_old { learned.aged() } else { learned })
         };
-        let saved = ledgers.calibrations().states(&self.key()).await?;
+        let saved = ledgers.calibrations().states(&self.store_key()).await?;
         let saved = saved.into_iter().filter_map(read);
         Ok(saved.max_by_key(EstimatorState::lessons))
     }
 
     /// The key in the store: it must never change.
-    fn key(&self) -> String {
+    fn store_key(&self) -> String {
         format!("counting {} behind {}", self.name, self.upstream)
     }
 }
@@ -286,38 +293,39 @@ mod tests {
     fn a_new_models_range_starts_as_a_siblings() {
         let one = TenantId::from("one");
         let mut all = ModelMap::default();
-        for (pupil, width) in [(None, 2.0), (Some(&one), 4.0)] {
-            let place = CalibrationKey::of("up", "a", pupil);
+        for (for_tenant, width) in [(None, 2.0), (Some(&one), 4.0)] {
+            let key = CalibrationKey::of("up", "a", for_tenant);
             let mut taught = serde_json::json!(EstimatorState::new(Family::Claude));
             taught["lessons"] = 100.into();
             taught["widths"] = serde_json::json!(vec![width; 4]);
             let learned = Arc::new(serde_json::from_value(taught).unwrap());
-            let known = ModelCalibration::new(&place, Family::Claude, &all);
+            let known = ModelCalibration::new(&key, Family::Claude, &all);
             let known = ModelCalibration { learned, ..known };
-            all.insert(&place.upstream, &place.name, known);
+            all.insert(&key.upstream, &key.name, known);
         }
-        let started = |upstream, pupil, family| {
-            let place = CalibrationKey::of(upstream, "b", pupil);
-            EstimatorState::clone(&ModelCalibration::new(&place, family, &all).learned)
+        let started = |upstream, for_tenant, family| {
+            let key = CalibrationKey::of(upstream, "b", for_tenant);
+            EstimatorState::clone(&ModelCalibration::new(&key, family, &all).learned)
         };
         let fresh = EstimatorState::new(Family::Claude);
-        let [shared, own] = [None, Some(&one)].map(|pupil| started("up", pupil, Family::Claude));
+        let [shared, own] =
+            [None, Some(&one)].map(|for_tenant| started("up", for_tenant, Family::Claude));
         assert!(shared != fresh && own != fresh && shared != own);
         let two = TenantId::from("two");
-        for (upstream, pupil) in [("other", None), ("up", Some(&two))] {
-            assert_eq!(started(upstream, pupil, Family::Claude), fresh);
+        for (upstream, for_tenant) in [("other", None), ("up", Some(&two))] {
+            assert_eq!(started(upstream, for_tenant, Family::Claude), fresh);
         }
         let new = EstimatorState::new(Family::ClaudeNew);
         assert_eq!(started("up", None, Family::ClaudeNew), new);
     }
 
     #[test]
-    fn one_who_sends_most_teaches_less_and_one_who_is_alone_teaches_always() {
-        let mut teachers = RecentTeachers::default();
-        assert!((0..100).all(|_| teachers.hear(1)), "alone");
-        assert!(teachers.hear(2));
-        let heard = |teachers: &mut RecentTeachers| (0..40).filter(|_| teachers.hear(1)).count();
-        assert_eq!(heard(&mut teachers), 10, "among others");
-        assert!((0..15).all(|_| teachers.hear(2)), "who sends less is always heard");
+    fn a_tenant_with_most_responses_teaches_less_unless_it_is_the_only_one() {
+        let mut recent = RecentTenants::default();
+        assert!((0..100).all(|_| recent.admit(1)), "alone");
+        assert!(recent.admit(2));
+        let admitted = |recent: &mut RecentTenants| (0..40).filter(|_| recent.admit(1)).count();
+        assert_eq!(admitted(&mut recent), 10, "among others");
+        assert!((0..15).all(|_| recent.admit(2)), "a tenant with fewer responses always teaches");
     }
 }

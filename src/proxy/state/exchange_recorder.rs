@@ -27,7 +27,7 @@ use crate::dialect::{Note, Reply, StopReason, Usage};
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
-use crate::proxy::http::progress::InFlightGuard;
+use crate::proxy::http::progress::InFlight;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
@@ -37,8 +37,8 @@ const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
 /// The response header with the exchange's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
-/// No event is emitted later than this after the exchange's end, even if its turn is not stored yet.
-const TOLD_WITHIN: Duration = Duration::from_secs(5);
+/// The event is emitted at most this long after the exchange's end, even if its turn is not stored yet.
+const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The memory of an exchange itself: its tasks and its record, bytes.
 const EXCHANGE: usize = 32 * 1024;
@@ -58,10 +58,10 @@ pub(crate) struct ExchangeRecorder {
     pub(crate) stream: Option<GaugeGuard>,
     /// What passed of the response.
     pub(crate) response: ResponseMeter,
-    /// A request body that streams through.
-    through: Option<Arc<UploadProgress>>,
-    /// The task that stores its turn, if nobody waits for that.
-    pub(crate) keeping: Option<JoinHandle<TurnOutcome>>,
+    /// The progress of a request body that streams through.
+    upload: Option<Arc<UploadProgress>>,
+    /// The task that stores its turn, if no frame waits for that.
+    pub(crate) storing: Option<JoinHandle<TurnOutcome>>,
     /// Its connection's share of the memory budget.
     pub(crate) memory: Arc<MemoryShare>,
     /// The memory that the exchange itself holds.
@@ -79,7 +79,7 @@ impl ExchangeRecorder {
         phase: watch::Receiver<ServingPhase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        memory.progress().begin(InFlightGuard::Exchange);
+        memory.progress().begin(InFlight::Exchange);
         let (method, path) = (request.method().as_str(), redact(request.uri().path()));
         let (id, at) = (proxy.next_id(), now());
         Self {
@@ -90,8 +90,8 @@ impl ExchangeRecorder {
             proxy: proxy.clone(),
             stream: None,
             response: ResponseMeter::default(),
-            through: None,
-            keeping: None,
+            upload: None,
+            storing: None,
             memory: memory.clone(),
             held_memory: memory.guard(MemoryKind::Connection),
             phase,
@@ -99,7 +99,7 @@ impl ExchangeRecorder {
     }
 
     /// Reserves memory for a request with this many bytes of headers; `false` if there is none.
-    pub(crate) fn take(&mut self, headers: usize) -> bool {
+    pub(crate) fn reserve(&mut self, headers: usize) -> bool {
         self.held_memory.hold(EXCHANGE + HEADERS * headers)
     }
 
@@ -124,29 +124,29 @@ impl ExchangeRecorder {
     }
 
     /// Removes the record that a refusal was prevented, because there was one, or the original was sent.
-    pub(crate) fn was_not_spared(&mut self) {
+    pub(crate) fn clear_spared(&mut self) {
         let refusal = &mut self.event.refusal;
         refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
     }
 
     /// Counts a request body that streams through, and aborts it if it stalls.
-    pub(crate) fn counting(&mut self, body: OutgoingBody) -> OutgoingBody {
+    pub(crate) fn count_upload(&mut self, body: OutgoingBody) -> OutgoingBody {
         let timeout = Duration::from_secs(self.proxy.config.limits.body_s);
-        body.upload(self.through.get_or_insert_default(), timeout)
+        body.upload(self.upload.get_or_insert_default(), timeout)
     }
 
     /// Whether the request's body stalled for too long and was aborted.
     pub(crate) fn body_timed_out(&self) -> bool {
-        self.through.as_ref().is_some_and(|through| through.has_timed_out())
+        self.upload.as_ref().is_some_and(|upload| upload.has_timed_out())
     }
 
-    /// Records why Plimsoll did not act; each reason once.
-    pub(crate) fn stood_aside(&mut self, why: FailOpen) {
+    /// Records why the exchange is forwarded without some of our functions; each reason once.
+    pub(crate) fn record_fail_open(&mut self, why: FailOpen) {
         add_once(&mut self.event.fail_open, why);
     }
 
     /// Records notes; each kind once.
-    pub(crate) fn noted(&mut self, notes: impl IntoIterator<Item = Note>) {
+    pub(crate) fn record_notes(&mut self, notes: impl IntoIterator<Item = Note>) {
         notes.into_iter().for_each(|note| add_once(&mut self.event.notes, note));
     }
 
@@ -280,15 +280,15 @@ fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 
 impl Drop for ExchangeRecorder {
     fn drop(&mut self) {
-        self.memory.progress().end(InFlightGuard::Exchange);
+        self.memory.progress().end(InFlight::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.began.elapsed().as_micros() as u64;
         let ResponseMeter { first_byte_us, frames, bytes, side_ns } = self.response;
         (event.first_byte_us, event.frames) = (first_byte_us, frames);
         (event.response_bytes, event.response_side_us) = (bytes, side_ns / 1000);
-        if let Some(through) = &self.through {
-            event.request_bytes = through.bytes();
+        if let Some(upload) = &self.upload {
+            event.request_bytes = upload.bytes();
         }
         // Boxed here, so that only a pointer is moved afterwards.
         let mut event = Box::new(event);
@@ -297,13 +297,13 @@ impl Drop for ExchangeRecorder {
             proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
             proxy.telemetry.report(Arc::from(event));
         };
-        let (Some(keeping), Ok(runtime)) = (self.keeping.take(), Handle::try_current()) else {
+        let (Some(storing), Ok(runtime)) = (self.storing.take(), Handle::try_current()) else {
             return report(event);
         };
         let phase = self.phase.clone();
         runtime.spawn(async move {
-            match timeout(TOLD_WITHIN, keeping).await {
-                Ok(Ok(kept)) => kept.write(&mut event),
+            match timeout(REPORTED_WITHIN, storing).await {
+                Ok(Ok(turn)) => turn.write(&mut event),
                 Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
                 // That it was not stored in time is already recorded.
                 Err(_) => {}

@@ -4,7 +4,7 @@
 
 mod by_model;
 pub(super) mod calibration;
-mod count_cache;
+mod counting_endpoints;
 pub(super) mod exchange_recorder;
 pub(super) mod scheduler;
 
@@ -15,7 +15,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use tokio::sync::{Semaphore, watch};
 
 use self::calibration::Calibration;
-use self::count_cache::CountingEndpoints;
+use self::counting_endpoints::CountingEndpoints;
 use self::scheduler::CompactionScheduler;
 use crate::config::{Config, Upstream};
 use crate::context::ExchangeId;
@@ -67,7 +67,7 @@ pub struct Proxy {
     pub(in crate::proxy) run: u64,
 }
 
-/// The phase of serving, which connections are told.
+/// The phase of serving, which every connection watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServingPhase {
     /// Serve.

@@ -50,19 +50,19 @@ pub(crate) struct SummaryGuard {
 
 impl SummaryGuard {
     /// Records that the summary was requested: from now on, dropping it counts as a failure.
-    pub(crate) fn begins(&mut self) {
+    pub(crate) fn set_requested(&mut self) {
         self.end = WritingEnd::Failed;
     }
 
     /// Records that another process writes it.
-    pub(crate) fn is_elsewhere(&self) {
+    pub(crate) fn set_elsewhere(&self) {
         let mut all = self.scheduler.all();
         let thread = all.entry(self.key.clone()).or_default();
         thread.state = thread.state.found_elsewhere();
     }
 
     /// Records how the writing ended.
-    pub(crate) fn ended(mut self, end: WritingEnd) {
+    pub(crate) fn end(mut self, end: WritingEnd) {
         self.end = end;
     }
 }
@@ -87,13 +87,13 @@ impl CompactionScheduler {
     }
 
     /// Records that this process claimed a summary.
-    pub(crate) fn has_claimed(&self, what: String) {
-        self.claims().insert(what);
+    pub(crate) fn add_claim(&self, name: String) {
+        self.claims().insert(name);
     }
 
     /// Records that a claimed summary is written or has failed; the claim expires by itself.
-    pub(crate) fn is_done_with(&self, what: &str) {
-        self.claims().remove(what);
+    pub(crate) fn remove_claim(&self, name: &str) {
+        self.claims().remove(name);
     }
 
     /// The summary that is being written for a thread.
@@ -155,7 +155,10 @@ impl CompactionScheduler {
 }
 
 /// Waits until a summary is written or has failed; `false` if the time ran out.
-pub(in crate::proxy) async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
+pub(in crate::proxy) async fn wait_until_done(
+    mut writing: watch::Receiver<()>,
+    until: Instant,
+) -> bool {
     // Nothing is ever sent on the channel: it closes when the writer is done.
     let closed = async { while writing.changed().await.is_ok() {} };
     tokio::time::timeout_at(until, closed).await.is_ok()

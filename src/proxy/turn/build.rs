@@ -68,7 +68,7 @@ pub(super) fn draft(
         ended: at,
         upstream: prepared.upstream.name.clone(),
         dialect: prepared.conversation.dialect,
-        model: prepared.name().into(),
+        model: prepared.model_name().into(),
         family: prepared.model.family,
         purpose: prepared.conversation.purpose,
         estimate: measured.map(|measured| measured.estimate.clone()),

@@ -54,7 +54,7 @@ struct CountResult {
 
 impl PendingCount {
     /// The count, if it has arrived.
-    pub(super) fn here(&self) -> Option<ProviderCount> {
+    pub(super) fn arrived(&self) -> Option<ProviderCount> {
         Some(ProviderCount { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
     }
 
@@ -90,9 +90,8 @@ pub(super) fn request_count(
     // A sample checks the claimed savings, so the client's original is counted.
     let as_it_came = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
     let prompt = if as_it_came { prepared.body.clone() } else { sent.whole()? };
-    let errand = CountRequest::of(proxy, prepared, head, prompt);
     let found = Arc::new(CountResult::default());
-    errand.begin(found.clone());
+    CountRequest::of(proxy, prepared, head, prompt).begin(found.clone());
     Some(PendingCount { as_it_came, found })
 }
 
@@ -100,15 +99,16 @@ pub(super) fn request_count(
 ///
 /// # Errors
 /// The reason why there is no count.
-pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome> {
-    let (proxy, upstream, whose) = (errand.proxy.clone(), errand.upstream.clone(), errand.whose());
+pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome> {
+    let (proxy, upstream) = (request.proxy.clone(), request.upstream.clone());
+    let pause_key = request.pause_key();
     let permit = proxy.counting.permits.clone().try_acquire_owned();
     let counted = match permit {
-        _ if proxy.counting.is_paused(&whose) => Err(CountOutcome::Paused),
+        _ if proxy.counting.is_paused(&pause_key) => Err(CountOutcome::Paused),
         Err(_) => Err(CountOutcome::Busy),
         Ok(_permit) => {
             let found = CountResult::default();
-            let counted = tokio::time::timeout(TIMEOUT, errand.counted(&found)).await;
+            let counted = tokio::time::timeout(TIMEOUT, request.send(&found)).await;
             counted.unwrap_or(Err(CountOutcome::Failed))
         }
     };
@@ -151,7 +151,7 @@ impl CountRequest {
             proxy: proxy.clone(),
             tenant: prepared.tenant.clone(),
             upstream: prepared.upstream.clone(),
-            model: prepared.name().into(),
+            model: prepared.model_name().into(),
             dialect: prepared.conversation.dialect,
             uri: head.uri.clone(),
             headers: head.headers.clone(),
@@ -162,7 +162,7 @@ impl CountRequest {
     /// Sends it in a task of its own, or reports why not.
     fn begin(self, found: Arc<CountResult>) {
         let endpoints = &self.proxy.counting;
-        let outcome = if endpoints.is_paused(&self.whose()) {
+        let outcome = if endpoints.is_paused(&self.pause_key()) {
             CountOutcome::Paused
         } else if let Ok(permit) = endpoints.permits.clone().try_acquire_owned() {
             tokio::spawn(self.run(found, permit));
@@ -174,14 +174,15 @@ impl CountRequest {
     }
 
     /// Tenant and upstream, to which a pause applies.
-    fn whose(&self) -> Box<str> {
+    fn pause_key(&self) -> Box<str> {
         let tenant = self.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
         format!("{tenant} {}", self.upstream.name).into()
     }
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
-        let (proxy, upstream, whose) = (self.proxy.clone(), self.upstream.clone(), self.whose());
-        let outcome = match tokio::time::timeout(TIMEOUT, self.counted(&found)).await {
+        let (proxy, upstream) = (self.proxy.clone(), self.upstream.clone());
+        let pause_key = self.pause_key();
+        let outcome = match tokio::time::timeout(TIMEOUT, self.send(&found)).await {
             Ok(Ok((outcome, counted))) => {
                 let _ = found.tokens.set(counted);
                 outcome
@@ -190,13 +191,14 @@ impl CountRequest {
             Err(_) => CountOutcome::Failed,
         };
         if outcome == CountOutcome::Failed {
-            proxy.counting.pause(whose, PAUSE);
+            proxy.counting.pause(pause_key, PAUSE);
         }
         proxy.telemetry.counted_by_provider(&upstream.name, outcome);
     }
 
-    async fn counted(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
-        let whose = self.whose();
+    /// Sends it. Returns the count, and whether it is from the provider or from memory.
+    async fn send(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
+        let pause_key = self.pause_key();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
         let source = LessonSource {
             tenant: tenant.as_ref(),
@@ -238,7 +240,7 @@ impl CountRequest {
                 let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);
             }
-            proxy.counting.pause(whose, pause);
+            proxy.counting.pause(pause_key, pause);
             return Err(CountOutcome::Refused);
         }
         let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;

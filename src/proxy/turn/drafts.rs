@@ -29,7 +29,7 @@ pub(crate) async fn run(proxy: Arc<Proxy>) {
 
 async fn write(ledgers: &Ledgers) {
     loop {
-        ledgers.has_drafts().await;
+        ledgers.wait_for_drafts().await;
         tokio::time::sleep(LOOK).await;
         // A failing store is reported where turns are written.
         if ledgers.write_drafts(now()).await.is_err() {

@@ -5,7 +5,6 @@
 //! before that is only believed if its message is not quoted from the request. What is unknown stays absent.
 //! If the store fails, the turn is lost at the next restart; the client gets its response anyway.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -26,8 +25,8 @@ use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
 use crate::proxy::learning::lessons;
-use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
+use crate::proxy::offload::{OFF_THREAD, long_work_if};
+use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::SettleReply;
@@ -84,7 +83,7 @@ impl PendingExchange {
     pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> OpenTurn {
         let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
-        self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
+        self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
         self.revise_draft();
         let may_make_room = self.may_make_room();
         let kept = proxy.config.content;
@@ -121,21 +120,13 @@ impl PendingExchange {
         let read = move || {
             ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
         };
-        async move {
-            match is_large {
-                // A panic is passed on, as on this thread.
-                true => long_work(read)
-                    .await
-                    .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
-                false => read(),
-            }
-        }
+        long_work_if(is_large, read)
     }
 }
 
 impl OpenTurn {
     /// Where the progress of its reply is recorded.
-    pub(crate) fn latest(&self) -> Arc<DraftProgress> {
+    pub(crate) fn progress(&self) -> Arc<DraftProgress> {
         self.draft.latest()
     }
 
@@ -157,7 +148,12 @@ impl OpenTurn {
                     window: overflow.and_then(|overflow| overflow.reported.window),
                     ..TurnRecord::default()
                 };
-                return Box::pin(self.refused(proxy, reply, turn.estimate, overflow.is_some()));
+                return Box::pin(self.learn_from_refusal(
+                    proxy,
+                    reply,
+                    turn.estimate,
+                    overflow.is_some(),
+                ));
             }
             let overflow = self.overflow_shown(&turn, &reply);
             turn.done.overflow = turn.done.overflow.or(overflow);
@@ -174,11 +170,12 @@ impl OpenTurn {
                 provider_request_id: self.head.provider_request_id.clone(),
                 outcome: record.outcome,
             };
-            Box::pin(self.kept(proxy, turn, ending, reply))
+            Box::pin(self.store(proxy, turn, ending, reply))
         })
     }
 
-    async fn kept(
+    /// Completes the turn, stores it with the reply's reasoning and the content, and learns from it.
+    async fn store(
         mut self,
         proxy: Arc<Proxy>,
         turn: Turn,
@@ -186,12 +183,12 @@ impl OpenTurn {
         reply: Reply,
     ) -> Option<FailOpen> {
         let reply = reply.delivered();
-        self.learns(&proxy, &turn, ending.outcome, &reply).await;
-        let lesson = self.lesson(&turn, &ending, &reply);
-        let learned = calibration::CalibrationSample::after(lesson.as_ref(), &self.learned);
+        self.learn(&proxy, &turn, ending.outcome, &reply).await;
+        let sample = self.calibration_sample(&turn, &ending, &reply);
+        let learned = calibration::CalibrationSample::after(sample.as_ref(), &self.learned);
         let (kept_content, at) = (proxy.config.content, turn.at);
         // If the client left or lost the rest, the reply to the injected messages was not delivered.
-        let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
+        let is_delivered = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
         let Self { opened, draft, info, counted, undelivered, prospect, forwarded, .. } = self;
         let (content, panicked) = match self.content {
@@ -203,31 +200,25 @@ impl OpenTurn {
         let build = move || {
             let content =
                 content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
-            let counted = counted.as_ref().and_then(PendingCount::here);
+            let counted = counted.as_ref().and_then(PendingCount::arrived);
             let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
             turn.carry =
                 prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
             let mut facts = facts(turn, &reply, forwarded);
-            if !is_heard {
+            if !is_delivered {
                 facts.extend(undelivered);
             }
-            (content.map(|content| (opened.room(), content)), opened, facts, info)
+            (content.map(|content| (opened.handle(), content)), opened, facts, info)
         };
-        let (content, opened, facts, info) = match is_large {
-            // A panic is passed on, as on this thread.
-            true => long_work(build)
-                .await
-                .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
-            false => build(),
-        };
+        let (content, opened, facts, info) = long_work_if(is_large, build).await;
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
-        if let Some(lesson) = lesson {
-            proxy.calibration.learn(&proxy.ledgers, &info.source(), &lesson);
+        if let Some(sample) = sample {
+            proxy.calibration.learn(&proxy.ledgers, &info.lesson_source(), &sample);
         }
-        if let Some((room, content)) = content.filter(|_| kept.is_ok()) {
+        if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;
-            kept = proxy.ledgers.keep_content(room, &content, at, most).await;
+            kept = proxy.ledgers.keep_content(handle, &content, at, most).await;
         }
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }
@@ -249,9 +240,9 @@ impl OpenTurn {
 
     /// Learns from a reply: an error in it may teach the window; a normal reply shows what fits, and that a
     /// missing counting endpoint is really missing.
-    async fn learns(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
+    async fn learn(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
         let (info, status) = (&self.info, StatusCode::OK.as_u16());
-        let source = info.source();
+        let source = info.lesson_source();
         let in_reply = turn.done.overflow.filter(|seen| seen.sign == OverflowSign::InReply);
         if let (Some(error), Some(_)) = (&reply.error, in_reply) {
             let taught = self.taught(status, error).await;
@@ -277,7 +268,7 @@ impl OpenTurn {
     async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
-        lessons::taught(error, &body, &self.info.name, None).await
+        lessons::taught(error, &body, &self.info.model_name, None).await
     }
 
     /// What a refusal that was forwarded unread says about the window, if it says that the request does not
@@ -301,7 +292,7 @@ impl OpenTurn {
         let exchanged = SavingsInput {
             done: &turn.done,
             usage: &reply.usage,
-            counted: self.counted.as_ref().and_then(PendingCount::here),
+            counted: self.counted.as_ref().and_then(PendingCount::arrived),
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
             window: self.info.model.window,
@@ -311,32 +302,33 @@ impl OpenTurn {
         exchanged.saved()
     }
 
-    /// Handles a refusal, which is no turn but may be a lesson.
-    async fn refused(
+    /// Queues undelivered messages again, and learns from a refusal, which is not a turn. `overflows`: it says that
+    /// the request does not fit.
+    async fn learn_from_refusal(
         mut self,
         proxy: Arc<Proxy>,
         reply: Reply,
         estimate: Option<Estimate>,
-        outgrew: bool,
+        overflows: bool,
     ) -> Option<FailOpen> {
-        let room = self.opened.room();
+        let handle = self.opened.handle();
         for fact in std::mem::take(&mut self.undelivered) {
-            requeue(&proxy, &room, fact).await;
+            requeue(&proxy, &handle, fact).await;
         }
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();
         let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
-        if !demands && !outgrew {
+        if !demands && !overflows {
             return None;
         }
         let status = self.head.status.as_u16();
         let (info, taught) = (&self.info, self.taught(status, error).await);
         let window = info.believes(&taught, size(estimate.as_ref()), &proxy);
-        let source = info.source();
+        let source = info.lesson_source();
         if demands && taught.holds(Lesson::ReasoningDemanded) {
             proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
         }
-        if let Some(window) = window.filter(|_| outgrew) {
+        if let Some(window) = window.filter(|_| overflows) {
             let believed = Some(info.model.window);
             proxy.learn(&source, Lesson::Window(window), believed).await;
         }
@@ -344,7 +336,7 @@ impl OpenTurn {
     }
 
     /// What the response teaches about counting, if the reported usage measures the estimate.
-    fn lesson(
+    fn calibration_sample(
         &mut self,
         turn: &Turn,
         ending: &ExchangeEnding,

@@ -27,15 +27,15 @@ use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite, RepairedPlan};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
+use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
 use crate::proxy::turn::request_info::RequestInfo;
-use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
+use crate::store::ledgers::{DraftGuard, OpenedSession, SessionHandle};
 use crate::telemetry::{OpenExchange, RefusalOutcome};
 
 /// The data of a turn before its reply is known.
@@ -47,7 +47,7 @@ pub(crate) struct PendingExchange {
     /// Its draft, for the case that this process ends first.
     pub(super) draft: DraftGuard,
     /// Its injected messages, until there is a response.
-    pub(super) undelivered: Option<UndeliveredMessage>,
+    pub(super) undelivered: Option<UndeliveredMessages>,
     /// How long it waited for summaries; all these waits together are bounded.
     summary_wait: Duration,
 }
@@ -59,7 +59,7 @@ impl PendingExchange {
         opened: OpenedSession,
         prepared: Arc<PreparedRequest>,
         planned: PlannedRequest,
-        undelivered: Option<UndeliveredMessage>,
+        undelivered: Option<UndeliveredMessages>,
         at: Millis,
     ) -> Self {
         let streams = prepared.conversation.stream;
@@ -103,7 +103,7 @@ impl PendingExchange {
     }
 
     /// Asks its provider for a count, if policy wants one. Head and body are those that are sent.
-    pub(crate) fn count_where_wanted(
+    pub(crate) fn count_if_wanted(
         &mut self,
         proxy: &Arc<Proxy>,
         head: &request::Parts,
@@ -146,7 +146,7 @@ impl PendingExchange {
 
     /// Records that the original is sent instead of the refused form.
     pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
-        self.planned.is_sent_as_it_came(&self.prepared).await;
+        self.planned.set_sent_as_it_came(&self.prepared).await;
         recorder.event.estimate = self.estimate().cloned();
         recorder.event.classic = self.classic().cloned();
     }
@@ -175,7 +175,7 @@ impl PendingExchange {
         let Some(window) = info.believes(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
-            proxy.learn(&info.source(), Lesson::Window(window), Some(believed)).await;
+            proxy.learn(&info.lesson_source(), Lesson::Window(window), Some(believed)).await;
         });
         let _ = tokio::time::timeout(timeout, learning).await;
     }
@@ -209,29 +209,29 @@ impl PendingExchange {
         let Some(most) = most else { return };
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
-            proxy.learn(&info.source(), Lesson::MaxOutput(most), None).await;
+            proxy.learn(&info.lesson_source(), Lesson::MaxOutput(most), None).await;
         });
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
     /// Whether a refusal of it may be answered by a repair.
     pub(crate) fn may_repair(&self) -> bool {
-        self.may_make_room() && !self.prepared.unknown
+        self.may_make_room() && !self.prepared.store_missed
     }
 
     /// Whether policy allows this repair.
-    pub(crate) fn repairs(&self, cause: RepairCause) -> bool {
+    pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
         self.prepared.policy.heal.causes.contains(&cause)
     }
 
-    /// The request with the smallest change that answers a refusal of it, or of its form repaired `before`;
-    /// also the keys of the decisions. `None` if there is no repair, or it could not be saved.
+    /// The request with the smallest change that answers a refusal of it, or of its form repaired `before`. `None` if
+    /// there is no repair, or it could not be saved.
     pub(crate) async fn repair(
         &mut self,
         refusal: &Refusal,
         before: Option<&RevisedRequest>,
         recorder: &mut ExchangeRecorder,
-    ) -> Option<(RevisedRequest, Vec<PartKey>)> {
+    ) -> Option<RepairedRequest> {
         if repair::is_of_window(refusal) {
             Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
         }
@@ -239,15 +239,15 @@ impl PendingExchange {
         let base = before.map_or(&self.planned, |before| &before.planned);
         let repairing = base.repaired(&proxy, &prepared, &self.opened, refusal);
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
-        let (planned, decisions) = match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
-            Ok(repaired) => repaired,
-            Err(why) => {
-                recorder.report_refusal(&[refusal.cause], why);
-                return None;
-            }
-        };
-        let (plain, beta) = (prepared.body.clone(), planned.beta(&prepared));
-        Some((RevisedRequest { plain, beta, planned }, decisions))
+        let RepairedPlan { planned, decisions } =
+            match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
+                Ok(repaired) => repaired,
+                Err(why) => {
+                    recorder.report_refusal(&[refusal.cause], why);
+                    return None;
+                }
+            };
+        Some(RepairedRequest { revised: RevisedRequest::new(&prepared, planned), decisions })
     }
 
     /// Records that the repaired form is the one that the response belongs to.
@@ -317,8 +317,7 @@ impl PendingExchange {
         }
         let replanning = self.planned.without_own_decisions(&self.prepared, cause);
         let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
-        let (plain, beta) = (self.prepared.body.clone(), planned.beta(&self.prepared));
-        Some(RevisedRequest { plain, beta, planned })
+        Some(RevisedRequest::new(&self.prepared, planned))
     }
 
     /// Records that the form of the last accepted request is the one that the response belongs to. Returns
@@ -352,13 +351,13 @@ impl PendingExchange {
     }
 
     /// Suspends its branch; returns the fact for that.
-    pub(crate) fn suspend_branch(&mut self) -> (SessionRoom, Fact) {
+    pub(crate) fn suspend_branch(&mut self) -> SessionFact {
         let at = now();
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
         let suspended = Suspension { exchange: self.prepared.exchange.clone(), thread, parent, at };
-        (self.opened.room(), Fact::Suspension(Box::new(suspended)))
+        SessionFact { session: self.opened.handle(), fact: Fact::Suspension(Box::new(suspended)) }
     }
 
     /// Revokes its decisions with these keys, if there are any; returns the fact for that.
@@ -366,13 +365,16 @@ impl PendingExchange {
         &self,
         about: Vec<PartKey>,
         retry: RevocationRetry,
-    ) -> Option<(SessionRoom, Fact)> {
+    ) -> Option<SessionFact> {
         let (exchange, at) = (self.prepared.exchange.clone(), now());
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
         let revocation = Revocation { exchange, thread, parent, at, about, retry };
-        (!revocation.about.is_empty())
-            .then(|| (self.opened.room(), Fact::Revocation(Box::new(revocation))))
+        if revocation.about.is_empty() {
+            return None;
+        }
+        let fact = Fact::Revocation(Box::new(revocation));
+        Some(SessionFact { session: self.opened.handle(), fact })
     }
 
     /// What is added to the usage that its client gets, if policy says so and there is any.
@@ -395,28 +397,45 @@ impl PendingExchange {
     /// wait for the store is as short as for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-        let (room, messages) = (self.opened.room(), self.unsent_messages());
+        let (handle, messages) = (self.opened.handle(), self.unsent_messages());
         let keeping = async {
             for fact in messages {
-                requeue(proxy, &room, fact).await;
+                requeue(proxy, &handle, fact).await;
             }
         };
         if tokio::time::timeout(timeout, keeping).await.is_ok() {
-            self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
+            self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
         }
     }
+}
+
+/// A request with a repair, and the keys of the decisions of that repair.
+pub(crate) struct RepairedRequest {
+    pub(crate) revised: RevisedRequest,
+    pub(crate) decisions: Vec<PartKey>,
+}
+
+/// A fact, and the session that it is stored in.
+pub(crate) struct SessionFact {
+    pub(crate) session: SessionHandle,
+    pub(crate) fact: Fact,
 }
 
 /// A request that was planned again after a refusal, and is not sent yet.
 pub(crate) struct RevisedRequest {
     /// The body, decompressed.
-    pub(crate) plain: Bytes,
+    plain: Bytes,
     /// The beta that the head has to list.
-    pub(crate) beta: Option<&'static str>,
-    pub(crate) planned: PlannedRequest,
+    beta: Option<&'static str>,
+    pub(super) planned: PlannedRequest,
 }
 
 impl RevisedRequest {
+    /// The request with this plan.
+    pub(crate) fn new(prepared: &PreparedRequest, planned: PlannedRequest) -> Self {
+        Self { plain: prepared.body.clone(), beta: planned.beta(prepared), planned }
+    }
+
     /// The changes of the body.
     pub(crate) fn rewrite(&self) -> PlannedRewrite {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());

@@ -26,7 +26,7 @@ pub(crate) struct RequestInfo {
     tenant: Option<TenantId>,
     pub(crate) upstream: Arc<Upstream>,
     /// The model, as the client named it; empty if it named none.
-    pub(crate) name: Box<str>,
+    pub(crate) model_name: Box<str>,
     pub(crate) model: Model,
     pub(crate) dialect: Dialect,
     pub(crate) purpose: Purpose,
@@ -47,7 +47,7 @@ impl RequestInfo {
         Self {
             tenant: prepared.tenant.clone(),
             upstream: prepared.upstream.clone(),
-            name: prepared.name().into(),
+            model_name: prepared.model_name().into(),
             model: prepared.model.clone(),
             dialect: conversation.dialect,
             purpose: conversation.purpose,
@@ -84,10 +84,15 @@ impl RequestInfo {
     }
 
     /// The source of a lesson.
-    pub(crate) fn source(&self) -> LessonSource<'_> {
-        let Self { tenant, upstream, name, .. } = self;
+    pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
+        let Self { tenant, upstream, model_name, .. } = self;
         let vouched = upstream.distinguishes_clients();
-        LessonSource { tenant: tenant.as_ref(), upstream: &upstream.name, model: name, vouched }
+        LessonSource {
+            tenant: tenant.as_ref(),
+            upstream: &upstream.name,
+            model: model_name,
+            vouched,
+        }
     }
 
     /// The window that a message teaches, if it is plausible. `estimate`: that of the request as sent.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use super::Ledgers;
 use super::lock::lock;
-use super::opened_session::SessionRoom;
+use super::opened_session::SessionHandle;
 use super::pending_compactions::PendingCompaction;
 use crate::store::Scope;
 
 /// A claimed pending compaction. If it is dropped before it was carried out, it waits again.
 pub(crate) struct ClaimedCompaction {
     ledgers: Arc<Ledgers>,
-    room: SessionRoom,
+    handle: SessionHandle,
     pending: Option<PendingCompaction>,
 }
 
@@ -24,7 +24,7 @@ impl ClaimedCompaction {
     }
 
     /// Called when it was carried out, or cannot be.
-    pub(crate) fn is_over(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.pending = None;
     }
 }
@@ -32,9 +32,9 @@ impl ClaimedCompaction {
 impl Drop for ClaimedCompaction {
     fn drop(&mut self) {
         let Some(pending) = self.pending.take() else { return };
-        let Self { ledgers, room, .. } = self;
-        room.cache.unless_forgotten(|| {
-            lock(&ledgers.pending_compactions).give_back(&room.scope, pending);
+        let Self { ledgers, handle, .. } = self;
+        handle.cache.unless_forgotten(|| {
+            lock(&ledgers.pending_compactions).give_back(&handle.scope, pending);
         });
     }
 }
@@ -61,19 +61,19 @@ impl Ledgers {
     /// Claims a pending compaction for a request.
     pub(crate) fn claim_compaction(
         self: &Arc<Self>,
-        room: SessionRoom,
+        handle: SessionHandle,
     ) -> Option<ClaimedCompaction> {
-        let pending = Some(lock(&self.pending_compactions).claim(&room.scope)?);
-        Some(ClaimedCompaction { ledgers: self.clone(), room, pending })
+        let pending = Some(lock(&self.pending_compactions).claim(&handle.scope)?);
+        Some(ClaimedCompaction { ledgers: self.clone(), handle, pending })
     }
 
     /// A compaction that is claimed as soon as it is requested.
     pub(crate) fn claim_new_compaction(
         self: &Arc<Self>,
-        room: SessionRoom,
+        handle: SessionHandle,
         focus: Option<Box<str>>,
     ) -> ClaimedCompaction {
         let pending = Some(PendingCompaction::new(focus));
-        ClaimedCompaction { ledgers: self.clone(), room, pending }
+        ClaimedCompaction { ledgers: self.clone(), handle, pending }
     }
 }

@@ -6,7 +6,7 @@
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Ledgers;
-use super::opened_session::SessionRoom;
+use super::opened_session::SessionHandle;
 use crate::context::content::ExchangeContent;
 use crate::context::{ExchangeId, Millis};
 use crate::store::{Record, RecordKind, Scope, StoreError};
@@ -20,7 +20,7 @@ impl Ledgers {
     /// The store's [`StoreError`]; nothing is stored then.
     pub(crate) async fn keep_content(
         &self,
-        room: SessionRoom,
+        handle: SessionHandle,
         content: &ExchangeContent,
         at: Millis,
         most: u64,
@@ -28,7 +28,7 @@ impl Ledgers {
         let value = serde_json::to_vec(content);
         let value =
             value.map_err(|_| StoreError::Failed("the text cannot be written".to_owned()))?;
-        let SessionRoom { scope, cache, exchange } = room;
+        let SessionHandle { scope, cache, exchange } = handle;
         let held = self.store.size(scope.clone(), RecordKind::Content).await?;
         if held.saturating_add(value.len() as u64) > most {
             return Ok(());
@@ -99,14 +99,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn words_are_kept_to_the_byte_that_a_session_may_have() {
+    async fn content_is_stored_up_to_the_limit_of_its_session() {
         let store = Arc::new(MemoryStore::default());
         let ledgers = Ledgers::new(store.clone());
         let kept = content("one");
         let length = serde_json::to_vec(&kept).unwrap().len() as u64;
         for (request, most) in [("a", length), ("b", 2 * length - 1), ("c", 2 * length)] {
-            let room = opened(&ledgers, request).await.room();
-            ledgers.keep_content(room, &kept, 9, most).await.unwrap();
+            let handle = opened(&ledgers, request).await.handle();
+            ledgers.keep_content(handle, &kept, 9, most).await.unwrap();
         }
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let other = Scope { tenant: "u".into(), session: "s".into() };
@@ -117,17 +117,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_session_that_was_forgotten_meanwhile_no_words_are_kept() {
+    async fn content_of_a_session_that_was_deleted_meanwhile_is_not_stored() {
         let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
         let scope = Scope { tenant: "t".into(), session: "s".into() };
-        let kept = opened(&ledgers, "a").await.room();
+        let kept = opened(&ledgers, "a").await.handle();
         ledgers.keep_content(kept, &content("one"), 9, 1_000).await.unwrap();
         let late = opened(&ledgers, "b").await;
-        let room = late.room();
+        let handle = late.handle();
         ledgers.forget(&scope).await.unwrap();
         // A session of the same name that begins after it is another.
         drop(opened(&ledgers, "c").await);
-        ledgers.keep_content(room, &content("two"), 9, 1_000).await.unwrap();
+        ledgers.keep_content(handle, &content("two"), 9, 1_000).await.unwrap();
         for exchange in ["a", "b"] {
             assert_eq!(ledgers.content(&scope, &exchange.into()).await.unwrap(), None);
         }

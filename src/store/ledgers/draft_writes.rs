@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::drafts::{DraftGuard, DueDraft};
+use super::drafts::{DraftBatch, DraftGuard, DueDraft};
 use super::lock::lock;
 use super::{Ledgers, OpenedSession};
 use crate::context::{Millis, Turn};
@@ -20,8 +20,8 @@ impl Ledgers {
     }
 
     /// Ready when there are drafts to write, now or soon.
-    pub(crate) async fn has_drafts(&self) {
-        self.drafts.is_busy().await;
+    pub(crate) async fn wait_for_drafts(&self) {
+        self.drafts.wait_for_work().await;
     }
 
     /// Writes the drafts that are due.
@@ -29,7 +29,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`]: they are written later, if their exchanges are still in flight.
     pub(crate) async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
-        let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
+        let Some(DraftBatch { due, ended }) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
         let keys: Vec<u128> = due.iter().map(DueDraft::key).collect();
         let instance = self.drafts.instance();

@@ -178,7 +178,7 @@ impl Drafts {
     }
 
     /// Ready when there are drafts to write, now or soon.
-    pub(super) async fn is_busy(&self) {
+    pub(super) async fn wait_for_work(&self) {
         while self.is_idle() {
             self.begun.notified().await;
         }
@@ -193,8 +193,8 @@ impl Drafts {
         self.begun.notify_one();
     }
 
-    /// The drafts to write now, and the keys of those that have ended; `None` if there are neither.
-    pub(super) fn due(&self) -> Option<(Vec<DueDraft>, Vec<u128>)> {
+    /// What is to be written now; `None` if that is nothing.
+    pub(super) fn due(&self) -> Option<DraftBatch> {
         let now = Instant::now();
         let mut state = lock(&self.state);
         let mut late: Vec<&mut OpenDraft> = Vec::new();
@@ -215,7 +215,7 @@ impl Drafts {
         });
         let due: Vec<DueDraft> = due.collect();
         let ended = std::mem::take(&mut state.ended);
-        (!due.is_empty() || !ended.is_empty()).then_some((due, ended))
+        (!due.is_empty() || !ended.is_empty()).then_some(DraftBatch { due, ended })
     }
 
     /// Records a successful write; drafts whose exchanges ended meanwhile are removed again.
@@ -241,6 +241,13 @@ impl Drafts {
         let state = lock(&self.state);
         state.open.is_empty() && state.ended.is_empty()
     }
+}
+
+/// One write of drafts.
+pub(super) struct DraftBatch {
+    pub(super) due: Vec<DueDraft>,
+    /// Keys of drafts that are removed, because their exchanges ended without a turn.
+    pub(super) ended: Vec<u128>,
 }
 
 /// An exchange whose draft is to be written.

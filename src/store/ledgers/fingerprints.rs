@@ -41,7 +41,7 @@ pub(super) struct SessionFingerprints {
 impl SessionFingerprints {
     /// Begins a look-up in the store for a request with these fingerprints. Returns when it began, for this
     /// request or for one that it continues.
-    pub(super) fn look_up(&mut self, tenant: &TenantId, fingerprints: &[u128]) -> Instant {
+    pub(super) fn begin_look_up(&mut self, tenant: &TenantId, fingerprints: &[u128]) -> Instant {
         let mut own =
             fingerprints.iter().map(|fingerprint| of_tenant(tenant, *fingerprint)).peekable();
         let first = own.peek().copied();
@@ -58,7 +58,7 @@ impl SessionFingerprints {
     }
 
     /// Called when the store has answered or failed.
-    pub(super) fn looked_up(&mut self, tenant: &TenantId, own: u128) {
+    pub(super) fn end_look_up(&mut self, tenant: &TenantId, own: u128) {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
@@ -153,7 +153,7 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
     }
     let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
-        // A turn ends where the speaker changes, or at the end.
+        // A turn ends where the role changes, or at the end.
         if keyed.get(index + 1).is_none_or(|(_, next)| next != answered) {
             found_by.push(chains[index].0);
         }
@@ -208,7 +208,7 @@ mod tests {
         dialect::read(Dialect::Anthropic, "/v1/messages", body.to_string().as_bytes())
     }
 
-    /// A turn ends where the speaker changes, so those ends are asked for, from the last to the first.
+    /// A turn ends where the role changes, so these ends are looked up, from the last to the first.
     #[test]
     fn a_request_shows_where_its_turns_may_have_ended() {
         let asked = conversation(&[
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_continues_a_response_is_told_by_its_id_first() {
+    fn a_request_that_continues_a_response_is_looked_up_by_its_id_first() {
         let mut asked = conversation(&[("user", &["one"])]);
         let shown = |id: &str, asked: &mut Conversation| {
             asked.held = Some(HeldHistory::After(id.into()));
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(one[1..], other[1..]);
     }
 
-    /// Of a long request the store is asked for some: mostly those that tell most, and of each kind those nearest to
+    /// Of a long request only some fingerprints are looked up: mostly specific ones, and of each kind those nearest to
     /// its end.
     #[test]
     fn of_a_long_request_the_nearest_of_both_kinds_are_looked_up() {

@@ -22,7 +22,6 @@ pub(super) const BYTES: usize = 16 * 1024 * 1024;
 type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
 /// Begins a summary with this focus; `false` if it is not possible.
 type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
-
 /// Asks the provider for the request's token count, in the form in which it was sent.
 type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
 /// The count, once it has arrived.
@@ -59,7 +58,7 @@ pub(crate) struct LatestRequest {
     /// Its memory, bytes: the request and what was parsed of it.
     pub bytes: usize,
     /// Previews its compaction.
-    pub look: PreviewCompaction,
+    pub preview: PreviewCompaction,
     /// Starts its compaction, if that needs no credential of the client.
     pub begin: Option<BeginCompaction>,
     /// Asks the provider for its token count.
@@ -69,28 +68,29 @@ pub(crate) struct LatestRequest {
 /// The latest requests of all sessions.
 #[derive(Default)]
 pub(super) struct LatestRequests {
+    /// Each with its number in the order of arrival.
     by_scope: HashMap<Scope, (u64, Arc<LatestRequest>)>,
-    /// Their sessions, in the order of arrival.
     order: BTreeMap<u64, Scope>,
     bytes: usize,
+    /// The number of the last one that arrived.
     count: u64,
 }
 
 impl LatestRequests {
     /// Replaces a session's latest request.
-    pub(super) fn keep(&mut self, scope: Scope, one: LatestRequest) {
+    pub(super) fn keep(&mut self, scope: Scope, latest: LatestRequest) {
         self.forget(&scope);
-        if one.bytes > BYTES {
+        if latest.bytes > BYTES {
             return;
         }
-        while self.by_scope.len() >= MOST || self.bytes + one.bytes > BYTES {
+        while self.by_scope.len() >= MOST || self.bytes + latest.bytes > BYTES {
             let Some((_, oldest)) = self.order.pop_first() else { break };
             self.forget(&oldest);
         }
         self.count += 1;
-        self.bytes += one.bytes;
+        self.bytes += latest.bytes;
         self.order.insert(self.count, scope.clone());
-        self.by_scope.insert(scope, (self.count, Arc::new(one)));
+        self.by_scope.insert(scope, (self.count, Arc::new(latest)));
     }
 
     /// Bytes of all requests.
@@ -121,7 +121,7 @@ mod tests {
     fn of(bytes: usize) -> LatestRequest {
         let count: CountTokensFn =
             Box::new(|| Box::pin(std::future::ready(Err(RecountError::NoEndpoint))));
-        LatestRequest { bytes, look: Box::new(|| None), begin: None, count }
+        LatestRequest { bytes, preview: Box::new(|| None), begin: None, count }
     }
 
     #[test]

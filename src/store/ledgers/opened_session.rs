@@ -17,7 +17,7 @@ use crate::dialect::Conversation;
 use crate::store::Scope;
 use crate::store::recall::ReadBudget;
 
-/// What a request is placed by.
+/// What a request's session and its place there are found by.
 pub struct SessionLookup<'a> {
     /// The keyed hash of the credential.
     pub tenant: &'a TenantId,
@@ -95,7 +95,7 @@ impl OpenedSession {
         });
         cache.begin(lookup.exchange.clone(), placed.position.chain);
         Self {
-            unread: cache.has_unread(),
+            unread: cache.take_unread(),
             reads: lookup.reads.after_first_load(),
             exchange: lookup.exchange.clone(),
             named: lookup.session.is_some(),
@@ -131,10 +131,10 @@ impl OpenedSession {
         self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
     }
 
-    /// Where later data for this exchange is written.
-    pub(crate) fn room(&self) -> SessionRoom {
+    /// The handle by which later data of this exchange is written.
+    pub(crate) fn handle(&self) -> SessionHandle {
         let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
-        SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
+        SessionHandle { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
     }
 
     /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
@@ -149,10 +149,10 @@ impl Drop for OpenedSession {
     }
 }
 
-/// Where data for a session is written that comes later: the content of an exchange, its summary, messages
-/// that are queued again. If the session was deleted meanwhile, nothing is written.
+/// A session to which data is written later: the content of an exchange, its summary, messages that are queued
+/// again. If the session was deleted meanwhile, nothing is written.
 #[derive(Clone)]
-pub struct SessionRoom {
+pub struct SessionHandle {
     /// The tenant and session that it belongs to.
     pub scope: Scope,
     pub(super) cache: Arc<SessionCache>,

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_that_is_given_back_does_not_take_the_place_of_a_later_one() {
+    fn a_returned_compaction_does_not_replace_a_later_one() {
         let mut pending_compactions = PendingCompactions::default();
         pending_compactions.add(scope("s"), pending("later", PENDING_TTL));
         pending_compactions.give_back(&scope("s"), pending("earlier", PENDING_TTL));

@@ -35,8 +35,8 @@ pub(super) const FACTS: usize = 8192;
 /// The caches of all sessions.
 #[derive(Default)]
 pub(super) struct SessionCaches {
+    /// Each cache, with the value of `uses` at its last use.
     by_scope: HashMap<Scope, (Arc<SessionCache>, u64)>,
-    /// Counts uses: the smaller a cache's last use, the longer ago it was.
     uses: u64,
     /// Bytes of all caches.
     bytes: Arc<AtomicUsize>,
@@ -160,7 +160,7 @@ struct SessionCacheState {
     /// The ledger's bytes, as last counted.
     bytes: usize,
     /// A record was unreadable, which is not reported yet.
-    unread: bool,
+    has_unread: bool,
     /// The session was deleted: what arrives for it now is not stored.
     forgotten: bool,
 }
@@ -195,8 +195,8 @@ impl SessionCache {
         }
     }
 
-    /// Records that the store has no data about it.
-    pub(super) fn is_new(&self) {
+    /// Records that the session is new: the store has no data about it, and is not read.
+    pub(super) fn set_new(&self) {
         self.recall.set_known();
     }
 
@@ -218,10 +218,11 @@ impl SessionCache {
     }
 
     /// Merges the store's data, in front of what arrived meanwhile.
-    pub(super) fn loaded(&self, mut ledger: Ledger, unread: bool) {
+    pub(super) fn loaded(&self, loaded: LoadedLedger) {
+        let LoadedLedger { mut ledger, has_unread } = loaded;
         let mut state = lock(&self.state);
         if !state.forgotten {
-            state.unread |= unread;
+            state.has_unread |= has_unread;
             ledger.take(&state.ledger);
             state.ledger = ledger;
             self.weigh(&mut state);
@@ -244,8 +245,8 @@ impl SessionCache {
     }
 
     /// Whether a record was unreadable; returns true only once.
-    pub(super) fn has_unread(&self) -> bool {
-        std::mem::take(&mut lock(&self.state).unread)
+    pub(super) fn take_unread(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).has_unread)
     }
 
     /// Adds facts, and writes them to the store with `keep`; `None` if the session was deleted meanwhile.
@@ -351,21 +352,26 @@ async fn load(
     scope: Scope,
 ) -> Result<(), StoreError> {
     let records = store.scan(scope, FACTS).await?;
-    let (ledger, unread) = parsers::parse(move || ledger(&records)).await?;
-    cache.loaded(ledger, unread);
+    let loaded = parsers::parse(move || ledger(&records)).await?;
+    cache.loaded(loaded);
     Ok(())
 }
 
-/// Makes a ledger from records; also whether one of them is unreadable, because a newer version wrote it or
-/// somebody changed it. It is left out.
-pub(super) fn ledger(records: &[Record]) -> (Ledger, bool) {
-    let mut ledger = Ledger::default();
-    let mut unread = false;
+/// A ledger made from the store's records.
+pub(super) struct LoadedLedger {
+    pub(super) ledger: Ledger,
+    /// A record was unreadable and left out: a newer version wrote it, or somebody changed it.
+    pub(super) has_unread: bool,
+}
+
+/// Makes a ledger from records.
+pub(super) fn ledger(records: &[Record]) -> LoadedLedger {
+    let mut loaded = LoadedLedger { ledger: Ledger::default(), has_unread: false };
     for record in records {
         match serde_json::from_slice(&record.value) {
-            Ok(fact) => ledger.add(fact),
-            Err(_) => unread = true,
+            Ok(fact) => loaded.ledger.add(fact),
+            Err(_) => loaded.has_unread = true,
         }
     }
-    (ledger, unread)
+    loaded
 }

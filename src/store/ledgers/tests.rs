@@ -137,16 +137,16 @@ async fn a_session_is_found_again_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_session_without_a_name_is_found_by_its_words() {
+async fn an_unnamed_session_is_found_by_its_content() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (first, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
     let (alike, _) = add_turn(&ours, lookup("t", None, "2"), &user("hi"), "B").await;
-    assert_ne!(first, alike, "what begins alike is not the same");
+    assert_ne!(first, alike, "conversations with the same beginning are not the same session");
     let of_first = [user("hi"), model("A"), user("go")].join(",");
     let of_alike = [user("hi"), model("B"), user("go")].join(",");
     assert_eq!(add_turn(&ours, lookup("t", None, "3"), &of_first, "C").await.0, first);
-    // In another process too: the store knows the signs.
+    // Also in another process: the store has the fingerprints.
     assert_eq!(add_turn(&ledgers(&store), lookup("t", None, "4"), &of_alike, "D").await.0, alike);
 }
 
@@ -478,7 +478,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
 }
 
 #[tokio::test]
-async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
+async fn a_turn_whose_session_was_deleted_meanwhile_is_not_stored() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -491,7 +491,7 @@ async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
 }
 
 #[tokio::test]
-async fn words_that_anybody_says_come_after_words_that_one_session_said() {
+async fn a_session_is_found_by_its_rare_content_before_small_talk() {
     const LONG_ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
@@ -509,7 +509,7 @@ async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     assert_eq!(add_turn(&ledgers(&store), lookup("t", None, "5"), &third, "Y").await.0, ship);
 }
 
-/// What names a tenant in one place names nobody in another, and means the same after a restart.
+/// A tenant has another id in each store, and the same one after a restart.
 #[tokio::test]
 async fn each_store_names_tenants_by_a_key_of_its_own() {
     let (here, there) = (Arc::new(MemoryStore::default()), Arc::new(MemoryStore::default()));
@@ -533,7 +533,7 @@ fn cut(about: u128, words: &str) -> Cut {
     }
 }
 
-/// Past the bound nothing new is decided for a session, and what was decided holds, after a restart too.
+/// Past the limit nothing new is decided for a session, and earlier decisions apply, also after a restart.
 #[tokio::test]
 async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
     let store = Arc::new(MemoryStore::default());
@@ -550,7 +550,7 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
         }
         kept += 1;
     }
-    assert!(ours.kept().decisions >= KeptBytes::LIMIT.decisions);
+    assert!(ours.cached().decisions >= CacheBytes::LIMIT.decisions);
     let held = |ledger: &Ledger| {
         let holds = |number: &usize| ledger.cut(*number as u128 + 1, false, None).is_some();
         ((0..kept + 9).filter(holds).count(), ledger.decision_bytes())
@@ -605,10 +605,10 @@ async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
     assert!(has_cut, "its decisions whole");
 }
 
-/// A refusal makes void what was decided before it, in what grows from there: what is decided anew about
-/// the same place neither loses against that nor hides it, after a restart too.
+/// A refusal revokes earlier decisions on its branch. A later decision about the same place neither loses against an
+/// earlier one nor hides it from other branches, also after a restart.
 #[tokio::test]
-async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
+async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
     let store = Arc::new(MemoryStore::default());
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let decided = |words: &str, after: Option<Millis>| {
@@ -649,7 +649,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
     for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
         for fact in decided(words, after) {
             let ledgers = ledgers(&store);
-            ledgers.note(&ledgers.room(&scope), fact).await.unwrap();
+            ledgers.store_fact(&ledgers.handle(&scope), fact).await.unwrap();
         }
     }
     let holding = |suspended| {
@@ -667,7 +667,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
 }
 
 #[tokio::test]
-async fn signs_in_memory_are_bounded() {
+async fn fingerprints_in_memory_are_bounded() {
     let mut known = SessionFingerprints::default();
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let fingerprint =
@@ -689,17 +689,17 @@ async fn signs_in_memory_are_bounded() {
 async fn look_ups_that_are_remembered_are_bounded() {
     let mut known = SessionFingerprints::default();
     let (here, there): (TenantId, TenantId) = ("t".into(), "u".into());
-    let first = known.look_up(&here, &[0]);
-    assert_eq!(known.look_up(&here, &[7, 0]), first, "a request that grew from it");
-    assert_ne!(known.look_up(&there, &[0]), first);
+    let first = known.begin_look_up(&here, &[0]);
+    assert_eq!(known.begin_look_up(&here, &[7, 0]), first, "a request that grew from it");
+    assert_ne!(known.begin_look_up(&there, &[0]), first);
     for fingerprint in 3..fingerprints::LOOK_UPS as u128 {
-        known.look_up(&here, &[fingerprint + 100]);
+        known.begin_look_up(&here, &[fingerprint + 100]);
     }
-    assert_eq!(known.look_up(&here, &[0]), first, "at the limit");
-    known.look_up(&here, &[1]);
-    known.looked_up(&here, 0);
-    assert_ne!(known.look_up(&here, &[0]), first, "the store has answered");
-    assert_ne!(known.look_up(&here, &[7]), first, "past the limit all went");
+    assert_eq!(known.begin_look_up(&here, &[0]), first, "at the limit");
+    known.begin_look_up(&here, &[1]);
+    known.end_look_up(&here, 0);
+    assert_ne!(known.begin_look_up(&here, &[0]), first, "the store has answered");
+    assert_ne!(known.begin_look_up(&here, &[7]), first, "past the limit all went");
 }
 
 #[tokio::test]
@@ -714,9 +714,9 @@ async fn sessions_in_memory_are_bounded() {
     assert!(lock(&ours.caches).len() > session_cache::SESSIONS * 3 / 4, "most are still here");
 }
 
-/// Decisions of shadow mode, and those after a refusal, stand beside the others: no two share a place.
+/// Decisions of shadow mode, and those after a refusal, are stored beside the others, with keys of their own.
 #[test]
-fn no_two_decisions_share_a_place() {
+fn no_two_decisions_share_a_key() {
     let place = |about: u128, shadow, after| {
         let cut = Cut { shadow, after, ..cut(about, "w") };
         record(&Fact::Cut(Box::new(cut))).unwrap().key
@@ -733,9 +733,9 @@ fn no_two_decisions_share_a_place() {
     assert_eq!(places.len(), 5 * 128);
 }
 
-/// What cannot be read is left out, and told once.
+/// A record that cannot be read is left out, and reported once.
 #[tokio::test]
-async fn an_unreadable_record_is_told_once() {
+async fn an_unreadable_record_is_reported_once() {
     let store = Arc::new(MemoryStore::default());
     add_turn(&ledgers(&store), lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let broken = crate::store::conformance::turn(7, "not a fact", 1);
@@ -781,7 +781,7 @@ async fn decisions_leave_less_room_for_pictures() {
     for about in 1..9 {
         let cut = Fact::Cut(Box::new(cut(about, &"w".repeat(1 << 20))));
         ours.decide(&opened, vec![cut], LONG).await.unwrap();
-        let room = session_cache::PICTURES.saturating_sub(ours.kept().decisions);
+        let room = session_cache::PICTURES.saturating_sub(ours.cached().decisions);
         assert_eq!(opened.room_for_pictures(), room);
     }
     assert_eq!(opened.room_for_pictures(), 0);
@@ -801,26 +801,26 @@ async fn ledgers_are_as_ready_as_their_store() {
 async fn a_compaction_that_was_not_carried_out_waits_again() {
     let ours = Arc::new(ledgers(&Arc::new(MemoryStore::default())));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    let (scope, room) = (opened.scope.clone(), || opened.room());
-    assert!(ours.claim_compaction(room()).is_none() && !ours.has_pending_compaction(&scope));
+    let (scope, handle) = (opened.scope.clone(), || opened.handle());
+    assert!(ours.claim_compaction(handle()).is_none() && !ours.has_pending_compaction(&scope));
     assert!(ours.request_compaction(scope.clone(), None));
     assert!(ours.has_pending_compaction(&scope) && !ours.has_focus(&scope));
     assert!(ours.request_compaction(scope.clone(), Some("the ship".into())));
     assert!(ours.has_focus(&scope));
-    let claimed = ours.claim_compaction(room()).unwrap();
+    let claimed = ours.claim_compaction(handle()).unwrap();
     assert_eq!(claimed.focus(), Some("the ship"));
     assert!(!ours.has_pending_compaction(&scope), "nobody else carries it out");
     drop(claimed);
     assert!(ours.has_focus(&scope));
-    let mut claimed = ours.claim_compaction(room()).unwrap();
-    claimed.is_over();
+    let mut claimed = ours.claim_compaction(handle()).unwrap();
+    claimed.close();
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope));
-    let claimed = ours.claim_new_compaction(room(), None);
+    let claimed = ours.claim_new_compaction(handle(), None);
     assert_eq!((claimed.focus(), ours.has_pending_compaction(&scope)), (None, false));
     drop(claimed);
     assert!(ours.has_pending_compaction(&scope));
-    let claimed = ours.claim_compaction(room()).unwrap();
+    let claimed = ours.claim_compaction(handle()).unwrap();
     ours.forget(&scope).await.unwrap();
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope), "its session was deleted");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::lock::lock;
-use super::opened_session::{OpenedSession, SessionRoom};
+use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
 use super::session_cache::{self, SessionCache};
 use super::{Ledgers, fingerprints};
@@ -27,7 +27,7 @@ struct DecisionWrite {
     answer: oneshot::Receiver<DecisionResult>,
     token: WriteToken,
     store: Arc<dyn Store>,
-    room: SessionRoom,
+    handle: SessionHandle,
 }
 
 impl Drop for DecisionWrite {
@@ -38,7 +38,7 @@ impl Drop for DecisionWrite {
         if let (Ok(Ok(won)), Ok(runtime)) =
             (self.answer.try_recv(), tokio::runtime::Handle::try_current())
         {
-            runtime.spawn(requeue(self.store.clone(), self.room.clone(), won));
+            runtime.spawn(requeue(self.store.clone(), self.handle.clone(), won));
         }
     }
 }
@@ -55,15 +55,15 @@ pub(crate) enum DecisionError {
 }
 
 /// Writes decisions, and adds those that apply to the ledger, whether anybody still waits or not.
-async fn decided(
+async fn write_decisions(
     store: Arc<dyn Store>,
-    room: SessionRoom,
+    handle: SessionHandle,
     facts: Vec<Fact>,
     records: Vec<Record>,
     token: WriteToken,
 ) -> DecisionResult {
-    let only_if = Precondition { token: Some(token), ..room.cache.precondition() };
-    let puts = store.put(room.scope.clone(), records, only_if).await?;
+    let only_if = Precondition { token: Some(token), ..handle.cache.precondition() };
+    let puts = store.put(handle.scope.clone(), records, only_if).await?;
     let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
         WriteOutcome::Written => Some(fact),
         // An unreadable record is left alone, and nothing replaces it.
@@ -71,21 +71,21 @@ async fn decided(
     });
     let won: Vec<Fact> = won.collect();
     // For a session that was deleted meanwhile, nothing is decided.
-    match room.cache.add_stored(won.clone()) {
+    match handle.cache.add_stored(won.clone()) {
         true => Ok(won),
         false => Err(StoreError::Deleted),
     }
 }
 
 /// Queues messages again that a request took but did not send.
-async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
-    let facts = inject::requeue_unsent(&won, &room.exchange);
+async fn requeue(store: Arc<dyn Store>, handle: SessionHandle, won: Vec<Fact>) {
+    let facts = inject::requeue_unsent(&won, &handle.exchange);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
     if records.is_empty() {
         return;
     }
-    let (scope, only_if) = (room.scope.clone(), room.cache.precondition());
-    if let Some(kept) = room.cache.add(facts, || store.put(scope, records, only_if)) {
+    let (scope, only_if) = (handle.scope.clone(), handle.cache.precondition());
+    if let Some(kept) = handle.cache.add(facts, || store.put(scope, records, only_if)) {
         // If the store cannot save it, it stays in memory.
         let _ = kept.await;
     }
@@ -125,21 +125,22 @@ impl Ledgers {
         }
         let (sender, answer) = oneshot::channel();
         let token = WriteToken::default();
-        let (store, room) = (self.store.clone(), opened.room());
-        let mut decision = DecisionWrite { answer, token, store, room };
-        let (store, room) = (decision.store.clone(), decision.room.clone());
+        let (store, handle) = (self.store.clone(), opened.handle());
+        let mut decision = DecisionWrite { answer, token, store, handle };
+        let (store, handle) = (decision.store.clone(), decision.handle.clone());
         let token = decision.token.clone();
         tokio::spawn(async move {
-            let won = decided(store.clone(), room.clone(), facts, records, token).await;
+            let won = write_decisions(store.clone(), handle.clone(), facts, records, token).await;
             if let Err(Ok(won)) = sender.send(won) {
-                requeue(store, room, won).await;
+                requeue(store, handle, won).await;
             }
         });
-        let slow = |_| StoreError::Failed(format!("no answer within {timeout:?}"));
-        let answer = tokio::time::timeout(timeout, &mut decision.answer).await.map_err(slow)?;
+        let timed_out = |_| StoreError::Failed(format!("no answer within {timeout:?}"));
+        let answer =
+            tokio::time::timeout(timeout, &mut decision.answer).await.map_err(timed_out)?;
         let won = match answer.unwrap_or(Err(StoreError::Closed)) {
             Err(StoreError::Deleted) => {
-                self.was_deleted(&opened.scope, &opened.cache);
+                self.forget_deleted(&opened.scope, &opened.cache);
                 return Err(StoreError::Deleted.into());
             }
             won => won?,
@@ -176,7 +177,7 @@ impl Ledgers {
         };
         match kept {
             Err(StoreError::Deleted) => {
-                self.was_deleted(&scope, &cache);
+                self.forget_deleted(&scope, &cache);
                 self.restart_session(scope, copies, began).await
             }
             kept => kept.map(drop),
@@ -196,14 +197,14 @@ impl Ledgers {
             Err(StoreError::Deleted) => Ok(()),
             put => {
                 put?;
-                lock(&self.caches).cache(&scope).join(&session_cache::ledger(&records).0);
+                lock(&self.caches).cache(&scope).join(&session_cache::ledger(&records).ledger);
                 Ok(())
             }
         }
     }
 
-    /// Another process deleted a session: removes what is known about it here.
-    fn was_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
+    /// Removes what is known about a session here, because another process deleted it.
+    fn forget_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
         lock(&self.caches).remove_cache(scope, cache);
         drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
         lock(&self.fingerprints).forget(std::slice::from_ref(scope));
@@ -216,14 +217,18 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; memory has it all the same.
-    pub(crate) async fn note(&self, room: &SessionRoom, fact: Fact) -> Result<(), StoreError> {
-        let SessionRoom { scope, cache, .. } = room;
+    pub(crate) async fn store_fact(
+        &self,
+        handle: &SessionHandle,
+        fact: Fact,
+    ) -> Result<(), StoreError> {
+        let SessionHandle { scope, cache, .. } = handle;
         let records = record(&fact).into_iter().collect();
         let put = || self.store.put(scope.clone(), records, cache.precondition());
         match cache.add(vec![fact], put) {
             Some(kept) => match kept.await {
                 Err(StoreError::Deleted) => {
-                    self.was_deleted(scope, cache);
+                    self.forget_deleted(scope, cache);
                     Ok(())
                 }
                 kept => kept.map(drop),
@@ -237,13 +242,17 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]: nothing is stored then.
-    pub async fn settle(&self, room: &SessionRoom, fact: Fact) -> Result<Fact, StoreError> {
+    pub async fn store_fact_if_absent(
+        &self,
+        handle: &SessionHandle,
+        fact: Fact,
+    ) -> Result<Fact, StoreError> {
         let unwritten = || StoreError::Failed("a fact cannot be written".to_owned());
-        let SessionRoom { scope, cache, .. } = room;
+        let SessionHandle { scope, cache, .. } = handle;
         let records = vec![record(&fact).ok_or_else(unwritten)?];
         let put = self.store.put(scope.clone(), records, cache.precondition()).await;
         if matches!(put, Err(StoreError::Deleted)) {
-            self.was_deleted(scope, cache);
+            self.forget_deleted(scope, cache);
         }
         let won = match put?.into_iter().next() {
             Some(WriteOutcome::Existed(first)) => {
@@ -254,9 +263,9 @@ impl Ledgers {
         cache.add_stored(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
     }
 
-    /// Where data for a session is written that belongs to no exchange.
-    pub fn room(&self, scope: &Scope) -> SessionRoom {
+    /// The handle by which data of a session is written that belongs to no exchange.
+    pub fn handle(&self, scope: &Scope) -> SessionHandle {
         let cache = lock(&self.caches).cache(scope);
-        SessionRoom { scope: scope.clone(), cache, exchange: ExchangeId::default() }
+        SessionHandle { scope: scope.clone(), cache, exchange: ExchangeId::default() }
     }
 }

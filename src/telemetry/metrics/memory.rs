@@ -5,7 +5,7 @@
 use prometheus::{Gauge, GaugeVec, IntGauge};
 
 use super::make::MetricRegistrar;
-use crate::telemetry::labels::{KeptKind, MemoryKind};
+use crate::telemetry::labels::{CacheKind, MemoryKind};
 use crate::telemetry::log::variant_name;
 
 /// Gauges of memory.
@@ -45,11 +45,11 @@ impl MemoryMetrics {
         self.held[kind as usize].add(more as f64);
     }
 
-    pub(in crate::telemetry) fn kept(&self, what: KeptKind, bytes: usize) {
+    pub(in crate::telemetry) fn set_cached(&self, what: CacheKind, bytes: usize) {
         self.kept.with_label_values(&[&variant_name(what)]).set(bytes as f64);
     }
 
-    pub(in crate::telemetry) fn kept_limit(&self, what: KeptKind, bytes: usize) {
+    pub(in crate::telemetry) fn set_cache_limit(&self, what: CacheKind, bytes: usize) {
         self.kept_limit.with_label_values(&[&variant_name(what)]).set(bytes as f64);
     }
 }

@@ -112,7 +112,7 @@ impl RewriteMetrics {
             self.refused.with_label_values(&[upstream, &variant_name(cause)]).inc();
         }
         self.count_refusal(exchange, upstream);
-        if exchange.sets_aside() {
+        if exchange.suspends_branch() {
             self.set_aside.with_label_values(&[upstream]).inc();
         }
         if let Some(OverflowReport { sign, saved, .. }) = exchange.done.overflow {

@@ -9,7 +9,7 @@ use crate::telemetry::log::variant_name;
 use crate::telemetry::{StoreOperation, StoreState};
 
 impl Metrics {
-    pub(in crate::telemetry) fn store_is(&self, state: Option<&StoreState>) {
+    pub(in crate::telemetry) fn set_store_state(&self, state: Option<&StoreState>) {
         let families = &self.families;
         families.store_unusable.set(i64::from(state.is_none()));
         let Some(state) = state else { return };
@@ -27,11 +27,11 @@ impl Metrics {
         self.families.blocking_threads.set(threads as i64);
     }
 
-    pub(in crate::telemetry) fn store_fails(&self, fails: bool) {
+    pub(in crate::telemetry) fn set_store_failing(&self, fails: bool) {
         self.families.store_failing.set(i64::from(fails));
     }
 
-    pub(in crate::telemetry) fn store_forgot(&self, sessions: u64) {
+    pub(in crate::telemetry) fn sessions_expired(&self, sessions: u64) {
         self.families.store_forgotten.inc_by(sessions);
     }
 

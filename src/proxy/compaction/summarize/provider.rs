@@ -24,14 +24,14 @@ impl SummaryJob {
     /// Asks the provider to compact everything before the cut.
     pub(super) async fn by_provider(
         &self,
-        choice: &CutPoint,
+        point: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
         let window = self.prepared.model.window;
         let output = OUTPUT.min(window / 6);
         // The chunk's share of the request's total, which is more exact than the sum of parts.
         let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
-        let piece = HistoryChunk { from: 0, through: choice.cut };
+        let piece = HistoryChunk { from: 0, through: point.cut };
         let history = compact::weigh(&self.prepared.request(), &self.known, &self.parts, piece);
         let reads = head_tokens(&self.parts).saturating_add(history);
         let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
@@ -39,12 +39,12 @@ impl SummaryJob {
         if reads > window {
             return Err(SummaryError::TooLarge);
         }
-        let body = self.body_before(choice, output).await.ok_or(SummaryError::Rejected)?;
+        let body = self.body_before(point, output).await.ok_or(SummaryError::Rejected)?;
         let answer = self.send_to_provider(body).await?;
         let dialect = self.prepared.conversation.dialect;
         let written = match provider::read(dialect, &answer) {
             Ok(written) => written,
-            Err(SummaryRejection::Unrelated) => return self.offers_none().await,
+            Err(SummaryRejection::Unrelated) => return Err(self.learn_not_offered().await),
             Err(_) => return Err(SummaryError::Rejected),
         };
         add(spent, &written.usage);
@@ -57,12 +57,12 @@ impl SummaryJob {
         let encrypted = written.usage.output.filter(|_| written.is_encrypted);
         let tokens = self.count(&written.text).saturating_add(encrypted.unwrap_or(0));
         let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
-        self.judged(choice, written, tokens, Some(self.known.carried(choice.cut)))
+        self.accept(point, written, tokens, Some(self.known.carried(point.cut)))
     }
 
     /// The body of the request, with only the history before the cut, as it is forwarded.
-    async fn body_before(&self, choice: &CutPoint, output: u64) -> Option<Bytes> {
-        let piece = HistoryChunk { from: 0, through: choice.cut };
+    async fn body_before(&self, point: &CutPoint, output: u64) -> Option<Bytes> {
+        let piece = HistoryChunk { from: 0, through: point.cut };
         let edits = self.edits_of(piece, None, None)?;
         let prepared = self.prepared.clone();
         // The provider's own instructions are better than ours, unless there is something to focus on.
@@ -82,22 +82,22 @@ impl SummaryJob {
         let mut parts = self.head.uri.clone().into_parts();
         parts.path_and_query = Some(target.parse().map_err(|_| SummaryError::Rejected)?);
         let uri = Uri::from_parts(parts).map_err(|_| SummaryError::Rejected)?;
-        let response = self.sent(SummaryAuthor::Provider, None, uri, body).await?;
+        let response = self.send(SummaryAuthor::Provider, None, uri, body).await?;
         let status = response.status();
         let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let body = Limited::new(response.into_body(), most.saturating_mul(FRAMING));
         let read = body.collect().await.map_err(|_| SummaryError::Upstream)?.to_bytes();
         match status {
             StatusCode::OK => Ok(read),
-            status => self.refused(status, &read).await,
+            status => Err(self.refusal(status, &read).await),
         }
     }
 
-    /// Handles a refusal: it teaches a lesson if it says that there is no such feature.
-    async fn refused<T>(&self, status: StatusCode, body: &[u8]) -> Result<T, SummaryError> {
+    /// What a refusal means. It teaches a lesson if it says that there is no such feature.
+    async fn refusal(&self, status: StatusCode, body: &[u8]) -> SummaryError {
         let host = self.head.uri.host().unwrap_or_default();
         if overflow(&ErrorResponse { status: status.as_u16(), host, body }).is_some() {
-            return Err(SummaryError::TooLarge);
+            return SummaryError::TooLarge;
         }
         // The provider's own error codes are about this request, or this moment.
         let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
@@ -105,26 +105,26 @@ impl SummaryJob {
         match status.as_u16() {
             404 | 405 | 501 => {}
             400 | 422 if names_it => {}
-            400 | 422 => return Err(SummaryError::Rejected),
-            _ => return Err(SummaryError::Upstream),
+            400 | 422 => return SummaryError::Rejected,
+            _ => return SummaryError::Upstream,
         }
         // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
         let prepared = &self.prepared;
         let taught =
-            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
+            lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.head)).await;
         self.proxy.count_quoted(&self.prepared.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {
-            true => self.offers_none().await,
-            false => Err(SummaryError::NotOffered),
+            true => self.learn_not_offered().await,
+            false => SummaryError::NotOffered,
         }
     }
 
     /// Remembers that this upstream does not compact this model's context.
-    async fn offers_none<T>(&self) -> Result<T, SummaryError> {
-        self.proxy.learn(&self.prepared.source(), Lesson::CompactionRefused, None).await;
-        Err(SummaryError::NotOffered)
+    async fn learn_not_offered(&self) -> SummaryError {
+        self.proxy.learn(&self.prepared.lesson_source(), Lesson::CompactionRefused, None).await;
+        SummaryError::NotOffered
     }
 }
 

@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode, Uri};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 
-use super::{FRAMING, SummaryError, SummaryJob, SummaryResponse};
+use super::{FRAMING, SummaryError, SummaryJob, SummaryResponse, SummaryTarget};
 use crate::config::Upstream;
 use crate::context::CompactionRecord;
 use crate::context::compact::CompactionNeed;
@@ -33,9 +33,9 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 impl SummaryJob {
     /// Sends the body, and reads the whole response.
     pub(super) async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
-        let (other, ..) = self.writer_of(SummaryAuthor::Summary);
+        let SummaryTarget { other, .. } = self.target_of(SummaryAuthor::Summary);
         let uri = self.address(other).ok_or(SummaryError::Upstream)?;
-        let response = self.sent(SummaryAuthor::Summary, other, uri, body).await?;
+        let response = self.send(SummaryAuthor::Summary, other, uri, body).await?;
         let status = response.status();
         if status != StatusCode::OK {
             return Err(self.why_refused(response).await);
@@ -79,12 +79,12 @@ impl SummaryJob {
         let error = lessons::RefusalResponse::Refused { status, body: &body };
         let prepared = &self.prepared;
         let taught =
-            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
+            lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.head)).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 
     /// Sends a request with those of the client's headers that its host may see.
-    pub(super) async fn sent(
+    pub(super) async fn send(
         &self,
         by: SummaryAuthor,
         other: Option<&Arc<Upstream>>,
@@ -113,7 +113,7 @@ impl SummaryJob {
     /// The address: that of the client's request, or the matching path at the configured upstream.
     fn address(&self, other: Option<&Arc<Upstream>>) -> Option<Uri> {
         let dialect = self.prepared.conversation.dialect;
-        let (_, _, model) = self.writer_of(SummaryAuthor::Summary);
+        let SummaryTarget { model, .. } = self.target_of(SummaryAuthor::Summary);
         let own = self.target();
         let own = match (other, dialect) {
             (None, _) => own,

@@ -48,8 +48,7 @@ pub(super) enum Direction {
 pub(crate) struct FrameObserver(Arc<FrameObserverState>);
 
 struct FrameObserverState {
-    /// `Err` once reading has stopped, with the reason if it is ours.
-    state: Mutex<Result<MessageState, Option<FailOpen>>>,
+    reading: Mutex<SocketObservation>,
     /// Notified when a reply ends, or when waiting messages have been read.
     answered: Notify,
     connection: Arc<SocketConnection>,
@@ -66,21 +65,29 @@ struct SocketConnection {
     /// That of the connection's own request: requests on it have none.
     provider_request_id: Option<Box<str>>,
     /// See [`MAX_READ`].
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
+}
+
+/// Whether messages are still read.
+#[expect(clippy::large_enum_variant, reason = "there is one per connection, and most are active")]
+enum SocketObservation {
+    Active(MessageState),
+    /// Reading has stopped; the reason, if it is ours.
+    Stopped(Option<FailOpen>),
 }
 
 struct MessageState {
     up: MessageDecoder,
     down: MessageDecoder,
-    work: MessageReader,
+    reader: MessageReader,
 }
 
-/// Who reads messages; they are always read in order.
+/// Where messages are read; they are always read in order.
 enum MessageReader {
-    /// Here, each message as it passes.
-    Here(Box<SocketConversation>),
-    /// A task, because one was large: later messages wait for it.
-    Away(Backlog),
+    /// In line: each message as it passes.
+    InLine(Box<SocketConversation>),
+    /// In a task, because a message was large: later messages wait in the backlog.
+    InTask(Backlog),
 }
 
 /// Messages that wait to be read.
@@ -102,9 +109,9 @@ struct SocketConversation {
 }
 
 /// Memory is reserved before a message with more bytes than this is parsed.
-const LOOKED_INTO: usize = 64 << 10;
+const SMALL: usize = 64 << 10;
 /// Parsing a message takes this many times its length in memory.
-const LOOK: usize = 5;
+const TO_PARSE: usize = 5;
 
 impl FrameObserver {
     /// Reads a connection that was upgraded by a response with these headers.
@@ -119,7 +126,7 @@ impl FrameObserver {
         let lines = answered.get_all("sec-websocket-extensions").iter();
         let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
         let (up, down) = negotiated(&lines.join(","));
-        let talk = SocketConversation {
+        let conversation = SocketConversation {
             socket: SocketReader::new(limit),
             open: BTreeMap::new(),
             replies: recorder.memory.guard(MemoryKind::Reply),
@@ -127,7 +134,7 @@ impl FrameObserver {
         let state = MessageState {
             up: MessageDecoder::new(limit, up, recorder.memory.boxed(MemoryKind::Message)),
             down: MessageDecoder::new(limit, down, recorder.memory.boxed(MemoryKind::Message)),
-            work: MessageReader::Here(Box::new(talk)),
+            reader: MessageReader::InLine(Box::new(conversation)),
         };
         let connection = SocketConnection {
             proxy: recorder.proxy.clone(),
@@ -136,24 +143,26 @@ impl FrameObserver {
             client_request,
             upstream,
             provider_request_id,
-            places: Arc::new(Semaphore::new(MAX_READ)),
+            permits: Arc::new(Semaphore::new(MAX_READ)),
         };
-        let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
-        Self(Arc::new(FrameObserverState { state, answered, connection: Arc::new(connection) }))
+        let (reading, answered) = (Mutex::new(SocketObservation::Active(state)), Notify::new());
+        Self(Arc::new(FrameObserverState { reading, answered, connection: Arc::new(connection) }))
     }
 
     /// Reads bytes that have been forwarded.
-    pub(super) fn saw(&self, way: Direction, bytes: &[u8]) {
+    pub(super) fn saw(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
-        let Ok(MessageState { up, down, work }) = state.as_mut() else { return };
-        let messages = match way {
+        let SocketObservation::Active(MessageState { up, down, reader }) = &mut *state else {
+            return;
+        };
+        let messages = match direction {
             Direction::Up => &mut *up,
             Direction::Down => &mut *down,
         };
         let read = catch_unwind(AssertUnwindSafe(|| {
             let mut may_read = true;
             messages.push(bytes, |message| {
-                may_read = may_read && self.0.read(work, way, message);
+                may_read = may_read && self.0.read(reader, direction, message);
             });
             may_read
         }));
@@ -161,10 +170,10 @@ impl FrameObserver {
         match (read, fault) {
             (Ok(true), None) => {}
             (Ok(false), None) | (Ok(_), Some(FrameError::NoMemory)) => {
-                *state = Err(Some(FailOpen::MemoryBudget));
+                *state = SocketObservation::Stopped(Some(FailOpen::MemoryBudget));
             }
-            (Ok(_), Some(_)) => *state = Err(None),
-            (Err(_), _) => *state = Err(Some(FailOpen::Panicked)),
+            (Ok(_), Some(_)) => *state = SocketObservation::Stopped(None),
+            (Err(_), _) => *state = SocketObservation::Stopped(Some(FailOpen::Panicked)),
         }
     }
 
@@ -181,7 +190,14 @@ impl FrameObserver {
 
     fn is_idle(&self) -> bool {
         let state = self.0.state();
-        matches!(&*state, Ok(MessageState { work: MessageReader::Here(talk), .. }) if talk.open.is_empty())
+        let SocketObservation::Active(MessageState {
+            reader: MessageReader::InLine(conversation),
+            ..
+        }) = &*state
+        else {
+            return false;
+        };
+        conversation.open.is_empty()
     }
 
     /// Ends the exchanges of a tunnel that has ended, with the parts of replies received so far. Returns why
@@ -192,37 +208,53 @@ impl FrameObserver {
             Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
         };
         let mut state = self.0.state();
-        if let Ok(MessageState { work: MessageReader::Away(backlog), .. }) = state.as_mut() {
+        if let SocketObservation::Active(MessageState {
+            reader: MessageReader::InTask(backlog),
+            ..
+        }) = &mut *state
+        {
             backlog.ended = Some(left);
             return None;
         }
-        match std::mem::replace(&mut *state, Err(None)) {
-            Ok(MessageState { work: MessageReader::Here(talk), .. }) => talk.ends(left),
-            Ok(MessageState { work: MessageReader::Away(_), .. }) => {}
-            Err(why) => return why,
+        match std::mem::replace(&mut *state, SocketObservation::Stopped(None)) {
+            SocketObservation::Active(MessageState {
+                reader: MessageReader::InLine(conversation),
+                ..
+            }) => {
+                conversation.end(left);
+            }
+            SocketObservation::Active(MessageState {
+                reader: MessageReader::InTask(_), ..
+            }) => {}
+            SocketObservation::Stopped(why) => return why,
         }
         None
     }
 }
 
 impl FrameObserverState {
-    fn state(&self) -> MutexGuard<'_, Result<MessageState, Option<FailOpen>>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, SocketObservation> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a message, or queues it to be read; `false` if there is no memory for that.
-    fn read(self: &Arc<Self>, work: &mut MessageReader, way: Direction, message: &[u8]) -> bool {
-        match work {
-            MessageReader::Here(talk) if message.len() <= OFF_THREAD => {
-                talk.hears(way, message, self)
+    fn read(
+        self: &Arc<Self>,
+        reader: &mut MessageReader,
+        direction: Direction,
+        message: &[u8],
+    ) -> bool {
+        match reader {
+            MessageReader::InLine(conversation) if message.len() <= OFF_THREAD => {
+                conversation.read(direction, message, self)
             }
-            MessageReader::Away(backlog) => backlog.add(way, message),
-            MessageReader::Here(_) => {
+            MessageReader::InTask(backlog) => backlog.add(direction, message),
+            MessageReader::InLine(_) => {
                 let mut backlog = Backlog::new(&self.connection);
-                let may_read = backlog.add(way, message);
-                let away = MessageReader::Away(Backlog::new(&self.connection));
-                if let MessageReader::Here(talk) = std::mem::replace(work, away) {
-                    tokio::spawn(self.clone().catch_up(talk, backlog));
+                let may_read = backlog.add(direction, message);
+                let in_task = MessageReader::InTask(Backlog::new(&self.connection));
+                if let MessageReader::InLine(conversation) = std::mem::replace(reader, in_task) {
+                    tokio::spawn(self.clone().catch_up(conversation, backlog));
                 }
                 may_read
             }
@@ -230,37 +262,44 @@ impl FrameObserverState {
     }
 
     /// Reads the waiting messages off the async threads, until there are none.
-    async fn catch_up(self: Arc<Self>, mut talk: Box<SocketConversation>, mut backlog: Backlog) {
+    async fn catch_up(
+        self: Arc<Self>,
+        mut conversation: Box<SocketConversation>,
+        mut backlog: Backlog,
+    ) {
         loop {
             let shared = self.clone();
             let reading = long_work(move || {
                 let mut messages = backlog.messages.iter();
-                let may_read = messages.all(|(way, message)| talk.hears(*way, message, &shared));
-                (talk, may_read)
+                let may_read = messages
+                    .all(|(direction, message)| conversation.read(*direction, message, &shared));
+                (conversation, may_read)
             });
             let read = reading.await;
             let mut state = self.state();
             // Reading has stopped meanwhile.
-            let Ok(MessageState { work, .. }) = state.as_mut() else { return };
-            talk = match read {
-                Ok((talk, true)) => talk,
+            let SocketObservation::Active(MessageState { reader, .. }) = &mut *state else {
+                return;
+            };
+            conversation = match read {
+                Ok((conversation, true)) => conversation,
                 Ok((_, false)) => {
-                    *state = Err(Some(FailOpen::MemoryBudget));
+                    *state = SocketObservation::Stopped(Some(FailOpen::MemoryBudget));
                     return;
                 }
                 Err(_) => {
-                    *state = Err(Some(FailOpen::Panicked));
+                    *state = SocketObservation::Stopped(Some(FailOpen::Panicked));
                     return;
                 }
             };
-            let MessageReader::Away(waiting) = work else { return };
+            let MessageReader::InTask(waiting) = reader else { return };
             if waiting.messages.is_empty() {
                 match waiting.ended {
                     Some(left) => {
-                        *state = Err(None);
-                        talk.ends(left);
+                        *state = SocketObservation::Stopped(None);
+                        conversation.end(left);
                     }
-                    None => *work = MessageReader::Here(talk),
+                    None => *reader = MessageReader::InLine(conversation),
                 }
                 self.answered.notify_one();
                 return;
@@ -305,11 +344,11 @@ impl Backlog {
     }
 
     /// Returns `false` if there is no memory for it.
-    fn add(&mut self, way: Direction, message: &[u8]) -> bool {
+    fn add(&mut self, direction: Direction, message: &[u8]) -> bool {
         self.bytes += message.len();
         let has_room = self.memory.hold(self.bytes);
         if has_room {
-            self.messages.push((way, message.to_vec()));
+            self.messages.push((direction, message.to_vec()));
         }
         has_room
     }
@@ -317,39 +356,45 @@ impl Backlog {
 
 impl SocketConversation {
     /// Reads a message; `false` if there is no memory for parsing it, or for its content.
-    fn hears(&mut self, way: Direction, message: &[u8], shared: &Arc<FrameObserverState>) -> bool {
-        let Some(_look) = look_into(message, &shared.connection) else { return false };
-        match way {
+    fn read(
+        &mut self,
+        direction: Direction,
+        message: &[u8],
+        shared: &Arc<FrameObserverState>,
+    ) -> bool {
+        let Some(_held) = memory_to_parse(message, &shared.connection) else { return false };
+        match direction {
             Direction::Up => {
                 self.observe_request(message, shared);
                 true
             }
-            Direction::Down => self.answered(message, shared),
+            Direction::Down => self.observe_event(message, shared),
         }
     }
 
     fn observe_request(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
-        let place = shared.connection.places.clone().try_acquire_owned().ok();
-        let read = |message: &[u8]| match &place {
+        let permit = shared.connection.permits.clone().try_acquire_owned().ok();
+        let read = |message: &[u8]| match &permit {
             Some(_) => shared.analyse(message),
             None => Err(FailOpen::AnalysisBudget),
         };
         let Some((number, read)) = self.socket.request_by(message, read) else { return };
         let mut recorder = shared.recorder();
         recorder.event.request_bytes = message.len() as u64;
-        let Some(place) = place else {
-            return recorder.stood_aside(FailOpen::AnalysisBudget);
+        let Some(permit) = permit else {
+            return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
         if self.open.len() >= MAX_OPEN {
             self.open.pop_first();
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
-        let guards = (place, recorder.proxy.telemetry.websocket_request());
-        tokio::spawn(kept(shared.connection.clone(), read, recorder, guards, answered));
+        let guards = (permit, recorder.proxy.telemetry.websocket_request());
+        tokio::spawn(record_exchange(shared.connection.clone(), read, recorder, guards, answered));
     }
 
-    fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
+    /// Reads an event of a reply; `false` if there is no memory for its content.
+    fn observe_event(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
         if let Some((number, reply)) = self.socket.event(message)
             && let Some(waiting) = self.open.remove(&number)
         {
@@ -360,7 +405,7 @@ impl SocketConversation {
     }
 
     /// Ends the open replies when the connection has ended.
-    fn ends(mut self, outcome: Outcome) {
+    fn end(mut self, outcome: Outcome) {
         let socket = self.socket;
         let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
         for (number, reply) in partial {
@@ -372,14 +417,14 @@ impl SocketConversation {
 }
 
 /// Memory for parsing a message; `None` if there is none.
-fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory> {
-    let mut look = connection.memory.guard(MemoryKind::Message);
-    let needs = if message.len() > LOOKED_INTO { LOOK * message.len() } else { 0 };
-    look.hold(needs).then_some(look)
+fn memory_to_parse(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory> {
+    let mut held = connection.memory.guard(MemoryKind::Message);
+    let needs = if message.len() > SMALL { TO_PARSE * message.len() } else { 0 };
+    held.hold(needs).then_some(held)
 }
 
 /// Places a request, waits for its reply, and stores the turn.
-async fn kept(
+async fn record_exchange(
     connection: Arc<SocketConnection>,
     read: Result<RequestAnalysis, FailOpen>,
     mut recorder: ExchangeRecorder,
@@ -388,14 +433,17 @@ async fn kept(
 ) {
     let pending = match read {
         Ok(analysis) => {
-            recorder.noted(analysis.conversation.notes.iter().copied());
+            recorder.record_notes(analysis.conversation.notes.iter().copied());
             let SocketConnection { client_request, upstream, .. } = &*connection;
             let placing = client_request.place_and_plan(upstream, analysis, None, &mut recorder);
             let placed = AssertUnwindSafe(placing).catch_unwind().await;
-            placed.map_err(|_| recorder.stood_aside(FailOpen::Panicked)).unwrap_or_default().pending
+            placed
+                .map_err(|_| recorder.record_fail_open(FailOpen::Panicked))
+                .unwrap_or_default()
+                .pending
         }
         Err(why) => {
-            recorder.stood_aside(why);
+            recorder.record_fail_open(why);
             None
         }
     };
@@ -415,6 +463,6 @@ async fn kept(
     if let Some(commit) = commit
         && let Some(why) = commit.await
     {
-        recorder.stood_aside(why);
+        recorder.record_fail_open(why);
     }
 }

@@ -35,9 +35,9 @@ pub(crate) async fn carry(
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let timeouts = recorder.proxy.tunnel_timeouts;
     let (mut up, mut down) = (0, 0);
-    let looked = |way, bytes: &[u8]| {
+    let observe = |direction, bytes: &[u8]| {
         if let Some(frames) = &frames {
-            frames.saw(way, bytes);
+            frames.saw(direction, bytes);
         }
         bytes.len() as u64
     };
@@ -48,7 +48,7 @@ pub(crate) async fn carry(
             Outcome::ClientLeft,
             to_upstream,
             Outcome::UpstreamFailed,
-            |bytes| up += looked(Direction::Up, bytes),
+            |bytes| up += observe(Direction::Up, bytes),
             &half_closed,
         );
         let down = pump(
@@ -56,7 +56,7 @@ pub(crate) async fn carry(
             Outcome::UpstreamFailed,
             to_client,
             Outcome::ClientLeft,
-            |bytes| down += looked(Direction::Down, bytes),
+            |bytes| down += observe(Direction::Down, bytes),
             &half_closed,
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
@@ -64,11 +64,11 @@ pub(crate) async fn carry(
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::Turned,
-            () = quiet(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
+            () = idle(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
-    gave_up.into_iter().for_each(|why| recorder.stood_aside(why));
+    gave_up.into_iter().for_each(|why| recorder.record_fail_open(why));
     recorder.event.request_bytes = up;
     recorder.response.bytes = down;
     recorder.event.outcome = outcome;
@@ -89,11 +89,11 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
 }
 
 /// Ready when nothing has passed for as long as a tunnel may be idle.
-async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
+async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
         let is_short = memory.budget().is_short_of_connections();
         let timeout = timeouts.timeout(half_closed.load(Ordering::Relaxed), is_short);
-        if memory.progress().still() >= timeout {
+        if memory.progress().idle_time() >= timeout {
             return;
         }
         tokio::time::sleep(timeouts.check).await;

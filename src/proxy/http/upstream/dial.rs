@@ -24,8 +24,8 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::limits::{SIGN_OF_LIFE, SILENCE};
-use super::names::DnsResolver;
+use super::dns::DnsResolver;
+use super::limits::{KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use crate::config::Config;
 use crate::proxy::http::body::ConnectionError;
 use crate::proxy::http::memory::MemoryBudget;
@@ -87,7 +87,7 @@ impl Service<Uri> for Connector {
     fn call(&mut self, to: Uri) -> ConnectFuture {
         let share = self.memory.share();
         let is_tls = to.scheme_str() == Some("https");
-        let Some(held) = transport::open(&share, is_tls) else {
+        let Some(held) = transport::reserve(&share, is_tls) else {
             return Box::pin(async { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) });
         };
         let connecting = tokio::time::timeout(self.timeout, self.connector.call(to));
@@ -122,8 +122,8 @@ fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
     let mut connector = HttpConnector::new_with_resolver(names);
     connector.enforce_http(false);
     connector.set_nodelay(true);
-    connector.set_keepalive(Some(SILENCE));
-    connector.set_keepalive_interval(Some(SIGN_OF_LIFE));
+    connector.set_keepalive(Some(KEEP_ALIVE_INTERVAL));
+    connector.set_keepalive_interval(Some(KEEP_ALIVE_TIMEOUT));
     connector.set_keepalive_retries(Some(3));
     connector
 }

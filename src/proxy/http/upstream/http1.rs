@@ -29,8 +29,10 @@ use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Idle connections kept to one upstream; further ones are closed.
 const IDLE_CONNECTIONS: usize = 128;
-/// Connections that were opened but not used yet: how many are kept, and for how long.
-const SPARES: (usize, Duration) = (16, Duration::from_secs(5));
+/// How many connections are kept that were opened but not used yet.
+const SPARES: usize = 16;
+/// How long they are kept.
+const SPARE_LIFE: Duration = Duration::from_secs(5);
 
 /// Connections that speak HTTP/1.1.
 pub(super) struct Http1 {
@@ -311,27 +313,33 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Connections that were opened but not used yet, with their address.
 #[derive(Clone, Default)]
-pub(super) struct SpareConnections(Arc<Mutex<VecDeque<(Authority, Instant, UpstreamTransport)>>>);
+pub(super) struct SpareConnections(Arc<Mutex<VecDeque<SpareConnection>>>);
+
+struct SpareConnection {
+    to: Authority,
+    since: Instant,
+    transport: UpstreamTransport,
+}
 
 impl SpareConnections {
     pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
         let mut kept = self.kept();
-        kept.push_back((to, Instant::now(), transport));
-        if kept.len() > SPARES.0 {
+        kept.push_back(SpareConnection { to, since: Instant::now(), transport });
+        if kept.len() > SPARES {
             kept.pop_front();
         }
     }
 
     fn take(&self, to: &Uri) -> Option<UpstreamTransport> {
         let mut kept = self.kept();
-        let at = kept.iter().position(|(authority, ..)| Some(authority) == to.authority())?;
-        kept.remove(at).map(|(_, _, transport)| transport)
+        let at = kept.iter().position(|spare| Some(&spare.to) == to.authority())?;
+        kept.remove(at).map(|spare| spare.transport)
     }
 
     /// The connections without those that are too old, which their peers may have closed.
-    fn kept(&self) -> MutexGuard<'_, VecDeque<(Authority, Instant, UpstreamTransport)>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<SpareConnection>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|(_, since, _)| since.elapsed() < SPARES.1);
+        kept.retain(|spare| spare.since.elapsed() < SPARE_LIFE);
         kept
     }
 }
@@ -342,10 +350,10 @@ mod tests {
 
     use super::*;
 
-    /// As where the queue of a connection took a request while the connection ended: who waits is told once the last
-    /// that could queue another is gone.
+    /// The queue of a connection took a request while the connection ended: the request fails once the last sender is
+    /// dropped.
     #[tokio::test]
-    async fn a_request_that_a_connection_took_as_it_ended_is_not_waited_for() {
+    async fn a_request_that_was_queued_as_its_connection_ended_fails() {
         let (queue, lost) = oneshot::channel::<()>();
         let mut ended = tokio::spawn(async {});
         let answered = outcome(lost, queue, &mut ended);
@@ -355,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_goes_on_takes_the_next() {
+    async fn an_open_connection_is_returned_for_the_next_request() {
         let mut task = tokio::spawn(std::future::pending::<()>());
         let (answer, sender) = outcome(async { 7 }, "the next", &mut task).await;
         assert_eq!((answer, sender), (7, Some("the next")));

@@ -27,7 +27,7 @@ use super::dial::{Connector, UpstreamTransport, round_trip};
 use super::error::{UpstreamError, unanswered};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
-use super::limits::{ATTEMPTS, IDLE, SIGN_OF_LIFE, SILENCE};
+use super::limits::{ATTEMPTS, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::crossing_time;
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
@@ -45,7 +45,7 @@ const CONNECTIONS: usize = 128;
 /// Idle connections that are kept.
 const IDLE_CONNECTIONS: usize = 16;
 /// Stands for the peer's limit until it has sent one; no peer can send this number.
-const UNSAID: usize = usize::MAX - 1;
+const NO_LIMIT_YET: usize = usize::MAX - 1;
 
 type StreamWaiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
 type Http2Connection = Connection<UpstreamTransport, OutgoingBody, LimitExecutor>;
@@ -119,7 +119,7 @@ impl Http2 {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let (stream, sender) = match self.room().await? {
+            let (stream, sender) = match self.free_stream().await? {
                 StreamPlacement::Stream(stream, sender) => (stream, sender),
                 StreamPlacement::Http1 => return Ok(SendOutcome::Http1(request)),
             };
@@ -158,25 +158,25 @@ impl Http2 {
             }
             self.metrics.repeats(cause);
             request = retry;
-            let moves = self.lanes().retire(stream.id());
-            self.perform(moves);
+            let actions = self.lanes().retire(stream.id());
+            self.perform(actions);
         }
     }
 
     /// A free stream, at once or after a wait, which is counted.
-    async fn room(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
+    async fn free_stream(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
         let since = Instant::now();
         let (waiting, mut placement) = {
             let mut lanes = self.lanes();
             if let Some(place) = lanes.take() {
                 drop(lanes);
-                return Ok(self.room_at(place));
+                return Ok(self.placement(place));
             }
             let (placed, placement) = oneshot::channel();
-            let (ticket, moves) = lanes.wait(placed);
+            let (ticket, actions) = lanes.wait(placed);
             drop(lanes);
             let waiting = QueueEntry { upstream: self, ticket };
-            self.perform(moves);
+            self.perform(actions);
             (waiting, placement)
         };
         // Opening a connection has its own timeout; waiting for a free stream may take twice as long.
@@ -184,7 +184,7 @@ impl Http2 {
         drop(waiting);
         self.metrics.waited(since.elapsed());
         match answer {
-            Ok(Ok(room)) => room,
+            Ok(Ok(placement)) => placement,
             Ok(Err(_)) => Err(UpstreamError::Failed("the connection could not be opened".into())),
             Err(_) => Err(UpstreamError::TooSlow(format!(
                 "no HTTP/2 connection had room for another stream within {} s",
@@ -193,7 +193,7 @@ impl Http2 {
         }
     }
 
-    fn room_at(self: &Arc<Self>, place: LanePlacement<Sender>) -> StreamPlacement {
+    fn placement(self: &Arc<Self>, place: LanePlacement<Sender>) -> StreamPlacement {
         match place {
             LanePlacement::Http1 => StreamPlacement::Http1,
             LanePlacement::Stream(id, sender) => {
@@ -203,11 +203,11 @@ impl Http2 {
     }
 
     /// Performs what [`Lanes`] decided; never under its lock, because this may call it again.
-    fn perform(self: &Arc<Self>, moves: LaneActions<Sender, StreamWaiter>) {
-        for (who, place) in moves.placed {
-            drop(who.send(Ok(self.room_at(place))));
+    fn perform(self: &Arc<Self>, actions: LaneActions<Sender, StreamWaiter>) {
+        for (waiter, place) in actions.placed {
+            drop(waiter.send(Ok(self.placement(place))));
         }
-        for _ in 0..moves.open {
+        for _ in 0..actions.open {
             let opening = ConnectionAttempt(Some(self.clone()));
             // Without a runtime, nobody waits any more.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -218,8 +218,8 @@ impl Http2 {
 
     fn failed(&self, why: &UpstreamError) {
         let failed = self.lanes().failed();
-        for who in failed {
-            drop(who.send(Err(why.clone())));
+        for waiter in failed {
+            drop(waiter.send(Err(why.clone())));
         }
     }
 
@@ -321,8 +321,8 @@ impl fmt::Debug for StreamCount {
 
 impl Drop for StreamCount {
     fn drop(&mut self) {
-        let moves = self.upstream.lanes().release(self.id, Instant::now());
-        self.upstream.perform(moves);
+        let actions = self.upstream.lanes().release(self.id, Instant::now());
+        self.upstream.perform(actions);
     }
 }
 
@@ -344,8 +344,8 @@ impl ConnectionAttempt {
                 if let Some(authority) = upstream.to.authority() {
                     upstream.spares.put(authority.clone(), *transport);
                 }
-                let moves = upstream.lanes().opened_http1();
-                upstream.perform(moves);
+                let actions = upstream.lanes().opened_http1();
+                upstream.perform(actions);
             }
             Err(error) => upstream.failed(&unanswered(&*error)),
         }
@@ -375,13 +375,14 @@ impl Http2 {
         if !connected.is_negotiated_h2() {
             return Ok(Protocol::Http1(Box::new(transport)));
         }
-        let watch = Arc::new(LimitWatch { of: OnceLock::new(), seen: AtomicUsize::new(UNSAID) });
+        let watch =
+            Arc::new(LimitWatch { lane: OnceLock::new(), seen: AtomicUsize::new(NO_LIMIT_YET) });
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
-            .initial_max_send_streams(UNSAID)
+            .initial_max_send_streams(NO_LIMIT_YET)
             .max_header_list_size(HEADER_LIST)
-            .keep_alive_interval(SILENCE)
-            .keep_alive_timeout(SIGN_OF_LIFE)
+            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(transport)
@@ -398,14 +399,14 @@ impl Http2 {
         connection: Http2Connection,
         watch: &Arc<LimitWatch>,
     ) {
-        let (id, moves) = self.lanes().opened(sender, Instant::now());
+        let (id, actions) = self.lanes().opened(sender, Instant::now());
         let connection = Arc::new(Mutex::new(connection));
-        let of = (Arc::downgrade(&connection), Arc::downgrade(self), id);
-        drop(watch.of.set(of));
+        let (of_connection, upstream) = (Arc::downgrade(&connection), Arc::downgrade(self));
+        drop(watch.lane.set(WatchedLane { connection: of_connection, upstream, id }));
         tokio::spawn(drive(connection, Arc::downgrade(self), id));
-        self.perform(moves);
+        self.perform(actions);
         // The limit may have arrived before it was watched.
-        watch.look();
+        watch.report_change();
     }
 }
 
@@ -417,8 +418,8 @@ async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, i
         tokio::select! {
             _ = &mut running => {
                 if let Some(upstream) = upstream.upgrade() {
-                    let moves = upstream.lanes().retire(id);
-                    upstream.perform(moves);
+                    let actions = upstream.lanes().retire(id);
+                    upstream.perform(actions);
                 }
                 return;
             }
@@ -436,18 +437,25 @@ fn lock(connection: &Mutex<Http2Connection>) -> MutexGuard<'_, Http2Connection> 
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A connection that is in use.
+struct WatchedLane {
+    connection: Weak<Mutex<Http2Connection>>,
+    upstream: Weak<Http2>,
+    id: LaneId,
+}
+
 /// Watches the limit of streams that the peer sets for one connection.
 struct LimitWatch {
     /// Set once the connection is in use.
-    of: OnceLock<(Weak<Mutex<Http2Connection>>, Weak<Http2>, LaneId)>,
+    lane: OnceLock<WatchedLane>,
     /// The limit that was last seen.
     seen: AtomicUsize,
 }
 
 impl LimitWatch {
     /// Reports the limit if it has changed.
-    fn look(&self) {
-        let Some((connection, upstream, id)) = self.of.get() else { return };
+    fn report_change(&self) {
+        let Some(WatchedLane { connection, upstream, id }) = self.lane.get() else { return };
         let Some(connection) = connection.upgrade() else { return };
         let changed = {
             let connection = lock(&connection);
@@ -455,12 +463,12 @@ impl LimitWatch {
             self.seen.swap(now, Ordering::AcqRel) != now
         };
         let Some(upstream) = upstream.upgrade().filter(|_| changed) else { return };
-        let moves = {
+        let actions = {
             let mut lanes = upstream.lanes();
             // Read under the lock, so that the last report has the newest limit.
-            lanes.allows(*id, self.seen.load(Ordering::Acquire))
+            lanes.set_limit(*id, self.seen.load(Ordering::Acquire))
         };
-        upstream.perform(moves);
+        upstream.perform(actions);
     }
 }
 
@@ -475,7 +483,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for LimitExecutor {
             let mut task = pin!(task);
             poll_fn(|cx| {
                 let polled = task.as_mut().poll(cx);
-                watch.look();
+                watch.report_change();
                 polled
             })
             .await;

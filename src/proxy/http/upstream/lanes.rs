@@ -78,7 +78,7 @@ pub(super) struct LaneActions<C, W> {
 
 impl<C> Lane<C> {
     /// The number of free streams. Until the peer has sent its limit, one stream is used.
-    fn room(&self, bounds: &LaneBounds) -> usize {
+    fn free_streams(&self, bounds: &LaneBounds) -> usize {
         let limit = self.allowed.map_or(1, |allowed| allowed.min(bounds.streams));
         if self.connection.is_some() { limit.saturating_sub(self.live) } else { 0 }
     }
@@ -107,10 +107,10 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// Adds a waiting request, which may need a new connection.
-    pub(super) fn wait(&mut self, who: W) -> (Ticket, LaneActions<C, W>) {
+    pub(super) fn wait(&mut self, waiter: W) -> (Ticket, LaneActions<C, W>) {
         let ticket = Ticket(self.number());
-        self.waiting.push_back((ticket, who));
-        (ticket, self.moves(true))
+        self.waiting.push_back((ticket, waiter));
+        (ticket, self.place_or_open())
     }
 
     /// Removes a waiting request; does nothing if it has been placed.
@@ -127,14 +127,14 @@ impl<C: Clone, W> Lanes<C, W> {
         let id = LaneId(self.number());
         let connection = Some(connection);
         self.lanes.push(Lane { id, connection, live: 0, allowed: None, idle_since: now });
-        (id, self.moves(true))
+        (id, self.place_or_open())
     }
 
     /// Called when a connection was opened that speaks HTTP/1.1.
     pub(super) fn opened_http1(&mut self) -> LaneActions<C, W> {
         self.opening -= 1;
         self.is_http1 = true;
-        self.moves(false)
+        self.place_waiting()
     }
 
     /// Called when the upstream was unreachable over HTTP/1.1: its protocol is asked for again.
@@ -150,16 +150,16 @@ impl<C: Clone, W> Lanes<C, W> {
             return Vec::new();
         }
         let surplus = self.waiting.len().saturating_sub(self.opening * self.expected);
-        self.waiting.drain(..surplus).map(|(_, who)| who).collect()
+        self.waiting.drain(..surplus).map(|(_, waiter)| waiter).collect()
     }
 
     /// Called when the peer sends its limit of streams, the first time or again.
-    pub(super) fn allows(&mut self, id: LaneId, streams: usize) -> LaneActions<C, W> {
+    pub(super) fn set_limit(&mut self, id: LaneId, streams: usize) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.allowed = Some(streams);
             self.expected = streams.clamp(1, self.bounds.streams);
         }
-        self.moves(true)
+        self.place_or_open()
     }
 
     /// Called when a stream ended. When it was the last one of a retired connection, another may be opened.
@@ -169,14 +169,14 @@ impl<C: Clone, W> Lanes<C, W> {
             lane.idle_since = now;
         }
         let has_ended = self.drop_ended();
-        let moves = self.moves(has_ended);
+        let actions = if has_ended { self.place_or_open() } else { self.place_waiting() };
         if self.idle() > self.bounds.idle
             && let Some(newest) = self.lanes.iter_mut().rfind(|lane| lane.is_idle())
         {
             newest.connection = None;
             self.drop_ended();
         }
-        moves
+        actions
     }
 
     /// Called when a connection takes no more streams: it closed, or its peer sent GOAWAY or refused a
@@ -186,7 +186,7 @@ impl<C: Clone, W> Lanes<C, W> {
             lane.connection = None;
         }
         self.drop_ended();
-        self.moves(true)
+        self.place_or_open()
     }
 
     /// Retires a connection that was idle for too long, and returns `None`; else returns when to ask again.
@@ -221,7 +221,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     fn place(&mut self) -> Option<LanePlacement<C>> {
-        let found = self.lanes.iter_mut().find(|lane| lane.room(&self.bounds) > 0);
+        let found = self.lanes.iter_mut().find(|lane| lane.free_streams(&self.bounds) > 0);
         match found {
             Some(lane) => {
                 lane.live += 1;
@@ -231,25 +231,30 @@ impl<C: Clone, W> Lanes<C, W> {
         }
     }
 
-    /// Places waiting requests. `may_open`: also decides to open connections if that is not enough. False
-    /// after a failure to open, so that a failing upstream is not dialled in a loop.
-    fn moves(&mut self, may_open: bool) -> LaneActions<C, W> {
-        let mut moves = LaneActions { placed: Vec::new(), open: 0 };
-        while !self.waiting.is_empty()
-            && let Some(place) = self.place()
-            && let Some((_, who)) = self.waiting.pop_front()
-        {
-            moves.placed.push((who, place));
-        }
-        while may_open
-            && !self.is_closed_to_all()
-            && self.waiting.len() > self.coming()
+    /// Places waiting requests, and opens connections for those that remain.
+    fn place_or_open(&mut self) -> LaneActions<C, W> {
+        let mut actions = self.place_waiting();
+        while !self.is_closed_to_all()
+            && self.waiting.len() > self.expected_streams()
             && self.lanes.len() + self.opening < self.bounds.connections
         {
             self.opening += 1;
-            moves.open += 1;
+            actions.open += 1;
         }
-        moves
+        actions
+    }
+
+    /// Places waiting requests, and opens nothing: after a failure to open, a failing upstream would otherwise be
+    /// dialled in a loop.
+    fn place_waiting(&mut self) -> LaneActions<C, W> {
+        let mut actions = LaneActions { placed: Vec::new(), open: 0 };
+        while !self.waiting.is_empty()
+            && let Some(place) = self.place()
+            && let Some((_, waiter)) = self.waiting.pop_front()
+        {
+            actions.placed.push((waiter, place));
+        }
+        actions
     }
 
     /// Whether the upstream accepts no streams. A single connection with limit 0 may be about to close; two
@@ -260,11 +265,11 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// The streams expected on connections that are being opened, or whose peers have not sent a limit.
-    fn coming(&self) -> usize {
-        let unsaid = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed.is_none();
-        let unsaid = self.lanes.iter().filter(unsaid);
-        let room = unsaid.map(|lane| self.expected.saturating_sub(lane.live)).sum::<usize>();
-        room + self.opening * self.expected
+    fn expected_streams(&self) -> usize {
+        let has_no_limit = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed.is_none();
+        let lanes = self.lanes.iter().filter(has_no_limit);
+        let streams = lanes.map(|lane| self.expected.saturating_sub(lane.live)).sum::<usize>();
+        streams + self.opening * self.expected
     }
 
     fn number(&mut self) -> u64 {

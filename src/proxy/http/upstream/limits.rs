@@ -6,9 +6,9 @@ use std::time::Duration;
 
 /// A peer that is silent this long is pinged: connections die unnoticed (NAT, sleeping machines), and
 /// thinking models are silent for minutes.
-pub(super) const SILENCE: Duration = Duration::from_secs(30);
+pub(super) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long the answer to a ping may take.
-pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+pub(super) const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often a request is sent, at most. It is sent again only if the upstream certainly did not process it.
 pub(super) const ATTEMPTS: usize = 3;
 /// How long idle connections are kept.

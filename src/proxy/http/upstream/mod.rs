@@ -5,12 +5,12 @@
 //! whether the provider was too slow or failed.
 
 mod dial;
+mod dns;
 pub(in crate::proxy) mod error;
 mod http1;
 mod http2;
 mod lanes;
 mod limits;
-mod names;
 pub(in crate::proxy) mod relays;
 pub(in crate::proxy) mod route;
 

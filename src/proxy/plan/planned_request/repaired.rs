@@ -29,9 +29,15 @@ impl PreparedRequest {
     }
 }
 
+/// A request that was planned again with a repair.
+pub(crate) struct RepairedPlan {
+    pub(crate) planned: PlannedRequest,
+    /// The keys of the decisions of the repair.
+    pub(crate) decisions: Vec<PartKey>,
+}
+
 impl PlannedRequest {
     /// The same request with the smallest change that fixes a refusal of it: decided, saved, and replayed.
-    /// Also returns the keys of the decisions.
     ///
     /// # Errors
     /// The reason why there is none.
@@ -41,7 +47,7 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         opened: &OpenedSession,
         refusal: &Refusal,
-    ) -> Result<(Self, Vec<PartKey>), RefusalOutcome> {
+    ) -> Result<RepairedPlan, RefusalOutcome> {
         let proposal = {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             let (refusal, size) = (refusal.clone(), prepared.body.len());
@@ -66,7 +72,7 @@ impl PlannedRequest {
         planned.add_saved(prepared, saved).await;
         match planned.edits == self.edits {
             true => Err(RefusalOutcome::NoRepair),
-            false => Ok((planned, decisions)),
+            false => Ok(RepairedPlan { planned, decisions }),
         }
     }
 

@@ -60,7 +60,7 @@ impl PlannedRequest {
             measured: Some(measured),
             sent: plan.sent,
             done: prepared.rewrite_summary(&plan.steps),
-            summary: plan.summary,
+            summary_by: plan.summary,
             anchor: self.anchor.clone(),
             before: self.before.clone(),
             known,

@@ -31,7 +31,7 @@ async fn next(silence: &mut StreamSilence) -> SilenceAction {
     poll_fn(|cx| silence.poll(cx)).await
 }
 
-/// What breaks a stream is an error to whoever reads its protocol, and ends an event.
+/// The error event is an error for a reader of its protocol, and a complete event.
 #[tokio::test]
 async fn the_error_event_is_one_of_its_dialect() {
     for dialect in DIALECTS {
@@ -50,7 +50,7 @@ async fn the_error_event_is_one_of_its_dialect() {
 }
 
 #[tokio::test]
-async fn a_comment_comes_again_and_again_until_it_is_too_long() {
+async fn comments_are_repeated_until_the_silence_is_too_long() {
     let mut silence = silence(Dialect::Anthropic, &[], (400, 20));
     let mut comments = 0;
     loop {
@@ -68,9 +68,9 @@ async fn a_comment_comes_again_and_again_until_it_is_too_long() {
     assert!(comments > 0 && comments <= 20, "{comments}");
 }
 
-/// In the middle of an event, of a coding or of a body of a known length nothing can be said.
+/// Nothing can be inserted in the middle of an event, into an encoded body, or into a body of a known length.
 #[tokio::test]
-async fn where_no_words_can_stand_the_stream_breaks_without() {
+async fn where_no_event_can_be_inserted_the_stream_breaks_without_one() {
     let mut within = silence(Dialect::OpenaiChat, &[], (30, 10));
     within.passed(b"data: {}\n\n");
     within.passed(b"data: {\"half\"");
@@ -102,9 +102,9 @@ fn the_end_of_an_event_is_known_in_any_pieces() {
     }
 }
 
-/// Without limits nothing is ever done, and what is no stream of events is left alone.
+/// Without limits nothing is done; a response that is not an event stream is not watched.
 #[tokio::test]
-async fn without_limits_it_only_counts() {
+async fn without_limits_silence_is_only_measured() {
     let mut silence = silence(Dialect::Gemini, &[], (0, 0));
     let never = tokio::time::timeout(Duration::from_millis(30), next(&mut silence)).await;
     assert!(never.is_err());

@@ -21,7 +21,7 @@ const EVENTS: [&str; 3] = [
 
 type Step = Result<Frame<Bytes>, ConnectionError>;
 
-/// A body that gives what it is sent, when it is sent; it ends when nobody sends any more.
+/// A body that yields each step when it is sent, and ends when the sender is dropped.
 struct Scripted {
     steps: mpsc::UnboundedReceiver<Step>,
     /// Known to end after this many frames, as a body with a length is.
@@ -100,7 +100,7 @@ impl Bench {
         String::from_utf8(data.to_vec()).unwrap()
     }
 
-    /// The one event that is told when the tap goes.
+    /// The one event that is reported when the tap is dropped.
     fn reported(self) -> Arc<Exchange> {
         let Self { tap, mut reported, .. } = self;
         assert!(reported.try_recv().is_err(), "told before its end");
@@ -116,17 +116,17 @@ fn reading() -> ResponseActions {
         http::header::CONTENT_TYPE,
         http::HeaderValue::from_static("text/event-stream"),
     )]);
-    let observation = ResponseObserver::new(
+    let observer = ResponseObserver::new(
         Dialect::Anthropic,
         200,
         &headers,
         1 << 20,
         &crate::proxy::http::memory::MemoryShare::ample(),
     );
-    ResponseActions { observation: Some(observation), ..ResponseActions::default() }
+    ResponseActions { observer: Some(observer), ..ResponseActions::default() }
 }
 
-/// Reading, with a commit that ends when it is told to.
+/// Observes, with a commit that the test ends.
 fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
     let (done, wait) = oneshot::channel();
     let settle: SettleReply =
@@ -214,11 +214,11 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
     }
-    // The commit itself goes on, a drain waits for it, and only who can find the turn is told of it.
+    // The commit continues and a drain waits for it; the event is emitted once the turn can be found.
     let Bench { tap, mut reported, phase, .. } = bench;
     drop(tap);
     tokio::task::yield_now().await;
-    assert!(reported.try_recv().is_err(), "told before it is kept");
+    assert!(reported.try_recv().is_err(), "reported before the turn is stored");
     assert_eq!(phase.receiver_count(), 1);
     done.send(None).unwrap();
     assert_eq!(reported.recv().await.unwrap().fail_open, [FailOpen::CommitLate]);
@@ -294,35 +294,35 @@ async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_breaks_it_is_told_as_ours() {
+async fn a_stream_that_a_drain_deadline_ends_is_not_a_client_that_left() {
     let bench = Bench::new(reading()).await;
     bench.phase.send_replace(ServingPhase::Breaking);
     assert_eq!(bench.reported().outcome, Outcome::Turned);
 }
 
 #[tokio::test]
-async fn what_is_hidden_is_not_a_frame_of_the_clients() {
+async fn hidden_usage_gives_the_client_no_frame_and_held_data_comes_before_an_error() {
     let mut queue: VecDeque<&str> = VecDeque::from([
         "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}],\"usage\":null}\n\n",
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",
         "data: [DONE]\n\n",
     ]);
-    let observation = ResponseObserver::new(
+    let observer = ResponseObserver::new(
         Dialect::OpenaiChat,
         200,
         &HeaderMap::new(),
         1 << 20,
         &crate::proxy::http::memory::MemoryShare::ample(),
     );
-    let altering = UsageStrip::new(
+    let edits = UsageStrip::new(
         "api.openai.com",
         [].into_iter(),
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
     let mut bench = Bench::new(ResponseActions {
-        observation: Some(observation),
-        altering,
+        observer: Some(observer),
+        edits,
         ..ResponseActions::default()
     })
     .await;
@@ -332,14 +332,14 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
     assert!(bench.now().is_none());
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: [DONE]\n\n");
-    // What was held back when the upstream broke still leaves before the error.
-    let altering = UsageStrip::new(
+    // Data that was held when the upstream broke is sent before the error.
+    let edits = UsageStrip::new(
         "api.openai.com",
         [].into_iter(),
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
-    let mut bench = Bench::new(ResponseActions { altering, ..ResponseActions::default() }).await;
+    let mut bench = Bench::new(ResponseActions { edits, ..ResponseActions::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());
     bench.feed.as_ref().unwrap().send(Err("cut".into())).unwrap();
@@ -348,7 +348,7 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
 }
 
 #[tokio::test]
-async fn what_has_come_already_is_taken_before_the_headers_leave_and_comes_first() {
+async fn data_that_has_already_arrived_is_read_ahead_and_sent_first() {
     let (actions, done) = committing();
     let mut bench = Bench::of(actions, Some(2), 60_000).await;
     bench.tap.look_ahead().await; // nothing has come: nothing is waited for
@@ -358,7 +358,7 @@ async fn what_has_come_already_is_taken_before_the_headers_leave_and_comes_first
     bench.tap.look_ahead().await;
     assert_eq!(bench.tap.size_hint().lower(), EVENTS[0].len() as u64);
     assert_eq!(bench.text().await, EVENTS[0]);
-    // What ends the reply waits for its turn, here as ever.
+    // The end of the reply waits for its turn here, too.
     let mut looking = Box::pin(bench.tap.look_ahead());
     let mut cx = Context::from_waker(std::task::Waker::noop());
     assert!(looking.as_mut().poll(&mut cx).is_pending());

@@ -2,7 +2,7 @@ use super::*;
 
 const OPENAI: &str = "api.openai.com";
 
-/// (what the upstream sends when asked, what it sends when not)
+/// What the upstream sends if usage is requested, and what if not.
 const STREAMS: &[(&str, &str)] = &[
     (
         "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n: ping\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\ndata: [DONE]\n\n",
@@ -34,7 +34,7 @@ const STREAMS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn the_traces_are_hidden_whatever_the_cuts() {
+fn added_usage_is_hidden_however_the_stream_is_cut() {
     for (sent, want) in STREAMS {
         for size in 1..=sent.len() {
             let mut hiding = UsageStrip::new(
@@ -53,9 +53,9 @@ fn the_traces_are_hidden_whatever_the_cuts() {
     }
 }
 
-/// Hugging Face, DeepSeek, Together and others send it in every chunk, whoever asks.
+/// Hugging Face, DeepSeek, Together and others send it in every chunk, requested or not.
 #[test]
-fn null_usage_that_a_provider_always_sends_is_the_clients() {
+fn null_usage_that_a_provider_always_sends_is_kept() {
     let chunk = "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
     let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n";
     for (host, is_hidden) in [
@@ -77,7 +77,7 @@ fn null_usage_that_a_provider_always_sends_is_the_clients() {
 }
 
 #[test]
-fn what_needs_no_hiding_passes_as_the_same_allocation() {
+fn an_event_without_usage_passes_as_the_same_allocation() {
     let mut hiding =
         UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryShare::ample())
             .unwrap();
@@ -98,7 +98,7 @@ fn an_event_past_the_limit_is_not_held_back() {
 }
 
 #[test]
-fn a_compressed_stream_is_hidden_from_plain() {
+fn added_usage_is_hidden_in_a_compressed_stream() {
     use std::io::Write;
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(STREAMS[0].0.as_bytes()).unwrap();

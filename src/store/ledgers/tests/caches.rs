@@ -1,6 +1,7 @@
-//! Sessions in memory: which are dropped when there are too many or too much, and what a deleted one leaves.
+//! Sessions in memory: which ones are dropped if there are too many or they are too large, and what remains of a deleted
+//! one.
 
-use super::super::session_cache::{BYTES, SESSIONS, SessionCaches};
+use super::super::session_cache::{BYTES, LoadedLedger, SESSIONS, SessionCaches};
 use super::*;
 
 fn scope(number: usize) -> Scope {
@@ -67,13 +68,13 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     let mut late = Ledger::default();
     words(1000).into_iter().for_each(|fact| late.add(fact));
     cache.join(&late);
-    cache.loaded(late, true);
-    assert!(cache.look(Ledger::is_empty) && !cache.has_unread());
+    cache.loaded(LoadedLedger { ledger: late, has_unread: true });
+    assert!(cache.look(Ledger::is_empty) && !cache.take_unread());
     drop((caches.remove(&scope(0)), cache));
     assert_eq!(caches.bytes(), 0);
 }
 
-/// A session is dropped by whoever knows which one it is: another of the same name stays.
+/// A cache is only removed by a caller that holds it: another one of the same name stays.
 #[test]
 fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
     let mut caches = SessionCaches::default();
@@ -94,14 +95,14 @@ fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
 async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let named = |name: &str| lock(&ours.caches).named(&name.into());
-    drop(ours.room(&scope(0)));
+    drop(ours.handle(&scope(0)));
     assert_eq!(named("s0"), [], "somebody has only asked for it");
     let opened = ours.open(lookup("t", Some("s0"), "1"), &conversation(&user("hi"))).await.unwrap();
     assert_eq!(named("s0"), [scope(0)]);
     let fact = turn(&opened, "A");
     drop(opened);
     assert_eq!(named("s0"), [], "it ended without a turn");
-    assert!(ours.room(&scope(0)).cache.add_stored(vec![fact]));
+    assert!(ours.handle(&scope(0)).cache.add_stored(vec![fact]));
     assert_eq!((named("s0"), named("s1")), (vec![scope(0)], vec![]));
 }
 

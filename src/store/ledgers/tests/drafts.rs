@@ -28,9 +28,10 @@ const HEAD: &str = concat!(
     "\n\n",
 );
 
-/// The reply goes on a piece at a time; what was noted last is kept, in pieces of which little is noted, too.
+/// The reply arrives piece by piece. The draft has the newest progress, also of pieces of which only the length is
+/// recorded.
 #[tokio::test]
-async fn what_has_come_so_far_is_kept() {
+async fn a_draft_has_what_has_arrived_so_far() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -54,7 +55,7 @@ async fn what_has_come_so_far_is_kept() {
 }
 
 #[tokio::test]
-async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
+async fn only_a_long_exchange_without_a_turn_leaves_a_draft() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let open = async |session, request| {
@@ -83,7 +84,7 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
     assert_eq!(left, ["5"]);
 }
 
-/// Nobody hears of a store that takes no drafts, and an exchange goes on without.
+/// If the store takes no drafts, exchanges continue without them.
 #[tokio::test]
 async fn a_store_that_takes_no_drafts_costs_nothing() {
     let ours = Ledgers::new(Arc::new(Dead));
@@ -96,14 +97,14 @@ async fn a_store_that_takes_no_drafts_costs_nothing() {
     assert!(ours.write_drafts(8).await.is_ok(), "nothing was written, so nothing has to go");
 }
 
-/// Whoever wrote a draft that outlives its exchange removes it: the exchange ended while it was written.
+/// An exchange may end while its draft is written: the draft is removed again.
 #[tokio::test]
 async fn a_draft_that_is_written_too_late_is_removed_again() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let key = turn_key(&opened.exchange);
     let begin = || ours.draft(&opened, drafted(&opened), Duration::ZERO);
-    let due = || ours.drafts.due().map(|(due, ended)| (due.len(), ended));
+    let due = || ours.drafts.due().map(|batch| (batch.due.len(), batch.ended));
     let guard = begin();
     assert_eq!(due(), Some((1, vec![])));
     assert_eq!(due(), None, "a draft is written once a second");
@@ -128,7 +129,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), Some((0, vec![key])));
 }
 
-/// Other processes see that this one lives, though nothing more came of its exchange.
+/// Other processes see that this one is alive, even if its exchange has not progressed.
 #[tokio::test]
 async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
     let store = Arc::new(MemoryStore::default());
@@ -145,9 +146,9 @@ async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
     assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 1, "it has been silent");
 }
 
-/// Turns wait for a write of drafts, so it has only some of them: those that have waited longest.
+/// Turns wait while drafts are written, so one write has only some of them: those that have waited longest.
 #[tokio::test]
-async fn of_many_drafts_those_are_written_that_wait_longest() {
+async fn of_many_drafts_those_that_wait_longest_are_written() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let begin = |number: usize| {
@@ -155,7 +156,7 @@ async fn of_many_drafts_those_are_written_that_wait_longest() {
         ours.draft(&opened, turn, Duration::ZERO)
     };
     let written = || {
-        let (due, _) = ours.drafts.due()?;
+        let due = ours.drafts.due()?.due;
         Some(due.iter().map(super::super::drafts::DueDraft::key).collect::<Vec<_>>())
     };
     let guards: Vec<_> = (0..64).map(begin).collect();
@@ -171,17 +172,17 @@ async fn of_many_drafts_those_are_written_that_wait_longest() {
 }
 
 #[tokio::test]
-async fn whoever_writes_drafts_sleeps_until_there_is_one() {
+async fn the_writer_of_drafts_sleeps_until_there_is_one() {
     use futures_util::FutureExt as _;
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    let mut sleeps = Box::pin(ours.has_drafts());
+    let mut sleeps = Box::pin(ours.wait_for_drafts());
     assert!((&mut sleeps).now_or_never().is_none());
     let guard = ours.draft(&opened, drafted(&opened), LONG);
     assert!((&mut sleeps).now_or_never().is_some(), "it is woken");
-    assert!(ours.has_drafts().now_or_never().is_some());
+    assert!(ours.wait_for_drafts().now_or_never().is_some());
     drop(guard);
-    let mut sleeps = Box::pin(ours.has_drafts());
+    let mut sleeps = Box::pin(ours.wait_for_drafts());
     assert!((&mut sleeps).now_or_never().is_none(), "nothing was written");
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     ours.write_drafts(7).await.unwrap();
@@ -189,14 +190,15 @@ async fn whoever_writes_drafts_sleeps_until_there_is_one() {
     assert!(sleeps.now_or_never().is_some(), "a draft has to go");
 }
 
-/// A draft is written again only where more came; of most pieces only the length is read, until the next write.
+/// A draft is written again only if more has arrived. Of most pieces only the length is recorded, until the next
+/// write.
 #[tokio::test]
-async fn a_draft_is_the_same_until_more_comes() {
+async fn a_draft_is_written_again_only_if_more_has_arrived() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
-    let mut due = ours.drafts.due().unwrap().0.remove(0);
+    let mut due = ours.drafts.due().unwrap().due.remove(0);
     assert!(due.is_first && due.draft(7).is_some());
     due.is_first = false;
     assert_eq!(due.draft(8), None);
@@ -227,9 +229,9 @@ async fn a_draft_is_the_same_until_more_comes() {
     assert_eq!((turn.usage.input, turn.response.as_deref()), (Some(40), Some("m")));
 }
 
-/// What a turn leaves for those who come after it: the end of its reply, or where there is none that of its request.
+/// The fingerprints of a turn: the end of its reply, or if it has none, the end of its request.
 #[tokio::test]
-async fn a_turn_leaves_the_end_of_its_reply_else_that_of_its_request() {
+async fn a_turn_is_found_by_the_end_of_its_reply_or_else_of_its_request() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
     let (answered, unanswered) = (turn(&opened, "A"), drafted(&opened));

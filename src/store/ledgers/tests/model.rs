@@ -1,20 +1,21 @@
 //! Every order in which requests, a load, an eviction and a deletion can meet at the cache of a session.
 //!
-//! A step is what happens under one lock, so that between two steps is whatever threads can put there. Requests and
-//! the store are the real ones; who reads the store is played here, to hold it still between reading and joining.
+//! A step is what happens under one lock; between two steps, other threads may run. Requests and the store are the real
+//! ones. The task that reads the store is played here, so that it can be stopped between reading and merging.
 
 use std::sync::LazyLock;
 
 use futures_util::FutureExt as _;
 
+use super::super::session_cache::LoadedLedger;
 use super::orders::{Choices, in_every_order};
 use super::*;
 use crate::store::recall::{RecallRun, RecallStart};
 
-/// The turn that the store has before anybody comes.
+/// The turn that the store has before the first request.
 const BEFORE: &str = "before";
 
-/// Made once: reading takes longer than a run does.
+/// Made once, because parsing takes longer than a run.
 static CONVERSATION: LazyLock<Conversation> = LazyLock::new(|| conversation(&user("hi")));
 static TURN: LazyLock<Turn> = LazyLock::new(|| {
     let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
@@ -109,7 +110,7 @@ impl World {
     /// What the store knows.
     fn kept(&self) -> Vec<String> {
         let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
-        turns_of(&session_cache::ledger(&records).0)
+        turns_of(&session_cache::ledger(&records).ledger)
     }
 
     fn request(&mut self, request: Request) -> Request {
@@ -140,11 +141,11 @@ impl World {
             _ if fails => load.run.end(Err(StoreError::Closed)),
             None => {
                 let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
-                load.read = Some(session_cache::ledger(&records).0);
+                load.read = Some(session_cache::ledger(&records).ledger);
                 self.loads.push(load);
             }
             Some(read) => {
-                load.cache.loaded(read, false);
+                load.cache.loaded(LoadedLedger { ledger: read, has_unread: false });
                 load.run.end(Ok(()));
             }
         }
@@ -191,7 +192,7 @@ struct Seen {
     began: Vec<(&'static str, Instant)>,
 }
 
-/// One run: whoever is chosen goes on, until all have ended.
+/// One run: the chosen step is executed next, until all have ended.
 fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
     let mut world = World::new();
     world.deletion = cast.deletes.then_some(Deletion::Begins);
@@ -329,7 +330,7 @@ fn however_a_deletion_meets_two_requests_nothing_comes_back() {
 }
 
 #[test]
-fn whoever_asks_while_others_read_reads_nothing_twice() {
+fn requests_that_wait_for_the_same_read_share_it() {
     let runs = in_every_order(|choices| {
         let mut world = World::new();
         let mut stay = Vec::new();

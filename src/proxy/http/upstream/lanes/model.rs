@@ -1,7 +1,7 @@
 //! Every order in which requests, connections and peers can meet at [`Lanes`], by loom.
 //!
-//! As over sockets: decisions under a lock, places handed over outside of it to whoever may have left.
-//! No connection is over its limit, nobody who waits is forgotten, and all counts return to zero.
+//! As with sockets, decisions are made under a lock, and placements are delivered outside of it, to requests that may
+//! have left. No connection exceeds its limit, no waiting request is forgotten, and all counts return to zero.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ impl LaneTable {
         decided
     }
 
-    fn perform(self: &Arc<Self>, moves: LaneActions<(), Arc<WaiterSeat>>) {
-        for (seat, place) in moves.placed {
+    fn perform(self: &Arc<Self>, actions: LaneActions<(), Arc<WaiterSeat>>) {
+        for (seat, place) in actions.placed {
             let LanePlacement::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
             let mut answer = seat.answer.lock().unwrap();
             if matches!(*answer, SeatAnswer::Left) {
@@ -59,22 +59,22 @@ impl LaneTable {
                 seat.bell.notify_one();
             }
         }
-        for _ in 0..moves.open {
+        for _ in 0..actions.open {
             self.open();
         }
     }
 
     /// Opens a connection, at once: in which step others come between is what the model varies.
     fn open(self: &Arc<Self>) {
-        let (id, moves) = self.decide(|lanes| lanes.opened((), Instant::now()));
-        self.perform(moves);
-        let moves = self.decide(|lanes| lanes.allows(id, self.allowed));
-        self.perform(moves);
+        let (id, actions) = self.decide(|lanes| lanes.opened((), Instant::now()));
+        self.perform(actions);
+        let actions = self.decide(|lanes| lanes.set_limit(id, self.allowed));
+        self.perform(actions);
     }
 
     fn release(self: &Arc<Self>, id: LaneId) {
-        let moves = self.decide(|lanes| lanes.release(id, Instant::now()));
-        self.perform(moves);
+        let actions = self.decide(|lanes| lanes.release(id, Instant::now()));
+        self.perform(actions);
     }
 
     /// A place, or a seat to wait at.
@@ -85,8 +85,8 @@ impl LaneTable {
             Some(LanePlacement::Http1) => panic!("nobody speaks HTTP/1.1"),
             None => Err(lanes.wait(seat.clone())),
         });
-        requested.map_err(|(ticket, moves)| {
-            self.perform(moves);
+        requested.map_err(|(ticket, actions)| {
+            self.perform(actions);
             (ticket, seat)
         })
     }
@@ -149,7 +149,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn those_who_wait_for_a_stream_to_end_are_woken() {
+fn requests_that_wait_for_a_stream_to_end_are_woken() {
     explore(|| {
         let request: fn(&Arc<LaneTable>) = |table| table.release(table.place());
         run(&LaneTable::new(1, 1), vec![request, request]);
@@ -157,7 +157,7 @@ fn those_who_wait_for_a_stream_to_end_are_woken() {
 }
 
 #[test]
-fn a_client_that_leaves_takes_no_place_with_it() {
+fn a_request_that_leaves_the_queue_keeps_no_stream() {
     explore(|| {
         run(
             &LaneTable::new(1, 1),
@@ -167,12 +167,12 @@ fn a_client_that_leaves_takes_no_place_with_it() {
 }
 
 #[test]
-fn whoever_waits_for_a_connection_that_goes_away_gets_another_one() {
+fn a_request_that_waits_for_a_retired_connection_gets_another_one() {
     explore(|| {
         let goes_away: fn(&Arc<LaneTable>) = |table| {
             let id = table.place();
-            let moves = table.decide(|lanes| lanes.retire(id));
-            table.perform(moves);
+            let actions = table.decide(|lanes| lanes.retire(id));
+            table.perform(actions);
             table.release(id);
         };
         run(&LaneTable::new(1, 1), vec![goes_away]);

@@ -5,26 +5,26 @@ const BOUNDS: LaneBounds =
 
 type Play = Lanes<char, usize>;
 
-/// So many ask at once: who got a place at once, and how many connections are to be opened.
+/// Makes `many` requests: how many were placed at once, and how many connections are to be opened.
 fn request(lanes: &mut Play, many: usize) -> (usize, usize) {
     let (mut placed, mut open) = (0, 0);
-    for who in 0..many {
+    for waiter in 0..many {
         match lanes.take() {
             Some(_) => placed += 1,
             None => {
-                let (_, moves) = lanes.wait(who);
-                placed += moves.placed.len();
-                open += moves.open;
+                let (_, actions) = lanes.wait(waiter);
+                placed += actions.placed.len();
+                open += actions.open;
             }
         }
     }
     (placed, open)
 }
 
-/// A connection is opened, and its peer allows so many streams.
+/// Opens a connection whose peer allows this many streams.
 fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) {
     let (id, first) = lanes.opened(name, Instant::now());
-    let then = lanes.allows(id, allowed);
+    let then = lanes.set_limit(id, allowed);
     (id, first.placed.len() + then.placed.len(), first.open + then.open)
 }
 
@@ -37,37 +37,41 @@ fn a_burst_on_a_cold_pool_opens_what_it_needs_side_by_side() {
         assert_eq!((placed, more), (100, 0), "{name}");
     }
     assert_eq!(lanes.live(), [100; 4]);
-    assert_eq!(request(&mut lanes, 1), (0, 1), "no room is left: another one");
+    assert_eq!(request(&mut lanes, 1), (0, 1), "no stream is free: another connection");
 }
 
 #[test]
-fn until_the_peer_has_said_what_it_allows_it_gets_one_stream() {
+fn until_the_peer_has_sent_its_limit_it_gets_one_stream() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
-    let (id, moves) = lanes.opened('a', Instant::now());
-    assert_eq!((moves.placed.len(), moves.open), (1, 0));
-    let moves = lanes.allows(id, 2);
-    assert_eq!((moves.placed.len(), moves.open), (1, 1), "two fit, one needs another connection");
+    let (id, actions) = lanes.opened('a', Instant::now());
+    assert_eq!((actions.placed.len(), actions.open), (1, 0));
+    let actions = lanes.set_limit(id, 2);
+    assert_eq!(
+        (actions.placed.len(), actions.open),
+        (1, 1),
+        "two fit, one needs another connection"
+    );
 }
 
 #[test]
-fn a_peer_that_allows_less_gets_less_and_one_that_allows_more_gets_our_bound() {
+fn streams_are_limited_by_the_peer_and_by_our_own_limit() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 20), (0, 1));
     let (id, placed, more) = open(&mut lanes, 'a', 1);
     assert_eq!((placed, more), (1, 7), "up to the bound of connections");
-    let moves = lanes.allows(id, 1000);
-    assert_eq!(moves.placed.len(), 19);
+    let actions = lanes.set_limit(id, 1000);
+    assert_eq!(actions.placed.len(), 19);
     assert_eq!(request(&mut lanes, 90).0, 80, "100 in all");
 }
 
 #[test]
-fn a_limit_lowered_on_the_way_holds_from_then_on() {
+fn a_lowered_limit_applies_to_new_streams() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     request(&mut lanes, 10);
     let (id, placed, _) = open(&mut lanes, 'a', 10);
     assert_eq!(placed, 10);
-    assert!(lanes.allows(id, 4).placed.is_empty());
+    assert!(lanes.set_limit(id, 4).placed.is_empty());
     assert_eq!(request(&mut lanes, 1), (0, 0));
     for left in (4..10).rev() {
         assert!(lanes.release(id, Instant::now()).placed.is_empty(), "{left} are under way");
@@ -83,29 +87,29 @@ fn a_peer_that_allows_nothing_is_asked_twice() {
     let (first, placed, _) = open(&mut lanes, 'a', 100);
     assert_eq!(placed, 1);
     assert!(lanes.release(first, Instant::now()).placed.is_empty());
-    assert_eq!(lanes.allows(first, 0).open, 0);
+    assert_eq!(lanes.set_limit(first, 0).open, 0);
     assert_eq!(request(&mut lanes, 1), (0, 1));
-    let (second, moves) = lanes.opened('b', Instant::now());
-    assert_eq!(moves.placed.len(), 1, "until it has said so, it gets one");
+    let (second, actions) = lanes.opened('b', Instant::now());
+    assert_eq!(actions.placed.len(), 1, "until it has sent its limit, it gets one");
     assert!(lanes.release(second, Instant::now()).placed.is_empty());
-    assert_eq!(lanes.allows(second, 0).open, 0);
+    assert_eq!(lanes.set_limit(second, 0).open, 0);
     assert_eq!(request(&mut lanes, 5), (0, 0));
-    assert_eq!(lanes.allows(first, 5).placed.len(), 5);
+    assert_eq!(lanes.set_limit(first, 5).placed.len(), 5);
 }
 
 #[test]
-fn the_first_with_room_is_taken_and_nobody_overtakes() {
+fn the_first_connection_with_a_free_stream_is_used_and_requests_wait_in_order() {
     let mut lanes = Play::new(LaneBounds { connections: 2, streams: 2, ..BOUNDS });
     request(&mut lanes, 4);
     let (first, ..) = open(&mut lanes, 'a', 2);
     let (second, ..) = open(&mut lanes, 'b', 2);
-    let (_, moves) = lanes.wait(7);
-    assert!(moves.placed.is_empty() && moves.open == 0, "the bound");
-    let (ticket, moves) = lanes.wait(8);
-    assert!(moves.placed.is_empty() && lanes.take().is_none());
+    let (_, actions) = lanes.wait(7);
+    assert!(actions.placed.is_empty() && actions.open == 0, "the bound");
+    let (ticket, actions) = lanes.wait(8);
+    assert!(actions.placed.is_empty() && lanes.take().is_none());
     lanes.leave(ticket);
-    let moves = lanes.release(second, Instant::now());
-    assert_eq!(moves.placed, [(7, LanePlacement::Stream(second, 'b'))]);
+    let actions = lanes.release(second, Instant::now());
+    assert_eq!(actions.placed, [(7, LanePlacement::Stream(second, 'b'))]);
     assert!(lanes.release(second, Instant::now()).placed.is_empty());
     assert!(lanes.release(first, Instant::now()).placed.is_empty());
     assert_eq!(lanes.take(), Some(LanePlacement::Stream(first, 'a')));
@@ -118,13 +122,13 @@ fn a_retired_connection_counts_until_its_last_stream_ends() {
     let (id, ..) = open(&mut lanes, 'a', 100);
     assert_eq!(lanes.retire(id).open, 0);
     assert_eq!(request(&mut lanes, 1), (0, 0), "as many connections as may be");
-    let moves = lanes.release(id, Instant::now());
-    assert_eq!(moves.open, 1, "now there is room for another one");
+    let actions = lanes.release(id, Instant::now());
+    assert_eq!(actions.open, 1, "now there is room for another one");
     assert!(lanes.live().is_empty());
 }
 
 #[test]
-fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
+fn if_a_connection_cannot_be_opened_the_requests_that_it_was_for_fail() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 150), (0, 2));
     assert_eq!(lanes.failed(), (0..50).collect::<Vec<_>>());
@@ -137,7 +141,7 @@ fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
 }
 
 #[test]
-fn an_upstream_of_http1_is_asked_no_more_until_it_fails() {
+fn an_upstream_that_speaks_http1_is_not_asked_again_until_it_fails() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 2), (0, 1));
     assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);

@@ -205,7 +205,7 @@ fn the_only_upstream_takes_every_known_path() {
 }
 
 #[test]
-fn a_path_that_names_nobody_goes_nowhere_whatever_its_end() {
+fn a_path_that_names_no_upstream_is_not_routed_whatever_its_ending() {
     let mut known = known();
     known.push(upstream("deepseek", "https://api.deepseek.com", &[Dialect::OpenaiChat]));
     known.push(upstream("az", "https://res.openai.azure.com", &[Dialect::OpenaiChat]));

@@ -19,7 +19,7 @@ use tower_service::Service;
 /// Queries at a time, at most: half of the blocking threads.
 const AT_ONCE: usize = 8;
 
-static PLACES: Semaphore = Semaphore::const_new(AT_ONCE);
+static PERMITS: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// The system's resolver, for one connection.
 #[derive(Clone, Default)]
@@ -48,9 +48,9 @@ impl Service<Name> for DnsResolver {
     fn call(&mut self, name: Name) -> Self::Future {
         let answered = self.answered.clone();
         Box::pin(async move {
-            let place = PLACES.acquire().await.map_err(io::Error::other)?;
+            let permit = PERMITS.acquire().await.map_err(io::Error::other)?;
             let lookup = tokio::task::spawn_blocking(move || {
-                let _place = place;
+                let _permit = permit;
                 (name.as_str(), 0).to_socket_addrs()
             });
             let addresses = lookup.await.map_err(io::Error::other)?;
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn names_become_addresses_and_places_come_back() {
+    async fn names_become_addresses_and_permits_are_released() {
         for _ in 0..3 * AT_ONCE {
             let mut found =
                 DnsResolver::default().call("localhost".parse().unwrap()).await.unwrap();
@@ -73,14 +73,14 @@ mod tests {
         }
     }
 
-    /// Past the bound a question waits, and is answered when a place is free.
+    /// Past the limit a query waits, and is answered once a permit is free.
     #[tokio::test]
-    async fn past_the_bound_a_question_waits() {
-        let places = PLACES.acquire_many(AT_ONCE as u32).await.unwrap();
+    async fn past_the_limit_a_query_waits_for_a_permit() {
+        let permits = PERMITS.acquire_many(AT_ONCE as u32).await.unwrap();
         let mut lookup = DnsResolver::default().call("localhost".parse().unwrap());
         let soon = std::time::Duration::from_millis(20);
         assert!(tokio::time::timeout(soon, &mut lookup).await.is_err());
-        drop(places);
+        drop(permits);
         assert!(lookup.await.is_ok());
     }
 }

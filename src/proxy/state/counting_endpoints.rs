@@ -17,6 +17,7 @@ use crate::store::lessons::LessonSource;
 const AT_ONCE: usize = 2;
 /// Most counts, and most pauses, in memory.
 const MOST: usize = 1024;
+
 /// What is known about counting endpoints.
 pub(crate) struct CountingEndpoints {
     pub(in crate::proxy) permits: Arc<Semaphore>,
@@ -39,17 +40,17 @@ impl Default for CountingEndpoints {
 }
 
 impl CountingEndpoints {
-    pub(in crate::proxy) fn is_paused(&self, whose: &str) -> bool {
+    pub(in crate::proxy) fn is_paused(&self, key: &str) -> bool {
         let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
-        pauses.get(whose).is_some_and(|until| Instant::now() < *until)
+        pauses.get(key).is_some_and(|until| Instant::now() < *until)
     }
 
-    pub(in crate::proxy) fn pause(&self, whose: Box<str>, how_long: Duration) {
+    pub(in crate::proxy) fn pause(&self, key: Box<str>, duration: Duration) {
         let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         if pauses.len() >= MOST {
             pauses.clear();
         }
-        pauses.insert(whose, Instant::now() + how_long);
+        pauses.insert(key, Instant::now() + duration);
     }
 
     /// Records that there is no counting endpoint for this tenant, upstream and model.
