@@ -398,7 +398,7 @@ impl Play {
         client.send(format!("{head}{body}")).await;
         let response = client.response().await;
         let (status, text) = (response.status(), response.text().to_owned());
-        let exchange = self.server.told().await;
+        let exchange = self.server.next_exchange().await;
         let sent = self.provider.take_log().len();
         let context = format!("{:?} {defect:?} after {:?}", self.dialect, self.earlier_defects);
         if status != 200 {

@@ -165,7 +165,7 @@ impl Session {
         let body = client::request(self.dialect, &self.head, &self.history, self.style);
         let target = client::path(self.dialect, &self.head);
         let (status, text) = self.stage.send(&target, &body).await;
-        let exchange = self.stage.server.told().await;
+        let exchange = self.stage.server.next_exchange().await;
         self.report.exchanges += 1;
         self.report.summaries_used += exchange.done.new.compacted as usize;
         if let Some(us) = exchange.compaction_wait_us {

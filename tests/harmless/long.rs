@@ -77,7 +77,7 @@ async fn session(mode: Mode, (turns, words): (usize, usize), cache_markers: bool
         let body = client::request(Dialect::Anthropic, &head, &history, style);
         let (status, text) = stage.send("/v1/messages", &body).await;
         assert_eq!(status, 200, "{text}");
-        let exchange = stage.server.told().await;
+        let exchange = stage.server.next_exchange().await;
         let answer: Value = serde_json::from_str(&text).unwrap();
         let tokens = |name: &str| answer["usage"][name].as_u64().unwrap();
         let (read, written) =

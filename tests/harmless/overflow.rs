@@ -52,7 +52,7 @@ async fn session(
         stage.provider.say(reply.calling("Read", json!({"path": turn})));
         let body = client::request(dialect, &head, &history, style);
         let (status, text) = stage.send(&client::path(dialect, &head), &body).await;
-        let exchange = stage.server.told().await;
+        let exchange = stage.server.next_exchange().await;
         report.last_request_tokens = body.to_string().len() / 4;
         report.recovered +=
             usize::from(exchange.done.overflow.is_some_and(|overflow| overflow.saved));

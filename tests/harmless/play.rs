@@ -363,7 +363,7 @@ impl Play {
         let is_implausible = self.schedule_implausible_overflow(&body, breaks_after);
         let lessons_before = self.lessons().await.filter(|_| is_implausible);
         let response = self.send(mode, &body, breaks_after).await;
-        let exchange = self.stage.server.told().await;
+        let exchange = self.stage.server.next_exchange().await;
         let mut log = self.stage.provider.take_log();
         // Requests for summaries are ours, and judged by `endless`.
         log.retain(|judged| {
@@ -573,7 +573,7 @@ impl Play {
             secrets: &self.secrets,
         };
         let result = self.hostile.make_move(self.stage.server.address, &victim).await;
-        self.stage.server.told().await;
+        self.stage.server.next_exchange().await;
         result.check_isolation(&victim, &self.stage.provider.take_log())?;
         self.counts.hostile_moves += 1;
         match self.lessons().await {

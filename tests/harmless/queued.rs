@@ -61,7 +61,7 @@ async fn session(
         stage.provider.take_log();
         let body = client::request(dialect, &head, &history, style);
         let (status, text) = stage.send(&client::path(dialect, &head), &body).await;
-        let exchange = stage.server.told().await;
+        let exchange = stage.server.next_exchange().await;
         let log = stage.provider.take_log();
         let context = format!("{model}, binding {binding}, {kept_reasoning:?}, turn {turn}");
         assert_eq!((status, log.len()), (200, 1), "{context}: {text}");

@@ -419,7 +419,7 @@ async fn a_change_that_does_not_help_is_made_once() {
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, EMPTY));
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
     for restarts in [false, true] {
         if restarts {
@@ -430,7 +430,7 @@ async fn a_change_that_does_not_help_is_made_once() {
         assert_eq!(call.message.text(), request.to_string());
         call.answer("400 Bad Request", EMPTY).await;
         assert_eq!(client.response().await.status(), 400);
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::NoRepair);
     }
 }
@@ -453,7 +453,7 @@ async fn what_is_not_understood_is_passed_on() {
         let response = client.response().await;
         assert_eq!((response.status(), response.text()), (400, refusal));
         assert_eq!(
-            play.server.told().await.refusal.as_ref().unwrap().outcome,
+            play.server.next_exchange().await.refusal.as_ref().unwrap().outcome,
             outcome,
             "{refusal}"
         );

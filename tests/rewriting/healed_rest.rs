@@ -122,7 +122,7 @@ async fn what_is_not_understood_is_counted_by_its_code() {
         let mut call = play.provider.call().await;
         call.answer(status, refusal).await;
         assert_eq!(client.response().await.text(), refusal, "{status}");
-        play.server.told().await;
+        play.server.next_exchange().await;
     }
     let metrics = play.server.telemetry.render();
     for (status, cause, outcome) in [

@@ -195,6 +195,6 @@ async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
     assert_eq!(client.response().await.status(), 200);
     let sent = call.message.text().to_owned();
     drop(call);
-    play.server.told().await;
+    play.server.next_exchange().await;
     assert_eq!(play.asks(&body, &reply).await.bytes, sent, "it is repeated");
 }

@@ -102,7 +102,7 @@ impl Stage {
                 (response.status(), response.head.clone(), response.text().to_owned())
             }
         };
-        let exchange = self.server.told().await;
+        let exchange = self.server.next_exchange().await;
         let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
         RoundTrip { status, head, answer, exchange, log: self.provider.take_log() }
     }

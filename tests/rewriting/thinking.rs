@@ -157,7 +157,11 @@ async fn a_refusal_of_it_is_learned() {
         call.answer("200 OK", "{}").await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        assert_eq!(play.server.told().await.refused, Some(RefusalCause::Display), "{target}");
+        assert_eq!(
+            play.server.next_exchange().await.refused,
+            Some(RefusalCause::Display),
+            "{target}"
+        );
         play.restarts().await;
         play.session = "22222222-2222-3333-4444-555555555555";
         let scene = play.asks(&body, &json!({})).await;
