@@ -7,13 +7,13 @@
 
 #![forbid(unsafe_code)]
 
+mod dialect;
 mod provider;
 mod script;
-mod socket;
-mod speak;
 pub mod strict;
 #[cfg(test)]
 mod tests;
+mod websocket;
 
 pub use provider::Provider;
 pub use script::Tokenizer;

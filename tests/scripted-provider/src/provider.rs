@@ -23,10 +23,10 @@ use hyper_util::server::conn::auto;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+use crate::dialect::{Event, anthropic, gemini, openai_chat, openai_responses};
 use crate::script::{self, Ask, Memory, Tokenizer};
-use crate::socket;
-use crate::speak::{Event, anthropic, gemini, openai_chat, openai_responses};
 use crate::strict;
+use crate::websocket;
 
 /// A provider that is listening. It stops when this is dropped.
 #[derive(Debug)]
@@ -186,7 +186,7 @@ async fn serve(
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let route = Route::of(&method, &path);
     if route == Route::Socket {
-        return Ok(match socket::upgrade(&mut request, shared) {
+        return Ok(match websocket::upgrade(&mut request, shared) {
             Some(response) => response.map(|()| whole(Bytes::new())),
             None => json_response(
                 StatusCode::UPGRADE_REQUIRED,

@@ -10,8 +10,8 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::dialect::{anthropic, gemini, openai_chat, openai_responses};
 use crate::script::{self, Answer, Ask, Memory, Tokenizer};
-use crate::speak::{anthropic, gemini, openai_chat, openai_responses};
 use crate::{Provider, by_length};
 
 const SAID: &str = "Look at the project and tell me what it does.";

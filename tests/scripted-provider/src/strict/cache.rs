@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::measure::{Piece, Place, Ttl, link};
+use super::prompt::{Piece, Place, Ttl, link};
 
 /// Prefixes remembered at most; past it the dead ones go, then all, as real caches lose entries.
 const ENTRIES: usize = 1_000_000;

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::measure::text;
+use super::prompt::text;
 use super::rules::Rules;
 use super::verdict::{Refusal, Rule};
 use super::{Call, Dialect, Purpose};

@@ -7,17 +7,17 @@
 //! [`Provider::judge`] is the heart, pure but for that memory; [`serve()`] puts it on a socket.
 
 mod anthropic;
-mod author;
 mod cache;
 mod gemini;
 mod limits;
-mod log;
-mod measure;
 mod openai_chat;
 mod openai_responses;
+mod prompt;
+mod reply;
+mod reply_store;
+mod request_log;
 mod rules;
 mod serve;
-mod signatures;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -32,17 +32,17 @@ use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::Value;
 
-use author::{Author, Scene};
 use cache::{Cache, Policy};
-use log::Log;
-use measure::{Piece, hash};
+use prompt::{Piece, hash};
+use reply::{Author, Scene};
+use reply_store::{Book, Mint, Prefix};
+use request_log::Log;
 use rules::Model;
-use signatures::{Book, Mint, Prefix};
 
-pub use author::{Part, Reply};
 pub use cache::{Cached, Miss};
-pub use log::Judged;
-pub use measure::{MEDIA, PROMPT, Place, STRUCTURE, Ttl};
+pub use prompt::{MEDIA, PROMPT, Place, STRUCTURE, Ttl};
+pub use reply::{Part, Reply};
+pub use request_log::Judged;
 pub use rules::{Echo, Rules, Signatures};
 pub use serve::{Serving, serve};
 pub use verdict::{Accepted, Loss, Refusal, Rule, Transformation, Verdict, Why};
@@ -453,7 +453,7 @@ impl State {
         if call.purpose != Purpose::Count {
             let account = call.account.unwrap_or_default();
             let space = [hash(&[&model.name]), account, reading.cache_key];
-            let space = space.into_iter().fold(0, measure::link);
+            let space = space.into_iter().fold(0, prompt::link);
             let parent = reading.parent.and_then(|reply| self.book.reply(reply));
             let before = parent.and_then(|reply| reply.trail.as_ref());
             let (mut cached, trail) =

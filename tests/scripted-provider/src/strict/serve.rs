@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::{Answer, Call, Dialect, Provider, Purpose};
+use crate::dialect::{Event, anthropic, gemini, openai_chat, openai_responses};
 use crate::provider::{Body, json_response, paced, whole};
-use crate::speak::{Event, anthropic, gemini, openai_chat, openai_responses};
 
 /// A strict provider that is listening. It stops when this is dropped.
 #[derive(Debug)]

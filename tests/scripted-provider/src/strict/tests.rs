@@ -200,14 +200,14 @@ fn what_real_clients_send_is_well_formed() {
 fn recorded(request: &Value) -> Option<Call> {
     let body = request["body"].as_str().filter(|body| !body.is_empty())?;
     let mut headers = HeaderMap::new();
-    for pair in measure::items(&request["headers"]) {
-        let name = HeaderName::from_bytes(measure::text(&pair[0]).as_bytes()).unwrap();
-        headers.append(name, HeaderValue::from_str(measure::text(&pair[1])).unwrap());
+    for pair in prompt::items(&request["headers"]) {
+        let name = HeaderName::from_bytes(prompt::text(&pair[0]).as_bytes()).unwrap();
+        headers.append(name, HeaderValue::from_str(prompt::text(&pair[1])).unwrap());
     }
     // Recordings hold no keys.
     headers.insert("authorization", HeaderValue::from_static("Bearer key"));
     let bytes = Bytes::copy_from_slice(body.as_bytes());
-    Call::read(measure::text(&request["target"]), &headers, bytes, Duration::ZERO)
+    Call::read(prompt::text(&request["target"]), &headers, bytes, Duration::ZERO)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::cache::{Cached, Miss};
-use super::measure::Place;
+use super::prompt::Place;
 use super::{Dialect, Standing};
 
 /// What becomes of a request.

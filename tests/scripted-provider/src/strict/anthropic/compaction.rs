@@ -6,9 +6,9 @@
 use serde_json::{Value, json};
 
 use super::{Block, DIALECT, refuse};
-use crate::strict::measure::{hash, items, link, text, weigh_text};
+use crate::strict::prompt::{hash, items, link, text, weigh_text};
+use crate::strict::reply_store::{Book, Mint, Summarised};
 use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Mint, Summarised};
 use crate::strict::verdict::{Accepted, Refusal, Rule};
 use crate::strict::{Call, Purpose};
 

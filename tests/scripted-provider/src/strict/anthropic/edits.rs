@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Block, refuse, thinking};
 use crate::strict::Call;
-use crate::strict::measure::{Piece, Place, items, text, weigh_text};
+use crate::strict::prompt::{Piece, Place, items, text, weigh_text};
 use crate::strict::verdict::{Refusal, Rule};
 
 const CLEAR_TOOL_USES: &str = "clear_tool_uses_20250919";

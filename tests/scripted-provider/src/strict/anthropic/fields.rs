@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::{Block, refuse};
-use crate::strict::measure::{items, text};
+use crate::strict::prompt::{items, text};
 use crate::strict::rules::Model;
 use crate::strict::verdict::{Refusal, Rule};
 use crate::strict::{Call, Purpose};

@@ -7,23 +7,23 @@ mod compaction;
 mod edits;
 mod fields;
 mod pairs;
-mod say;
+mod response;
 mod thinking;
 
 use serde_json::{Value, json};
 
-use super::author::Scene;
 use super::cache::Policy;
-use super::measure::{
+use super::prompt::{
     PROMPT, Piece, Place, Ttl, Weighed, hash, items, link, text, weigh, weigh_sealed, weigh_text,
 };
+use super::reply::Scene;
+use super::reply_store::{Book, Prefix};
 use super::rules::Model;
-use super::signatures::{Book, Prefix};
 use super::verdict::{Accepted, Refusal, Rule};
 use super::{Call, Dialect, Purpose, Reading};
 
 pub(super) use compaction::compact;
-pub(super) use say::{remember, write};
+pub(super) use response::{remember, write};
 
 /// A content block of a message, as it stands in the request.
 struct Block<'c> {

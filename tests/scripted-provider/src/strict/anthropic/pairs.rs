@@ -2,7 +2,7 @@
 //! answered that was not called (`docs/protocols.md` 1.2).
 
 use super::{Block, Turn, refuse};
-use crate::strict::measure::text;
+use crate::strict::prompt::text;
 use crate::strict::verdict::{Refusal, Rule};
 
 /// Checks all pairs. Consecutive messages of one role count as one turn.

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::strict::tests::{Client, push, words};
-use crate::strict::{Loss, Miss, Part, Place, Purpose, Reply, Rule, Rules, Verdict, Why, measure};
+use crate::strict::{Loss, Miss, Part, Place, Purpose, Reply, Rule, Rules, Verdict, Why, prompt};
 
 const BINDING_BETA: &str = "thinking-binding-controls-2026-08-01";
 
@@ -47,7 +47,7 @@ fn thinking_then_two_calls() -> Reply {
 /// Adds an answer to the history, and the results of what it called.
 fn grow(body: &mut Value, answer: &Value) {
     push(body, "messages", json!({"role": "assistant", "content": answer["content"]}));
-    let calls = measure::items(&answer["content"]).filter(|block| block["type"] == "tool_use");
+    let calls = prompt::items(&answer["content"]).filter(|block| block["type"] == "tool_use");
     let results: Vec<Value> = calls
         .map(|call| json!({"type": "tool_result", "tool_use_id": call["id"], "content": "found nothing"}))
         .collect();
@@ -577,8 +577,8 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
     assert_eq!(answer["stop_reason"], "tool_use");
     assert_eq!(usage["output_tokens_details"]["thinking_tokens"], 108);
     grow(&mut body, &answer);
-    let results: u64 = measure::items(&body["messages"][2]["content"])
-        .map(|block| measure::weigh("user", block).tokens)
+    let results: u64 = prompt::items(&body["messages"][2]["content"])
+        .map(|block| prompt::weigh("user", block).tokens)
         .sum();
     let next = client.accept(&body).input_tokens;
     assert_eq!(

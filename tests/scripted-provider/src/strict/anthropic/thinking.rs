@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use super::{Block, DIALECT, compaction, is_said, refuse, seal_field, turns};
 use crate::strict::Call;
-use crate::strict::measure::{Place, STRUCTURE, hash, items, link, text};
+use crate::strict::prompt::{Place, STRUCTURE, hash, items, link, text};
+use crate::strict::reply_store::{Book, Kind, Prefix, Seal};
 use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Kind, Prefix, Seal};
 use crate::strict::verdict::{Loss, Refusal, Rule, Transformation, Why};
 
 /// What the request says of thinking, with the model's defaults.

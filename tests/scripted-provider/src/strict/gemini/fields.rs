@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::{camel, get, refuse};
-use crate::strict::measure::{items, text};
+use crate::strict::prompt::{items, text};
 use crate::strict::rules::Model;
 use crate::strict::verdict::{Refusal, Rule};
 

@@ -4,25 +4,25 @@
 //! Keys may come in camel or snake case (`docs/protocols.md` 5.1); everything here reads both through [`get`].
 
 mod fields;
-mod say;
-mod thoughts;
+mod response;
+mod thought_signatures;
 mod turns;
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::author::Scene;
 use super::cache::Policy;
-use super::measure::{
+use super::prompt::{
     PROMPT, Piece, Place, STRUCTURE, Weighed, hash, items, link, text, weigh, weigh_text,
 };
+use super::reply::Scene;
+use super::reply_store::{Book, Prefix};
 use super::rules::{Model, Signatures};
-use super::signatures::{Book, Prefix};
 use super::verdict::{Accepted, Refusal, Rule};
 use super::{Call, Dialect, Purpose, Reading};
 
-pub(super) use say::{remember, write};
+pub(super) use response::{remember, write};
 
 const DIALECT: Dialect = Dialect::Gemini;
 
@@ -72,7 +72,7 @@ pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, R
     let turns = turns(body);
     turns::check(&turns)?;
     let current = turns.iter().rposition(Turn::is_said).unwrap_or(0);
-    let thoughts = thoughts::check(model, book, &turns, current)?;
+    let thoughts = thought_signatures::check(model, book, &turns, current)?;
     let mut pieces = front(body);
     let front = pieces.len();
     for turn in &turns {

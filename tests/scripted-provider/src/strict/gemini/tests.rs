@@ -7,7 +7,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use serde_json::{Value, json};
 
 use crate::strict::tests::{Client, push, words};
-use crate::strict::{Loss, Miss, Place, Reply, Rule, Rules, Why, measure};
+use crate::strict::{Loss, Miss, Place, Reply, Rule, Rules, Why, prompt};
 
 const PRO: &str = "/v1beta/models/gemini-3-pro-preview:generateContent";
 const OLD: &str = "/v1beta/models/gemini-2.5-pro:generateContent";
@@ -35,7 +35,7 @@ fn first() -> Value {
 fn grow(body: &mut Value, answer: &Value) {
     let content = &answer["candidates"][0]["content"];
     push(body, "contents", content.clone());
-    let responses: Vec<Value> = measure::items(&content["parts"])
+    let responses: Vec<Value> = prompt::items(&content["parts"])
         .filter(|part| part["functionCall"].is_object())
         .map(|part| {
             let call = &part["functionCall"];
@@ -301,7 +301,7 @@ fn thoughts_count_in_their_own_turn() {
     assert_eq!(usage["thoughtsTokenCount"], 74);
     assert_eq!(answer["candidates"][0]["content"]["parts"][0]["thought"], true);
     grow(&mut body, &answer);
-    let results: u64 = 2 * measure::weigh("r", &json!({"output": "nothing"})).tokens;
+    let results: u64 = 2 * prompt::weigh("r", &json!({"output": "nothing"})).tokens;
     let total = usage["totalTokenCount"].as_u64().unwrap();
     assert_eq!(client.accept(&body).input_tokens, total + results);
     let thoughts = |body: &Value| {

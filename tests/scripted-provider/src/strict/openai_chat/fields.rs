@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::refuse;
 use crate::strict::Call;
-use crate::strict::measure::{items, text};
+use crate::strict::prompt::{items, text};
 use crate::strict::rules::{Host, Model};
 use crate::strict::verdict::{Refusal, Rule};
 

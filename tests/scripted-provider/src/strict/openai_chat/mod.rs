@@ -4,21 +4,21 @@
 
 mod fields;
 mod reasoning;
-mod say;
+mod response;
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::author::Scene;
 use super::cache::Policy;
-use super::measure::{PROMPT, Piece, Place, Weighed, hash, items, link, text, weigh, weigh_text};
+use super::prompt::{PROMPT, Piece, Place, Weighed, hash, items, link, text, weigh, weigh_text};
+use super::reply::Scene;
+use super::reply_store::{Book, Prefix};
 use super::rules::{Echo, Host, Model};
-use super::signatures::{Book, Prefix};
 use super::verdict::{Refusal, Rule};
 use super::{Call, Dialect, Reading};
 
-pub(super) use say::{remember, write};
+pub(super) use response::{remember, write};
 
 const DIALECT: Dialect = Dialect::Chat;
 

@@ -4,9 +4,9 @@
 use serde_json::{Value, json};
 
 use super::{DIALECT, refuse, trace};
-use crate::strict::measure::{Place, hash, items, text};
+use crate::strict::prompt::{Place, hash, items, text};
+use crate::strict::reply_store::{Book, Issued, Kind};
 use crate::strict::rules::{Echo, Host, Model, Signatures};
-use crate::strict::signatures::{Book, Issued, Kind};
 use crate::strict::verdict::{Loss, Refusal, Rule, Why};
 
 /// Formats of `reasoning_details` that are worth nothing without their seal.

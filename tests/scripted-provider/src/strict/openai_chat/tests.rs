@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::strict::tests::{Client, push, words};
-use crate::strict::{Echo, Loss, Miss, Part, Place, Reply, Rule, Rules, Why, measure};
+use crate::strict::{Echo, Loss, Miss, Part, Place, Reply, Rule, Rules, Why, prompt};
 
 fn client() -> Client {
     with(Rules::default())
@@ -31,7 +31,7 @@ fn first(model: &str) -> Value {
 fn grow(body: &mut Value, answer: &Value) {
     let message = &answer["choices"][0]["message"];
     push(body, "messages", message.clone());
-    for call in measure::items(&message["tool_calls"]) {
+    for call in prompt::items(&message["tool_calls"]) {
         push(
             body,
             "messages",
@@ -294,7 +294,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
         let answer = client.hear(&body, thinking_then_two_calls());
         let usage = &answer["usage"];
         grow(&mut body, &answer);
-        let results = 2 * measure::weigh_text("tool", "nothing").tokens;
+        let results = 2 * prompt::weigh_text("tool", "nothing").tokens;
         let total = usage["total_tokens"].as_u64().unwrap();
         assert_eq!(client.accept(&body).input_tokens, total + results, "{model}");
     }

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::{DIALECT, Item};
 use crate::strict::Call;
-use crate::strict::measure::{STRUCTURE, hash, items, text};
+use crate::strict::prompt::{STRUCTURE, hash, items, text};
+use crate::strict::reply_store::{Book, Mint, Summarised};
 use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Mint, Summarised};
 use crate::strict::verdict::{Accepted, Refusal, Rule};
 
 /// What a summary weighs, tokens.

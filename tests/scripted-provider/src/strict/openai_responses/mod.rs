@@ -8,25 +8,25 @@ mod compaction;
 mod fields;
 mod pairs;
 mod reasoning;
-mod say;
+mod response;
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::author::Scene;
 use super::cache::Policy;
-use super::measure::{
+use super::prompt::{
     PROMPT, Piece, Place, Weighed, hash, items, link, text, weigh, weigh_sealed, weigh_text,
 };
+use super::reply::Scene;
+use super::reply_store::{Book, Prefix};
 use super::rules::Model;
-use super::signatures::{Book, Prefix};
 use super::verdict::{Accepted, Refusal, Rule};
 use super::{Call, Dialect, Purpose, Reading};
 
 pub(super) use compaction::compact;
-pub(super) use say::{remember, write};
+pub(super) use response::{remember, write};
 
 const DIALECT: Dialect = Dialect::Responses;
 

@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Item, refuse_at};
-use crate::strict::measure::text;
-use crate::strict::signatures::Book;
+use crate::strict::prompt::text;
+use crate::strict::reply_store::Book;
 use crate::strict::verdict::{Refusal, Rule};
 
 /// Calls that have to be answered.

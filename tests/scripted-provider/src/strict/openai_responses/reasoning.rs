@@ -8,9 +8,9 @@ use std::collections::HashMap;
 
 use super::{DIALECT, Item, compaction, not_found, weigh_item};
 use crate::strict::Call;
-use crate::strict::measure::{Place, items, link, text};
+use crate::strict::prompt::{Place, items, link, text};
+use crate::strict::reply_store::{Book, Kind, Prefix, Seal};
 use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Kind, Prefix, Seal};
 use crate::strict::verdict::{Loss, Refusal, Rule, Transformation, Why};
 
 /// The seals of all reasoning items, by place; items without any are left out.

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::strict::tests::{Client, push, words};
-use crate::strict::{Loss, Miss, Part, Place, Reply, Rule, Rules, Why, measure};
+use crate::strict::{Loss, Miss, Part, Place, Reply, Rule, Rules, Why, prompt};
 
 fn client() -> Client {
     with(Rules::default())
@@ -28,10 +28,10 @@ fn first(model: &str) -> Value {
 }
 
 fn grow(body: &mut Value, answer: &Value) {
-    for item in measure::items(&answer["output"]) {
+    for item in prompt::items(&answer["output"]) {
         push(body, "input", item.clone());
     }
-    for call in measure::items(&answer["output"]).filter(|item| item["type"] == "function_call") {
+    for call in prompt::items(&answer["output"]).filter(|item| item["type"] == "function_call") {
         push(body, "input", output(&call["call_id"]));
     }
 }
@@ -295,7 +295,7 @@ fn reasoning_is_withheld_without_an_error() {
     let reasons = |body: &Value| {
         let answer = client.hear(body, Reply::text("Done."));
         let all = answer["input_transformations"].clone();
-        measure::items(&all)
+        prompt::items(&all)
             .map(|one| one["reason"].as_str().unwrap().to_owned())
             .collect::<Vec<_>>()
     };
@@ -382,7 +382,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
     let usage = &answer["usage"];
     assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 74);
     grow(&mut body, &answer);
-    let results = 2 * measure::weigh_text("tool", "nothing").tokens;
+    let results = 2 * prompt::weigh_text("tool", "nothing").tokens;
     let total = usage["total_tokens"].as_u64().unwrap();
     assert_eq!(client.accept(&body).input_tokens, total + results);
 }

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::DIALECT;
 use crate::strict::Call;
-use crate::strict::author::{Part, Reply};
-use crate::strict::measure::{STRUCTURE, hash, items, link, text, weigh};
+use crate::strict::prompt::{STRUCTURE, hash, items, link, text, weigh};
+use crate::strict::reply::{Part, Reply};
+use crate::strict::reply_store::{Book, Issued, Kind, Mint, Prefix, Seal};
 use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Issued, Kind, Mint, Prefix, Seal};
 use crate::strict::verdict::{Accepted, Transformation, Why};
 
 /// The message, with what each thinking block weighs.

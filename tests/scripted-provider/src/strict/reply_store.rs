@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::Dialect;
 use super::cache::Trail;
-use super::measure::{hash, items, text};
+use super::prompt::{hash, items, text};
 
 /// What a piece of reasoning is bound to: all that stood before it, thinking left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::{DIALECT, Turn, get, refuse, thought_tokens, weigh_call};
-use crate::strict::measure::{Place, hash, text};
+use crate::strict::prompt::{Place, hash, text};
+use crate::strict::reply_store::{Book, Kind};
 use crate::strict::rules::{Model, Signatures};
-use crate::strict::signatures::{Book, Kind};
 use crate::strict::verdict::{Loss, Refusal, Rule, Why};
 
 /// What skips the check.

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::{DIALECT, Item, weigh_item};
 use crate::strict::Call;
-use crate::strict::author::{Part, Reply};
-use crate::strict::measure::{STRUCTURE, items, link, text};
+use crate::strict::prompt::{STRUCTURE, items, link, text};
+use crate::strict::reply::{Part, Reply};
+use crate::strict::reply_store::{self, Book, Issued, Kind, Mint, Prefix, Seal};
 use crate::strict::rules::Model;
-use crate::strict::signatures::{self, Book, Issued, Kind, Mint, Prefix, Seal};
 use crate::strict::verdict::{Accepted, Transformation, Why};
 
 /// The response, with what each reasoning item weighs.
@@ -138,7 +138,7 @@ pub(crate) fn remember(
     let (mut seals, mut before, mut issued) = (Vec::new(), Vec::new(), Vec::new());
     for (at, item) in output.iter().enumerate() {
         let led_to = output[at..].iter().find(|item| !is_reasoning(item)).map(|item| id(item));
-        let mut one = signatures::Item {
+        let mut one = reply_store::Item {
             id: id(item),
             reasoning: Vec::new(),
             led_to: led_to.filter(|_| is_reasoning(item)),

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::measure::{items, text};
+use super::prompt::{items, text};
 
 /// One reply of the model.
 #[derive(Clone, Debug, Default, PartialEq)]

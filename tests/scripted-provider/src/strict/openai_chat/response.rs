@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::DIALECT;
 use crate::strict::Call;
-use crate::strict::author::{Part, Reply};
-use crate::strict::measure::{hash, items, text, weigh, weigh_text};
+use crate::strict::prompt::{hash, items, text, weigh, weigh_text};
+use crate::strict::reply::{Part, Reply};
+use crate::strict::reply_store::{Book, Issued, Kind, Mint, Seal};
 use crate::strict::rules::{Echo, Host, Model};
-use crate::strict::signatures::{Book, Issued, Kind, Mint, Seal};
 use crate::strict::verdict::Accepted;
 
 /// The completion.

@@ -4,13 +4,13 @@
 
 use serde_json::{Value, json};
 
-use super::thoughts::signed_hash;
+use super::thought_signatures::signed_hash;
 use super::{DIALECT, get, thought_tokens, weigh_call, weigh_part};
 use crate::strict::Call;
-use crate::strict::author::{Part, Reply};
-use crate::strict::measure::{items, text};
+use crate::strict::prompt::{items, text};
+use crate::strict::reply::{Part, Reply};
+use crate::strict::reply_store::{Book, Issued, Kind, Mint, Seal};
 use crate::strict::rules::{Model, Signatures};
-use crate::strict::signatures::{Book, Issued, Kind, Mint, Seal};
 use crate::strict::verdict::Accepted;
 
 /// The response, with what its signature weighs.

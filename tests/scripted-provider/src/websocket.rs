@@ -16,9 +16,9 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
+use crate::dialect::openai_responses;
 use crate::provider::Shared;
 use crate::script;
-use crate::speak::openai_responses;
 
 /// Accepts an upgrade; `None` where the request asks for none.
 pub(crate) fn upgrade(request: &mut Request<Incoming>, shared: Shared) -> Option<Response<()>> {
