@@ -1,96 +1,95 @@
-//! OpenAI Chat Completions, as the scripted provider speaks it (`docs/protocols.md` 2, 4).
+//! OpenAI Chat Completions in the scripted provider (`docs/protocols.md` 2, 4).
 //!
-//! Reasoning, where asked for, is `reasoning_content` as the look-alikes have it; it counts as
-//! input only where the client sends it back.
+//! Reasoning, if requested, is `reasoning_content` as with the look-alikes; it counts as input only if
+//! the client sends it back.
 
 use serde_json::{Value, json};
 
-use super::{Event, deltas, items, text, words};
-use crate::script::{Answer, Ask, Tokenizer};
+use super::{Event, content_text, deltas, items, text};
+use crate::script::{ModelReply, ModelRequest, TokenizerFn};
 
-/// Reads a request.
-pub(crate) fn ask(tokenizer: Tokenizer, body: &Value) -> Ask {
+pub(crate) fn parse_request(tokenizer: TokenizerFn, body: &Value) -> ModelRequest {
     let model = text(&body["model"]).to_owned();
-    let thinks = ["deepseek", "kimi", "glm", "reason"].iter().any(|family| model.contains(family));
-    let mut ask = Ask {
-        think: thinks || body["reasoning_effort"].is_string(),
+    let reasons = ["deepseek", "kimi", "glm", "reason"].iter().any(|family| model.contains(family));
+    let mut request = ModelRequest {
+        thinks: reasons || body["reasoning_effort"].is_string(),
         model,
         stream: body["stream"] == true,
         max_output: body["max_completion_tokens"].as_u64().or_else(|| body["max_tokens"].as_u64()),
-        schema: body["response_format"]["json_schema"]["schema"]
+        output_schema: body["response_format"]["json_schema"]["schema"]
             .as_object()
             .map(|schema| json!(schema)),
-        ..Ask::new(tokenizer)
+        ..ModelRequest::new(tokenizer)
     };
     for tool in items(&body["tools"]) {
-        ask.offer(text(&tool["function"]["name"]), &tool["function"]["parameters"], tool);
+        request.add_tool(text(&tool["function"]["name"]), &tool["function"]["parameters"], tool);
     }
     for message in items(&body["messages"]) {
-        let content = words(&message["content"]);
+        let content = content_text(&message["content"]);
         match text(&message["role"]) {
-            "user" => ask.user(&content),
-            "tool" => ask.result(&content, 6),
+            "user" => request.add_user_text(&content),
+            "tool" => request.add_tool_result(&content, 6),
             "assistant" => {
-                ask.read(&content, 0);
-                ask.read(text(&message["reasoning_content"]), 0);
+                request.add_text(&content, 0);
+                request.add_text(text(&message["reasoning_content"]), 0);
                 for call in items(&message["tool_calls"]) {
                     let function = &call["function"];
-                    let tokens =
-                        ask.count_call(text(&function["name"]), text(&function["arguments"]));
-                    ask.read_counted(text(&call["id"]), tokens);
+                    let tokens = request
+                        .count_call_tokens(text(&function["name"]), text(&function["arguments"]));
+                    request.add_counted(text(&call["id"]), tokens);
                 }
             }
-            _ => ask.read(&content, 4),
+            _ => request.add_text(&content, 4),
         }
     }
-    ask
+    request
 }
 
-/// The whole answer as one body.
-pub(crate) fn whole(ask: &Ask, answer: &Answer) -> Value {
-    let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
-    if let Some(reasoning) = &answer.reasoning {
+/// The reply as one body.
+pub(crate) fn response_body(request: &ModelRequest, reply: &ModelReply) -> Value {
+    let mut message = json!({"role": "assistant", "content": reply.text, "refusal": null});
+    if let Some(reasoning) = &reply.reasoning {
         message["reasoning_content"] = json!(reasoning);
     }
-    if let Some(call) = &answer.call {
+    if let Some(call) = &reply.call {
         message["tool_calls"] = json!([{
             "id": call.id, "type": "function",
             "function": {"name": call.name, "arguments": call.arguments.to_string()},
         }]);
     }
     json!({
-        "id": format!("chatcmpl-{}", answer.id), "object": "chat.completion", "created": CREATED, "model": ask.model,
-        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish(answer)}],
-        "usage": usage(answer),
+        "id": format!("chatcmpl-{}", reply.id), "object": "chat.completion", "created": CREATED, "model": request.model,
+        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason(reply)}],
+        "usage": usage(reply),
     })
 }
 
-/// When everything here was made: one fixed second, so that answers are the same every time.
+/// A fixed time, so that replies are the same every time.
 const CREATED: u64 = 1_795_000_000;
 
-fn finish(answer: &Answer) -> &'static str {
-    match answer {
-        Answer { call: Some(_), .. } => "tool_calls",
-        Answer { truncated: true, .. } => "length",
+fn finish_reason(reply: &ModelReply) -> &'static str {
+    match reply {
+        ModelReply { call: Some(_), .. } => "tool_calls",
+        ModelReply { truncated: true, .. } => "length",
         _ => "stop",
     }
 }
 
-fn usage(answer: &Answer) -> Value {
-    let spent = &answer.usage;
+fn usage(reply: &ModelReply) -> Value {
+    let tokens = &reply.usage;
     json!({
-        "prompt_tokens": spent.input, "completion_tokens": spent.output, "total_tokens": spent.input + spent.output,
-        "prompt_tokens_details": {"cached_tokens": spent.cache_read / 128 * 128, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": spent.reasoning},
+        "prompt_tokens": tokens.input, "completion_tokens": tokens.output, "total_tokens": tokens.input + tokens.output,
+        "prompt_tokens_details": {"cached_tokens": tokens.cache_read / 128 * 128, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
     })
 }
 
-/// A whole answer as events. Usage comes only where it was asked for.
-pub(crate) fn stream(whole: &Value, include_usage: bool) -> Vec<Event> {
+/// A body as events. Usage is there only if it was requested.
+pub(crate) fn stream_events(body: &Value, include_usage: bool) -> Vec<Event> {
     let chunk = |delta: Value, finish: &Value| {
         let mut chunk = json!({
-            "id": whole["id"], "object": "chat.completion.chunk", "created": whole["created"],
-            "model": whole["model"],
+            "id": body["id"], "object": "chat.completion.chunk", "created": body["created"],
+            "model": body["model"],
             "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}],
         });
         if include_usage {
@@ -98,7 +97,7 @@ pub(crate) fn stream(whole: &Value, include_usage: bool) -> Vec<Event> {
         }
         chunk
     };
-    let message = &whole["choices"][0]["message"];
+    let message = &body["choices"][0]["message"];
     let mut all = Vec::new();
     let mut push = |delta: Value| all.push(Event::data(&chunk(delta, &Value::Null)));
     push(json!({"role": "assistant", "content": ""}));
@@ -123,11 +122,11 @@ pub(crate) fn stream(whole: &Value, include_usage: bool) -> Vec<Event> {
             push(json!({"tool_calls": [more]}));
         }
     }
-    all.push(Event::data(&chunk(json!({}), &whole["choices"][0]["finish_reason"])));
+    all.push(Event::data(&chunk(json!({}), &body["choices"][0]["finish_reason"])));
     if include_usage {
         let mut last = chunk(json!({}), &Value::Null);
         last["choices"] = json!([]);
-        last["usage"] = whole["usage"].clone();
+        last["usage"] = body["usage"].clone();
         all.push(Event::data(&last));
     }
     all.push(Event { name: None, data: "[DONE]".into() });

@@ -1,137 +1,136 @@
-//! OpenAI Responses, as the scripted provider speaks it (`docs/protocols.md` 3).
+//! OpenAI Responses in the scripted provider (`docs/protocols.md` 3).
 //!
-//! Reasoning is encrypted; its seal remembers what it cost. Inside a tool loop it counts when it is
+//! Reasoning is encrypted, and the encrypted text holds its tokens. Inside a tool loop it counts when it is
 //! sent back, and at the next user turn it is dropped.
 
 use serde_json::{Value, json};
 
-use super::{Event, deltas, items, seal, text, unseal, words};
-use crate::script::{Answer, Ask, Tokenizer};
+use super::{Event, content_text, deltas, items, signature, signature_tokens, text};
+use crate::script::{ModelReply, ModelRequest, TokenizerFn};
 
-/// Reads a request.
-pub(crate) fn ask(tokenizer: Tokenizer, body: &Value) -> Ask {
-    let mut ask = Ask {
+pub(crate) fn parse_request(tokenizer: TokenizerFn, body: &Value) -> ModelRequest {
+    let mut request = ModelRequest {
         model: text(&body["model"]).to_owned(),
         stream: body["stream"] == true,
-        think: body["reasoning"].is_object(),
+        thinks: body["reasoning"].is_object(),
         max_output: body["max_output_tokens"].as_u64(),
-        schema: body["text"]["format"]["schema"].as_object().map(|schema| json!(schema)),
-        ..Ask::new(tokenizer)
+        output_schema: body["text"]["format"]["schema"].as_object().map(|schema| json!(schema)),
+        ..ModelRequest::new(tokenizer)
     };
     for tool in
         items(&body["tools"]).chain(items(&body["input"]).flat_map(|item| items(&item["tools"])))
     {
         match text(&tool["type"]) {
-            "function" => ask.offer(text(&tool["name"]), &tool["parameters"], tool),
-            _ => ask.read(&tool.to_string(), 8),
+            "function" => request.add_tool(text(&tool["name"]), &tool["parameters"], tool),
+            _ => request.add_text(&tool.to_string(), 8),
         }
     }
-    ask.read(text(&body["instructions"]), 4);
-    if let Some(said) = body["input"].as_str() {
-        ask.user(said);
+    request.add_text(text(&body["instructions"]), 4);
+    if let Some(input) = body["input"].as_str() {
+        request.add_user_text(input);
     }
-    let turn = items(&body["input"]).rposition(|item| item["role"] == "user").unwrap_or(0);
+    let last_user = items(&body["input"]).rposition(|item| item["role"] == "user").unwrap_or(0);
     for (at, item) in items(&body["input"]).enumerate() {
-        read_item(&mut ask, item, at > turn);
+        read_item(&mut request, item, at > last_user);
     }
-    ask
+    request
 }
 
-fn read_item(ask: &mut Ask, item: &Value, this_turn: bool) {
+fn read_item(request: &mut ModelRequest, item: &Value, is_current_turn: bool) {
     match (text(&item["type"]), text(&item["role"])) {
-        (_, "user") => ask.user(&words(&item["content"])),
-        (_, "assistant") => ask.read(&words(&item["content"]), 0),
-        ("message", _) => ask.read(&words(&item["content"]), 4),
+        (_, "user") => request.add_user_text(&content_text(&item["content"])),
+        (_, "assistant") => request.add_text(&content_text(&item["content"]), 0),
+        ("message", _) => request.add_text(&content_text(&item["content"]), 4),
         ("function_call", _) => {
-            let tokens = ask.count_call(text(&item["name"]), text(&item["arguments"]));
-            ask.read_counted(text(&item["call_id"]), tokens);
+            let tokens = request.count_call_tokens(text(&item["name"]), text(&item["arguments"]));
+            request.add_counted(text(&item["call_id"]), tokens);
         }
         ("function_call_output" | "custom_tool_call_output", _) => {
-            ask.result(&words(&item["output"]), 10);
+            request.add_tool_result(&content_text(&item["output"]), 10);
         }
-        ("reasoning", _) if this_turn => {
-            let sealed = text(&item["encrypted_content"]);
-            let tokens = unseal(sealed).map_or(0, |tokens| tokens + 2);
-            ask.read_counted(sealed, tokens);
+        ("reasoning", _) if is_current_turn => {
+            let encrypted = text(&item["encrypted_content"]);
+            let tokens = signature_tokens(encrypted).map_or(0, |tokens| tokens + 2);
+            request.add_counted(encrypted, tokens);
         }
         _ => {}
     }
 }
 
-/// The whole answer as one body.
-pub(crate) fn whole(ask: &Ask, answer: &Answer) -> Value {
-    let status = if answer.truncated { "incomplete" } else { "completed" };
-    let mut response = shell(ask, answer, status);
-    response["output"] = json!(output(answer));
-    response["usage"] = usage(answer);
-    if answer.truncated {
+/// The reply as one body.
+pub(crate) fn response_body(request: &ModelRequest, reply: &ModelReply) -> Value {
+    let status = if reply.truncated { "incomplete" } else { "completed" };
+    let mut response = empty_response(request, reply, status);
+    response["output"] = json!(output(reply));
+    response["usage"] = usage(reply);
+    if reply.truncated {
         response["incomplete_details"] = json!({"reason": "max_output_tokens"});
     }
     response
 }
 
-fn shell(ask: &Ask, answer: &Answer, status: &str) -> Value {
+fn empty_response(request: &ModelRequest, reply: &ModelReply, status: &str) -> Value {
     json!({
-        "id": format!("resp_{}", answer.id), "object": "response", "created_at": 1_795_000_000_u64, "status": status,
-        "error": null, "incomplete_details": null, "instructions": null, "max_output_tokens": null, "model": ask.model,
+        "id": format!("resp_{}", reply.id), "object": "response", "created_at": 1_795_000_000_u64, "status": status,
+        "error": null, "incomplete_details": null, "instructions": null, "max_output_tokens": null, "model": request.model,
         "output": [], "parallel_tool_calls": true, "previous_response_id": null, "store": false, "temperature": 1.0,
         "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled", "usage": null, "metadata": {},
     })
 }
 
-fn output(answer: &Answer) -> Vec<Value> {
+fn output(reply: &ModelReply) -> Vec<Value> {
     let mut items = Vec::new();
-    if let Some(reasoning) = &answer.reasoning {
+    if let Some(reasoning) = &reply.reasoning {
         items.push(json!({
-            "id": format!("rs_{}", answer.id), "type": "reasoning",
+            "id": format!("rs_{}", reply.id), "type": "reasoning",
             "summary": [{"type": "summary_text", "text": reasoning}],
-            "encrypted_content": seal(answer.usage.reasoning, &answer.id),
+            "encrypted_content": signature(reply.usage.reasoning, &reply.id),
         }));
     }
-    if !answer.text.is_empty() {
+    if !reply.text.is_empty() {
         items.push(json!({
-            "id": format!("msg_{}", answer.id), "type": "message", "status": "completed", "role": "assistant",
-            "content": [{"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}],
+            "id": format!("msg_{}", reply.id), "type": "message", "status": "completed", "role": "assistant",
+            "content": [{"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}],
         }));
     }
-    if let Some(call) = &answer.call {
+    if let Some(call) = &reply.call {
         items.push(json!({
-            "id": format!("fc_{}", answer.id), "type": "function_call", "status": "completed", "call_id": call.id,
+            "id": format!("fc_{}", reply.id), "type": "function_call", "status": "completed", "call_id": call.id,
             "name": call.name, "arguments": call.arguments.to_string(),
         }));
     }
     items
 }
 
-fn usage(answer: &Answer) -> Value {
-    let spent = &answer.usage;
+fn usage(reply: &ModelReply) -> Value {
+    let tokens = &reply.usage;
     json!({
-        "input_tokens": spent.input, "input_tokens_details": {"cached_tokens": spent.cache_read / 128 * 128, "cache_write_tokens": 0},
-        "output_tokens": spent.output, "output_tokens_details": {"reasoning_tokens": spent.reasoning},
-        "total_tokens": spent.input + spent.output,
+        "input_tokens": tokens.input, "input_tokens_details": {"cached_tokens": tokens.cache_read / 128 * 128, "cache_write_tokens": 0},
+        "output_tokens": tokens.output, "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.input + tokens.output,
     })
 }
 
-/// A whole answer as events.
-pub(crate) fn stream(whole: &Value) -> Vec<Event> {
-    let mut begun = whole.clone();
-    begun["status"] = json!("in_progress");
-    begun["output"] = json!([]);
-    (begun["usage"], begun["incomplete_details"]) = (Value::Null, Value::Null);
+/// A body as events.
+pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
+    let mut started = body.clone();
+    started["status"] = json!("in_progress");
+    started["output"] = json!([]);
+    (started["usage"], started["incomplete_details"]) = (Value::Null, Value::Null);
     let mut all = Vec::new();
     let mut push = |name: &'static str, mut data: Value| {
         data["type"] = json!(name);
         data["sequence_number"] = json!(all.len());
         all.push(Event::named(name, &data));
     };
-    push("response.created", json!({"response": begun}));
-    push("response.in_progress", json!({"response": begun}));
-    for (index, item) in items(&whole["output"]).enumerate() {
+    push("response.created", json!({"response": started}));
+    push("response.in_progress", json!({"response": started}));
+    for (index, item) in items(&body["output"]).enumerate() {
         item_events(&mut push, index, item);
     }
-    let incomplete = whole["status"] == "incomplete";
+    let incomplete = body["status"] == "incomplete";
     let last = if incomplete { "response.incomplete" } else { "response.completed" };
-    push(last, json!({"response": whole}));
+    push(last, json!({"response": body}));
     all
 }
 
@@ -143,13 +142,13 @@ fn item_events(push: &mut impl FnMut(&'static str, Value), index: usize, item: &
         }
         data
     };
-    let mut begun = item.clone();
+    let mut started = item.clone();
     match text(&item["type"]) {
-        "reasoning" => begun["summary"] = json!([]),
-        "message" => (begun["content"], begun["status"]) = (json!([]), json!("in_progress")),
-        _ => (begun["arguments"], begun["status"]) = (json!(""), json!("in_progress")),
+        "reasoning" => started["summary"] = json!([]),
+        "message" => (started["content"], started["status"]) = (json!([]), json!("in_progress")),
+        _ => (started["arguments"], started["status"]) = (json!(""), json!("in_progress")),
     }
-    push("response.output_item.added", json!({"output_index": index, "item": begun}));
+    push("response.output_item.added", json!({"output_index": index, "item": started}));
     match text(&item["type"]) {
         "reasoning" => {
             for (n, summary) in items(&item["summary"]).enumerate() {

@@ -1,43 +1,44 @@
-//! What the model says next: a reply in parts that no protocol owns, given by a test or written here.
+//! The model's replies in parts, independent of protocols: set by a test or generated here.
 //!
-//! The author is deterministic: the same seed and the same conversation give the same reply, whatever
-//! was asked in between. It knows what a request offers, nothing of how replies are written down.
+//! The generator is deterministic: the same seed and the same conversation give the same reply, whatever
+//! other requests come in between. It knows nothing of how a protocol writes replies.
 
 use serde_json::{Map, Value, json};
 
 use super::prompt::{items, text};
+use crate::script::ToolDefinition;
 
 /// One reply of the model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reply {
+pub struct ScriptedReply {
     /// Its parts in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ScriptedPart>,
 }
 
 /// A part of a reply.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
-    /// Reasoning with the text that is shown of it. Shown as empty where the request hides it.
+pub enum ScriptedPart {
+    /// Reasoning with its visible text, which is empty if the request hides it.
     Thinking {
-        /// What is shown.
+        /// The visible text.
         text: String,
-        /// What was really thought, tokens; it is billed, and weighs this when it comes back.
+        /// Tokens of the reasoning: billed, and counted as input when it comes back.
         tokens: u64,
     },
-    /// Reasoning of which only the seal is seen.
-    Sealed {
-        /// What was really thought, tokens.
+    /// Reasoning without visible text, only a signature.
+    HiddenThinking {
+        /// Tokens of the reasoning.
         tokens: u64,
     },
-    /// Anthropic `redacted_thinking`; elsewhere as [`Part::Sealed`].
-    Redacted {
-        /// What was really thought, tokens.
+    /// Anthropic `redacted_thinking`; elsewhere as [`ScriptedPart::HiddenThinking`].
+    RedactedThinking {
+        /// Tokens of the reasoning.
         tokens: u64,
     },
-    /// Words for the user.
+    /// Text for the user.
     Text(String),
     /// A tool call. Several in one reply are parallel.
-    Call {
+    ToolCall {
         /// The tool's name.
         name: String,
         /// Its arguments, an object.
@@ -45,152 +46,155 @@ pub enum Part {
     },
 }
 
-impl Reply {
+impl ScriptedReply {
     /// A reply of one text.
     pub fn text(text: &str) -> Self {
-        Self::default().saying(text)
+        Self::default().with_text(text)
     }
 
-    /// A reply that thinks first.
+    /// A reply that begins with thinking.
     pub fn thinking(text: &str, tokens: u64) -> Self {
-        Self::default().and(Part::Thinking { text: text.to_owned(), tokens })
+        Self::default().with_part(ScriptedPart::Thinking { text: text.to_owned(), tokens })
     }
 
     /// Adds a text.
     #[must_use]
-    pub fn saying(self, text: &str) -> Self {
-        self.and(Part::Text(text.to_owned()))
+    pub fn with_text(self, text: &str) -> Self {
+        self.with_part(ScriptedPart::Text(text.to_owned()))
     }
 
     /// Adds a tool call.
     #[must_use]
-    pub fn calling(self, name: &str, arguments: Value) -> Self {
-        self.and(Part::Call { name: name.to_owned(), arguments })
+    pub fn with_call(self, name: &str, arguments: Value) -> Self {
+        self.with_part(ScriptedPart::ToolCall { name: name.to_owned(), arguments })
     }
 
     /// Adds a part.
     #[must_use]
-    pub fn and(mut self, part: Part) -> Self {
+    pub fn with_part(mut self, part: ScriptedPart) -> Self {
         self.parts.push(part);
         self
     }
 
     /// Whether a tool is called.
-    pub fn calls(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, Part::Call { .. }))
+    pub fn has_calls(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, ScriptedPart::ToolCall { .. }))
     }
 
-    /// Whether anything was thought.
-    pub(super) fn thinks(&self) -> bool {
-        self.parts.iter().any(|part| !matches!(part, Part::Text(_) | Part::Call { .. }))
+    pub(super) fn has_thinking(&self) -> bool {
+        self.parts
+            .iter()
+            .any(|part| !matches!(part, ScriptedPart::Text(_) | ScriptedPart::ToolCall { .. }))
     }
 
-    /// Without its reasoning, for a request that wants none.
-    pub(super) fn unthinking(mut self) -> Self {
-        self.parts.retain(|part| matches!(part, Part::Text(_) | Part::Call { .. }));
+    /// Removes its reasoning, for a request that wants none.
+    pub(super) fn without_thinking(mut self) -> Self {
+        self.parts
+            .retain(|part| matches!(part, ScriptedPart::Text(_) | ScriptedPart::ToolCall { .. }));
         self
     }
 }
 
-/// What the author sees of a conversation.
+/// What the generator knows of a conversation.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scene {
+pub(super) struct ReplyContext {
     /// Whether the request lets the model think.
     pub(super) thinks: bool,
     /// Whether a reply with calls has to begin with visible thinking (`docs/protocols.md` 1.2).
-    pub(super) begins_thinking: bool,
-    /// Tools that may be called: name and schema of the arguments.
-    pub(super) tools: Vec<(String, Value)>,
+    pub(super) must_begin_with_thinking: bool,
+    /// Tools that may be called.
+    pub(super) tools: Vec<ToolDefinition>,
     /// Hash of the newest user text.
-    pub(super) said: u128,
+    pub(super) user_hash: u128,
     /// Replies since then.
     pub(super) rounds: u64,
-    /// Most tokens of output.
+    /// Output limit, tokens.
     pub(super) max_output: Option<u64>,
 }
 
-/// Writes replies.
+/// Generates replies.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Author {
+pub(super) struct ReplyGenerator {
     seed: u64,
 }
 
-impl Author {
+impl ReplyGenerator {
     pub(super) fn new(seed: u64) -> Self {
         Self { seed }
     }
 
     /// The next reply: up to five rounds of one to three parallel calls, each with or without
-    /// thinking and words, then an answer.
-    pub(super) fn next(self, scene: &Scene) -> Reply {
-        let mut turn = Dice::new(self.seed ^ scene.said as u64 ^ (scene.said >> 64) as u64);
-        let rounds = turn.below(6);
-        let mut dice = Dice::new(turn.next() ^ scene.rounds.wrapping_mul(0x9e37_79b9));
-        let mut reply = Reply::default();
-        if scene.thinks {
-            think(&mut reply, &mut dice, scene.begins_thinking);
+    /// thinking and text, then a reply without calls.
+    pub(super) fn generate(self, context: &ReplyContext) -> ScriptedReply {
+        let mut turn_rng =
+            Rng::new(self.seed ^ context.user_hash as u64 ^ (context.user_hash >> 64) as u64);
+        let rounds = turn_rng.below(6);
+        let mut rng = Rng::new(turn_rng.next() ^ context.rounds.wrapping_mul(0x9e37_79b9));
+        let mut reply = ScriptedReply::default();
+        if context.thinks {
+            add_thinking(&mut reply, &mut rng, context.must_begin_with_thinking);
         }
-        if scene.tools.is_empty() || scene.rounds >= rounds {
-            let words = dice.words(8, 60);
-            return reply.saying(&words);
+        if context.tools.is_empty() || context.rounds >= rounds {
+            let text = rng.words(8, 60);
+            return reply.with_text(&text);
         }
-        if dice.below(2) == 0 {
-            reply = reply.saying(&dice.words(3, 12));
+        if rng.below(2) == 0 {
+            reply = reply.with_text(&rng.words(3, 12));
         }
-        for _ in 0..=[0, 0, 0, 1, 1, 2][dice.below(6) as usize] {
-            let (name, schema) = &scene.tools[dice.below(scene.tools.len() as u64) as usize];
-            let arguments = instance(schema, &mut dice);
-            reply = reply.calling(name, arguments);
+        for _ in 0..=[0, 0, 0, 1, 1, 2][rng.below(6) as usize] {
+            let tool = &context.tools[rng.below(context.tools.len() as u64) as usize];
+            let arguments = schema_instance(&tool.parameters, &mut rng);
+            reply = reply.with_call(&tool.name, arguments);
         }
         reply
     }
 }
 
-/// None, one or two pieces of reasoning, now and then one of which nothing is seen.
-fn think(reply: &mut Reply, dice: &mut Dice, must: bool) {
-    let pieces = match dice.below(10) {
-        0 if !must => 0,
+/// Adds no, one or two pieces of reasoning, now and then one without visible text.
+fn add_thinking(reply: &mut ScriptedReply, rng: &mut Rng, must_think: bool) {
+    let pieces = match rng.below(10) {
+        0 if !must_think => 0,
         0..8 => 1,
         _ => 2,
     };
     for _ in 0..pieces {
-        let tokens = 20 + dice.below(400);
-        reply.parts.push(match dice.below(10) {
-            0 => Part::Redacted { tokens },
-            1 => Part::Sealed { tokens },
-            _ => Part::Thinking { text: dice.words(10, 80), tokens },
+        let tokens = 20 + rng.below(400);
+        reply.parts.push(match rng.below(10) {
+            0 => ScriptedPart::RedactedThinking { tokens },
+            1 => ScriptedPart::HiddenThinking { tokens },
+            _ => ScriptedPart::Thinking { text: rng.words(10, 80), tokens },
         });
     }
 }
 
 /// A value that a JSON schema accepts: what is required, and nothing else.
-fn instance(schema: &Value, dice: &mut Dice) -> Value {
+fn schema_instance(schema: &Value, rng: &mut Rng) -> Value {
     let mut object = Map::new();
     let properties = schema["properties"].as_object();
     for name in items(&schema["required"]).map(text) {
         let property = properties.and_then(|all| all.get(name)).unwrap_or(&Value::Null);
-        object.insert(name.to_owned(), property_value(property, dice));
+        object.insert(name.to_owned(), property_value(property, rng));
     }
     Value::Object(object)
 }
 
-fn property_value(property: &Value, dice: &mut Dice) -> Value {
+fn property_value(property: &Value, rng: &mut Rng) -> Value {
     if let Some(first) = property["enum"].get(0) {
         return first.clone();
     }
     match text(&property["type"]).to_ascii_lowercase().as_str() {
-        "integer" | "number" => json!(dice.below(1000)),
-        "boolean" => json!(dice.below(2) == 1),
+        "integer" | "number" => json!(rng.below(1000)),
+        "boolean" => json!(rng.below(2) == 1),
         "array" => json!([]),
-        "object" => instance(property, dice),
-        _ => json!(dice.words(1, 8)),
+        "object" => schema_instance(property, rng),
+        _ => json!(rng.words(1, 8)),
     }
 }
 
-/// Numbers that look random, from splitmix64.
-struct Dice(u64);
+/// A splitmix64 random number generator.
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -207,8 +211,8 @@ impl Dice {
         self.next() % end.max(1)
     }
 
-    /// Between `least` and `most` words; the last one occurs nowhere else.
-    fn words(&mut self, least: u64, most: u64) -> String {
+    /// Between `min` and `max` words; the last one occurs nowhere else.
+    fn words(&mut self, min: u64, max: u64) -> String {
         const WORDS: [&str; 16] = [
             "the",
             "build",
@@ -227,7 +231,7 @@ impl Dice {
             "<and>",
             "naïve",
         ];
-        let count = least + self.below(most - least);
+        let count = min + self.below(max - min);
         let mut all: Vec<String> =
             (0..count).map(|_| WORDS[self.below(16) as usize].to_owned()).collect();
         all.push(format!("{:08x}", self.next() as u32));
@@ -239,45 +243,56 @@ impl Dice {
 mod tests {
     use super::*;
 
-    fn scene(said: u128, rounds: u64) -> Scene {
+    fn reply_context(user_hash: u128, rounds: u64) -> ReplyContext {
         let schema = json!({"properties": {"path": {"type": "string"}, "n": {"type": "integer"}}, "required": ["path", "n"]});
-        Scene {
+        ReplyContext {
             thinks: true,
-            tools: vec![("read".into(), schema)],
-            said,
+            tools: vec![ToolDefinition { name: "read".into(), parameters: schema }],
+            user_hash,
             rounds,
-            ..Scene::default()
+            ..ReplyContext::default()
         }
     }
 
     #[test]
-    fn an_author_is_the_same_every_time_and_ends() {
-        let author = Author::new(3);
+    fn a_generator_is_the_same_every_time_and_ends() {
+        let generator = ReplyGenerator::new(3);
         let mut seen = Vec::new();
-        for said in 0..40 {
-            assert_eq!(author.next(&scene(said, 0)), author.next(&scene(said, 0)));
-            assert!(!author.next(&scene(said, 6)).calls(), "after five rounds it answers");
-            seen.push(author.next(&scene(said, 0)));
+        for user_hash in 0..40 {
+            assert_eq!(
+                generator.generate(&reply_context(user_hash, 0)),
+                generator.generate(&reply_context(user_hash, 0))
+            );
+            assert!(
+                !generator.generate(&reply_context(user_hash, 6)).has_calls(),
+                "after five rounds it answers"
+            );
+            seen.push(generator.generate(&reply_context(user_hash, 0)));
         }
-        let calls =
-            |reply: &Reply| reply.parts.iter().filter(|p| matches!(p, Part::Call { .. })).count();
+        let calls = |reply: &ScriptedReply| {
+            reply.parts.iter().filter(|p| matches!(p, ScriptedPart::ToolCall { .. })).count()
+        };
         for many in 0..=3 {
             assert!(seen.iter().any(|reply| calls(reply) == many), "never {many} calls at once");
         }
-        assert!(
-            seen.iter().any(|reply| reply.parts.iter().any(|p| matches!(p, Part::Redacted { .. })))
-        );
-        assert!(
-            seen.iter()
-                .any(|reply| matches!(reply.parts[..], [Part::Call { .. } | Part::Text(_), ..]))
-        );
+        assert!(seen.iter().any(|reply| {
+            reply.parts.iter().any(|p| matches!(p, ScriptedPart::RedactedThinking { .. }))
+        }));
+        assert!(seen.iter().any(|reply| matches!(
+            reply.parts[..],
+            [ScriptedPart::ToolCall { .. } | ScriptedPart::Text(_), ..]
+        )));
     }
 
     #[test]
     fn arguments_fit_their_schema() {
-        let reply = (0..).map(|said| Author::new(1).next(&scene(said, 0))).find(Reply::calls);
+        let reply = (0..)
+            .map(|user_hash| ReplyGenerator::new(1).generate(&reply_context(user_hash, 0)))
+            .find(ScriptedReply::has_calls);
         let parts = reply.unwrap().parts;
-        let Some(Part::Call { arguments, .. }) = parts.last() else { panic!("{parts:?}") };
+        let Some(ScriptedPart::ToolCall { arguments, .. }) = parts.last() else {
+            panic!("{parts:?}")
+        };
         assert!(arguments["path"].is_string() && arguments["n"].is_u64(), "{arguments}");
     }
 }

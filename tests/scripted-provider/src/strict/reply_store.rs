@@ -1,8 +1,8 @@
-//! What was issued: seals on reasoning, and the replies they came in.
+//! The replies that were issued, and the signatures on their reasoning.
 //!
-//! A seal remembers the exact text, the model, the account, the prefix and its neighbours, so that
-//! each can be checked when it comes back (`docs/protocols.md` 1.5, 3.5, 5.4). A reply is found again
-//! by its tool ids, its text or its seals, so that what is missing from it can be told.
+//! For each signature the exact text, the model, the account, the prefix and its neighbours are kept, so
+//! that each can be checked when it comes back (`docs/protocols.md` 1.5, 3.5, 5.4). A reply is found again
+//! by its tool ids, its text or its signatures, so that what is missing from it can be reported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_S
 use serde_json::{Value, json};
 
 use super::Dialect;
-use super::cache::Trail;
+use super::cache::CachedPrefix;
 use super::prompt::{hash, items, text};
 
-/// What a piece of reasoning is bound to: all that stood before it, thinking left out.
+/// Hashes of everything before a piece of reasoning, which it is bound to; thinking is left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prefix {
     pub(super) system: u128,
@@ -23,156 +23,187 @@ pub(super) struct Prefix {
     pub(super) messages: u128,
 }
 
-/// What kind of thing a seal closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SignatureKind {
     /// Anthropic `thinking`, also as OpenRouter carries it.
     Thinking,
     /// Anthropic `redacted_thinking`.
-    Redacted,
+    RedactedThinking,
     /// Responses `encrypted_content`.
-    Encrypted,
+    EncryptedReasoning,
     /// Gemini `thoughtSignature`.
-    Thought,
+    ThoughtSignature,
 }
 
 /// One signature, or one piece of encrypted reasoning.
 #[derive(Clone, Debug)]
-pub(super) struct Seal {
-    pub(super) kind: Kind,
+pub(super) struct IssuedSignature {
+    pub(super) kind: SignatureKind,
     pub(super) account: u128,
     pub(super) model: String,
-    /// Hash of what it signs: the visible text, or the part it sat on.
-    pub(super) text: u128,
+    /// Hash of what it signs: the visible text, or the part it was on.
+    pub(super) content_hash: u128,
     pub(super) prefix: Prefix,
-    /// The seal before it in the conversation it was made in.
-    pub(super) before: Option<usize>,
+    /// The signature before it in its conversation.
+    pub(super) previous: Option<usize>,
     pub(super) reply: usize,
-    /// First seal and length of the run of consecutive thinking blocks it belongs to.
-    pub(super) run: (usize, usize),
+    pub(super) run: SignatureRun,
     /// Blocks of its reply before it that are not thinking.
-    pub(super) lead: usize,
-    /// What it weighs when it is read, tokens.
+    pub(super) blocks_before: usize,
+    /// Tokens of the reasoning.
     pub(super) tokens: u64,
     /// The item's id (Responses).
-    pub(super) id: String,
+    pub(super) item_id: String,
+}
+
+/// The signatures of consecutive thinking blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SignatureRun {
+    /// Number of the first signature.
+    pub(super) first: usize,
+    pub(super) length: usize,
+}
+
+impl SignatureRun {
+    /// A run of one signature.
+    pub(super) fn single(number: usize) -> Self {
+        Self { first: number, length: 1 }
+    }
 }
 
 /// An output item with an id (Responses).
 #[derive(Clone, Debug)]
-pub(super) struct Item {
+pub(super) struct IssuedItem {
     pub(super) id: String,
-    /// The reasoning items directly before it.
+    /// Ids of the reasoning items directly before it.
     pub(super) reasoning: Vec<String>,
-    /// The item that a reasoning item led to.
-    pub(super) led_to: Option<String>,
+    /// Id of the item that follows a reasoning item.
+    pub(super) following: Option<String>,
     pub(super) phase: Option<String>,
 }
 
 /// A reply as it was issued.
 #[derive(Clone, Debug)]
-pub(super) struct Issued {
-    /// Its seals, in order.
-    pub(super) seals: Vec<usize>,
+pub(super) struct IssuedReply {
+    /// Numbers of its signatures, in order.
+    pub(super) signatures: Vec<usize>,
     /// Hash of its plain reasoning text (Chat Completions).
-    pub(super) reasoning: Option<u128>,
+    pub(super) reasoning_hash: Option<u128>,
     /// Its items (Responses).
-    pub(super) items: Vec<Item>,
-    /// What of its request the cache held.
-    pub(super) trail: Option<Trail>,
+    pub(super) items: Vec<IssuedItem>,
+    /// The part of its request that the cache held.
+    pub(super) cached_prefix: Option<CachedPrefix>,
 }
 
-/// A stored response: what it was asked, what it answered (`docs/protocols.md` 3.2).
+/// A stored response with its request (`docs/protocols.md` 3.2).
 #[derive(Debug)]
-struct Stored {
+struct StoredResponse {
     account: u128,
-    before: Option<String>,
+    previous: Option<String>,
     request: Arc<Value>,
     output: Value,
 }
 
-/// A history that the provider summarised (`docs/protocols.md` 1.3, 3.3).
+/// A stored item of an account.
+#[derive(Debug)]
+struct StoredItem {
+    account: u128,
+    item: Value,
+}
+
+/// Where an issued item stands: the number of its reply, and its index there.
+#[derive(Clone, Copy, Debug)]
+struct ItemPosition {
+    reply: usize,
+    index: usize,
+}
+
+/// A summary of a history that the provider wrote (`docs/protocols.md` 1.3, 3.3).
 #[derive(Clone, Debug)]
-pub(super) struct Summarised {
+pub(super) struct IssuedSummary {
     pub(super) account: u128,
-    /// Hash of what it says.
-    pub(super) words: u128,
-    /// What was summarised.
+    /// Hash of its text.
+    pub(super) content_hash: u128,
+    /// The history that it stands for.
     pub(super) prefix: Prefix,
-    /// Whether that holds on for what comes after (`docs/protocols.md` 1.5.7).
-    pub(super) binds: bool,
-    /// The role that spoke last in it.
+    /// Whether later reasoning stays bound to that history (`docs/protocols.md` 1.5.7).
+    pub(super) keeps_prefix: bool,
+    /// The role of the last message in it.
     pub(super) last_role: String,
 }
 
-/// Trails kept; older replies forget what the cache held for them.
-const TRAILS: usize = 512;
+/// The newest replies for which the cached prefix is kept.
+const MAX_CACHED_PREFIXES: usize = 512;
 
 /// Everything issued so far. It is kept as long as the provider lives, as tests need it; of a request
-/// only the body itself, and only where it is stored.
+/// only the body itself, and only if it is stored.
 #[derive(Debug, Default)]
-pub(super) struct Book {
-    seals: Vec<Seal>,
-    replies: Vec<Issued>,
-    by_signature: HashMap<u128, usize>,
-    by_trace: HashMap<u128, usize>,
-    /// Reply and index of an item, by its id.
-    by_item: HashMap<String, (usize, usize)>,
-    responses: HashMap<String, Stored>,
-    /// Stored items with their accounts, by id.
-    stored: HashMap<String, (u128, Value)>,
-    /// Summaries, by their seals.
-    summarised: HashMap<u128, Summarised>,
+pub(super) struct ReplyStore {
+    signatures: Vec<IssuedSignature>,
+    replies: Vec<IssuedReply>,
+    signature_numbers: HashMap<u128, usize>,
+    /// Numbers of replies by the hash of a tool id, a text or an item's id.
+    reply_numbers: HashMap<u128, usize>,
+    item_positions: HashMap<String, ItemPosition>,
+    stored_responses: HashMap<String, StoredResponse>,
+    stored_items: HashMap<String, StoredItem>,
+    /// Summaries by their signatures.
+    summaries: HashMap<u128, IssuedSummary>,
 }
 
-impl Book {
-    /// The seal of a signature, with its number.
-    pub(super) fn seal(&self, dialect: Dialect, signature: &str) -> Option<(usize, &Seal)> {
-        let number = *self.by_signature.get(&key(dialect, signature))?;
-        Some((number, self.seals.get(number)?))
+impl ReplyStore {
+    /// What is known of a signature, with its number.
+    pub(super) fn find_signature(
+        &self,
+        dialect: Dialect,
+        signature: &str,
+    ) -> Option<(usize, &IssuedSignature)> {
+        let number = *self.signature_numbers.get(&key(dialect, signature))?;
+        Some((number, self.signatures.get(number)?))
     }
 
-    /// A seal by its number.
-    pub(super) fn numbered(&self, number: usize) -> Option<&Seal> {
-        self.seals.get(number)
+    /// A signature by its number.
+    pub(super) fn signature(&self, number: usize) -> Option<&IssuedSignature> {
+        self.signatures.get(number)
     }
 
-    pub(super) fn reply(&self, number: usize) -> Option<&Issued> {
+    pub(super) fn reply(&self, number: usize) -> Option<&IssuedReply> {
         self.replies.get(number)
     }
 
-    /// The newest reply that left that trace (a tool id, a text, an item's id).
-    pub(super) fn trace(&self, dialect: Dialect, kind: &str, trace: &str) -> Option<usize> {
-        self.by_trace.get(&hash(&[dialect.word(), kind, trace])).copied()
+    /// Number of the newest reply with that key: a tool id, a text or an item's id.
+    pub(super) fn find_reply(&self, dialect: Dialect, kind: &str, key: &str) -> Option<usize> {
+        self.reply_numbers.get(&hash(&[dialect.name(), kind, key])).copied()
     }
 
     /// An item that we issued, by its id.
-    pub(super) fn item(&self, id: &str) -> Option<&Item> {
-        let (reply, item) = self.by_item.get(id)?;
-        self.replies.get(*reply)?.items.get(*item)
+    pub(super) fn item(&self, id: &str) -> Option<&IssuedItem> {
+        let position = self.item_positions.get(id)?;
+        self.replies.get(position.reply)?.items.get(position.index)
     }
 
     /// A stored item of this account.
     pub(super) fn stored_item(&self, id: &str, account: Option<u128>) -> Option<&Value> {
-        let (owner, item) = self.stored.get(id)?;
-        (Some(*owner) == account).then_some(item)
+        let stored = self.stored_items.get(id)?;
+        (Some(stored.account) == account).then_some(&stored.item)
     }
 
     /// All items up to the end of a stored response of this account.
     pub(super) fn conversation(&self, id: &str, account: Option<u128>) -> Option<Vec<Value>> {
-        let mut turns = Vec::new();
+        let mut responses = Vec::new();
         let mut next = Some(id);
         while let Some(id) = next {
-            let one = self.responses.get(id).filter(|one| Some(one.account) == account)?;
-            turns.push(one);
-            next = one.before.as_deref();
+            let response = self.stored_responses.get(id);
+            let response = response.filter(|response| Some(response.account) == account)?;
+            responses.push(response);
+            next = response.previous.as_deref();
         }
         let mut all = Vec::new();
-        for one in turns.iter().rev() {
-            if let Some(said) = one.request["input"].as_str() {
-                all.push(json!({"type": "message", "role": "user", "content": said}));
+        for response in responses.iter().rev() {
+            if let Some(text) = response.request["input"].as_str() {
+                all.push(json!({"type": "message", "role": "user", "content": text}));
             }
-            for item in items(&one.request["input"]).chain(items(&one.output)) {
+            for item in items(&response.request["input"]).chain(items(&response.output)) {
                 all.extend(match text(&item["type"]) {
                     "item_reference" => self.stored_item(text(&item["id"]), account).cloned(),
                     _ => Some(item.clone()),
@@ -183,28 +214,33 @@ impl Book {
     }
 
     /// Stores a response with its request and its items.
-    pub(super) fn store(&mut self, response: &Value, request: &Arc<Value>, account: u128) {
+    pub(super) fn store_response(&mut self, response: &Value, request: &Arc<Value>, account: u128) {
         for item in items(&response["output"]).chain(items(&request["input"])) {
             let Some(id) = item["id"].as_str().filter(|_| item["type"] != "item_reference") else {
                 continue;
             };
-            if !self.stored.contains_key(id) {
-                self.stored.insert(id.to_owned(), (account, item.clone()));
+            if !self.stored_items.contains_key(id) {
+                self.stored_items.insert(id.to_owned(), StoredItem { account, item: item.clone() });
             }
         }
-        let before = request["previous_response_id"].as_str().map(str::to_owned);
+        let previous = request["previous_response_id"].as_str().map(str::to_owned);
         let output = response["output"].clone();
-        let stored = Stored { account, before, request: request.clone(), output };
-        self.responses.insert(text(&response["id"]).to_owned(), stored);
+        let stored = StoredResponse { account, previous, request: request.clone(), output };
+        self.stored_responses.insert(text(&response["id"]).to_owned(), stored);
     }
 
-    /// The history that a sealed summary stands for.
-    pub(super) fn summarised(&self, dialect: Dialect, seal: &str) -> Option<&Summarised> {
-        self.summarised.get(&key(dialect, seal))
+    /// The summary with a signature.
+    pub(super) fn summary(&self, dialect: Dialect, signature: &str) -> Option<&IssuedSummary> {
+        self.summaries.get(&key(dialect, signature))
     }
 
-    pub(super) fn add_summarised(&mut self, dialect: Dialect, seal: &str, one: Summarised) {
-        self.summarised.insert(key(dialect, seal), one);
+    pub(super) fn add_summary(
+        &mut self,
+        dialect: Dialect,
+        signature: &str,
+        summary: IssuedSummary,
+    ) {
+        self.summaries.insert(key(dialect, signature), summary);
     }
 
     /// The number that the next reply will have.
@@ -212,33 +248,39 @@ impl Book {
         self.replies.len()
     }
 
-    /// The number that the next seal will have.
-    pub(super) fn next_seal(&self) -> usize {
-        self.seals.len()
+    /// The number that the next signature will have.
+    pub(super) fn next_signature(&self) -> usize {
+        self.signatures.len()
     }
 
-    pub(super) fn add_seal(&mut self, dialect: Dialect, signature: &str, seal: Seal) {
-        self.by_signature.insert(key(dialect, signature), self.seals.len());
-        self.seals.push(seal);
+    pub(super) fn add_signature(
+        &mut self,
+        dialect: Dialect,
+        signature: &str,
+        record: IssuedSignature,
+    ) {
+        self.signature_numbers.insert(key(dialect, signature), self.signatures.len());
+        self.signatures.push(record);
     }
 
-    pub(super) fn add_trace(&mut self, dialect: Dialect, kind: &str, trace: &str) {
-        self.by_trace.insert(hash(&[dialect.word(), kind, trace]), self.replies.len());
+    pub(super) fn add_reply_key(&mut self, dialect: Dialect, kind: &str, key: &str) {
+        self.reply_numbers.insert(hash(&[dialect.name(), kind, key]), self.replies.len());
     }
 
-    /// The newest reply broke off when so many of its seals had left: the others nobody has seen.
-    pub(super) fn broke_off(&mut self, delivered: usize) {
-        self.replies.last_mut().into_iter().for_each(|reply| reply.seals.truncate(delivered));
+    /// The newest reply broke off after so many of its signatures were delivered: nobody has seen the others.
+    pub(super) fn truncate_last_reply(&mut self, delivered: usize) {
+        self.replies.last_mut().into_iter().for_each(|reply| reply.signatures.truncate(delivered));
     }
 
-    /// Ends a reply whose seals and traces were added before.
-    pub(super) fn add_reply(&mut self, reply: Issued) {
-        for (at, item) in reply.items.iter().enumerate() {
-            self.by_item.insert(item.id.clone(), (self.replies.len(), at));
+    /// Adds a reply whose signatures and keys were added before.
+    pub(super) fn add_reply(&mut self, reply: IssuedReply) {
+        for (index, item) in reply.items.iter().enumerate() {
+            let position = ItemPosition { reply: self.replies.len(), index };
+            self.item_positions.insert(item.id.clone(), position);
         }
         self.replies.push(reply);
-        if let Some(old) = self.replies.len().checked_sub(TRAILS + 1) {
-            self.replies[old].trail = None;
+        if let Some(old) = self.replies.len().checked_sub(MAX_CACHED_PREFIXES + 1) {
+            self.replies[old].cached_prefix = None;
         }
     }
 }
@@ -247,7 +289,7 @@ impl Book {
 /// others are compared as they stand.
 fn key(dialect: Dialect, signature: &str) -> u128 {
     if dialect != Dialect::Gemini {
-        return hash(&[dialect.word(), signature]);
+        return hash(&[dialect.name(), signature]);
     }
     let engines = [STANDARD, URL_SAFE, STANDARD_NO_PAD, URL_SAFE_NO_PAD];
     match engines.iter().find_map(|engine| engine.decode(signature).ok()) {
@@ -256,14 +298,14 @@ fn key(dialect: Dialect, signature: &str) -> u128 {
     }
 }
 
-/// Fresh random-looking bytes, the same for the same seed.
+/// Makes ids and signatures that look random, the same for the same seed.
 #[derive(Debug)]
-pub(super) struct Mint {
+pub(super) struct IdGenerator {
     seed: u64,
     count: u64,
 }
 
-impl Mint {
+impl IdGenerator {
     pub(super) fn new(seed: u64) -> Self {
         Self { seed, count: 0 }
     }
@@ -304,26 +346,28 @@ mod tests {
     }
 
     #[test]
-    fn a_mint_repeats_itself_only_from_the_start() {
-        let (mut one, mut two) = (Mint::new(7), Mint::new(7));
+    fn ids_repeat_only_from_the_start() {
+        let (mut one, mut two) = (IdGenerator::new(7), IdGenerator::new(7));
         assert_eq!(one.id("toolu_"), two.id("toolu_"));
         assert_ne!(one.id("toolu_"), one.id("toolu_"));
-        assert_ne!(one.signature(30), Mint::new(8).signature(30));
+        assert_ne!(one.signature(30), IdGenerator::new(8).signature(30));
     }
 
     #[test]
-    fn only_the_newest_replies_keep_a_trail() {
-        let mut book = Book::default();
-        for _ in 0..TRAILS {
-            book.add_reply(Issued {
-                seals: Vec::new(),
-                reasoning: None,
+    fn only_the_newest_replies_keep_their_cached_prefix() {
+        let mut store = ReplyStore::default();
+        for _ in 0..MAX_CACHED_PREFIXES {
+            store.add_reply(IssuedReply {
+                signatures: Vec::new(),
+                reasoning_hash: None,
                 items: Vec::new(),
-                trail: Some(Trail::default()),
+                cached_prefix: Some(CachedPrefix::default()),
             });
         }
-        assert!(book.replies[0].trail.is_some(), "at the limit");
-        book.add_reply(Issued { trail: None, ..book.replies[0].clone() });
-        assert!(book.replies[0].trail.is_none() && book.replies[1].trail.is_some());
+        assert!(store.replies[0].cached_prefix.is_some(), "at the limit");
+        store.add_reply(IssuedReply { cached_prefix: None, ..store.replies[0].clone() });
+        assert!(
+            store.replies[0].cached_prefix.is_none() && store.replies[1].cached_prefix.is_some()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What was judged, for a test to take: the newest requests with their exact bodies.
+//! The validated requests with their exact bodies, for tests to take.
 //!
 //! Bounded by the bytes of the bodies; past the limit the oldest go, and nothing fails.
 
@@ -6,57 +6,60 @@ use std::collections::VecDeque;
 
 use serde_json::Value;
 
-use super::{Call, Verdict};
+use super::{ReceivedRequest, RequestVerdict};
 
-/// Bytes of bodies that the log keeps at most: enough for a test of a thousand large requests.
-const BYTES: usize = 256 * 1024 * 1024;
+/// Limit on the bytes of all bodies: enough for a test of a thousand large requests.
+const MAX_BYTES: usize = 256 * 1024 * 1024;
 
-/// One judged request.
+/// One validated request.
 #[derive(Clone, Debug)]
-pub struct Judged {
+pub struct LoggedRequest {
     /// The request, with the exact body received.
-    pub call: Call,
-    /// What became of it.
-    pub verdict: Verdict,
-    /// The whole reply, where the model was asked for one and gave it. A stream may have broken off in it.
+    pub request: ReceivedRequest,
+    /// The verdict on it.
+    pub verdict: RequestVerdict,
+    /// The whole reply, if one was requested and given. Its stream may have broken off.
     pub reply: Option<Value>,
 }
 
-/// The log.
 #[derive(Debug)]
-pub(super) struct Log {
-    all: VecDeque<Judged>,
+pub(super) struct RequestLog {
+    entries: VecDeque<LoggedRequest>,
     bytes: usize,
-    most: usize,
+    max_bytes: usize,
 }
 
-impl Default for Log {
+impl Default for RequestLog {
     fn default() -> Self {
-        Self { all: VecDeque::new(), bytes: 0, most: BYTES }
+        Self { entries: VecDeque::new(), bytes: 0, max_bytes: MAX_BYTES }
     }
 }
 
-impl Log {
-    pub(super) fn add(&mut self, call: &Call, verdict: &Verdict) {
-        self.bytes += call.bytes.len();
-        self.all.push_back(Judged { call: call.clone(), verdict: verdict.clone(), reply: None });
-        while self.bytes > self.most {
-            let Some(oldest) = self.all.pop_front() else { break };
-            self.bytes -= oldest.call.bytes.len();
+impl RequestLog {
+    pub(super) fn add(&mut self, request: &ReceivedRequest, verdict: &RequestVerdict) {
+        self.bytes += request.bytes.len();
+        self.entries.push_back(LoggedRequest {
+            request: request.clone(),
+            verdict: verdict.clone(),
+            reply: None,
+        });
+        while self.bytes > self.max_bytes {
+            let Some(oldest) = self.entries.pop_front() else { break };
+            self.bytes -= oldest.request.bytes.len();
         }
     }
 
-    /// What the newest of them was answered.
-    pub(super) fn answered(&mut self, reply: &Value) {
-        if let Some(newest) = self.all.back_mut() {
+    /// Sets the reply to the newest request.
+    pub(super) fn set_reply(&mut self, reply: &Value) {
+        if let Some(newest) = self.entries.back_mut() {
             newest.reply = Some(reply.clone());
         }
     }
 
-    /// Everything in it, oldest first; it is empty then.
-    pub(super) fn take(&mut self) -> Vec<Judged> {
+    /// Takes all requests, oldest first.
+    pub(super) fn take(&mut self) -> Vec<LoggedRequest> {
         self.bytes = 0;
-        std::mem::take(&mut self.all).into()
+        std::mem::take(&mut self.entries).into()
     }
 }
 
@@ -68,21 +71,23 @@ mod tests {
     use http::HeaderMap;
 
     use super::*;
-    use crate::strict::{Dialect, Refusal};
+    use crate::strict::{ApiError, Dialect};
 
     #[test]
     fn past_its_limit_the_oldest_go() {
         let body = Bytes::from_static(b"{\"model\":\"m\"}");
-        let call = Call::read("/v1/messages", &HeaderMap::new(), body.clone(), Duration::ZERO);
-        let (mut call, refusal) = (call.unwrap(), Refusal::not_simulated(Dialect::Chat, "x"));
-        let verdict = Verdict::Refused(refusal);
-        let mut log = Log { most: 3 * body.len(), ..Log::default() };
+        let path = "/v1/messages";
+        let request = ReceivedRequest::parse(path, &HeaderMap::new(), body.clone(), Duration::ZERO);
+        let mut request = request.unwrap();
+        let verdict = RequestVerdict::Refused(ApiError::not_simulated(Dialect::Chat, "x"));
+        let mut log = RequestLog { max_bytes: 3 * body.len(), ..RequestLog::default() };
         for (count, kept) in [(1, 1), (2, 2), (3, 3), (4, 3), (5, 3)] {
-            call.at = Duration::from_secs(count);
-            log.add(&call, &verdict);
-            assert_eq!(log.all.len(), kept);
+            request.received_at = Duration::from_secs(count);
+            log.add(&request, &verdict);
+            assert_eq!(log.entries.len(), kept);
         }
-        let taken: Vec<u64> = log.take().iter().map(|one| one.call.at.as_secs()).collect();
+        let taken: Vec<u64> =
+            log.take().iter().map(|entry| entry.request.received_at.as_secs()).collect();
         assert_eq!((taken, log.take().len(), log.bytes), (vec![3, 4, 5], 0, 0));
     }
 }

@@ -1,88 +1,103 @@
-//! A reply in Anthropic's words, and what is remembered of one (`docs/protocols.md` 1.4, 1.5).
+//! Writes a reply as an Anthropic message, and records one (`docs/protocols.md` 1.4, 1.5).
 //!
-//! What the model thought is sealed here; how a stream of it looks is the speakers' affair.
+//! Thinking is signed here; `crate::dialect` makes the events of a stream.
 
 use serde_json::{Value, json};
 
 use super::DIALECT;
-use crate::strict::Call;
-use crate::strict::prompt::{STRUCTURE, hash, items, link, text, weigh};
-use crate::strict::reply::{Part, Reply};
-use crate::strict::reply_store::{Book, Issued, Kind, Mint, Prefix, Seal};
-use crate::strict::rules::Model;
-use crate::strict::verdict::{Accepted, Transformation, Why};
+use crate::strict::prompt::{PIECE_OVERHEAD_TOKENS, hash, items, link, measure, text};
+use crate::strict::reply::{ScriptedPart, ScriptedReply};
+use crate::strict::reply_store::{
+    IdGenerator, IssuedReply, IssuedSignature, Prefix, ReplyStore, SignatureKind, SignatureRun,
+};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{AcceptedRequest, DropReason, Transformation};
+use crate::strict::{ReceivedRequest, WrittenResponse};
 
-/// The message, with what each thinking block weighs.
-pub(crate) fn write(
-    call: &Call,
-    accepted: &Accepted,
-    reply: &Reply,
-    mint: &mut Mint,
-) -> (Value, Vec<u64>) {
-    let mut weights = Vec::new();
+/// The message, with the tokens of each thinking block.
+pub(crate) fn write_response(
+    request: &ReceivedRequest,
+    accepted: &AcceptedRequest,
+    reply: &ScriptedReply,
+    ids: &mut IdGenerator,
+) -> WrittenResponse {
+    let mut reasoning_tokens = Vec::new();
     let mut content = Vec::new();
-    let most = accepted.standing.scene.max_output.unwrap_or(u64::MAX);
-    let (mut output, mut stop) = (0, "end_turn");
+    let max = accepted.basis.context.max_output.unwrap_or(u64::MAX);
+    let (mut output, mut stop_reason) = (0, "end_turn");
     for part in &reply.parts {
-        let (block, tokens) = block(part, accepted.standing.omits, mint);
-        if output + tokens > most {
-            stop = "max_tokens";
+        let (block, tokens) = content_block(part, accepted.basis.omits_thinking, ids);
+        if output + tokens > max {
+            stop_reason = "max_tokens";
             break;
         }
         output += tokens;
-        if matches!(part, Part::Thinking { .. } | Part::Sealed { .. } | Part::Redacted { .. }) {
-            weights.push(tokens - STRUCTURE);
-        } else if matches!(part, Part::Call { .. }) {
-            stop = "tool_use";
+        if matches!(
+            part,
+            ScriptedPart::Thinking { .. }
+                | ScriptedPart::HiddenThinking { .. }
+                | ScriptedPart::RedactedThinking { .. }
+        ) {
+            reasoning_tokens.push(tokens - PIECE_OVERHEAD_TOKENS);
+        } else if matches!(part, ScriptedPart::ToolCall { .. }) {
+            stop_reason = "tool_use";
         }
         content.push(block);
     }
-    if stop == "max_tokens" && call.body["max_tokens"].as_u64().is_some_and(|asked| asked > most) {
-        stop = "model_context_window_exceeded";
+    if stop_reason == "max_tokens"
+        && request.body["max_tokens"].as_u64().is_some_and(|requested| requested > max)
+    {
+        stop_reason = "model_context_window_exceeded";
     }
-    let thought: u64 = weights.iter().map(|tokens| tokens + STRUCTURE).sum();
+    let thinking_tokens: u64 =
+        reasoning_tokens.iter().map(|tokens| tokens + PIECE_OVERHEAD_TOKENS).sum();
     let mut message = json!({
-        "id": mint.id("msg_"), "type": "message", "role": "assistant", "model": call.model,
-        "content": content, "stop_reason": stop, "stop_sequence": null,
-        "usage": usage(accepted, output, thought),
+        "id": ids.id("msg_"), "type": "message", "role": "assistant", "model": request.model,
+        "content": content, "stop_reason": stop_reason, "stop_sequence": null,
+        "usage": usage(accepted, output, thinking_tokens),
     });
     if !accepted.edits.is_empty() {
         message["context_management"] = json!({"applied_edits": accepted.edits});
     }
     if !accepted.transformations.is_empty() {
-        let all: Vec<Value> = accepted.transformations.iter().map(transformation).collect();
+        let all: Vec<Value> = accepted.transformations.iter().map(transformation_json).collect();
         message["input_transformations"] = json!(all);
     }
-    (message, weights)
+    WrittenResponse { body: message, reasoning_tokens }
 }
 
 /// A part as a block, with its output tokens.
-fn block(part: &Part, omits: bool, mint: &mut Mint) -> (Value, u64) {
-    let sealed = |shown: &str, tokens: u64, mint: &mut Mint| {
-        let signature = mint.signature(160 + tokens as usize % 97);
-        json!({"type": "thinking", "thinking": if omits { "" } else { shown }, "signature": signature})
+fn content_block(part: &ScriptedPart, omits_thinking: bool, ids: &mut IdGenerator) -> (Value, u64) {
+    let thinking_block = |visible: &str, tokens: u64, ids: &mut IdGenerator| {
+        let signature = ids.signature(160 + tokens as usize % 97);
+        json!({"type": "thinking", "thinking": if omits_thinking { "" } else { visible }, "signature": signature})
     };
     let block = match part {
-        Part::Thinking { text, tokens } => {
-            return (sealed(text, *tokens, mint), tokens + STRUCTURE);
+        ScriptedPart::Thinking { text, tokens } => {
+            return (thinking_block(text, *tokens, ids), tokens + PIECE_OVERHEAD_TOKENS);
         }
-        Part::Sealed { tokens } => return (sealed("", *tokens, mint), tokens + STRUCTURE),
-        Part::Redacted { tokens } => {
-            let data = mint.signature(240);
-            return (json!({"type": "redacted_thinking", "data": data}), tokens + STRUCTURE);
+        ScriptedPart::HiddenThinking { tokens } => {
+            return (thinking_block("", *tokens, ids), tokens + PIECE_OVERHEAD_TOKENS);
         }
-        Part::Text(text) => json!({"type": "text", "text": text}),
-        Part::Call { name, arguments } => {
-            json!({"type": "tool_use", "id": mint.id("toolu_"), "name": name, "input": arguments})
+        ScriptedPart::RedactedThinking { tokens } => {
+            let data = ids.signature(240);
+            return (
+                json!({"type": "redacted_thinking", "data": data}),
+                tokens + PIECE_OVERHEAD_TOKENS,
+            );
+        }
+        ScriptedPart::Text(text) => json!({"type": "text", "text": text}),
+        ScriptedPart::ToolCall { name, arguments } => {
+            json!({"type": "tool_use", "id": ids.id("toolu_"), "name": name, "input": arguments})
         }
     };
-    let tokens = weigh("assistant", &block).tokens;
+    let tokens = measure("assistant", &block).tokens;
     (block, tokens)
 }
 
-/// `docs/protocols.md` 1.4: `input_tokens` is what the cache had no part in.
-fn usage(accepted: &Accepted, output: u64, thought: u64) -> Value {
-    let cached = accepted.cached;
+/// `docs/protocols.md` 1.4: `input_tokens` are those that were neither read from the cache nor written to it.
+fn usage(accepted: &AcceptedRequest, output: u64, thinking_tokens: u64) -> Value {
+    let cached = accepted.cache_usage;
     let written = cached.written_5m + cached.written_1h;
     json!({
         "input_tokens": accepted.input_tokens - cached.read - written,
@@ -91,81 +106,86 @@ fn usage(accepted: &Accepted, output: u64, thought: u64) -> Value {
             "ephemeral_5m_input_tokens": cached.written_5m,
             "ephemeral_1h_input_tokens": cached.written_1h,
         },
-        "output_tokens": output, "output_tokens_details": {"thinking_tokens": thought},
+        "output_tokens": output, "output_tokens_details": {"thinking_tokens": thinking_tokens},
         "service_tier": "standard",
     })
 }
 
 /// `docs/protocols.md` 1.5.6.
-fn transformation(one: &Transformation) -> Value {
-    let kind = if one.allowed { "thinking_mismatch_allowed" } else { "thinking_dropped" };
-    let reason = match one.why {
-        Why::Model => "model_binding_mismatch",
-        Why::Account => "organization_binding_mismatch",
-        Why::Prefix | Why::Turn => "prefix_binding_mismatch",
+fn transformation_json(transformation: &Transformation) -> Value {
+    let kind =
+        if transformation.allowed { "thinking_mismatch_allowed" } else { "thinking_dropped" };
+    let reason = match transformation.reason {
+        DropReason::Model => "model_binding_mismatch",
+        DropReason::Account => "organization_binding_mismatch",
+        DropReason::Prefix | DropReason::Turn => "prefix_binding_mismatch",
     };
-    json!({"type": kind, "path": one.place.to_string(), "reason": reason})
+    json!({"type": kind, "path": transformation.place.to_string(), "reason": reason})
 }
 
-/// Remembers a message as issued: its seals with all they are bound to, its ids and its words.
-pub(crate) fn remember(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    whole: &Value,
-    weights: &[u64],
-    book: &mut Book,
+/// Records a message as issued: its signatures with all they are bound to, its ids and its text.
+pub(crate) fn record_reply(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    body: &Value,
+    reasoning_tokens: &[u64],
+    store: &mut ReplyStore,
 ) {
-    let standing = &accepted.standing;
-    let (reply, account) = (book.next_reply(), call.account.unwrap_or_default());
-    let blocks: Vec<&Value> = items(&whole["content"]).collect();
+    let basis = &accepted.basis;
+    let (reply, account) = (store.next_reply(), request.account.unwrap_or_default());
+    let blocks: Vec<&Value> = items(&body["content"]).collect();
     let is_thinking =
         |block: &&Value| ["thinking", "redacted_thinking"].contains(&text(&block["type"]));
-    let mut chain = standing.prefix.messages;
-    let (mut before, mut seals, mut lead) = (standing.last_seal, Vec::new(), 0);
-    let mut run = (0, 0);
+    let mut chain = basis.prefix.messages;
+    let (mut previous, mut signatures, mut blocks_before) = (basis.last_signature, Vec::new(), 0);
+    let mut run = SignatureRun::single(0);
     for (at, block) in blocks.iter().enumerate() {
         if !is_thinking(block) {
-            chain = link(chain, weigh("assistant", block).hash);
-            lead += 1;
+            chain = link(chain, measure("assistant", block).hash);
+            blocks_before += 1;
             if let Some(id) = block["id"].as_str() {
-                book.add_trace(DIALECT, "id", id);
+                store.add_reply_key(DIALECT, "id", id);
             }
             continue;
         }
         if at == 0 || !is_thinking(&blocks[at - 1]) {
-            run = (book.next_seal(), blocks[at..].iter().take_while(|b| is_thinking(b)).count());
+            let length = blocks[at..].iter().take_while(|block| is_thinking(block)).count();
+            run = SignatureRun { first: store.next_signature(), length };
         }
         let (kind, signature) = match text(&block["type"]) {
-            "thinking" => (Kind::Thinking, text(&block["signature"])),
-            _ => (Kind::Redacted, text(&block["data"])),
+            "thinking" => (SignatureKind::Thinking, text(&block["signature"])),
+            _ => (SignatureKind::RedactedThinking, text(&block["data"])),
         };
-        let shown = text(&block["thinking"]);
-        let seal = Seal {
+        let visible = text(&block["thinking"]);
+        let record = IssuedSignature {
             kind,
             account,
             model: model.name.clone(),
-            text: hash(&[shown]),
-            prefix: Prefix { messages: chain, ..standing.prefix },
-            before,
+            content_hash: hash(&[visible]),
+            prefix: Prefix { messages: chain, ..basis.prefix },
+            previous,
             reply,
             run,
-            lead,
-            tokens: weights.get(seals.len()).copied().unwrap_or(shown.len() as u64 / 4),
-            id: String::new(),
+            blocks_before,
+            tokens: reasoning_tokens
+                .get(signatures.len())
+                .copied()
+                .unwrap_or(visible.len() as u64 / 4),
+            item_id: String::new(),
         };
-        before = Some(book.next_seal());
-        seals.push(book.next_seal());
-        book.add_seal(DIALECT, signature, seal);
+        previous = Some(store.next_signature());
+        signatures.push(store.next_signature());
+        store.add_signature(DIALECT, signature, record);
     }
-    let words: String = blocks.iter().map(|block| text(&block["text"])).collect();
-    if !words.is_empty() {
-        book.add_trace(DIALECT, "text", &words);
+    let full_text: String = blocks.iter().map(|block| text(&block["text"])).collect();
+    if !full_text.is_empty() {
+        store.add_reply_key(DIALECT, "text", &full_text);
     }
-    book.add_reply(Issued {
-        seals,
-        reasoning: None,
+    store.add_reply(IssuedReply {
+        signatures,
+        reasoning_hash: None,
         items: Vec::new(),
-        trail: standing.trail.clone(),
+        cached_prefix: basis.cached_prefix.clone(),
     });
 }

@@ -1,131 +1,135 @@
-//! A reply in Gemini's words, and what is remembered of one (`docs/protocols.md` 5.3, 5.4).
+//! Writes a reply as a Gemini response, and records one (`docs/protocols.md` 5.3, 5.4).
 //!
-//! The signature of a step sits on its first call; where nothing is called, on an empty text at the end.
+//! The signature of a step is on its first call; if nothing is called, on an empty text at the end.
 
 use serde_json::{Value, json};
 
 use super::thought_signatures::signed_hash;
-use super::{DIALECT, get, thought_tokens, weigh_call, weigh_part};
-use crate::strict::Call;
+use super::{DIALECT, get, measure_call, measure_part, thought_tokens};
 use crate::strict::prompt::{items, text};
-use crate::strict::reply::{Part, Reply};
-use crate::strict::reply_store::{Book, Issued, Kind, Mint, Seal};
-use crate::strict::rules::{Model, Signatures};
-use crate::strict::verdict::Accepted;
+use crate::strict::reply::{ScriptedPart, ScriptedReply};
+use crate::strict::reply_store::{
+    IdGenerator, IssuedReply, IssuedSignature, ReplyStore, SignatureKind, SignatureRun,
+};
+use crate::strict::rules::{ModelRules, SignatureRule};
+use crate::strict::verdict::AcceptedRequest;
+use crate::strict::{ReceivedRequest, WrittenResponse};
 
-/// The response, with what its signature weighs.
-pub(crate) fn write(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    reply: &Reply,
-    mint: &mut Mint,
-) -> (Value, Vec<u64>) {
-    let most = accepted.standing.scene.max_output.unwrap_or(u64::MAX);
-    let (mut parts, mut thought, mut candidates) = (Vec::new(), 0, 0);
-    let mut finish = "STOP";
+/// The response, with the thought tokens of its signature.
+pub(crate) fn write_response(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    reply: &ScriptedReply,
+    ids: &mut IdGenerator,
+) -> WrittenResponse {
+    let max = accepted.basis.context.max_output.unwrap_or(u64::MAX);
+    let (mut parts, mut signed_tokens, mut candidates) = (Vec::new(), 0, 0);
+    let mut finish_reason = "STOP";
     for part in &reply.parts {
         let (part, tokens) = match part {
-            Part::Thinking { text, tokens } if !accepted.standing.omits && !text.is_empty() => {
+            ScriptedPart::Thinking { text, tokens }
+                if !accepted.basis.omits_thinking && !text.is_empty() =>
+            {
                 (Some(json!({"text": text, "thought": true})), *tokens)
             }
-            Part::Thinking { tokens, .. } | Part::Sealed { tokens } | Part::Redacted { tokens } => {
-                (None, *tokens)
-            }
-            Part::Text(text) => (Some(json!({"text": text})), 0),
-            Part::Call { name, arguments } => {
-                let call = json!({"id": mint.id(""), "name": name, "args": arguments});
+            ScriptedPart::Thinking { tokens, .. }
+            | ScriptedPart::HiddenThinking { tokens }
+            | ScriptedPart::RedactedThinking { tokens } => (None, *tokens),
+            ScriptedPart::Text(text) => (Some(json!({"text": text})), 0),
+            ScriptedPart::ToolCall { name, arguments } => {
+                let call = json!({"id": ids.id(""), "name": name, "args": arguments});
                 (Some(json!({"functionCall": call})), 0)
             }
         };
-        let weighed = part.as_ref().and_then(|part| weigh_part("model", part));
-        let cost = tokens + weighed.map_or(0, |weighed| weighed.tokens);
-        if thought + candidates + cost > most {
-            finish = "MAX_TOKENS";
+        let measured = part.as_ref().and_then(|part| measure_part("model", part));
+        let cost = tokens + measured.map_or(0, |measured| measured.tokens);
+        if signed_tokens + candidates + cost > max {
+            finish_reason = "MAX_TOKENS";
             break;
         }
-        thought += tokens;
+        signed_tokens += tokens;
         candidates += cost - tokens;
         parts.extend(part);
     }
-    let called = parts.iter_mut().find(|part| part["functionCall"].is_object());
-    let weight = thought;
-    if thought > 0 || called.is_some() && model.signatures == Signatures::Required {
-        let signature = json!(mint.signature(130));
-        match called {
+    let first_call = parts.iter_mut().find(|part| part["functionCall"].is_object());
+    if signed_tokens > 0 || first_call.is_some() && model.signature_rule == SignatureRule::Required
+    {
+        let signature = json!(ids.signature(130));
+        match first_call {
             Some(part) => part["thoughtSignature"] = signature,
             None => parts.push(json!({"text": "", "thoughtSignature": signature})),
         }
     }
-    let thought = thought_tokens(thought);
+    let thoughts = thought_tokens(signed_tokens);
     let input = accepted.input_tokens;
     let mut usage = json!({
         "promptTokenCount": input, "candidatesTokenCount": candidates,
-        "totalTokenCount": input + candidates + thought,
+        "totalTokenCount": input + candidates + thoughts,
         "promptTokensDetails": [{"modality": "TEXT", "tokenCount": input}],
     });
-    if thought > 0 {
-        usage["thoughtsTokenCount"] = json!(thought);
+    if thoughts > 0 {
+        usage["thoughtsTokenCount"] = json!(thoughts);
     }
-    if accepted.cached.read > 0 {
-        usage["cachedContentTokenCount"] = json!(accepted.cached.read);
+    if accepted.cache_usage.read > 0 {
+        usage["cachedContentTokenCount"] = json!(accepted.cache_usage.read);
     }
     let content = json!({"parts": parts, "role": "model"});
-    let whole = json!({
-        "candidates": [{"content": content, "finishReason": finish, "index": 0}],
-        "usageMetadata": usage, "modelVersion": call.model, "responseId": mint.id(""),
+    let body = json!({
+        "candidates": [{"content": content, "finishReason": finish_reason, "index": 0}],
+        "usageMetadata": usage, "modelVersion": request.model, "responseId": ids.id(""),
     });
-    (whole, vec![weight])
+    WrittenResponse { body, reasoning_tokens: vec![signed_tokens] }
 }
 
-/// Remembers a response as issued: its signatures, ids and words.
-pub(crate) fn remember(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    whole: &Value,
-    weights: &[u64],
-    book: &mut Book,
+/// Records a response as issued: its signatures, ids and text.
+pub(crate) fn record_reply(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    body: &Value,
+    reasoning_tokens: &[u64],
+    store: &mut ReplyStore,
 ) {
-    let (reply, account) = (book.next_reply(), call.account.unwrap_or_default());
-    let mut seals = Vec::new();
-    let mut words = String::new();
-    for part in items(&whole["candidates"][0]["content"]["parts"]) {
+    let (reply, account) = (store.next_reply(), request.account.unwrap_or_default());
+    let mut signatures = Vec::new();
+    let mut full_text = String::new();
+    for part in items(&body["candidates"][0]["content"]["parts"]) {
         if part["thought"] != true {
-            words += text(&part["text"]);
+            full_text += text(&part["text"]);
         }
-        let called = get(part, "functionCall");
-        if called.is_object() {
-            book.add_trace(DIALECT, "call", &weigh_call(called).hash.to_string());
+        let call = get(part, "functionCall");
+        if call.is_object() {
+            store.add_reply_key(DIALECT, "call", &measure_call(call).hash.to_string());
         }
-        if let Some(id) = called["id"].as_str() {
-            book.add_trace(DIALECT, "id", id);
+        if let Some(id) = call["id"].as_str() {
+            store.add_reply_key(DIALECT, "id", id);
         }
         let Some(signature) = part["thoughtSignature"].as_str() else { continue };
-        let number = book.next_seal();
-        let seal = Seal {
-            kind: Kind::Thought,
+        let number = store.next_signature();
+        let record = IssuedSignature {
+            kind: SignatureKind::ThoughtSignature,
             account,
             model: model.name.clone(),
-            text: signed_hash(part),
-            prefix: accepted.standing.prefix,
-            before: None,
+            content_hash: signed_hash(part),
+            prefix: accepted.basis.prefix,
+            previous: None,
             reply,
-            run: (number, 1),
-            lead: 0,
-            tokens: weights.get(seals.len()).copied().unwrap_or_default(),
-            id: String::new(),
+            run: SignatureRun::single(number),
+            blocks_before: 0,
+            tokens: reasoning_tokens.get(signatures.len()).copied().unwrap_or_default(),
+            item_id: String::new(),
         };
-        seals.push(number);
-        book.add_seal(DIALECT, signature, seal);
+        signatures.push(number);
+        store.add_signature(DIALECT, signature, record);
     }
-    if !words.is_empty() {
-        book.add_trace(DIALECT, "text", &words);
+    if !full_text.is_empty() {
+        store.add_reply_key(DIALECT, "text", &full_text);
     }
-    book.add_reply(Issued {
-        seals,
-        reasoning: None,
+    store.add_reply(IssuedReply {
+        signatures,
+        reasoning_hash: None,
         items: Vec::new(),
-        trail: accepted.standing.trail.clone(),
+        cached_prefix: accepted.basis.cached_prefix.clone(),
     });
 }

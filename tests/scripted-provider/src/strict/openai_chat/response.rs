@@ -1,123 +1,151 @@
-//! A reply in Chat Completions' words, and what is remembered of one (`docs/protocols.md` 2.4, 4).
+//! Writes a reply as a chat completion, and records one (`docs/protocols.md` 2.4, 4).
 //!
-//! Each host carries reasoning and usage in fields of its own; a stream of it is the speakers' affair.
+//! Each host has its own fields for reasoning and usage; `crate::dialect` makes the events of a stream.
 
 use serde_json::{Value, json};
 
 use super::DIALECT;
-use crate::strict::Call;
-use crate::strict::prompt::{hash, items, text, weigh, weigh_text};
-use crate::strict::reply::{Part, Reply};
-use crate::strict::reply_store::{Book, Issued, Kind, Mint, Seal};
-use crate::strict::rules::{Echo, Host, Model};
-use crate::strict::verdict::Accepted;
+use crate::strict::prompt::{hash, items, measure, measure_text, text};
+use crate::strict::reply::{ScriptedPart, ScriptedReply};
+use crate::strict::reply_store::{
+    IdGenerator, IssuedReply, IssuedSignature, ReplyStore, SignatureKind, SignatureRun,
+};
+use crate::strict::rules::{Host, ModelRules, ReasoningEcho};
+use crate::strict::verdict::AcceptedRequest;
+use crate::strict::{ReceivedRequest, WrittenResponse};
 
-/// The completion.
-pub(crate) fn write(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    reply: &Reply,
-    mint: &mut Mint,
-) -> Value {
+pub(crate) fn write_response(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    reply: &ScriptedReply,
+    ids: &mut IdGenerator,
+) -> WrittenResponse {
     let mut message = json!({"role": "assistant", "content": null, "refusal": null});
-    let (mut words, mut thoughts, mut calls) = (String::new(), Vec::new(), Vec::new());
-    let (mut output, mut reasoned, mut finish) = (0, 0, "stop");
-    let most = accepted.standing.scene.max_output.unwrap_or(u64::MAX);
+    let (mut content, mut thoughts, mut calls) = (String::new(), Vec::new(), Vec::new());
+    let (mut output, mut reasoning_tokens, mut finish_reason) = (0, 0, "stop");
+    let max = accepted.basis.context.max_output.unwrap_or(u64::MAX);
     for part in &reply.parts {
-        let (cost, hidden) = match part {
-            Part::Thinking { text, tokens } => (*tokens, text.as_str()),
-            Part::Sealed { tokens } | Part::Redacted { tokens } => (*tokens, ""),
-            Part::Text(text) => (weigh_text("assistant", text).tokens, ""),
-            Part::Call { name, arguments } => {
-                let first = calls.is_empty();
-                calls.push(tool_call(name, arguments, model, first && reply.thinks(), mint));
-                (calls.last().map_or(0, |call| super::weigh_call(call).tokens), "")
+        let (cost, thought) = match part {
+            ScriptedPart::Thinking { text, tokens } => (*tokens, text.as_str()),
+            ScriptedPart::HiddenThinking { tokens } | ScriptedPart::RedactedThinking { tokens } => {
+                (*tokens, "")
+            }
+            ScriptedPart::Text(text) => (measure_text("assistant", text).tokens, ""),
+            ScriptedPart::ToolCall { name, arguments } => {
+                let is_first = calls.is_empty();
+                calls.push(tool_call(
+                    name,
+                    arguments,
+                    model,
+                    is_first && reply.has_thinking(),
+                    ids,
+                ));
+                (calls.last().map_or(0, |call| super::measure_call(call).tokens), "")
             }
         };
-        if output + cost > most {
-            finish = "length";
-            if matches!(part, Part::Call { .. }) {
+        if output + cost > max {
+            finish_reason = "length";
+            if matches!(part, ScriptedPart::ToolCall { .. }) {
                 calls.pop();
             }
             break;
         }
         output += cost;
         match part {
-            Part::Text(text) => words += text,
-            Part::Call { .. } => finish = "tool_calls",
+            ScriptedPart::Text(text) => content += text,
+            ScriptedPart::ToolCall { .. } => finish_reason = "tool_calls",
             _ => {
-                reasoned += cost;
-                thoughts.extend(Some(hidden).filter(|words| !words.is_empty()));
+                reasoning_tokens += cost;
+                thoughts.extend(Some(thought).filter(|text| !text.is_empty()));
             }
         }
     }
-    if model.echo == Echo::Demanded && accepted.standing.scene.thinks && thoughts.is_empty() {
-        // Who demands reasoning always reasons.
+    if model.reasoning_echo == ReasoningEcho::Required
+        && accepted.basis.context.thinks
+        && thoughts.is_empty()
+    {
+        // A model that requires its reasoning always reasons.
         thoughts.push("Hm.");
     }
-    // What is shown of reasoning costs what it weighs when it comes back.
-    if model.echo != Echo::Refused && !thoughts.is_empty() {
-        show(&mut message, model, &thoughts, mint);
-        let mut shown = Vec::new();
-        super::reasoning_pieces(&message, &mut |weighed| shown.push(weighed.tokens));
-        let shown: u64 = shown.iter().sum();
-        output = output - reasoned + shown;
-        reasoned = shown;
+    // Visible reasoning costs as output what it costs as input when it comes back.
+    if model.reasoning_echo != ReasoningEcho::Refused && !thoughts.is_empty() {
+        add_reasoning(&mut message, model, &thoughts, ids);
+        let mut visible = 0;
+        super::reasoning_pieces(&message, &mut |measured| visible += measured.tokens);
+        output = output - reasoning_tokens + visible;
+        reasoning_tokens = visible;
     }
-    if !words.is_empty() || calls.is_empty() {
-        message["content"] = json!(words);
+    if !content.is_empty() || calls.is_empty() {
+        message["content"] = json!(content);
     }
     if !calls.is_empty() {
         message["tool_calls"] = json!(calls);
     }
-    json!({
-        "id": mint.id("chatcmpl-"), "object": "chat.completion", "created": 1_795_000_000_u64,
-        "model": call.model,
-        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish}],
-        "usage": usage(model, accepted, output, reasoned),
-    })
+    let body = json!({
+        "id": ids.id("chatcmpl-"), "object": "chat.completion", "created": 1_795_000_000_u64,
+        "model": request.model,
+        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason}],
+        "usage": usage(model, accepted, output, reasoning_tokens),
+    });
+    WrittenResponse { body, reasoning_tokens: Vec::new() }
 }
 
-/// Reasoning where this host carries it (`docs/protocols.md` 4.2).
-fn show(message: &mut Value, model: &Model, thoughts: &[&str], mint: &mut Mint) {
-    let whole = thoughts.concat();
+/// Adds reasoning in this host's fields (`docs/protocols.md` 4.2).
+fn add_reasoning(
+    message: &mut Value,
+    model: &ModelRules,
+    thoughts: &[&str],
+    ids: &mut IdGenerator,
+) {
+    let reasoning = thoughts.concat();
     if model.host != Host::OpenRouter {
-        message["reasoning_content"] = json!(whole);
+        message["reasoning_content"] = json!(reasoning);
         return;
     }
-    let mut detail = |(index, words): (usize, &&str)| {
+    let mut detail = |(index, text): (usize, &&str)| {
         let mut detail =
-            json!({"type": "reasoning.text", "text": words, "format": "unknown", "index": index});
+            json!({"type": "reasoning.text", "text": text, "format": "unknown", "index": index});
         if model.name.contains("claude") {
             detail["format"] = json!("anthropic-claude-v1");
-            detail["signature"] = json!(mint.signature(180));
+            detail["signature"] = json!(ids.signature(180));
         }
         detail
     };
     let details: Vec<Value> = thoughts.iter().enumerate().map(&mut detail).collect();
-    message["reasoning"] = json!(whole);
+    message["reasoning"] = json!(reasoning);
     message["reasoning_details"] = json!(details);
 }
 
-fn tool_call(name: &str, arguments: &Value, model: &Model, signs: bool, mint: &mut Mint) -> Value {
+fn tool_call(
+    name: &str,
+    arguments: &Value,
+    model: &ModelRules,
+    is_signed: bool,
+    ids: &mut IdGenerator,
+) -> Value {
     let function = json!({"name": name, "arguments": arguments.to_string()});
-    let mut call = json!({"id": mint.id("call_"), "type": "function", "function": function});
-    if signs && model.host == Host::GeminiCompat {
-        let signature = mint.signature(150);
+    let mut call = json!({"id": ids.id("call_"), "type": "function", "function": function});
+    if is_signed && model.host == Host::GeminiCompat {
+        let signature = ids.signature(150);
         call["extra_content"] = json!({"google": {"thought_signature": signature}});
     }
     call
 }
 
 /// `docs/protocols.md` 2.4, 4.1: each host has its own fields.
-fn usage(model: &Model, accepted: &Accepted, output: u64, reasoned: u64) -> Value {
-    let (input, cached) = (accepted.input_tokens, accepted.cached);
-    let outside = if model.host == Host::Xai { reasoned } else { 0 };
+fn usage(
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    output: u64,
+    reasoning_tokens: u64,
+) -> Value {
+    let (input, cached) = (accepted.input_tokens, accepted.cache_usage);
+    let outside_completion = if model.host == Host::Xai { reasoning_tokens } else { 0 };
     let mut usage = json!({
-        "prompt_tokens": input, "completion_tokens": output - outside, "total_tokens": input + output,
+        "prompt_tokens": input, "completion_tokens": output - outside_completion, "total_tokens": input + output,
         "prompt_tokens_details": {"cached_tokens": cached.read, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": reasoned},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     });
     if model.bills_cache_writes {
         usage["prompt_tokens_details"]["cache_write_tokens"] = json!(cached.written_5m);
@@ -133,57 +161,67 @@ fn usage(model: &Model, accepted: &Accepted, output: u64, reasoned: u64) -> Valu
     usage
 }
 
-/// Remembers a completion as issued: its seals, ids and words.
-pub(crate) fn remember(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    whole: &Value,
-    book: &mut Book,
+/// Records a completion as issued: its signatures, ids and text.
+pub(crate) fn record_reply(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    body: &Value,
+    store: &mut ReplyStore,
 ) {
-    let message = &whole["choices"][0]["message"];
-    let (reply, account) = (book.next_reply(), call.account.unwrap_or_default());
-    let mut sealed = Vec::new();
+    let message = &body["choices"][0]["message"];
+    let (reply, account) = (store.next_reply(), request.account.unwrap_or_default());
+    let mut signed = Vec::new();
     for entry in items(&message["reasoning_details"]) {
         if let Some(signature) = entry["signature"].as_str().or_else(|| entry["data"].as_str()) {
-            let tokens = weigh("reasoning", entry).tokens;
-            sealed.push((signature, Kind::Thinking, hash(&[text(&entry["text"])]), tokens));
+            let tokens = measure("reasoning", entry).tokens;
+            signed.push((
+                signature,
+                SignatureKind::Thinking,
+                hash(&[text(&entry["text"])]),
+                tokens,
+            ));
         }
     }
     for call in items(&message["tool_calls"]) {
-        book.add_trace(DIALECT, "id", text(&call["id"]));
+        store.add_reply_key(DIALECT, "id", text(&call["id"]));
         if let Some(signature) = call["extra_content"]["google"]["thought_signature"].as_str() {
-            sealed.push((signature, Kind::Thought, super::weigh_call(call).hash, 0));
+            signed.push((
+                signature,
+                SignatureKind::ThoughtSignature,
+                super::measure_call(call).hash,
+                0,
+            ));
         }
     }
-    let mut seals = Vec::new();
-    for (signature, kind, text, tokens) in sealed {
-        let number = book.next_seal();
-        seals.push(number);
-        let seal = Seal {
+    let mut signatures = Vec::new();
+    for (signature, kind, content_hash, tokens) in signed {
+        let number = store.next_signature();
+        signatures.push(number);
+        let record = IssuedSignature {
             kind,
             account,
             model: model.name.clone(),
-            text,
-            prefix: accepted.standing.prefix,
-            before: None,
+            content_hash,
+            prefix: accepted.basis.prefix,
+            previous: None,
             reply,
-            run: (number, 1),
-            lead: 0,
+            run: SignatureRun::single(number),
+            blocks_before: 0,
             tokens,
-            id: String::new(),
+            item_id: String::new(),
         };
-        book.add_seal(DIALECT, signature, seal);
+        store.add_signature(DIALECT, signature, record);
     }
-    if let Some(words) = message["content"].as_str().filter(|words| !words.is_empty()) {
-        book.add_trace(DIALECT, "text", words);
+    if let Some(content) = message["content"].as_str().filter(|text| !text.is_empty()) {
+        store.add_reply_key(DIALECT, "text", content);
     }
     let reasoning = ["reasoning_content", "reasoning"];
     let reasoning = reasoning.iter().find_map(|name| message[*name].as_str());
-    book.add_reply(Issued {
-        seals,
-        reasoning: reasoning.filter(|words| !words.is_empty()).map(|words| hash(&[words])),
+    store.add_reply(IssuedReply {
+        signatures,
+        reasoning_hash: reasoning.filter(|text| !text.is_empty()).map(|text| hash(&[text])),
         items: Vec::new(),
-        trail: accepted.standing.trail.clone(),
+        cached_prefix: accepted.basis.cached_prefix.clone(),
     });
 }

@@ -1,83 +1,92 @@
-//! A reply as a Responses object, and what is remembered of one (`docs/protocols.md` 3.4, 3.5).
+//! Writes a reply as a Responses object, and records one (`docs/protocols.md` 3.4, 3.5).
 //!
-//! Each piece of reasoning is an item of its own, encrypted, right before what it led to.
+//! Each piece of reasoning is an encrypted item of its own, right before the item that follows from it.
 
 use serde_json::{Value, json};
 
-use super::{DIALECT, Item, weigh_item};
-use crate::strict::Call;
-use crate::strict::prompt::{STRUCTURE, items, link, text};
-use crate::strict::reply::{Part, Reply};
-use crate::strict::reply_store::{self, Book, Issued, Kind, Mint, Prefix, Seal};
-use crate::strict::rules::Model;
-use crate::strict::verdict::{Accepted, Transformation, Why};
+use super::{DIALECT, InputItem, measure_item};
+use crate::strict::prompt::{PIECE_OVERHEAD_TOKENS, items, link, text};
+use crate::strict::reply::{ScriptedPart, ScriptedReply};
+use crate::strict::reply_store::{
+    IdGenerator, IssuedItem, IssuedReply, IssuedSignature, Prefix, ReplyStore, SignatureKind,
+    SignatureRun,
+};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{AcceptedRequest, DropReason, Transformation};
+use crate::strict::{ReceivedRequest, WrittenResponse};
 
-/// The response, with what each reasoning item weighs.
-pub(crate) fn write(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    reply: &Reply,
-    mint: &mut Mint,
-) -> (Value, Vec<u64>) {
-    let phase = model.phases.then(|| if reply.calls() { "commentary" } else { "final_answer" });
-    let most = accepted.standing.scene.max_output.unwrap_or(u64::MAX);
-    let (mut spent, mut reasoned, mut weights) = (0, 0, Vec::new());
+/// The response, with the tokens of each reasoning item.
+pub(crate) fn write_response(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    reply: &ScriptedReply,
+    ids: &mut IdGenerator,
+) -> WrittenResponse {
+    let phase = model.phases.then(|| if reply.has_calls() { "commentary" } else { "final_answer" });
+    let max = accepted.basis.context.max_output.unwrap_or(u64::MAX);
+    let (mut output_tokens, mut reasoning_tokens, mut item_tokens) = (0, 0, Vec::new());
     let (mut output, mut status) = (Vec::new(), "completed");
     for part in &reply.parts {
-        let (item, thought) = item(part, phase, accepted.standing.omits, mint);
-        let cost = thought.map_or_else(|| weight(&item), |tokens| tokens + STRUCTURE);
-        if spent + cost > most {
+        let (item, reasoning) = output_item(part, phase, accepted.basis.omits_thinking, ids);
+        let cost =
+            reasoning.map_or_else(|| item_cost(&item), |tokens| tokens + PIECE_OVERHEAD_TOKENS);
+        if output_tokens + cost > max {
             status = "incomplete";
             break;
         }
-        spent += cost;
-        if let Some(tokens) = thought {
-            reasoned += cost;
-            weights.push(tokens);
+        output_tokens += cost;
+        if let Some(tokens) = reasoning {
+            reasoning_tokens += cost;
+            item_tokens.push(tokens);
         }
         output.push(item);
     }
-    let cached = accepted.cached;
+    let cached = accepted.cache_usage;
     let mut response = json!({
-        "id": mint.id("resp_"), "object": "response", "created_at": 1_795_000_000_u64,
+        "id": ids.id("resp_"), "object": "response", "created_at": 1_795_000_000_u64,
         "status": status, "error": null, "incomplete_details": null,
-        "instructions": call.body["instructions"], "max_output_tokens": call.body["max_output_tokens"],
-        "model": call.model, "output": output, "parallel_tool_calls": true,
-        "previous_response_id": call.body["previous_response_id"], "reasoning": call.body["reasoning"],
-        "store": call.body["store"] != false, "temperature": 1.0, "tool_choice": "auto",
-        "tools": call.body["tools"], "top_p": 1.0, "truncation": "disabled", "metadata": {},
+        "instructions": request.body["instructions"], "max_output_tokens": request.body["max_output_tokens"],
+        "model": request.model, "output": output, "parallel_tool_calls": true,
+        "previous_response_id": request.body["previous_response_id"], "reasoning": request.body["reasoning"],
+        "store": request.body["store"] != false, "temperature": 1.0, "tool_choice": "auto",
+        "tools": request.body["tools"], "top_p": 1.0, "truncation": "disabled", "metadata": {},
         "usage": {
             "input_tokens": accepted.input_tokens,
             "input_tokens_details": {"cached_tokens": cached.read, "cache_write_tokens": if model.bills_cache_writes { cached.written_5m } else { 0 }},
-            "output_tokens": spent, "output_tokens_details": {"reasoning_tokens": reasoned},
-            "total_tokens": accepted.input_tokens + spent,
+            "output_tokens": output_tokens, "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+            "total_tokens": accepted.input_tokens + output_tokens,
         },
     });
     if status == "incomplete" {
         response["incomplete_details"] = json!({"reason": "max_output_tokens"});
     }
     if !accepted.transformations.is_empty() {
-        let all: Vec<Value> = accepted.transformations.iter().map(transformation).collect();
+        let all: Vec<Value> = accepted.transformations.iter().map(transformation_json).collect();
         response["input_transformations"] = json!(all);
     }
-    (response, weights)
+    WrittenResponse { body: response, reasoning_tokens: item_tokens }
 }
 
-/// A part as an item, with the weight of a thought.
-fn item(part: &Part, phase: Option<&str>, omits: bool, mint: &mut Mint) -> (Value, Option<u64>) {
+/// A part as an item, with its tokens if it is reasoning.
+fn output_item(
+    part: &ScriptedPart,
+    phase: Option<&str>,
+    omits_thinking: bool,
+    ids: &mut IdGenerator,
+) -> (Value, Option<u64>) {
     let item = match part {
-        Part::Thinking { text, tokens } => {
-            let shown = !omits && !text.is_empty();
-            let summary = shown.then(|| json!({"type": "summary_text", "text": text}));
-            return (reasoning(summary, mint), Some(*tokens));
+        ScriptedPart::Thinking { text, tokens } => {
+            let is_visible = !omits_thinking && !text.is_empty();
+            let summary = is_visible.then(|| json!({"type": "summary_text", "text": text}));
+            return (reasoning_item(summary, ids), Some(*tokens));
         }
-        Part::Sealed { tokens } | Part::Redacted { tokens } => {
-            return (reasoning(None, mint), Some(*tokens));
+        ScriptedPart::HiddenThinking { tokens } | ScriptedPart::RedactedThinking { tokens } => {
+            return (reasoning_item(None, ids), Some(*tokens));
         }
-        Part::Text(text) => {
+        ScriptedPart::Text(text) => {
             let mut message = json!({
-                "id": mint.id("msg_"), "type": "message", "status": "completed", "role": "assistant",
+                "id": ids.id("msg_"), "type": "message", "status": "completed", "role": "assistant",
                 "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
             });
             if let Some(phase) = phase {
@@ -85,101 +94,110 @@ fn item(part: &Part, phase: Option<&str>, omits: bool, mint: &mut Mint) -> (Valu
             }
             message
         }
-        Part::Call { name, arguments } => json!({
-            "id": mint.id("fc_"), "type": "function_call", "status": "completed",
-            "call_id": mint.id("call_"), "name": name, "arguments": arguments.to_string(),
+        ScriptedPart::ToolCall { name, arguments } => json!({
+            "id": ids.id("fc_"), "type": "function_call", "status": "completed",
+            "call_id": ids.id("call_"), "name": name, "arguments": arguments.to_string(),
         }),
     };
     (item, None)
 }
 
-fn reasoning(summary: Option<Value>, mint: &mut Mint) -> Value {
+fn reasoning_item(summary: Option<Value>, ids: &mut IdGenerator) -> Value {
     let summary: Vec<Value> = summary.into_iter().collect();
     json!({
-        "id": mint.id("rs_"), "type": "reasoning", "summary": summary,
-        "encrypted_content": mint.signature(420),
+        "id": ids.id("rs_"), "type": "reasoning", "summary": summary,
+        "encrypted_content": ids.signature(420),
     })
 }
 
-fn weight(item: &Value) -> u64 {
-    weigh_item(&as_item(item)).iter().map(|one| one.tokens).sum()
+fn item_cost(item: &Value) -> u64 {
+    measure_item(&as_item(item)).iter().map(|content| content.tokens).sum()
 }
 
-fn as_item(value: &Value) -> Item<'_> {
-    Item { kind: text(&value["type"]).to_owned(), value: std::borrow::Cow::Borrowed(value) }
+fn as_item(value: &Value) -> InputItem<'_> {
+    InputItem { kind: text(&value["type"]).to_owned(), value: std::borrow::Cow::Borrowed(value) }
 }
 
 /// `docs/protocols.md` 3.5.
-fn transformation(one: &Transformation) -> Value {
-    let reason = match one.why {
-        Why::Model => "model_mismatch",
-        Why::Account => "organization_mismatch",
-        Why::Prefix => "prefix_mismatch",
-        Why::Turn => "turn_boundary",
+fn transformation_json(transformation: &Transformation) -> Value {
+    let reason = match transformation.reason {
+        DropReason::Model => "model_mismatch",
+        DropReason::Account => "organization_mismatch",
+        DropReason::Prefix => "prefix_mismatch",
+        DropReason::Turn => "turn_boundary",
     };
-    json!({"id": one.id, "type": "reasoning", "action": "removed", "reason": reason})
+    json!({"id": transformation.id, "type": "reasoning", "action": "removed", "reason": reason})
 }
 
-/// Remembers a response as issued: seals, items and their neighbours, and where it is stored, all of it.
-pub(crate) fn remember(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    whole: &Value,
-    weights: &[u64],
-    book: &mut Book,
+/// Records a response as issued: signatures, items and their neighbours, and the whole response if it is
+/// stored.
+pub(crate) fn record_reply(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    body: &Value,
+    reasoning_tokens: &[u64],
+    store: &mut ReplyStore,
 ) {
-    let standing = &accepted.standing;
-    let (reply, account) = (book.next_reply(), call.account.unwrap_or_default());
-    let output: Vec<&Value> = items(&whole["output"]).collect();
+    let basis = &accepted.basis;
+    let (reply, account) = (store.next_reply(), request.account.unwrap_or_default());
+    let output: Vec<&Value> = items(&body["output"]).collect();
     let is_reasoning = |item: &&Value| item["type"] == "reasoning";
     let id = |item: &Value| text(&item["id"]).to_owned();
-    let (mut chain, mut lead) = (standing.prefix.messages, 0);
-    let (mut seals, mut before, mut issued) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut chain, mut blocks_before) = (basis.prefix.messages, 0);
+    let (mut signatures, mut reasoning_ids, mut issued_items) =
+        (Vec::new(), Vec::new(), Vec::new());
     for (at, item) in output.iter().enumerate() {
-        let led_to = output[at..].iter().find(|item| !is_reasoning(item)).map(|item| id(item));
-        let mut one = reply_store::Item {
+        let following = output[at..].iter().find(|item| !is_reasoning(item)).map(|item| id(item));
+        let mut issued_item = IssuedItem {
             id: id(item),
             reasoning: Vec::new(),
-            led_to: led_to.filter(|_| is_reasoning(item)),
+            following: following.filter(|_| is_reasoning(item)),
             phase: item["phase"].as_str().map(str::to_owned),
         };
         if is_reasoning(item) {
-            let number = book.next_seal();
-            let seal = Seal {
-                kind: Kind::Encrypted,
+            let number = store.next_signature();
+            let record = IssuedSignature {
+                kind: SignatureKind::EncryptedReasoning,
                 account,
                 model: model.name.clone(),
-                text: 0,
-                prefix: Prefix { messages: chain, ..standing.prefix },
-                before: None,
+                content_hash: 0,
+                prefix: Prefix { messages: chain, ..basis.prefix },
+                previous: None,
                 reply,
-                run: (number, 1),
-                lead,
-                tokens: weights.get(seals.len()).copied().unwrap_or_default(),
-                id: one.id.clone(),
+                run: SignatureRun::single(number),
+                blocks_before,
+                tokens: reasoning_tokens.get(signatures.len()).copied().unwrap_or_default(),
+                item_id: issued_item.id.clone(),
             };
-            seals.push(number);
-            book.add_seal(DIALECT, text(&item["encrypted_content"]), seal);
-            before.push(one.id.clone());
+            signatures.push(number);
+            store.add_signature(DIALECT, text(&item["encrypted_content"]), record);
+            reasoning_ids.push(issued_item.id.clone());
         } else {
-            one.reasoning = std::mem::take(&mut before);
-            lead += 1;
-            chain =
-                weigh_item(&as_item(item)).iter().fold(chain, |chain, one| link(chain, one.hash));
-            book.add_trace(DIALECT, "id", &one.id);
+            issued_item.reasoning = std::mem::take(&mut reasoning_ids);
+            blocks_before += 1;
+            chain = measure_item(&as_item(item))
+                .iter()
+                .fold(chain, |chain, content| link(chain, content.hash));
+            store.add_reply_key(DIALECT, "id", &issued_item.id);
             if let Some(call_id) = item["call_id"].as_str() {
-                book.add_trace(DIALECT, "call", call_id);
+                store.add_reply_key(DIALECT, "call", call_id);
             }
-            let words: String = items(&item["content"]).map(|part| text(&part["text"])).collect();
-            if !words.is_empty() {
-                book.add_trace(DIALECT, "text", &words);
+            let full_text: String =
+                items(&item["content"]).map(|part| text(&part["text"])).collect();
+            if !full_text.is_empty() {
+                store.add_reply_key(DIALECT, "text", &full_text);
             }
         }
-        issued.push(one);
+        issued_items.push(issued_item);
     }
-    if call.body["store"] != false {
-        book.store(whole, &call.body, account);
+    if request.body["store"] != false {
+        store.store_response(body, &request.body, account);
     }
-    book.add_reply(Issued { seals, reasoning: None, items: issued, trail: standing.trail.clone() });
+    store.add_reply(IssuedReply {
+        signatures,
+        reasoning_hash: None,
+        items: issued_items,
+        cached_prefix: basis.cached_prefix.clone(),
+    });
 }
