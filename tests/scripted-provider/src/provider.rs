@@ -221,7 +221,7 @@ async fn serve(
 }
 
 /// A request that the strict provider accepted.
-struct StrictlyAccepted {
+struct CheckedRequest {
     provider: strict::StrictProvider,
     request: strict::ReceivedRequest,
     accepted: strict::AcceptedRequest,
@@ -232,7 +232,7 @@ fn check_strictly(
     state: &SharedState,
     parts: &http::request::Parts,
     bytes: Bytes,
-) -> Result<Option<StrictlyAccepted>, Box<strict::ApiError>> {
+) -> Result<Option<CheckedRequest>, Box<strict::ApiError>> {
     let Some(provider) = state.strict.clone() else { return Ok(None) };
     let path = parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
     let now = provider.clock().now();
@@ -241,7 +241,7 @@ fn check_strictly(
     match provider.validate(&request) {
         strict::RequestVerdict::Refused(error) => Err(Box::new(error)),
         strict::RequestVerdict::Accepted(accepted) => {
-            Ok(Some(StrictlyAccepted { provider, request, accepted }))
+            Ok(Some(CheckedRequest { provider, request, accepted }))
         }
     }
 }
@@ -267,7 +267,7 @@ fn respond(
     headers: &HeaderMap,
     body: &Value,
     state: &SharedState,
-    checked: Option<&StrictlyAccepted>,
+    checked: Option<&CheckedRequest>,
     delay: Duration,
 ) -> Response<Body> {
     let request = match route {
@@ -325,7 +325,7 @@ fn respond(
         ApiRoute::Gemini { .. } => gemini::response_body(&request, &reply),
         _ => openai_responses::response_body(&request, &reply),
     };
-    if let Some(StrictlyAccepted { provider, request, accepted }) = checked {
+    if let Some(CheckedRequest { provider, request, accepted }) = checked {
         provider.record_reply(request, accepted, &response);
     }
     if request.stream {
