@@ -63,7 +63,7 @@ async fn exchange(server: &mut TestServer, provider: &Provider, number: usize) {
             drop(client);
         }
     }
-    server.told().await;
+    server.next_exchange().await;
 }
 
 #[derive(Debug, PartialEq, PartialOrd)]

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use scripted_provider::Provider;
+use scripted_provider::ScriptedProvider;
 use scripted_provider::strict::Rules;
 
 use super::print::{self, CliError};
@@ -28,8 +28,8 @@ pub(super) fn run(provider: Option<(SocketAddr, bool)>, keep: bool) -> Result<()
 async fn provide(address: SocketAddr, strict: bool) -> Result<(), CliError> {
     let mut stop = serve::signals()?;
     let provider = match strict {
-        true => Provider::strict(address, demo::count_tokens, small_limits()).await?,
-        false => Provider::start(address, demo::count_tokens).await?,
+        true => ScriptedProvider::strict(address, demo::count_tokens, small_limits()).await?,
+        false => ScriptedProvider::start(address, demo::count_tokens).await?,
     };
     print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
     let _ = stop.wait_for(|stop| *stop).await;
@@ -39,10 +39,10 @@ async fn provide(address: SocketAddr, strict: bool) -> Result<(), CliError> {
 /// Limits that a test reaches without sending megabytes.
 fn small_limits() -> Rules {
     Rules {
-        most_picture_bytes: 64 * 1024,
-        most_pictures: 20,
-        most_request_bytes: 1024 * 1024,
-        most_output: Some(32_768),
+        max_image_bytes: 64 * 1024,
+        max_images: 20,
+        max_request_bytes: 1024 * 1024,
+        max_output_tokens: Some(32_768),
         ..Rules::default()
     }
 }
@@ -50,7 +50,7 @@ fn small_limits() -> Rules {
 async fn play(keep: bool) -> Result<(), CliError> {
     let mut stopped = serve::signals()?;
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
-    let provider = Provider::strict(address, demo::count_tokens, Rules::default()).await?;
+    let provider = ScriptedProvider::strict(address, demo::count_tokens, Rules::default()).await?;
     // It has a random name, belongs only to this process, and is deleted when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;
@@ -77,7 +77,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
 }
 
 /// Free loopback ports, all upstreams at the provider, and nothing from this machine's files or environment.
-fn sources(provider: &Provider, data: &Path) -> ConfigSources {
+fn sources(provider: &ScriptedProvider, data: &Path) -> ConfigSources {
     let at = format!("http://{}", provider.address());
     let flag = |key: &str, value: String| ConfigFlag {
         name: format!("--{key}"),

@@ -294,7 +294,7 @@ async fn what_the_operator_said_stays_the_operators() {
     let mut history = Vec::new();
     play.turn(0, &mut history, &first_message(0)).await;
     let mut server = play.server;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     let (tenant, session) = (exchange.tenant.clone().unwrap(), exchange.session.clone().unwrap());
     let text = "Mind the tide.".into();
     let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, repeats: None };

@@ -319,14 +319,14 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
         let theirs = honest(path).to_string();
         let before = shared.asks("victim", path, &theirs, "").await;
         assert_eq!(before.status(), 200, "{refusal}");
-        let window = shared.server.told().await.window;
+        let window = shared.server.next_exchange().await.window;
         for key in ["liar", "another", "a-third", "a-fourth"] {
             // Each has been answered, so that it would count.
             shared.asks(key, path, &honest(path).to_string(), "").await;
-            shared.server.told().await;
+            shared.server.next_exchange().await;
             let refused = shared.asks(key, path, &body.to_string(), "").await;
             assert_eq!((refused.status(), refused.text()), (400, &*refusal.to_string()));
-            shared.server.told().await;
+            shared.server.next_exchange().await;
         }
         assert_eq!(shared.lessons().await, 0, "{refusal}");
         provider.seen();
@@ -336,7 +336,7 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
             }
             for key in ["victim", "liar"] {
                 shared.asks(key, path, &theirs, "").await;
-                let exchange = shared.server.told().await;
+                let exchange = shared.server.next_exchange().await;
                 assert_eq!(
                     (exchange.window, &exchange.done.overflow),
                     (window, &None),
@@ -385,7 +385,7 @@ async fn a_window_larger_than_what_was_sent_is_not_believed() {
     let mut shared = Shared::before(&provider).await;
     let body = anthropic(json!(format!("short {}", "x ".repeat(2_000))));
     shared.asks("liar", "/v1/messages", &body.to_string(), "").await;
-    shared.server.told().await;
+    shared.server.next_exchange().await;
     assert_eq!(shared.lessons().await, 0);
     let metrics = shared.server.telemetry.render();
     assert!(metrics.contains(r#"plimsoll_lessons_total{outcome="implausible",upstream="up"} 1"#));
@@ -573,7 +573,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
         let theirs = anthropic(long()).to_string();
         for key in ["liar", "another", "a-third"] {
             shared.asks(key, "/v1/messages", &anthropic(json!("a lie")).to_string(), "").await;
-            shared.server.told().await;
+            shared.server.next_exchange().await;
         }
         assert_eq!(shared.lessons().await, 0, "{lie}");
         for restarts in [false, true] {
@@ -583,7 +583,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
             provider.seen();
             let answer = shared.asks("victim", "/v1/messages", &theirs, "").await;
             assert_eq!(answer.status(), 200, "{lie}");
-            let exchange = shared.server.told().await;
+            let exchange = shared.server.next_exchange().await;
             assert_eq!(exchange.done.overflow, None, "{lie}");
             let seen = provider.seen();
             let turn = seen.iter().find(|(path, _)| !path.contains("count_tokens"));
@@ -613,7 +613,7 @@ async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
     let asks = async |shared: &mut Shared, key: &str, body: &str| {
         shared.asks(key, "/v1/messages", body, "").await;
-        shared.server.told().await.window
+        shared.server.next_exchange().await.window
     };
     let believed = asks(&mut shared, "victim", &small).await;
     for made_up in ["a", "b", "c", "d"] {
@@ -644,7 +644,7 @@ async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
     let theirs = anthropic(long()).to_string();
     let estimated = async |shared: &mut Shared, key: &str, body: &str| {
         shared.asks(key, "/v1/messages", body, "").await;
-        shared.server.told().await.estimate.as_ref().unwrap().tokens
+        shared.server.next_exchange().await.estimate.as_ref().unwrap().tokens
     };
     let before = estimated(&mut shared, "victim", &theirs).await;
     let mut skewed = 0;
@@ -737,18 +737,18 @@ async fn a_real_window_is_learned_by_its_tenant_and_by_all_once_three_agree() {
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
     let window = async |shared: &mut Shared, key: &str| {
         shared.asks(key, "/v1/messages", &small, "").await;
-        shared.server.told().await.window.unwrap()
+        shared.server.next_exchange().await.window.unwrap()
     };
     let believed = window(&mut shared, "a").await;
     for (key, others) in [("a", believed), ("b", believed), ("c", 9_000)] {
         for made_up in ["x", "y"] {
             let key = format!("{made_up}-of-{key}");
             shared.asks(&key, "/v1/messages", &large, "").await;
-            shared.server.told().await;
+            shared.server.next_exchange().await;
         }
         window(&mut shared, key).await;
         shared.asks(key, "/v1/messages", &large, "").await;
-        shared.server.told().await;
+        shared.server.next_exchange().await;
         assert_eq!(window(&mut shared, key).await, 9_000, "{key} has met it");
         let stranger = format!("stranger-to-{key}");
         assert_eq!(window(&mut shared, &stranger).await, others, "{key}");

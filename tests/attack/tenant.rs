@@ -173,7 +173,7 @@ async fn a_listed_header_tells_users_apart() {
             &request(&[json!({"role": "user", "content": "Hm."})]),
         )
         .await;
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.fail_open, []);
         tenants.push(exchange.tenant.clone().unwrap());
     }
@@ -207,7 +207,7 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
         config.listen = (listen, 8787).into();
         let mut server = TestServer::with(config).await;
         forwarded(&server, &provider, "", &body).await;
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.fail_open, aside);
         assert!(exchange.estimate.is_some() && exchange.usage.input == Some(100), "it is measured");
         let sessions = server.ledgers.sessions(ScopePage::first(9)).await.unwrap();
@@ -242,11 +242,11 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     client.send(&masked).await;
     call.wire.exactly(masked.len()).await;
     call.send(frame(done)).await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.fail_open, [FailOpen::UnknownCredential]);
     assert_eq!((exchange.usage.input, &exchange.tenant), (Some(3), &None));
     drop((client, call));
-    server.told().await;
+    server.next_exchange().await;
 
     let mut client = Wire::connect(server.address).await;
     let body = request(&[json!({"role": "user", "content": "Hm."})]).to_string();
@@ -257,7 +257,7 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     assert_eq!(call.message.text(), body);
     call.answer("200 OK", r#"{"input_tokens":9}"#).await;
     client.response().await;
-    assert_eq!(server.told().await.fail_open, [FailOpen::UnknownCredential]);
+    assert_eq!(server.next_exchange().await.fail_open, [FailOpen::UnknownCredential]);
     assert!(server.ledgers.sessions(ScopePage::first(9)).await.unwrap().is_empty());
 }
 
@@ -341,7 +341,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
             (401, Some("client_token"))
         );
         assert!(answer.text().contains("x-plimsoll-token"), "{}", answer.text());
-        assert_eq!(server.told().await.status, Some(401));
+        assert_eq!(server.next_exchange().await.status, Some(401));
         client.stream.set_zero_linger().unwrap();
         drop(client);
     }
@@ -361,7 +361,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         assert_eq!(call.message.header("authorization"), None);
         call.answer("200 OK", &reply(&json!([]))).await;
         client.response().await;
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.tenant == Some("0000000000000000".into()), !own, "nobody's name");
     }
 }

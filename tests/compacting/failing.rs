@@ -165,7 +165,7 @@ async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
     let response = client.response().await;
     assert_eq!(response.status(), 400);
     assert!(response.text().contains("prompt is too long: 4100 tokens"), "{}", response.text());
-    let waited = play.server.told().await.compaction_wait_us.unwrap();
+    let waited = play.server.next_exchange().await.compaction_wait_us.unwrap();
     assert!((900_000..1_800_000).contains(&waited), "{waited}");
     drop(question);
 }

@@ -200,7 +200,7 @@ impl Play {
         assert_eq!(response.status(), 200, "{}", response.text());
         let reply: Value = serde_json::from_str(response.text()).unwrap();
         self.history.push(json!({"role": "assistant", "content": reply["content"]}));
-        let exchange = self.server.told().await;
+        let exchange = self.server.next_exchange().await;
         let (_, bytes) = self.stage.turns.lock().unwrap().last().unwrap().clone();
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, exchange }
     }

@@ -48,7 +48,7 @@ async fn a_requested_compaction_outlives_a_refused_request() {
     play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
     let mut client = play.asks().await;
     assert_eq!(client.response().await.status(), 400);
-    play.server.told().await;
+    play.server.next_exchange().await;
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
     assert!(play.server.ledgers.has_pending_compaction(&scope), "it waits again");
@@ -65,7 +65,7 @@ async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
         play.is_received(crate::play::NEVER, times).await;
         assert!(!play.server.ledgers.has_pending_compaction(&scope), "the request took it up");
         drop(client);
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert_eq!(exchange.outcome, Outcome::ClientLeft);
         let pending = async {
             while !play.server.ledgers.has_pending_compaction(&scope) {

@@ -297,7 +297,7 @@ async fn a_client_that_leaves_does_not_cancel_the_summary() {
     let (_, question) = play.fills().await;
     play.says(70, 3000);
     drop(play.asks().await);
-    let left = play.server.told().await;
+    let left = play.server.next_exchange().await;
     assert_eq!((left.outcome, left.status), (Outcome::ClientLeft, None));
     writes(question, SUMMARY).await;
     play.is_written(1).await;

@@ -18,7 +18,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{Record, RecordKind, ScopePage, Store};
-use scripted_provider::Provider;
+use scripted_provider::ScriptedProvider;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -37,7 +37,9 @@ fn folder() -> tempfile::TempDir {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_session_comes_back_whole_after_kill_9() {
     let provider =
-        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
+        ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)
+            .await
+            .unwrap();
     let folder = folder();
     let data = folder.path().join("data");
     let first = Running::start(&data, provider.address()).await;
@@ -75,7 +77,9 @@ async fn a_volume_that_fills_holds_up_nobody() {
     };
     let volume = Path::new(&volume);
     let provider =
-        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
+        ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)
+            .await
+            .unwrap();
     let running = Running::start(&volume.join("data"), provider.address()).await;
     running.turn("one").await;
     // All but a little of the room is taken by somebody else, and then all of it.

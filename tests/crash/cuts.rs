@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use scripted_provider::strict::{self, Judged, Provider, Rules};
+use scripted_provider::strict::{self, LoggedRequest, Rules, StrictProvider};
 use serde_json::{Value, json};
 
 use crate::{rounds, start};
@@ -35,7 +35,7 @@ type Histories = Arc<Mutex<HashMap<String, Vec<Value>>>>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_cut_before_kill_9_is_cut_in_the_first_request_after_it() {
-    let provider = Provider::new(Rules::default(), 7);
+    let provider = StrictProvider::new(Rules::default(), 7);
     let serving = strict::serve(provider.clone()).await.unwrap();
     let data = tempfile::tempdir().unwrap();
     let histories = Histories::default();
@@ -55,8 +55,8 @@ async fn what_was_cut_before_kill_9_is_cut_in_the_first_request_after_it() {
             let _ = client.await;
         }
         let mut begun = HashSet::new();
-        for judged in provider.take_log() {
-            let (session, sent) = read(&judged);
+        for entry in provider.take_log() {
+            let (session, sent) = read(&entry);
             let before = last.insert(session.clone(), sent.clone()).unwrap_or_default();
             let kept = repeats(&before, &sent)
                 .unwrap_or_else(|what| panic!("round {round}, {session}: {what}"));
@@ -70,9 +70,9 @@ async fn what_was_cut_before_kill_9_is_cut_in_the_first_request_after_it() {
 }
 
 /// The session of a request, and what it sent; panics where it was refused.
-fn read(judged: &Judged) -> (String, Vec<Value>) {
-    let body = &judged.call.body;
-    assert_eq!(judged.verdict.refused(), None, "{:?}", judged.verdict);
+fn read(entry: &LoggedRequest) -> (String, Vec<Value>) {
+    let body = &entry.request.body;
+    assert_eq!(entry.verdict.broken_rule(), None, "{:?}", entry.verdict);
     let session = body["system"].as_str().unwrap().to_owned();
     (session, body["messages"].as_array().unwrap().clone())
 }

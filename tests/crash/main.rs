@@ -37,7 +37,7 @@ use hyper_util::rt::TokioExecutor;
 use plimsoll::context::{EstimateMethod, Fact, Turn};
 use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{ScopePage, Store};
-use scripted_provider::Provider;
+use scripted_provider::ScriptedProvider;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -57,7 +57,9 @@ struct Known {
 async fn invariant_12_acknowledged_turns_survive_kill_9() {
     let rounds = rounds();
     let provider =
-        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
+        ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)
+            .await
+            .unwrap();
     let data = tempfile::tempdir().unwrap();
     let sessions = Sessions::default();
     let mut counted = 0;

@@ -65,7 +65,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
         let answer = client.response().await;
         assert_eq!(answer.status(), 502, "{upgrade:?}");
         assert_eq!(answer.header("x-plimsoll-error"), Some("upstream_failed"));
-        assert_eq!(server.told().await.status, Some(502));
+        assert_eq!(server.next_exchange().await.status, Some(502));
     }
 }
 

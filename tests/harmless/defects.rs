@@ -11,7 +11,7 @@ use plimsoll::config::{Config, Mode};
 use plimsoll::context::policy::{ImageRepair, Policy, RepairPolicy};
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
-use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
+use scripted_provider::strict::{self, Clock, Dialect, Rules, ScriptedReply, StrictProvider};
 use serde_json::{Value, json};
 
 use crate::dice::Dice;
@@ -134,8 +134,8 @@ async fn no_session_stays_dead_that_an_edit_can_save() {
 struct Play {
     dice: Dice,
     dialect: Dialect,
-    provider: Provider,
-    _serving: strict::Serving,
+    provider: StrictProvider,
+    _serving: strict::StrictServer,
     store: Arc<dyn Store>,
     config: Config,
     server: TestServer,
@@ -157,8 +157,8 @@ impl Play {
             Dialect::Gemini,
         ]);
         let rules =
-            Rules { most_picture_bytes: 4_000, most_output: Some(OUTPUT), ..Rules::default() };
-        let provider = Provider::at(rules, seed, Clock::manual());
+            Rules { max_image_bytes: 4_000, max_output_tokens: Some(OUTPUT), ..Rules::default() };
+        let provider = StrictProvider::with_clock(rules, seed, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
         let mut config = config(&serving.base());
         let images = dice.of(&[ImageRepair::Text, ImageRepair::Shrink]);
@@ -386,7 +386,7 @@ impl Play {
         counts: &mut Counts,
     ) -> Result<(), String> {
         let words = self.dice.words(4);
-        self.provider.say(Reply::text(&words));
+        self.provider.queue_reply(ScriptedReply::text(&words));
         self.provider.take_log();
         let (target, body) = self.request();
         let head = format!(
@@ -398,7 +398,7 @@ impl Play {
         client.send(format!("{head}{body}")).await;
         let response = client.response().await;
         let (status, text) = (response.status(), response.text().to_owned());
-        let exchange = self.server.told().await;
+        let exchange = self.server.next_exchange().await;
         let sent = self.provider.take_log().len();
         let context = format!("{:?} {defect:?} after {:?}", self.dialect, self.earlier_defects);
         if status != 200 {

@@ -17,7 +17,7 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, Judged, Loss, Provider, Purpose, Reply, Rules,
+    self, Clock, Dialect, LoggedRequest, Loss, Operation, Rules, ScriptedReply, StrictProvider,
 };
 use serde_json::{Value, json};
 
@@ -85,9 +85,9 @@ pub async fn session(
         }
     };
     let rules = Rules { window: Some(WINDOW), binding: Some(binding), ..Rules::default() };
-    let provider = Provider::at(rules, seed, Clock::manual());
+    let provider = StrictProvider::with_clock(rules, seed, Clock::manual());
     let summary = format!("<summary>{}</summary>", "So far much was read. ".repeat(30));
-    provider.say_to(SUMMARY_REQUEST, Reply::text(&summary));
+    provider.reply_to_matching(SUMMARY_REQUEST, ScriptedReply::text(&summary));
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let mut config = config(&serving.base());
     let mut policy = Policy::default();
@@ -142,8 +142,8 @@ impl Session {
         self.history.push(HistoryItem::User(format!("Turn {turn}. {}", self.dice.words(words))));
         for round in 0..=self.dice.below(3) {
             let call = json!({"path": format!("{turn}-{round}")});
-            let reply = Reply::thinking("Where is it?", 40).saying("I read on.");
-            self.stage.provider.say(reply.calling("Read", call));
+            let reply = ScriptedReply::thinking("Where is it?", 40).with_text("I read on.");
+            self.stage.provider.queue_reply(reply.with_call("Read", call));
             let calls = self.exchange().await?;
             let mut results = Vec::new();
             for call in calls {
@@ -157,7 +157,7 @@ impl Session {
         }
         let words = 10 + self.dice.below(60);
         let answer = format!("That was turn {turn}: {}", self.dice.words(words));
-        self.stage.provider.say(Reply::text(&answer));
+        self.stage.provider.queue_reply(ScriptedReply::text(&answer));
         self.exchange().await.map(drop)
     }
 
@@ -165,7 +165,7 @@ impl Session {
         let body = client::request(self.dialect, &self.head, &self.history, self.style);
         let target = client::path(self.dialect, &self.head);
         let (status, text) = self.stage.send(&target, &body).await;
-        let exchange = self.stage.server.told().await;
+        let exchange = self.stage.server.next_exchange().await;
         self.report.exchanges += 1;
         self.report.summaries_used += exchange.done.new.compacted as usize;
         if let Some(us) = exchange.compaction_wait_us {
@@ -173,14 +173,14 @@ impl Session {
             self.report.longest_wait = self.report.longest_wait.max(Duration::from_micros(us));
         }
         let log = self.stage.provider.take_log();
-        for judged in &log {
-            self.check_received(judged, &exchange)?;
+        for entry in &log {
+            self.check_received(entry, &exchange)?;
         }
         if status != 200 {
             return Err(format!("{status} {text}: {:?}", exchange.done));
         }
-        let sent = log.iter().rev().find(|judged| !is_summary_request(judged));
-        let sent = sent.map(|judged| client::history(self.dialect, &judged.call.body));
+        let sent = log.iter().rev().find(|entry| !is_summary_request(entry));
+        let sent = sent.map(|entry| client::history(self.dialect, &entry.request.body));
         let sent = sent.unwrap_or_default();
         let has_new_decision =
             exchange.done.steps.iter().any(|step| step.decision == Decision::New);
@@ -202,11 +202,11 @@ impl Session {
     }
 
     /// Checks one request that the provider received, requests for summaries included.
-    fn check_received(&mut self, judged: &Judged, exchange: &Exchange) -> Result<(), String> {
+    fn check_received(&mut self, entry: &LoggedRequest, exchange: &Exchange) -> Result<(), String> {
         // One refusal is allowed for the proxy to learn that the model binds its reasoning.
         let learns_binding =
             exchange.refused == Some(RefusalCause::Bound) && exchange.status == Some(200);
-        if learns_binding && judged.verdict.refused().is_some() {
+        if learns_binding && entry.verdict.broken_rule().is_some() {
             self.report.binding_refusals += 1;
             return if self.report.binding_refusals > 1 {
                 Err("taught twice".to_owned())
@@ -214,23 +214,23 @@ impl Session {
                 Ok(())
             };
         }
-        if let Some(rule) = judged.verdict.refused() {
-            let body = String::from_utf8_lossy(&judged.call.bytes).into_owned();
-            return Err(format!("refused: {rule:?} {:?}\n{body}", judged.verdict));
+        if let Some(rule) = entry.verdict.broken_rule() {
+            let body = String::from_utf8_lossy(&entry.request.bytes).into_owned();
+            return Err(format!("refused: {rule:?} {:?}\n{body}", entry.verdict));
         }
-        let Some(accepted) = judged.verdict.accepted() else { return Ok(()) };
+        let Some(accepted) = entry.verdict.accepted() else { return Ok(()) };
         self.report.largest = self.report.largest.max(accepted.input_tokens);
         let dropped = |loss: &&Loss| matches!(loss, Loss::ReasoningDropped { .. });
         self.report.dropped += accepted.losses.iter().filter(dropped).count();
         let absent = |loss: &&Loss| matches!(loss, Loss::ReasoningAbsent { readable: true, .. });
         self.report.absent += accepted.losses.iter().filter(absent).count();
-        if !is_summary_request(judged) {
+        if !is_summary_request(entry) {
             return Ok(());
         }
         self.report.summaries_requested += 1;
-        let mut history = client::history(self.dialect, &judged.call.body);
-        self.report.provider_summaries += usize::from(is_compact_call(judged));
-        history.truncate(history.len().saturating_sub(usize::from(!is_compact_call(judged))));
+        let mut history = client::history(self.dialect, &entry.request.body);
+        self.report.provider_summaries += usize::from(is_compact_call(entry));
+        history.truncate(history.len().saturating_sub(usize::from(!is_compact_call(entry))));
         let summarised = serde_json::to_string(&history).unwrap_or_default();
         if !self.summarised.insert(summarised) {
             return Err("the same beginning was summarised twice".to_owned());
@@ -240,14 +240,14 @@ impl Session {
 }
 
 /// Whether we asked for a summary with this request.
-pub fn is_summary_request(judged: &Judged) -> bool {
-    is_compact_call(judged)
-        || memchr::memmem::find(&judged.call.bytes, SUMMARY_REQUEST.as_bytes()).is_some()
+pub fn is_summary_request(entry: &LoggedRequest) -> bool {
+    is_compact_call(entry)
+        || memchr::memmem::find(&entry.request.bytes, SUMMARY_REQUEST.as_bytes()).is_some()
 }
 
 /// Whether the provider was asked for its own summary.
-fn is_compact_call(judged: &Judged) -> bool {
-    judged.call.purpose == Purpose::Compact
+fn is_compact_call(entry: &LoggedRequest) -> bool {
+    entry.request.operation == Operation::Compact
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

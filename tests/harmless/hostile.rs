@@ -13,7 +13,7 @@ use memchr::memmem;
 use plimsoll::dialect::lesson::Lesson;
 use plimsoll::store::lessons::LessonSource;
 use plimsoll::telemetry::Exchange;
-use scripted_provider::strict::{Dialect, Judged};
+use scripted_provider::strict::{Dialect, LoggedRequest};
 use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
@@ -223,28 +223,31 @@ impl MoveResult {
     ///
     /// # Errors
     /// Names the text that leaked.
-    pub fn check_isolation(&self, victim: &Victim<'_>, log: &[Judged]) -> Result<(), String> {
+    pub fn check_isolation(
+        &self,
+        victim: &Victim<'_>,
+        log: &[LoggedRequest],
+    ) -> Result<(), String> {
         for secret in victim.secrets {
             let occurs_in = |bytes: &[u8]| memmem::find(bytes, secret.as_bytes()).is_some();
             if occurs_in(&self.sent) || self.replies_seen.iter().any(|it| it.contains(secret)) {
                 continue;
             }
             // The same request as the first tenant's can get the same reasoning.
-            let replied_with = |judged: &Judged| {
-                judged.reply.as_ref().is_some_and(|it| occurs_in(it.to_string().as_bytes()))
+            let replied_with = |entry: &LoggedRequest| {
+                entry.reply.as_ref().is_some_and(|it| occurs_in(it.to_string().as_bytes()))
             };
-            let is_its_own =
-                log.iter().any(|judged| !is_from_victim(judged) && replied_with(judged));
+            let is_its_own = log.iter().any(|entry| !is_from_victim(entry) && replied_with(entry));
             if occurs_in(self.answer.as_bytes()) && !is_its_own {
                 return Err(format!("a hostile tenant was exchange {secret:?}: {}", self.answer));
             }
             let is_summarized = occurs_in(&self.sent_so_far);
-            let sent = log.iter().filter(|judged| {
-                !is_from_victim(judged) && !(is_summarized && is_summary_request(judged))
+            let sent = log.iter().filter(|entry| {
+                !(is_from_victim(entry) || is_summarized && is_summary_request(entry))
             });
-            if let Some(judged) = sent.into_iter().find(|judged| occurs_in(&judged.call.bytes)) {
-                let bytes = String::from_utf8_lossy(&judged.call.bytes);
-                let headers = &judged.call.headers;
+            if let Some(entry) = sent.into_iter().find(|entry| occurs_in(&entry.request.bytes)) {
+                let bytes = String::from_utf8_lossy(&entry.request.bytes);
+                let headers = &entry.request.headers;
                 return Err(format!(
                     "{secret:?} went out for a hostile tenant: {headers:?}\n{bytes}\nwhich sent\n{}",
                     String::from_utf8_lossy(&self.sent)
@@ -259,21 +262,22 @@ impl MoveResult {
 }
 
 /// Whether a request was asked with the first tenant's key.
-pub fn is_from_victim(judged: &Judged) -> bool {
-    judged.call.headers.get("x-api-key").is_some_and(|key| key == "k")
+pub fn is_from_victim(entry: &LoggedRequest) -> bool {
+    entry.request.headers.get("x-api-key").is_some_and(|key| key == "k")
 }
 
 /// Checks that no request of the first tenant contains the hostile tenant's text.
 ///
 /// # Errors
 /// Where it does.
-pub fn check_untainted(log: &[Judged]) -> Result<(), String> {
-    let is_tainted = |judged: &&Judged| memmem::find(&judged.call.bytes, MARK.as_bytes()).is_some();
+pub fn check_untainted(log: &[LoggedRequest]) -> Result<(), String> {
+    let is_tainted =
+        |entry: &&LoggedRequest| memmem::find(&entry.request.bytes, MARK.as_bytes()).is_some();
     match log.iter().find(is_tainted) {
         None => Ok(()),
-        Some(judged) => Err(format!(
+        Some(entry) => Err(format!(
             "a hostile tenant's words went out for another: {}",
-            String::from_utf8_lossy(&judged.call.bytes)
+            String::from_utf8_lossy(&entry.request.bytes)
         )),
     }
 }

@@ -8,7 +8,7 @@ use plimsoll::context::policy::Policy;
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
-use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
+use scripted_provider::strict::{self, Clock, Dialect, Rules, ScriptedReply, StrictProvider};
 use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
@@ -56,7 +56,7 @@ impl Usage {
 async fn session(mode: Mode, (turns, words): (usize, usize), cache_markers: bool) -> Usage {
     // The provider's window is larger than the proxy believes, so that the untouched session lives.
     let rules = Rules { window: Some(2_000_000), ..Rules::default() };
-    let provider = Provider::at(rules, 7, Clock::manual());
+    let provider = StrictProvider::with_clock(rules, 7, Clock::manual());
     let serving = strict::serve(provider.clone()).await.unwrap();
     let mut config = config(&serving.base());
     (config.mode, config.policy) = (mode, Arc::new(Policy::default()));
@@ -73,11 +73,13 @@ async fn session(mode: Mode, (turns, words): (usize, usize), cache_markers: bool
     let (mut dice, mut usage) = (Dice::new(11), Usage::default());
     let mut history = vec![HistoryItem::User("Read them all.".to_owned())];
     for turn in 0..turns {
-        stage.provider.say(Reply::text("I read on.").calling("Read", json!({"path": turn})));
+        stage.provider.queue_reply(
+            ScriptedReply::text("I read on.").with_call("Read", json!({"path": turn})),
+        );
         let body = client::request(Dialect::Anthropic, &head, &history, style);
         let (status, text) = stage.send("/v1/messages", &body).await;
         assert_eq!(status, 200, "{text}");
-        let exchange = stage.server.told().await;
+        let exchange = stage.server.next_exchange().await;
         let answer: Value = serde_json::from_str(&text).unwrap();
         let tokens = |name: &str| answer["usage"][name].as_u64().unwrap();
         let (read, written) =

@@ -6,7 +6,7 @@ use plimsoll::config::Mode;
 use plimsoll::context::policy::Policy;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
-use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
+use scripted_provider::strict::{self, Clock, Dialect, Rules, ScriptedReply, StrictProvider};
 use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
@@ -34,9 +34,9 @@ async fn session(
     mode: Mode,
 ) -> SessionReport {
     let rules = Rules { window: Some(WINDOW), binding: Some(binding), ..Rules::default() };
-    let provider = Provider::at(rules, 7, Clock::manual());
-    let summary = Reply::text("<summary>Logs were read, one after the other.</summary>");
-    provider.say_to("Write a summary of the conversation", summary);
+    let provider = StrictProvider::with_clock(rules, 7, Clock::manual());
+    let summary = ScriptedReply::text("<summary>Logs were read, one after the other.</summary>");
+    provider.reply_to_matching("Write a summary of the conversation", summary);
     let serving = strict::serve(provider.clone()).await.unwrap();
     let mut config = config(&serving.base());
     (config.mode, config.policy) = (mode, Arc::new(Policy::default()));
@@ -48,11 +48,11 @@ async fn session(
     let (mut dice, mut report) = (Dice::new(11), SessionReport::default());
     let mut history = vec![HistoryItem::User("Read them all.".to_owned())];
     for turn in 0..TURNS {
-        let reply = Reply::thinking("Where is it?", 40).saying("I read on.");
-        stage.provider.say(reply.calling("Read", json!({"path": turn})));
+        let reply = ScriptedReply::thinking("Where is it?", 40).with_text("I read on.");
+        stage.provider.queue_reply(reply.with_call("Read", json!({"path": turn})));
         let body = client::request(dialect, &head, &history, style);
         let (status, text) = stage.send(&client::path(dialect, &head), &body).await;
-        let exchange = stage.server.told().await;
+        let exchange = stage.server.next_exchange().await;
         report.last_request_tokens = body.to_string().len() / 4;
         report.recovered +=
             usize::from(exchange.done.overflow.is_some_and(|overflow| overflow.saved));

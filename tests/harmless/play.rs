@@ -15,7 +15,8 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, Judged, Part, Provider, Purpose, Reply, Rules, Verdict,
+    self, Clock, Dialect, LoggedRequest, Operation, RequestVerdict, Rules, ScriptedPart,
+    ScriptedReply, StrictProvider,
 };
 use serde_json::Value;
 
@@ -57,10 +58,10 @@ pub async fn conversation_with(
     // Some windows are so small that a conversation outgrows them.
     let window = dice.once_in(3).then(|| dice.of(&[4_000, 12_000]));
     let rules = Rules { window, ..random::rules(&mut dice) };
-    let provider = Provider::at(rules.clone(), seed, Clock::manual());
-    provider.say_to(
+    let provider = StrictProvider::with_clock(rules.clone(), seed, Clock::manual());
+    provider.reply_to_matching(
         SUMMARY_REQUEST,
-        Reply::text("<summary>Much was read, and more is to be read.</summary>"),
+        ScriptedReply::text("<summary>Much was read, and more is to be read.</summary>"),
     );
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let mut config = config(&serving.base());
@@ -169,14 +170,14 @@ struct Branch {
 }
 
 /// Shows one exchange: what was decided and what the provider said, and the bodies if they are asked for.
-fn show(status: u16, mode: Option<&str>, body: &Value, exchange: &Exchange, log: &[Judged]) {
+fn show(status: u16, mode: Option<&str>, body: &Value, exchange: &Exchange, log: &[LoggedRequest]) {
     let steps: Vec<_> =
         exchange.done.steps.iter().map(|it| (it.change, it.decision, it.why)).collect();
     let verdicts: Vec<_> = log
         .iter()
-        .map(|judged| match &judged.verdict {
-            Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
-            Verdict::Refused(refusal) => refusal.message.chars().take(80).collect(),
+        .map(|entry| match &entry.verdict {
+            RequestVerdict::Accepted(accepted) => format!("{:?}", accepted.losses),
+            RequestVerdict::Refused(refusal) => refusal.message.chars().take(80).collect(),
         })
         .collect();
     let (thread, resent) = (&exchange.thread, exchange.done.resent);
@@ -186,7 +187,7 @@ fn show(status: u16, mode: Option<&str>, body: &Value, exchange: &Exchange, log:
     );
     if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
         println!("  client {body}");
-        let sent = log.iter().map(|judged| String::from_utf8_lossy(&judged.call.bytes));
+        let sent = log.iter().map(|entry| String::from_utf8_lossy(&entry.request.bytes));
         sent.for_each(|sent| println!("  sent {sent}"));
     }
 }
@@ -360,8 +361,8 @@ impl Play {
             self.play_hostile_move().await?;
         }
         let body = client::request(self.dialect, &self.head, &self.history, self.style);
-        // Judged before anything is sent: what is answered changes what the provider remembers.
-        let original = self.judge_original(&body);
+        // LoggedRequest before anything is sent: what is answered changes what the provider remembers.
+        let original = self.check_original(&body);
         let breaks_after = self.choose_break(is_main_thread);
         let mode = self.fixed_mode.or_else(|| random::mode(&mut self.dice, 10));
         let is_implausible = self.schedule_implausible_overflow(&body, breaks_after);
@@ -372,12 +373,14 @@ impl Play {
             Some(sibling) => self.send_beside(&body, sibling).await?,
             None => {
                 let response = self.send(mode, &body, breaks_after).await;
-                (response, self.stage.server.told().await)
+                (response, self.stage.server.next_exchange().await)
             }
         };
         let mut log = self.stage.provider.take_log();
         // Requests for summaries and counts are ours. Summaries are judged by `endless`.
-        log.retain(|judged| judged.call.purpose != Purpose::Count && !is_summary_request(judged));
+        log.retain(|entry| {
+            entry.request.operation != Operation::CountTokens && !is_summary_request(entry)
+        });
         log.retain(hostile::is_from_victim);
         hostile::check_untainted(&log)?;
         if let Some(sibling) = sibling {
@@ -436,14 +439,14 @@ impl Play {
     }
 
     /// How the provider would judge the client's own request.
-    fn judge_original(&self, body: &Value) -> Original {
+    fn check_original(&self, body: &Value) -> Original {
         let target = client::path(self.dialect, &self.head);
         let (provider, headers) = (&self.stage.provider, client_headers());
         let bytes = || body.to_string().into();
         let unrewritten = self
             .reasoning_is_in_place(body)
-            .then(|| provider.would_unbound(&target, &headers, bytes()));
-        Original { given_rewrites: provider.would(&target, &headers, bytes()), unrewritten }
+            .then(|| provider.dry_run_unbound(&target, &headers, bytes()));
+        Original { given_rewrites: provider.dry_run(&target, &headers, bytes()), unrewritten }
     }
 
     async fn send(
@@ -496,7 +499,9 @@ impl Play {
         let is_small = sent.len() < SMALL_REQUEST_BYTES && !sent.contains(client::PICTURE);
         let is_implausible = may && is_small && self.dice.once_in(12);
         if is_implausible {
-            self.stage.provider.set_rules(Rules { wild_overflow: true, ..self.rules.clone() });
+            self.stage
+                .provider
+                .set_rules(Rules { implausible_overflow: true, ..self.rules.clone() });
             self.counts.implausible_overflows += 1;
         }
         is_implausible
@@ -509,7 +514,7 @@ impl Play {
         before: Option<hostile::LearnedState>,
     ) -> Result<(), String> {
         self.stage.provider.set_rules(self.rules.clone());
-        let others = checked.log.iter().skip(1).all(|judged| judged.verdict.refused().is_none());
+        let others = checked.log.iter().skip(1).all(|entry| entry.verdict.broken_rule().is_none());
         match self.lessons().await {
             after if after == before || !others || !checked.was_implausible() => Ok(()),
             after => Err(format!("a wild overflow taught {before:?}, and now {after:?}")),
@@ -522,7 +527,7 @@ impl Play {
             self.reply_broke_off = true;
             return Some(Vec::new());
         }
-        let rule = checked.log.last().and_then(|judged| judged.verdict.refused());
+        let rule = checked.log.last().and_then(|entry| entry.verdict.broken_rule());
         self.counts.deserved_refusals += 1;
         *self.counts.broken_rules.entry(format!("{rule:?}")).or_default() += 1;
         None
@@ -538,12 +543,12 @@ impl Play {
         let thinks_twice = self.dice.once_in(2);
         if thinks_twice {
             let mut words = || self.dice.words(4);
-            let second_thinking = Part::Thinking { text: words(), tokens: 40 };
-            let reply = Reply::thinking(&words(), 40)
-                .saying(&words())
-                .and(second_thinking)
-                .saying(&words());
-            self.stage.provider.say(reply);
+            let second_thinking = ScriptedPart::Thinking { text: words(), tokens: 40 };
+            let reply = ScriptedReply::thinking(&words(), 40)
+                .with_text(&words())
+                .with_part(second_thinking)
+                .with_text(&words());
+            self.stage.provider.queue_reply(reply);
         }
         let most = if thinks_twice || self.dialect != Dialect::Anthropic { 14 } else { 9 };
         Some(3 + self.dice.below(most))
@@ -591,7 +596,7 @@ impl Play {
             secrets: &self.secrets,
         };
         let result = self.hostile.make_move(self.stage.server.address, &victim).await;
-        self.stage.server.told().await;
+        self.stage.server.next_exchange().await;
         result.check_isolation(&victim, &self.stage.provider.take_log())?;
         self.counts.hostile_moves += 1;
         match self.lessons().await {

@@ -7,7 +7,7 @@ use plimsoll::context::policy::Policy;
 use plimsoll::context::{Fact, QueuedMessage};
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
-use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
+use scripted_provider::strict::{self, Clock, Dialect, Rules, ScriptedReply, StrictProvider};
 use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
@@ -26,7 +26,7 @@ async fn session(
     kept_reasoning: KeptReasoning,
 ) {
     let rules = Rules { binding: Some(binding), ..Rules::default() };
-    let provider = Provider::at(rules, 7, Clock::manual());
+    let provider = StrictProvider::with_clock(rules, 7, Clock::manual());
     let serving = strict::serve(provider.clone()).await.unwrap();
     let mut config = config(&serving.base());
     (config.mode, config.policy) = (Mode::Active, Arc::new(Policy::default()));
@@ -60,17 +60,17 @@ async fn session(
         }
         let ends_turn = turn % 5 == 4;
         let text = format!("I read on, {turn}.");
-        let reply = Reply::thinking("Where is it?", 40).saying(&text);
+        let reply = ScriptedReply::thinking("Where is it?", 40).with_text(&text);
         let call = json!({"path": turn});
-        stage.provider.say(if ends_turn { reply } else { reply.calling("Read", call) });
+        stage.provider.queue_reply(if ends_turn { reply } else { reply.with_call("Read", call) });
         stage.provider.take_log();
         let body = client::request(dialect, &head, &history, style);
         let (status, text) = stage.send(&client::path(dialect, &head), &body).await;
-        let exchange = stage.server.told().await;
+        let exchange = stage.server.next_exchange().await;
         let log = stage.provider.take_log();
         let context = format!("{model}, binding {binding}, {kept_reasoning:?}, turn {turn}");
         assert_eq!((status, log.len()), (200, 1), "{context}: {text}");
-        let forwarded = String::from_utf8_lossy(&log[0].call.bytes).into_owned();
+        let forwarded = String::from_utf8_lossy(&log[0].request.bytes).into_owned();
         assert_eq!(
             forwarded.matches("Mind tide").count(),
             queued as usize,

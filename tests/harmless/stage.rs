@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, ServerLimits};
 use plimsoll::store::Store;
-use scripted_provider::strict::{Provider, Serving};
+use scripted_provider::strict::{StrictProvider, StrictServer};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 
@@ -19,8 +19,8 @@ const STORE_TIMEOUT_MS: u64 = 10_000;
 
 /// The provider, and the proxy before it.
 pub struct Stage {
-    pub provider: Provider,
-    _serving: Serving,
+    pub provider: StrictProvider,
+    _serving: StrictServer,
     pub config: Config,
     store: Arc<dyn Store>,
     pub server: TestServer,
@@ -33,8 +33,8 @@ async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
 
 impl Stage {
     pub async fn open(
-        provider: Provider,
-        serving: Serving,
+        provider: StrictProvider,
+        serving: StrictServer,
         mut config: Config,
         store: Arc<dyn Store>,
     ) -> Self {
@@ -93,7 +93,7 @@ impl Stage {
         body: &Value,
         events: usize,
     ) -> (u16, String) {
-        self.provider.break_off_after(events);
+        self.provider.cut_next_stream_after(events);
         let mut client = Wire::connect(self.server.address).await;
         client
             .send(request_text(target, body, &(mode_header(mode) + "connection: close\r\n")))
@@ -102,7 +102,7 @@ impl Stage {
         // It ends with an error where the answer breaks off.
         let _ = within("the answer to end", client.stream.read_to_end(&mut read)).await;
         // Where nothing was streamed, the next answer does not break off.
-        self.provider.break_off_after(usize::MAX);
+        self.provider.cut_next_stream_after(usize::MAX);
         // It may break off in the middle of a character; what is not whole of an event is not read.
         let text = String::from_utf8_lossy(&read);
         let (head, body) = text.split_once("\r\n\r\n").unwrap();

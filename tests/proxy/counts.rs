@@ -106,7 +106,7 @@ fn estimated(answer: &Message, endpoint: &Endpoint) -> u64 {
 }
 
 async fn is_recorded(server: &mut TestServer, why: Option<CountEstimate>) -> Arc<Exchange> {
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.count_estimated, why);
     exchange
 }

@@ -65,14 +65,14 @@ async fn a_crowd_of_streams_is_served_and_recorded_one_by_one() {
                 done.expect("a client");
                 asking -= 1;
             }
-            event = server.told() => {
+            event = server.next_exchange() => {
                 assert_eq!(event.outcome, Outcome::Complete, "{event:?}");
                 assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
                 assert_eq!(recorded.insert(event.id.clone(), ()), None, "told twice");
             }
         }
     }
-    server.told_no_more();
+    server.expect_no_exchange();
     server.stop();
     within("the drain", server.drained()).await;
 }

@@ -172,7 +172,7 @@ async fn a_stream_that_ends_without_its_terminal_event_breaks() {
     drop(feed);
     let rest = client.rest().await.unwrap_or_default();
     assert_ne!(rest, b"0\r\n\r\n", "a clean end");
-    assert_eq!(over2.told().await.outcome, Outcome::UpstreamFailed);
+    assert_eq!(over2.next_exchange().await.outcome, Outcome::UpstreamFailed);
 
     let provider = Provider::start().await;
     let mut over1 = TestServer::before(&provider.base()).await;
@@ -185,7 +185,7 @@ async fn a_stream_that_ends_without_its_terminal_event_breaks() {
     assert_eq!(client.chunk().await, HALF.as_bytes());
     call.end().await;
     assert_ne!(client.rest().await.unwrap_or_default(), b"0\r\n\r\n", "a clean end");
-    assert_eq!(over1.told().await.outcome, Outcome::UpstreamFailed);
+    assert_eq!(over1.next_exchange().await.outcome, Outcome::UpstreamFailed);
 
     // An error that the provider told ends as it was told.
     let mut client = Wire::connect(over1.address).await;

@@ -90,7 +90,7 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
                     }
                     let response = client.response().await;
                     assert!(response.text().contains(&answer), "{}", response.text());
-                    let exchange = server.told().await;
+                    let exchange = server.next_exchange().await;
                     let case = format!("{target} {answer} as a stream: {as_stream}");
                     assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{case}");
                     assert_eq!(
@@ -149,7 +149,7 @@ async fn a_reply_that_says_that_it_failed_is_no_answer() {
         let response = client.response().await;
         // The client gets what came.
         assert!(events.iter().all(|event| response.text().contains(event)), "{}", response.text());
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         let case = format!("{} {events:?}", request.0);
         assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{case}");
         let expected = (Some(ErrorKind::Provider), Some(StopReason::Failed));
@@ -187,7 +187,7 @@ async fn a_retry_after_a_failure_goes_on_where_it_was() {
             let events: Vec<&str> = events.iter().map(String::as_str).collect();
             answered(&mut provider.call().await, &events, true).await;
             client.response().await;
-            let exchange = server.told().await;
+            let exchange = server.next_exchange().await;
             assert_eq!(exchange.outcome, outcome, "{text} {ending}");
             let is_failed = outcome == Outcome::UpstreamFailed;
             assert_eq!(exchange.error_kind, is_failed.then_some(kind), "{text} {ending}");
@@ -220,7 +220,7 @@ async fn azures_filter_has_its_kind_whatever_the_status() {
         let mut client = ask(&server, target, body).await;
         provider.call().await.answer(status, &filtered).await;
         assert!(client.response().await.text().contains(&filtered));
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         let expected = (outcome, Some(ErrorKind::Filter));
         assert_eq!((exchange.outcome, exchange.error_kind), expected, "{status}");
     }
@@ -242,7 +242,7 @@ async fn a_refusal_has_a_kind_and_an_answer_none() {
         let mut call = provider.call().await;
         call.answer(status, content).await;
         client.response().await;
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!((exchange.outcome, exchange.error_kind), (outcome, kind));
     }
 }

@@ -374,6 +374,6 @@ async fn the_exchange_is_named_where_the_configuration_wants_it() {
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     let response = client.response().await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(response.header("x-plimsoll-request-id"), Some(exchange.id.as_str()));
 }

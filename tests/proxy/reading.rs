@@ -46,7 +46,7 @@ async fn every_event_leaves_before_the_next_comes() {
             }
             call.end().await;
             assert_eq!(client.chunk().await, b"");
-            let exchange = server.told().await;
+            let exchange = server.next_exchange().await;
             assert_eq!(exchange.outcome, Outcome::Complete, "{} {coding}", script.path);
             assert_eq!(
                 (exchange.usage.input, exchange.usage.output),
@@ -83,7 +83,7 @@ async fn an_http2_client_has_each_event_at_once_too() {
         }
         call.end().await;
         assert!(h2::next(&mut body).await.is_none());
-        assert_eq!(server.told().await.usage.input, Some(script.input));
+        assert_eq!(server.next_exchange().await.usage.input, Some(script.input));
     }
 }
 
@@ -107,13 +107,13 @@ async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
             }
             drop(client);
             call.wire.gone().await;
-            let exchange = server.told().await;
+            let exchange = server.next_exchange().await;
             assert_eq!(exchange.outcome, outcome, "{}", script.path);
             if outcome == Outcome::Complete {
                 assert_eq!(exchange.usage.output, Some(script.output));
                 assert!(!exchange.usage.lower_bound);
             }
-            server.told_no_more();
+            server.expect_no_exchange();
         }
     }
 }
@@ -143,7 +143,7 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
         call.send(&answer).await;
         let response = client.response().await;
         assert_eq!(digest(&response.body), digest(&answer));
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.model.as_deref(), Some("claude-sonnet-4-5"), "{coding}");
         assert_eq!((exchange.usage.input, exchange.usage.output), (Some(21), Some(4)), "{coding}");
         assert_eq!((exchange.outcome, exchange.streamed), (Outcome::Complete, false));
@@ -179,7 +179,7 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
             assert_eq!(call.message.chunks.is_some(), chunked);
             call.answer("200 OK", "{}").await;
             client.response().await;
-            let exchange = server.told().await;
+            let exchange = server.next_exchange().await;
             assert_eq!(exchange.fail_open.contains(&FailOpen::BodyTooLarge), aside.is_some());
             assert_eq!(exchange.request_bytes as usize, length, "{chunked}");
         }
@@ -204,7 +204,7 @@ async fn what_cannot_be_read_passes_and_is_recorded() {
         call.send("HTTP/1.1 200 OK\r\ncontent-encoding: rot13\r\ncontent-length: 4\r\n\r\nfher")
             .await;
         assert_eq!(client.response().await.text(), "fher");
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.fail_open.first().copied(), aside);
         assert!(exchange.fail_open.contains(&FailOpen::ReplyUnread));
         assert!(exchange.notes.contains(&Note::UnknownEncoding));
@@ -227,7 +227,7 @@ async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
     .await;
     call.send(&body).await;
     assert_eq!(digest(&client.response().await.body), digest(&body));
-    assert_eq!(server.told().await.fail_open, [FailOpen::ReplyUnread]);
+    assert_eq!(server.next_exchange().await.fail_open, [FailOpen::ReplyUnread]);
 }
 
 /// A header-only answer, a refusal, a path that holds no conversation: each is told once.
@@ -240,7 +240,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\n\r\n").await;
     client.message(false).await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(
         (exchange.outcome, exchange.status, exchange.dialect),
         (Outcome::Complete, Some(200), None)
@@ -251,7 +251,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     call.answer("429 Too Many Requests", r#"{"type":"error","error":{"type":"rate_limit_error"}}"#)
         .await;
     client.response().await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.status), (Outcome::Refused, Some(429)));
     assert_eq!(&*exchange.path, "/v1/messages");
 
@@ -260,7 +260,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     drop(call.wire.request().await);
     drop(provider.call().await);
     assert_eq!(client.response().await.status(), 502);
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.status), (Outcome::UpstreamFailed, Some(502)));
 
     // The client leaves in the middle of its request.
@@ -269,9 +269,9 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
         .send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         .await;
     drop(leaving);
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.outcome, Outcome::ClientLeft);
-    server.told_no_more();
+    server.expect_no_exchange();
 }
 
 /// Invariant 9: canaries in every place a secret can stand are nowhere in what is told.
@@ -292,7 +292,7 @@ async fn invariant_9_no_prompt_reply_or_key_is_told() {
     let mut call = provider.call().await;
     call.answer("200 OK", r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"CANARY-reply"}],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}"#).await;
     client.response().await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.usage.input, Some(3), "it was read");
     let event = serde_json::to_string(&*exchange).unwrap();
     assert!(!event.contains("CANARY"), "{event}");
@@ -315,7 +315,7 @@ async fn a_large_conversation_is_read_and_measured() {
     assert_eq!(digest(&call.message.body), digest(body.as_bytes()));
     call.answer("200 OK", "{}").await;
     client.response().await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.model.as_deref(), Some("claude-sonnet-4-5"));
     let estimate = exchange.estimate.as_ref().expect("measured").tokens;
     assert!((100_000..2_000_000).contains(&estimate), "{estimate}");

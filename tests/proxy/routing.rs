@@ -35,7 +35,7 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
         assert_eq!(value.pointer(error).unwrap(), "no_upstream", "{path}: {value}");
         let text = refused.text();
         assert!(text.contains("openai, deepseek. Nearest: /deepseek."), "{text}");
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!((exchange.status, exchange.upstream.as_deref()), (Some(404), None), "{path}");
     }
     // Past all of them the provider has heard nothing: its first connection is this one.
@@ -83,7 +83,7 @@ async fn who_asks_for_the_root_hears_what_this_is() {
     assert_eq!((greeting.status(), greeting.header("x-plimsoll-error")), (200, None));
     assert!(greeting.text().contains("Plimsoll"), "{}", greeting.text());
     assert_eq!(greeting.text().lines().count(), 1);
-    assert_eq!(server.told().await.status, Some(200));
+    assert_eq!(server.next_exchange().await.status, Some(200));
     client.send("HEAD /?x=y HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let probe = client.message(false).await;
     assert_eq!(probe.status(), 200);

@@ -45,7 +45,7 @@ async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
         assert!(text.contains("sent nothing in its stream for 1 s"), "{error}");
         assert_eq!(client.chunk().await, b"", "a clean end");
         call.wire.gone().await;
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{}", script.path);
         assert!(exchange.silent_stream && exchange.gaps.is_some());
         let metrics = server.telemetry.render();
@@ -61,7 +61,7 @@ async fn a_stream_that_is_silent_within_an_event_breaks() {
     call.chunk("event: content_block_start\ndata: {\"type\"").await;
     assert!(client.chunk().await.starts_with(b"event: content_block_start"));
     client.gone().await;
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.silent_stream), (Outcome::UpstreamFailed, true));
 }
 
@@ -86,7 +86,7 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
             }
         }
         assert_eq!(String::from_utf8(got).unwrap(), rest, "{}", script.path);
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(
             (exchange.outcome, exchange.usage.output),
             (Outcome::Complete, Some(script.output))
@@ -113,7 +113,7 @@ async fn without_limits_a_stream_passes_as_it_is() {
         }
         call.end().await;
         assert_eq!(client.chunk().await, b"");
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!((exchange.outcome, exchange.silent_stream), (Outcome::Complete, false));
         let gaps: u32 = exchange.gaps.as_ref().unwrap().means().map(|(count, _)| count).sum();
         assert!(gaps as usize >= script.events.len() - 1, "{gaps} of {}", script.events.len());

@@ -184,7 +184,7 @@ async fn responses_on_a_websocket_are_recorded_as_exchanges() {
             assert_eq!(client.exactly(1).await, [byte]);
         }
         if event == COMPLETED {
-            let exchange = server.told().await;
+            let exchange = server.next_exchange().await;
             assert_eq!(exchange.outcome, Outcome::Complete);
             assert_eq!((exchange.usage.input, exchange.usage.output), (Some(31), Some(2)));
             assert_eq!(exchange.session, Some("codex-session".into()));
@@ -196,13 +196,13 @@ async fn responses_on_a_websocket_are_recorded_as_exchanges() {
     // The upstream breaks off in the middle of the second reply.
     call.wire.reset();
     client.gone().await;
-    let mut exchange = [server.told().await, server.told().await];
+    let mut exchange = [server.next_exchange().await, server.next_exchange().await];
     exchange.sort_by_key(|event| event.model.is_some());
     assert_eq!((exchange[0].status, exchange[0].model.as_deref()), (Some(101), None), "the tunnel");
     assert_eq!(exchange[0].provider_request_id.as_deref(), Some("req_ws"));
     assert_eq!(exchange[1].outcome, Outcome::UpstreamFailed);
     assert_eq!(exchange[1].usage.input, None);
-    server.told_no_more();
+    server.expect_no_exchange();
 }
 
 /// A reply that says that it failed is no answer there either, with an error and without.
@@ -228,7 +228,7 @@ async fn a_reply_on_a_websocket_that_says_that_it_failed_is_no_answer() {
         let failed = frame(&failed, false);
         call.send(&failed).await;
         assert_eq!(client.exactly(failed.len()).await, failed);
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(
             (exchange.outcome, exchange.error_kind),
             (Outcome::UpstreamFailed, Some(kind)),
@@ -300,10 +300,10 @@ async fn a_conversation_goes_on_on_another_websocket() {
             call.wire.exactly(request.len()).await;
             call.send(&answered).await;
             assert_eq!(client.exactly(answered.len()).await, answered);
-            exchanges.push(server.told().await);
+            exchanges.push(server.next_exchange().await);
         }
         drop((client, call));
-        assert_eq!(server.told().await.session, None, "the tunnel");
+        assert_eq!(server.next_exchange().await.session, None, "the tunnel");
     }
     let purposes: Vec<_> = exchanges.iter().filter_map(|event| event.purpose).collect();
     let (warm, turn) = (Purpose::WarmUp, Purpose::Turn);
@@ -380,15 +380,15 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
         assert_eq!(call.wire.exactly(request.len()).await, request);
     }
     for _ in AT_ONCE..MANY {
-        assert_eq!(server.told().await.fail_open, [FailOpen::AnalysisBudget]);
+        assert_eq!(server.next_exchange().await.fail_open, [FailOpen::AnalysisBudget]);
     }
-    server.told_no_more();
+    server.expect_no_exchange();
     let under_way = format!("plimsoll_websocket_requests {AT_ONCE}\n");
     assert!(server.telemetry.render().contains(&under_way));
     store.hold_reads(false);
     // Those beyond the newest sixteen were given up: there is room again.
     for _ in 16..AT_ONCE {
-        assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
+        assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
     }
     client.send(&request).await;
     let completed = frame(COMPLETED, false);
@@ -433,7 +433,7 @@ async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
     assert_eq!(client.rest().await.unwrap(), b"");
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     assert!(began.elapsed() > SOON / 2, "it had its time");
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Turned, 1));
 }
 

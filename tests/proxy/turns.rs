@@ -68,7 +68,7 @@ async fn a_conversation_is_one_thread_of_turns() {
     assert_eq!((&*first.upstream, &*first.model), ("up", "claude-sonnet-4-5"));
     assert_eq!(first.purpose, Purpose::Turn);
     assert_eq!((first.window, first.reserve), (200_000, 16_000));
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.id, first.exchange);
     assert_eq!(exchange.window, Some(200_000));
     assert_eq!(exchange.estimate, first.estimate);
@@ -93,7 +93,7 @@ async fn a_conversation_is_one_thread_of_turns() {
     let [first, second] = turns.as_slice() else { panic!("{turns:?}") };
     assert_eq!(second.position.parent.as_ref(), Some(&first.exchange));
     assert_eq!(second.position.thread, first.position.thread);
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!(exchange.thread.as_ref(), Some(&first.position.thread));
     assert_eq!(exchange.session, Some(SESSION.into()));
     assert_eq!(exchange.tenant.as_ref().map(|tenant| tenant.as_str().len()), Some(16));
@@ -109,7 +109,7 @@ async fn a_conversation_is_one_thread_of_turns() {
     let mut call = call.wire.request().await;
     call.answer("529 Overloaded", r#"{"type":"error","error":{"type":"overloaded_error"}}"#).await;
     client.response().await;
-    assert_eq!(server.told().await.outcome, Outcome::Refused);
+    assert_eq!(server.next_exchange().await.outcome, Outcome::Refused);
     assert_eq!(kept(&server, store).await.len(), 2);
 }
 
@@ -130,7 +130,7 @@ async fn a_partial_reply_is_a_turn_too() {
     }
     drop(client);
     call.wire.gone().await;
-    assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
+    assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
     server.stop();
     // Draining waits for what is being kept.
     let ledgers = server.ledgers.clone();
@@ -296,7 +296,7 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
         let (mut client, _call) = answered(&provider, &server).await;
         let response = client.response().await;
         assert_eq!((response.status(), response.text()), (200, REPLY));
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert!(exchange.fail_open.contains(&aside), "{:?} for {aside:?}", exchange.fail_open);
         assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(11)));
         store.release.notify_one();
@@ -322,7 +322,7 @@ async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
         call.chunk(script.events[0]).await;
         client.chunk().await;
         drop(client);
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.outcome, Outcome::ClientLeft);
         assert!(exchange.fail_open.contains(&aside), "{:?}", exchange.fail_open);
     }

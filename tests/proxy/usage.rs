@@ -59,7 +59,7 @@ async fn invariant_2_usage_is_requested_by_splicing_and_its_traces_are_hidden() 
     }
     call.end().await;
     assert_eq!(client.chunk().await, b"");
-    let exchange = server.told().await;
+    let exchange = server.next_exchange().await;
     assert_eq!((exchange.usage.input, exchange.usage.output), (Some(10), Some(2)));
     assert_eq!(exchange.outcome, Outcome::Complete);
     assert_eq!(exchange.fail_open, []);
@@ -148,7 +148,7 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
         retry.chunk("data: [DONE]\n\n").await;
         retry.end().await;
         assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
-        assert_eq!(server.told().await.fail_open, [FailOpen::RewriteRefused]);
+        assert_eq!(server.next_exchange().await.fail_open, [FailOpen::RewriteRefused]);
 
         let _client = ask(&server, BODY).await;
         let next = tokio::select! {
@@ -194,7 +194,7 @@ async fn shadow_and_observe_ask_for_usage_too() {
         }
         call.end().await;
         assert_eq!(client.chunk().await, b"");
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!((exchange.usage.input, exchange.outcome), (Some(10), Outcome::Complete));
 
         let mut client = ask(&server, BODY).await;
@@ -213,7 +213,7 @@ async fn shadow_and_observe_ask_for_usage_too() {
         retry.chunk("data: [DONE]\n\n").await;
         retry.end().await;
         assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
-        assert_eq!(server.told().await.fail_open, [FailOpen::RewriteRefused]);
+        assert_eq!(server.next_exchange().await.fail_open, [FailOpen::RewriteRefused]);
     }
 }
 
@@ -238,7 +238,7 @@ async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
         call.answer(status, refusal).await;
         let response = client.response().await;
         assert_eq!(response.text(), refusal, "{mode:?} {status}");
-        assert_eq!(server.told().await.fail_open, []);
+        assert_eq!(server.next_exchange().await.fail_open, []);
         let _client = ask(&server, BODY).await;
         let next = tokio::select! {
             next = provider.call() => next,
@@ -260,7 +260,7 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
     drop(call);
     assert_eq!(client.chunk().await, b"data: {\"choices\":[{\"delta\":{}}],\"us");
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
-    assert_eq!(server.told().await.outcome, Outcome::UpstreamFailed);
+    assert_eq!(server.next_exchange().await.outcome, Outcome::UpstreamFailed);
 }
 
 /// What no request says is no error of counting: it has a metric of its own, and the view says why.
@@ -320,7 +320,7 @@ async fn hidden_input_is_not_an_error_of_the_estimate() {
         client.send(format!("{head}content-length: {length}\r\n\r\n{body}")).await;
         provider.call().await.answer("200 OK", answer).await;
         client.response().await;
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         assert_eq!(exchange.hidden_input(), hidden, "{path}");
         assert!(exchange.error().is_some(), "{path}");
         if body.contains("compaction") {

@@ -118,5 +118,5 @@ async fn exchange(play: &mut Play, call: &Value, as_compaction: bool) -> std::sy
     let answer = call["response"]["body"].as_str().unwrap_or("{}");
     provider_call.answer("200 OK", if as_compaction { "{}" } else { answer }).await;
     client.response().await;
-    play.server.told().await
+    play.server.next_exchange().await
 }

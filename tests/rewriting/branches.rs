@@ -2,7 +2,7 @@
 //! decides so itself.
 
 use plimsoll::context::policy::Policy;
-use scripted_provider::strict::{Loss, Reply, Rules};
+use scripted_provider::strict::{Loss, Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -39,12 +39,14 @@ async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, RoundTrip) {
     let rules = Rules { cache_min: Some(1), ..Rules::default() };
     let mut stage = Stage::open(rules, policy).await;
     let mut messages = history(6);
-    let first = stage.asks("/v1/messages", &asks(FREE, &messages), Reply::text("Go on.")).await;
+    let first =
+        stage.asks("/v1/messages", &asks(FREE, &messages), ScriptedReply::text("Go on.")).await;
     assert!(cleared(first.sent()) >= 3, "{:?}", first.exchange.done);
     messages.push(assistant("Go on."));
     messages.extend(history(7).split_off(13));
-    let reply =
-        Reply::thinking("Where is it?", 40).saying("I look.").calling("Read", json!({"path": 9}));
+    let reply = ScriptedReply::thinking("Where is it?", 40)
+        .with_text("I look.")
+        .with_call("Read", json!({"path": 9}));
     let bound = stage.asks("/v1/messages", &asks(BOUND, &messages), reply).await;
     assert_eq!(bound.status, 200, "{}", bound.answer);
     (stage, messages, bound)
@@ -58,11 +60,12 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
 
     // The fork is answered by the unbound model, from the same words.
     let mut fork = history.clone();
-    stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("Deep.")).await;
+    stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("Deep.")).await;
     fork.extend([assistant("Deep."), message("user", json!("On."))]);
-    let on = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("On.")).await;
+    let on = stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("On.")).await;
     fork.extend([assistant("On."), message("user", json!("On."))]);
-    let forked = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("On it is.")).await;
+    let forked =
+        stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("On it is.")).await;
     assert!(
         cleared(forked.sent()) > before,
         "the fork cuts more: {:?} {:?}",
@@ -73,8 +76,9 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
     let mut bound = history.clone();
     bound.extend([kept(answer), result_of(answer, "Deep water.")]);
     for _ in 0..2 {
-        let next =
-            stage.asks("/v1/messages", &asks(BOUND, &bound), Reply::text("It is deep.")).await;
+        let next = stage
+            .asks("/v1/messages", &asks(BOUND, &bound), ScriptedReply::text("It is deep."))
+            .await;
         assert_eq!(next.status, 200, "{}", next.answer);
         assert_eq!((next.log.len(), cleared(next.sent())), (1, before), "{:?}", next.exchange.done);
         assert!(next.log[0].verdict.losses().is_empty(), "{:?}", next.log[0].verdict);
@@ -83,7 +87,8 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
     }
     // The fork keeps what it has.
     fork.extend([assistant("On it is."), message("user", json!("And now?"))]);
-    let forked_on = stage.asks("/v1/messages", &asks(FREE, &fork), Reply::text("So.")).await;
+    let forked_on =
+        stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("So.")).await;
     assert!(cleared(forked_on.sent()) >= cleared(forked.sent()));
 }
 
@@ -94,7 +99,9 @@ async fn what_was_cut_over_another_models_reasoning_stays_cut() {
     let rules = Rules { cache_min: Some(1), binding: Some(true), ..Rules::default() };
     let mut stage = Stage::open(rules, eager()).await;
     let thinks = |path| {
-        Reply::thinking("Where is it?", 40).saying("I look.").calling("Read", json!({"path": path}))
+        ScriptedReply::thinking("Where is it?", 40)
+            .with_text("I look.")
+            .with_call("Read", json!({"path": path}))
     };
     let mut history = history(6);
     let other = stage.asks("/v1/messages", &asks(BOUND, &history), thinks(9)).await;
@@ -102,9 +109,10 @@ async fn what_was_cut_over_another_models_reasoning_stays_cut() {
     let cut = stage.asks("/v1/messages", &asks(FREE, &history), thinks(10)).await;
     assert!(cleared(cut.sent()) > cleared(other.sent()), "{:?}", cut.exchange.done);
     history.extend([kept(&cut.answer), result_of(&cut.answer, &"Deeper water. ".repeat(300))]);
-    let next = stage.asks("/v1/messages", &asks(FREE, &history), Reply::text("Deep.")).await;
+    let next =
+        stage.asks("/v1/messages", &asks(FREE, &history), ScriptedReply::text("Deep.")).await;
     assert_eq!((next.status, next.log.len()), (200, 3), "{:?} {}", next.exchange.done, next.answer);
-    let cleared_in = |attempt: usize| cleared(&next.log[attempt].call.body);
+    let cleared_in = |attempt: usize| cleared(&next.log[attempt].request.body);
     assert!(cleared_in(0) > cleared(cut.sent()), "a new cut is refused");
     assert_eq!((cleared_in(1), cleared_in(2)), (0, cleared(cut.sent())));
 }
@@ -194,20 +202,21 @@ async fn what_a_fork_cut_loses_no_encrypted_reasoning() {
     let asks = |model: &str, input: &[Value]| json!({"model": model, "store": false, "include": ["reasoning.encrypted_content"], "input": input});
     let spoken = |text: &str| json!({"role": "assistant", "content": text});
     let user = |text: &str| json!({"role": "user", "content": text});
-    stage.asks(TARGET, &asks("gpt-5.4", &items(6)), Reply::text("Go on.")).await;
+    stage.asks(TARGET, &asks("gpt-5.4", &items(6)), ScriptedReply::text("Go on.")).await;
     let mut history = items(6);
     history.push(spoken("Go on."));
     history.extend(items(7).split_off(13));
-    let reply = Reply::thinking("Where is it?", 40).saying("I look.");
+    let reply = ScriptedReply::thinking("Where is it?", 40).with_text("I look.");
     let thought = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), reply).await;
     let before = cleared(thought.sent());
     assert!(thought.status == 200 && before > 0, "{}", thought.answer);
     let mut fork = history.clone();
     for text in ["Deep.", "Deeper."] {
-        stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text(text)).await;
+        stage.asks(TARGET, &asks("gpt-5.4", &fork), ScriptedReply::text(text)).await;
         fork.extend([spoken(text), user("On.")]);
     }
-    let forked = stage.asks(TARGET, &asks("gpt-5.4", &fork), Reply::text("On it is.")).await;
+    let forked =
+        stage.asks(TARGET, &asks("gpt-5.4", &fork), ScriptedReply::text("On it is.")).await;
     assert!(cleared(forked.sent()) > before, "{:?}", forked.exchange.done);
     let mut output = thought.answer["output"].as_array().unwrap().clone();
     for item in &mut output {
@@ -217,7 +226,7 @@ async fn what_a_fork_cut_loses_no_encrypted_reasoning() {
     }
     history.extend(output);
     history.push(user("And now?"));
-    let next = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), Reply::text("So.")).await;
+    let next = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), ScriptedReply::text("So.")).await;
     assert_eq!((next.status, cleared(next.sent())), (200, before), "{}", next.answer);
     let is_lost =
         |loss: &Loss| matches!(loss, Loss::ReasoningDropped { .. } | Loss::ReasoningAbsent { .. });

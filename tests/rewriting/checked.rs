@@ -79,7 +79,7 @@ async fn a_sample_counts_the_request_as_it_came_with_the_clients_credentials() {
     until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     assert_eq!(client.response().await.text(), reply("m1"));
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.saved.unwrap().came, Some(54321));
     assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 54321 })]);
 }
@@ -91,7 +91,7 @@ async fn no_answer_waits_for_a_count() {
     let (mut turn, mut count) = both(&mut play).await;
     turn.answer("200 OK", &reply("m1")).await;
     assert_eq!(client.response().await.text(), reply("m1"));
-    assert_eq!(play.server.told().await.saved.unwrap().came, None);
+    assert_eq!(play.server.next_exchange().await.saved.unwrap().came, None);
     count.answer("200 OK", "<html>").await;
     until_questions(&play, "failed", 1).await;
     drop((turn, count));
@@ -113,7 +113,7 @@ async fn what_has_no_such_endpoint_is_not_asked_again() {
     until_questions(&play, "missing", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
-    play.server.told().await;
+    play.server.next_exchange().await;
     drop((turn, count));
     play.restarts().await;
     play.session = "another";
@@ -135,7 +135,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
-    assert_eq!(play.server.told().await.saved.unwrap().came, None);
+    assert_eq!(play.server.next_exchange().await.saved.unwrap().came, None);
     assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: false, tokens: 99 })]);
     drop((turn, count));
     let mut longer = history(6);
@@ -168,7 +168,7 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
     until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m2")).await;
     client.response().await;
-    play.server.told().await;
+    play.server.next_exchange().await;
     let last = counted(&play).await.into_iter().flatten().last();
     assert_eq!(last, Some(ProviderCount { as_it_came: true, tokens: 34_123 }));
 }
@@ -183,7 +183,7 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
     until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
-    play.server.told().await;
+    play.server.next_exchange().await;
     drop((turn, count));
     play.session = "another";
     play.asks(&request, &answers("m2", MODEL, json!([]))).await;
@@ -197,7 +197,7 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
     until_questions(&play, "refused", 1).await;
     turn.answer("200 OK", &reply("m3")).await;
     client.response().await;
-    play.server.told().await;
+    play.server.next_exchange().await;
     drop((turn, count));
     play.session = "a fourth";
     play.asks(&asks(MODEL, &[message("user", json!("So."))]), &answers("m4", MODEL, json!([])))
@@ -228,6 +228,6 @@ async fn gemini_cli_has_requests_with_media_counted() {
     until_questions(&play, "answered", 1).await;
     turn.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    play.server.told().await;
+    play.server.next_exchange().await;
     assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 289 })]);
 }

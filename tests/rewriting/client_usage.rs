@@ -113,7 +113,7 @@ async fn exchange(
     );
     call.send([head.as_bytes(), &body].concat()).await;
     let response = client.response().await;
-    let event = play.server.told().await;
+    let event = play.server.next_exchange().await;
     assert_eq!(event.done.made.cut, 1, "{target}: {:?}", event.done);
     assert!(event.usage.input.is_some_and(|input| input == 1000 || input == 1005), "{target}");
     (response.head, response.body, event.done.tokens_removed)
@@ -164,5 +164,5 @@ async fn where_nothing_was_cut_nothing_is_retold() {
     );
     call.send([head.as_bytes(), &body].concat()).await;
     assert_eq!(client.response().await.body, body);
-    play.server.told().await;
+    play.server.next_exchange().await;
 }

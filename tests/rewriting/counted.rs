@@ -121,7 +121,7 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     call.answer("200 OK", r#"{"input_tokens":7}"#).await;
     assert_eq!(client.response().await.text(), r#"{"input_tokens":7}"#);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(
         (exchange.refused, exchange.done.resent),
         (Some(RefusalCause::Structure), Some(RefusalCause::Structure))

@@ -113,7 +113,7 @@ async fn trims_heed_what_policy_keeps() {
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     assert_eq!(client.response().await.status(), 400);
-    assert!(play.server.told().await.done.made.is_nothing());
+    assert!(play.server.next_exchange().await.done.made.is_nothing());
 }
 
 /// What cuts of the same request make fit is not trimmed as well.
@@ -175,7 +175,7 @@ async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
         call.answer("400 Bad Request", refusal).await;
         let answer = client.response().await;
         assert_eq!((answer.status(), answer.text()), (400, refusal));
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert!(
             exchange.done.made.is_nothing() && exchange.done.overflow.is_none(),
             "{:?}",

@@ -84,7 +84,7 @@ async fn what_another_process_deleted_does_not_come_back() {
         call.answer(status, &answer.to_string()).await;
         client.response().await;
         drop(call);
-        play.server.told().await;
+        play.server.next_exchange().await;
         assert_eq!(kept(&play, &scope).await, [], "refused: {is_refused}");
         // What its client asks from then on is a session of its own, without what was said before.
         let scene = play.asks(&asks(MODEL, &history(7)), &reply("Anew.")).await;
@@ -125,7 +125,7 @@ async fn a_session_without_turns_is_found_and_deleted() {
     call.answer("200 OK", &reply("Go on.").to_string()).await;
     client.response().await;
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     let scope = Scope { tenant: exchange.tenant.clone().unwrap(), session: play.session.into() };
     assert_eq!(kept(&play, &scope).await, []);
     queue(&play.server, &scope).await;

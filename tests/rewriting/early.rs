@@ -90,8 +90,8 @@ async fn mended(target: &'static str, request: Value, first: &str, second: &str)
     call.chunk(second).await;
     call.end().await;
     assert_eq!(heard(&mut client).await, second);
-    let exchange = play.server.told().await;
-    play.server.told_no_more();
+    let exchange = play.server.next_exchange().await;
+    play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, true));
 }
@@ -150,7 +150,7 @@ async fn a_success_that_holds_an_error_is_mended() {
         json!({"id": "c", "choices": [choice], "base_resp": {"status_code": 0, "status_msg": ""}});
     call.answer("200 OK", &says.to_string()).await;
     assert_eq!(client.response().await.text(), says.to_string());
-    let overflow = play.server.told().await.done.overflow.unwrap();
+    let overflow = play.server.next_exchange().await.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, true));
 }
 
@@ -165,7 +165,7 @@ async fn after_a_word_the_error_passes() {
     call.chunk(&*all).await;
     call.end().await;
     assert_eq!(heard(&mut client).await, all);
-    let overflow = play.server.told().await.done.overflow.unwrap();
+    let overflow = play.server.next_exchange().await.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, false));
 }
 
@@ -183,8 +183,8 @@ async fn what_still_does_not_fit_is_answered_as_it_was_at_first() {
     call.chunk(TOO_LONG).await;
     call.end().await;
     assert_eq!(heard(&mut client).await, [BEGINS, TOO_LONG].concat());
-    let exchange = play.server.told().await;
-    play.server.told_no_more();
+    let exchange = play.server.next_exchange().await;
+    play.server.expect_no_exchange();
     assert_eq!(exchange.done.overflow.map(|overflow| overflow.saved), Some(false));
 }
 
@@ -202,7 +202,7 @@ async fn a_slow_answer_is_not_held_back() {
         call.chunk(TOO_LONG).await;
         call.end().await;
         client.until(TOO_LONG).await;
-        let overflow = play.server.told().await.done.overflow.unwrap();
+        let overflow = play.server.next_exchange().await.done.overflow.unwrap();
         assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, false));
     }
 }
@@ -224,7 +224,7 @@ async fn a_learned_window_that_proves_too_small_is_forgotten() {
     call.answer("200 OK", &reply(1900).to_string()).await;
     client.response().await;
     drop(call);
-    play.server.told().await;
+    play.server.next_exchange().await;
     let request = asks(MODEL, &history(8));
     for (input, window) in [(1950, 2000), (1951, 2000), (9000, 200_000), (9000, 200_000)] {
         let scene = play.asks(&request, &reply(input)).await;

@@ -138,7 +138,7 @@ async fn a_refusal_is_learned_and_the_original_sent() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refused, Some(RefusalCause::Editing));
     assert!(exchange.fail_open.contains(&FailOpen::RewriteRefused));
     assert!(
@@ -174,7 +174,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     drop(call);
-    assert!(!play.server.told().await.suspends_branch());
+    assert!(!play.server.next_exchange().await.suspends_branch());
     // What was cut before the provider's turn came stays cut.
     let scene = play.asks(&longer, &reply).await;
     assert_eq!(scene.exchange.done.made.cut, cut);
@@ -216,7 +216,7 @@ async fn a_stream_says_at_its_end_what_was_cleared() {
     call.end().await;
     client.response().await;
     let expected = ClearingReport { tool_uses: 2, input_tokens: 80 };
-    assert_eq!(play.server.told().await.usage.cleared, Some(expected));
+    assert_eq!(play.server.next_exchange().await.usage.cleared, Some(expected));
 }
 
 /// The next estimate grows from what was left, while the provider goes on clearing; once it does not,

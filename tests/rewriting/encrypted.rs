@@ -110,7 +110,7 @@ async fn a_refusal_is_learned_for_that_model() {
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    assert_eq!(play.server.told().await.refused, Some(RefusalCause::Include));
+    assert_eq!(play.server.next_exchange().await.refused, Some(RefusalCause::Include));
     play.restarts().await;
     assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());
     let mut other = asks();

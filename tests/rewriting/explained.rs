@@ -218,7 +218,7 @@ async fn a_request_on_its_way_is_in_the_context_view() {
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.estimate.as_ref().unwrap().tokens, estimate);
     let view = looking.json(&path).await;
     assert_eq!((&view["in_flight"], &view["total"]), (&json!(false), &json!(1850)));

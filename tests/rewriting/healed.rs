@@ -5,7 +5,7 @@ use plimsoll::config::Mode;
 use plimsoll::context::policy::{Policy, RepairPolicy};
 use plimsoll::dialect::repair::RepairCause;
 use plimsoll::telemetry::{RefusalOutcome, RefusalReport};
-use scripted_provider::strict::{Reply, Rules};
+use scripted_provider::strict::{Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks};
@@ -80,14 +80,14 @@ pub(crate) fn goes_on(body: &Value, answer: &Value) -> Value {
 }
 
 pub(crate) fn refusals(trip: &RoundTrip) -> usize {
-    trip.log.iter().filter(|judged| judged.verdict.refused().is_some()).count()
+    trip.log.iter().filter(|entry| entry.verdict.broken_rule().is_some()).count()
 }
 
 /// The client asks, is answered although the provider refused, and goes on without another refusal, after a restart
 /// too; what went out before stays as it is.
 pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
     let mut stage = Stage::open(rules, Policy::default()).await;
-    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.status, 200, "{name}: {} {:?}", trip.answer, trip.exchange.refusal);
     assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{name}");
     assert_eq!(trip.exchange.refusal, healed(cause), "{name}");
@@ -97,7 +97,7 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
         if restarts {
             stage.restarts().await;
         }
-        let later = stage.asks(target, &next, Reply::text("Better.")).await;
+        let later = stage.asks(target, &next, ScriptedReply::text("Better.")).await;
         assert_eq!((later.status, later.log.len()), (200, 1), "{name}: {}", later.answer);
         assert_eq!(later.exchange.refusal, None, "{name}");
         let (before, now) =
@@ -108,7 +108,7 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
 }
 
 fn rules() -> Rules {
-    Rules { most_picture_bytes: 5_000, ..Rules::default() }
+    Rules { max_image_bytes: 5_000, ..Rules::default() }
 }
 
 #[tokio::test]
@@ -141,8 +141,8 @@ async fn a_picture_that_is_too_large_becomes_text() {
     let small = picture(100);
     let both =
         claude(json!([{"role": "user", "content": [image(&picture(9_000)), image(&small)]}]));
-    let trip = stage.asks(CLAUDE, &both, Reply::text("Good.")).await;
-    let sent = trip.log.last().unwrap().call.bytes.clone();
+    let trip = stage.asks(CLAUDE, &both, ScriptedReply::text("Good.")).await;
+    let sent = trip.log.last().unwrap().request.bytes.clone();
     let sent = String::from_utf8(sent.to_vec()).unwrap();
     let (before, after) = (both.to_string(), image(&picture(9_000)).to_string());
     let (first, rest) = before.split_once(&after).unwrap();
@@ -153,13 +153,13 @@ async fn a_picture_that_is_too_large_becomes_text() {
 
 #[tokio::test]
 async fn too_many_pictures_and_pictures_that_are_none_become_text() {
-    let rules = Rules { most_pictures: 4, ..Rules::default() };
+    let rules = Rules { max_images: 4, ..Rules::default() };
     let many: Vec<Value> = (0..6).map(|at| image(&picture(100 + at))).collect();
     let body = claude(json!([{"role": "user", "content": many}]));
     heals("too many", rules, CLAUDE, body.clone(), RepairCause::Media).await;
-    let rules = Rules { most_pictures: 4, ..Rules::default() };
+    let rules = Rules { max_images: 4, ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
-    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     let kinds = trip.sent()["messages"][0]["content"].as_array().unwrap();
     let kinds: Vec<&str> = kinds.iter().map(|it| it["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["text", "text", "text", "image", "image", "image"], "the oldest go");
@@ -199,13 +199,13 @@ async fn half_a_character_is_replaced() {
     ] {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         let text = body.to_string().replace("HALF", "\\ud83d");
-        let trip = stage.sends(target, &text, Reply::text("Good.")).await;
+        let trip = stage.sends(target, &text, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
         assert_eq!(trip.exchange.refusal, healed(RepairCause::Unicode));
-        let sent = String::from_utf8(trip.log[1].call.bytes.to_vec()).unwrap();
+        let sent = String::from_utf8(trip.log[1].request.bytes.to_vec()).unwrap();
         let sent = sent.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
         assert_eq!(sent, text.replace("\\ud83d", "\\ufffd"));
-        let later = stage.sends(target, &text, Reply::text("Good.")).await;
+        let later = stage.sends(target, &text, ScriptedReply::text("Good.")).await;
         assert_eq!((later.status, later.log.len()), (200, 1));
     }
 }
@@ -272,7 +272,7 @@ async fn ids_and_cache_markers_and_members_are_taken() {
     let marks: Vec<Value> = ["a", "b", "c", "d", "e", "f"].iter().map(|it| marked(it)).collect();
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
     let body = claude(json!([{"role": "user", "content": marks}]));
-    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(
         (trip.status, trip.exchange.refusal.clone()),
         (200, healed(RepairCause::CacheMarks))
@@ -303,9 +303,9 @@ async fn more_output_than_the_model_writes_is_lowered() {
         ),
     ] {
         *body.pointer_mut(path).unwrap() = json!(64_000);
-        let rules = Rules { most_output: Some(8_192), ..Rules::default() };
+        let rules = Rules { max_output_tokens: Some(8_192), ..Rules::default() };
         let mut stage = Stage::open(rules.clone(), Policy::default()).await;
-        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(
             (trip.status, trip.exchange.refusal.clone()),
             (200, healed(RepairCause::MaxTokens)),
@@ -324,14 +324,14 @@ async fn output_gives_way_before_history_does() {
     let mut body = claude(json!([{"role": "user", "content": "word ".repeat(3_000)}]));
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(11_000);
-    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
     assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens));
     let (before, after) = (&body["messages"], &trip.sent()["messages"]);
     assert_eq!(before, after, "history was cut");
     assert!(trip.sent()["max_tokens"].as_u64().unwrap() >= 4096);
     let next = goes_on(&body, &trip.answer);
-    let later = stage.asks(CLAUDE, &next, Reply::text("Good.")).await;
+    let later = stage.asks(CLAUDE, &next, ScriptedReply::text("Good.")).await;
     assert_eq!((later.status, later.log.len()), (200, 1), "{}", later.answer);
 }
 
@@ -353,7 +353,7 @@ async fn history_is_cut_only_as_far_as_output_is_not_enough() {
     let mut body = claude(Value::Array(messages));
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(9_000);
-    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.status, 200, "{} {:?}", trip.answer, trip.exchange.refusal);
     let sent = trip.sent();
     let whole = sent["messages"].as_array().unwrap().iter();
@@ -374,12 +374,12 @@ async fn several_things_at_once_are_healed() {
         call, {"role": "user", "content": "go on"}]),
     );
     let mut stage = Stage::open(rules(), Policy::default()).await;
-    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 4), "{}", trip.answer);
     let causes = [RepairCause::Media, RepairCause::Empty, RepairCause::ToolPairs];
     assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, causes);
     let next = goes_on(&body, &trip.answer);
-    assert_eq!(stage.asks(CLAUDE, &next, Reply::text("Good.")).await.log.len(), 1);
+    assert_eq!(stage.asks(CLAUDE, &next, ScriptedReply::text("Good.")).await.log.len(), 1);
 }
 
 #[tokio::test]
@@ -389,7 +389,7 @@ async fn only_active_mode_heals_and_the_others_count() {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         stage.config.mode = mode;
         stage.restarts().await;
-        let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (400, 1));
         let (causes, outcome) = (vec![RepairCause::Empty], RefusalOutcome::Possible);
         assert_eq!(trip.exchange.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
@@ -397,7 +397,7 @@ async fn only_active_mode_heals_and_the_others_count() {
     // A cause that policy does not name is passed on.
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     let mut stage = Stage::open(Rules::default(), Policy { heal, ..Policy::default() }).await;
-    let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (400, 1));
 }
 
@@ -419,7 +419,7 @@ async fn a_change_that_does_not_help_is_made_once() {
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, EMPTY));
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
     for restarts in [false, true] {
         if restarts {
@@ -430,7 +430,7 @@ async fn a_change_that_does_not_help_is_made_once() {
         assert_eq!(call.message.text(), request.to_string());
         call.answer("400 Bad Request", EMPTY).await;
         assert_eq!(client.response().await.status(), 400);
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::NoRepair);
     }
 }
@@ -453,7 +453,7 @@ async fn what_is_not_understood_is_passed_on() {
         let response = client.response().await;
         assert_eq!((response.status(), response.text()), (400, refusal));
         assert_eq!(
-            play.server.told().await.refusal.as_ref().unwrap().outcome,
+            play.server.next_exchange().await.refusal.as_ref().unwrap().outcome,
             outcome,
             "{refusal}"
         );

@@ -2,7 +2,7 @@
 
 use plimsoll::context::policy::Policy;
 use plimsoll::dialect::repair::RepairCause;
-use scripted_provider::strict::{Reply, Rules};
+use scripted_provider::strict::{Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::healed::{
@@ -14,7 +14,7 @@ use crate::stage::Stage;
 /// 413: the oldest pictures of a request give way until it is taken.
 #[tokio::test]
 async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
-    let rules = Rules { most_request_bytes: 40_000, ..Rules::default() };
+    let rules = Rules { max_request_bytes: 40_000, ..Rules::default() };
     let data: Vec<String> = (0..5).map(|at| picture(9_000 + at)).collect();
     let url = |data: &String| format!("data:image/png;base64,{data}");
     let of = |part: &dyn Fn(&String) -> Value| data.iter().map(part).collect::<Vec<Value>>();
@@ -53,7 +53,7 @@ async fn a_document_that_is_none_becomes_text_and_the_picture_beside_it_stays() 
     let both = gemini(json!([{"role": "user", "parts": parts}]));
     heals("Gemini", Rules::default(), GEMINI, both.clone(), RepairCause::Media).await;
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
-    let trip = stage.asks(GEMINI, &both, Reply::text("Good.")).await;
+    let trip = stage.asks(GEMINI, &both, ScriptedReply::text("Good.")).await;
     let sent = &trip.sent()["contents"][0]["parts"];
     assert!(sent[0]["text"].as_str().unwrap().contains("A document stood here"), "{sent}");
     assert_eq!(sent[1], parts[1], "the picture was not refused");
@@ -122,7 +122,7 @@ async fn what_is_not_understood_is_counted_by_its_code() {
         let mut call = play.provider.call().await;
         call.answer(status, refusal).await;
         assert_eq!(client.response().await.text(), refusal, "{status}");
-        play.server.told().await;
+        play.server.next_exchange().await;
     }
     let metrics = play.server.telemetry.render();
     for (status, cause, outcome) in [

@@ -176,7 +176,7 @@ async fn a_sent_message_stays_where_nothing_was_refused() {
     call.answer("200 OK", &reply("This.").to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    assert!(play.server.told().await.suspends_branch());
+    assert!(play.server.next_exchange().await.suspends_branch());
     for _ in 0..2 {
         assert!(is_injected(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
         assert!(!is_injected(&play.asks(&beside, &reply("This.")).await));
@@ -215,7 +215,7 @@ async fn messages_of_a_request_that_failed_wait_again() {
         }
         drop(call);
         assert_eq!(client.response().await.status(), if is_refused { 529 } else { 502 });
-        play.server.told().await;
+        play.server.next_exchange().await;
         assert_eq!(waiting(&play, &scope).await, 1, "they wait again");
 
         let mut next = history(2);
@@ -252,7 +252,7 @@ async fn messages_of_a_client_that_left_wait_again() {
             client.until("message_start").await;
         }
         drop(client);
-        play.server.told().await;
+        play.server.next_exchange().await;
         let requeued = async {
             while waiting(&play, &scope).await == 0 {
                 tokio::task::yield_now().await;

@@ -2,7 +2,7 @@
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
-use scripted_provider::strict::{Part, Reply, Rules};
+use scripted_provider::strict::{Rules, ScriptedPart, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::play::{asks, message};
@@ -27,8 +27,8 @@ fn result(answer: &Value, text: &str) -> Value {
     message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": text}]))
 }
 
-fn loses_nothing(log: &[scripted_provider::strict::Judged]) -> bool {
-    log.iter().all(|judged| judged.verdict.losses().is_empty())
+fn loses_nothing(log: &[scripted_provider::strict::LoggedRequest]) -> bool {
+    log.iter().all(|entry| entry.verdict.losses().is_empty())
 }
 
 /// The client sends the thinking of an open loop, and drops it with the user's next words: cache and later
@@ -40,14 +40,14 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
         let mut stage = Stage::open(rules, Policy::default()).await;
         let (mut sent, mut answers) = (vec![message("user", json!("Look."))], Vec::new());
         for number in 0..3 {
-            let reply =
-                Reply::thinking("Where is it?", 40).calling("Read", json!({"path": number}));
+            let reply = ScriptedReply::thinking("Where is it?", 40)
+                .with_call("Read", json!({"path": number}));
             let trip = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
             assert_eq!(trip.status, 200, "{}", trip.answer);
             sent.extend([back(&trip.answer, true), result(&trip.answer, "Deep water.")]);
             answers.push(trip.answer);
         }
-        let reply = Reply::thinking("So it is.", 40).saying("It is deep.");
+        let reply = ScriptedReply::thinking("So it is.", 40).with_text("It is deep.");
         let last = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
         answers.push(last.answer);
         // Now all of it is dropped.
@@ -57,7 +57,8 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
         }
         plain.extend([back(&answers[3], false), message("user", json!("And now?"))]);
         for decision in [Decision::New, Decision::Replayed] {
-            let trip = stage.asks("/v1/messages", &asks(model, &plain), Reply::text("So.")).await;
+            let trip =
+                stage.asks("/v1/messages", &asks(model, &plain), ScriptedReply::text("So.")).await;
             assert_eq!(trip.status, 200, "{}", trip.answer);
             let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 4, "{model}: {:?}", trip.exchange.done.steps);
@@ -79,11 +80,14 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
 async fn a_partial_reply_is_known() {
     // The events after which the stream breaks: within the words, within a call.
     for (reply, breaks) in [
-        (Reply::thinking("Hm.", 40).saying("It lies deep, and deeper than that."), "text_delta"),
         (
-            Reply::thinking("Hm.", 40)
-                .saying("I look.")
-                .calling("Read", json!({"path": "a long path"})),
+            ScriptedReply::thinking("Hm.", 40).with_text("It lies deep, and deeper than that."),
+            "text_delta",
+        ),
+        (
+            ScriptedReply::thinking("Hm.", 40)
+                .with_text("I look.")
+                .with_call("Read", json!({"path": "a long path"})),
             "input_json_delta",
         ),
     ] {
@@ -95,13 +99,14 @@ async fn a_partial_reply_is_known() {
         // The last event of that kind in a stream that is whole.
         let events = stage.preview(&streamed, reply.clone()).await;
         let seen = events.iter().rposition(|event| event.contains(breaks)).unwrap();
-        stage.provider.break_off_after(seen);
+        stage.provider.cut_next_stream_after(seen);
         let broken = stage.asks("/v1/messages", &streamed, reply).await;
         let partial = partial(broken.answer.as_str().unwrap());
         assert!(is_thinking(&partial["content"][0]), "{partial}");
         sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
         for _ in 0..2 {
-            let trip = stage.asks("/v1/messages", &asks(BOUND, &sent), Reply::text("On.")).await;
+            let trip =
+                stage.asks("/v1/messages", &asks(BOUND, &sent), ScriptedReply::text("On.")).await;
             assert_eq!((trip.status, trip.log.len()), (200, 1), "{breaks}: {}", trip.answer);
             let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 3, "{:?}", trip.exchange.done.steps);
@@ -114,10 +119,10 @@ async fn a_partial_reply_is_known() {
 /// on, and nothing is put between.
 #[tokio::test]
 async fn a_partial_reply_that_was_about_to_think_again_is_known() {
-    let reply = Reply::thinking("Hm.", 40)
-        .saying("It lies deep.")
-        .and(Part::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
-        .saying("It does.");
+    let reply = ScriptedReply::thinking("Hm.", 40)
+        .with_text("It lies deep.")
+        .with_part(ScriptedPart::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
+        .with_text("It does.");
     for (event, keeps) in [
         ("thinking_delta", true),
         ("thinking_delta", false),
@@ -133,13 +138,13 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
             let events = stage.preview(&streamed, reply.clone()).await;
             // What is thought is not shown by every model.
             let Some(seen) = events.iter().rposition(|it| it.contains(event)) else { continue };
-            stage.provider.break_off_after(seen);
+            stage.provider.cut_next_stream_after(seen);
             let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
             let partial = partial(broken.answer.as_str().unwrap());
             assert_eq!(partial["content"].as_array().unwrap().len(), 2, "{partial}");
             sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
             for number in 0..4 {
-                let on = Reply::thinking("On.", 40).saying(&format!("And {number} on."));
+                let on = ScriptedReply::thinking("On.", 40).with_text(&format!("And {number} on."));
                 let trip = stage.asks("/v1/messages", &asks(model, &sent), on).await;
                 assert_eq!(
                     (trip.status, trip.log.len()),
@@ -163,10 +168,10 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
 /// beside calls; that beside words where it `keeps` it.
 async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> {
     let mut sent = vec![message("user", json!("Look."))];
-    let call = Reply::thinking("Where?", 40).calling("Read", json!({"path": 1}));
+    let call = ScriptedReply::thinking("Where?", 40).with_call("Read", json!({"path": 1}));
     let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
     sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
-    let reply = Reply::thinking("So it is.", 40).saying("It is deep.");
+    let reply = ScriptedReply::thinking("So it is.", 40).with_text("It is deep.");
     let second = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
     sent.extend([back(&second.answer, keeps), message("user", json!("How deep?"))]);
     sent
@@ -176,11 +181,11 @@ async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> 
 /// that is put back whole or not at all, and what it keeps is known.
 #[tokio::test]
 async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
-    let thinks_twice = Reply::thinking("Hm.", 40)
-        .saying("It lies deep.")
-        .and(Part::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
-        .saying("It does.");
-    let thinks_once = Reply::thinking("Hm.", 40).saying("It lies deep.");
+    let thinks_twice = ScriptedReply::thinking("Hm.", 40)
+        .with_text("It lies deep.")
+        .with_part(ScriptedPart::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
+        .with_text("It does.");
+    let thinks_once = ScriptedReply::thinking("Hm.", 40).with_text("It lies deep.");
     for (reply, after) in
         [(&thinks_twice, 1), (&thinks_twice, 2), (&thinks_once, 1), (&thinks_once, 2)]
     {
@@ -192,7 +197,7 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;
             let signature = events.iter().rposition(|it| it.contains("signature_delta")).unwrap();
-            stage.provider.break_off_after(signature + after);
+            stage.provider.cut_next_stream_after(signature + after);
             let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
             let partial = back(&partial(broken.answer.as_str().unwrap()), keeps);
             // A reply of which nothing is left is asked for again.
@@ -200,7 +205,7 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
                 sent.extend([partial, message("user", json!("Resume directly."))]);
             }
             for number in 0..4 {
-                let on = Reply::thinking("On.", 40).saying(&format!("And {number} on."));
+                let on = ScriptedReply::thinking("On.", 40).with_text(&format!("And {number} on."));
                 let trip = stage.asks("/v1/messages", &asks(model, &sent), on).await;
                 assert_eq!(
                     (trip.status, trip.log.len()),

@@ -45,8 +45,8 @@ async fn room_is_made_once_and_the_window_is_learned() {
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (200, &*reply().to_string()));
     drop(call);
-    let exchange = play.server.told().await;
-    play.server.told_no_more();
+    let exchange = play.server.next_exchange().await;
+    play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
     assert!(overflow.saved && overflow.sign == OverflowSign::Refused);
     assert_eq!((overflow.reported.window, overflow.reported.input), (Some(2000), Some(2600)));
@@ -87,8 +87,8 @@ async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
     drop(call);
-    let exchange = play.server.told().await;
-    play.server.told_no_more();
+    let exchange = play.server.next_exchange().await;
+    play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
     assert!(!overflow.saved && exchange.status == Some(400));
     assert!(play.server.telemetry.render().contains(r#"plimsoll_overflows_total{end="lost""#));
@@ -113,7 +113,7 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
         call.answer("400 Bad Request", body).await;
         let answer = client.response().await;
         assert_eq!((answer.status(), answer.text()), (400, body));
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert_eq!(
             exchange.done.overflow.map(|overflow| overflow.saved),
             is_overflow.then_some(false)
@@ -136,7 +136,7 @@ async fn room_that_is_refused_for_another_reason_is_not_made_again() {
     call.answer("400 Bad Request", refused).await;
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
-    play.server.told().await;
+    play.server.next_exchange().await;
     assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string());
 }
 
@@ -149,7 +149,7 @@ async fn a_long_refusal_arrives_whole() {
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &long).await;
     assert!(client.response().await.text() == long, "not what the provider wrote");
-    assert_eq!(play.server.told().await.response_bytes, long.len() as u64);
+    assert_eq!(play.server.next_exchange().await.response_bytes, long.len() as u64);
 }
 
 /// A refusal that breaks off breaks off at the client too.
@@ -180,7 +180,7 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
     assert!(trimmed.starts_with("begin ") && trimmed.ends_with(" end") && trimmed.len() < 16_000);
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     let step = &exchange.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
@@ -203,7 +203,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     call.chunk(format!("event: response.failed\ndata: {failed}\n\n")).await;
     call.end().await;
     client.response().await;
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.done.overflow.map(|seen| seen.sign), Some(OverflowSign::InReply));
     drop(call);
 
@@ -256,5 +256,5 @@ async fn an_overflow_is_answered_before_what_the_original_lacks() {
     call.answer("400 Bad Request", LACKS).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
-    assert!(!play.server.told().await.suspends_branch());
+    assert!(!play.server.next_exchange().await.suspends_branch());
 }

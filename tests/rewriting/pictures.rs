@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
-use scripted_provider::strict::{Reply, Rules};
+use scripted_provider::strict::{Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::play::Play;
@@ -148,7 +148,7 @@ async fn old_pictures_of_users_go_as_old_results_do() {
     for protocol in &PROTOCOLS {
         let mut stage = Stage::open(Rules::default(), policy(true)).await;
         let request = protocol.conversation(4);
-        let trip = stage.asks(protocol.target, &request, Reply::text("Yes.")).await;
+        let trip = stage.asks(protocol.target, &request, ScriptedReply::text("Yes.")).await;
         assert_eq!(trip.status, 200, "{}: {}", protocol.target, trip.answer);
         // Messages 0, 2 and 4 are old; of seven the newest two are protected.
         let mut expected = request.clone();
@@ -161,7 +161,7 @@ async fn old_pictures_of_users_go_as_old_results_do() {
             }
         }
         assert_eq!(trip.sent(), &expected, "{}", protocol.target);
-        assert!(trip.log.iter().all(|judged| judged.verdict.losses().is_empty()));
+        assert!(trip.log.iter().all(|entry| entry.verdict.losses().is_empty()));
         let done = &trip.exchange.done;
         let steps: Vec<_> =
             done.steps.iter().map(|step| (step.change, step.decision, step.why)).collect();
@@ -170,8 +170,9 @@ async fn old_pictures_of_users_go_as_old_results_do() {
         assert!(done.tokens_removed > 300, "{}: {}", protocol.target, done.tokens_removed);
         // From then on the same, to the byte, after a restart too.
         stage.restarts().await;
-        let later =
-            stage.asks(protocol.target, &protocol.conversation(5), Reply::text("Yes.")).await;
+        let later = stage
+            .asks(protocol.target, &protocol.conversation(5), ScriptedReply::text("Yes."))
+            .await;
         assert_eq!(later.status, 200, "{}: {}", protocol.target, later.answer);
         let (before, after) = (&trip.sent()[protocol.history], &later.sent()[protocol.history]);
         let (before, after) = (before.as_array().unwrap(), after.as_array().unwrap());

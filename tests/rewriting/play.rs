@@ -69,7 +69,7 @@ impl Play {
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;
         let bytes = call.message.text().to_owned();
-        let exchange = self.server.told().await;
+        let exchange = self.server.next_exchange().await;
         let head = call.message.head.clone();
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, head, exchange }
     }

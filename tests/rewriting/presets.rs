@@ -132,7 +132,7 @@ async fn a_refused_rewrite_is_counted_as_it_came() {
     call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert!(exchange.done.resent.is_some());
     assert_eq!(exchange.classic.as_ref().map(|classic| classic.tokens), Some(6_907));
 }

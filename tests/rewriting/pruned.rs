@@ -379,7 +379,7 @@ async fn what_is_claimed_is_what_the_provider_no_longer_counts() {
         reply["usage"] = json!({"input_tokens": sent, "output_tokens": 30});
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;
-        let saved = play.server.told().await.saved.unwrap();
+        let saved = play.server.next_exchange().await.saved.unwrap();
         claimed += saved.removed;
         went += came - sent;
         if turn > 20 {

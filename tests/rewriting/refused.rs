@@ -48,7 +48,7 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     call.answer("200 OK", &reply).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refused, Some(RefusalCause::Signature));
     assert!(exchange.done.resent == Some(RefusalCause::Signature) && !exchange.done.is_sent());
     // The estimate that is told is of what was answered, not of what was refused.
@@ -82,7 +82,7 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
     call.answer("400 Bad Request", REFUSED).await;
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, REFUSED));
-    assert_eq!(play.server.told().await.refused, None);
+    assert_eq!(play.server.next_exchange().await.refused, None);
 }
 
 /// Reasoning may rest on what we changed: the client's is taken out only once the original is refused as well, and
@@ -118,7 +118,7 @@ async fn the_clients_reasoning_goes_where_nothing_else_helps() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::Healed);
 
     stale.extend(turn(json!([{"type": "text", "text": "Go on."}])));
@@ -140,7 +140,7 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
     call.answer("400 Bad Request", BOUND).await;
     assert_eq!(client.response().await.status(), 400);
     drop(call);
-    assert_eq!(play.server.told().await.refused, None);
+    assert_eq!(play.server.next_exchange().await.refused, None);
 
     // In another session nothing is cut before what the model thought.
     play.session = "other";
@@ -176,7 +176,7 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    play.server.told().await;
+    play.server.next_exchange().await;
     // What was cut stays cut, whatever is cut besides.
     let results = first.sent["messages"].as_array().unwrap().clone();
     let cut = results.iter().rposition(|it| it["content"][0]["content"] == CLEARED).unwrap();
@@ -214,7 +214,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         call.answer("200 OK", &reply.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert_eq!((exchange.refused, exchange.done.revoked), (Some(cause), Some(cause)));
         assert!(
             exchange.done.is_sent()
@@ -259,7 +259,7 @@ async fn a_revoked_decision_is_made_again_once() {
         call.answer("200 OK", &reply.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        play.server.told().await;
+        play.server.next_exchange().await;
         play.restarts().await;
     }
     assert_eq!(cleared(&play.asks(&longer, &reply).await.sent), before);
@@ -301,7 +301,7 @@ async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
     call.answer("400 Bad Request", WRONG).await;
     assert_eq!(client.response().await.status(), 400);
     drop(call);
-    assert_eq!(play.server.told().await.refused, None);
+    assert_eq!(play.server.next_exchange().await.refused, None);
     assert!(cleared(&play.asks(&longer, &reply).await.sent) > before);
 }
 
@@ -318,7 +318,7 @@ async fn a_limit_is_nobodys_fault() {
     call.answer("429 Too Many Requests", r#"{"type":"error"}"#).await;
     assert_eq!(client.response().await.status(), 429);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert!(exchange.refused.is_none() && !exchange.suspends_branch());
     // What was refused is not tried again, and what comes later can be.
     assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
@@ -343,7 +343,7 @@ async fn what_is_refused_with_and_without_is_revoked() {
     call.answer("400 Bad Request", REFUSED).await;
     assert_eq!(client.response().await.status(), 400);
     drop(call);
-    play.server.told().await;
+    play.server.next_exchange().await;
 
     for _ in 0..2 {
         let scene = play.asks(&longer, &reply).await;

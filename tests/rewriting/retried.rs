@@ -80,7 +80,7 @@ async fn a_repaired_request_that_does_not_fit_gets_room_whatever_its_status() {
         let call = next(call, "200 OK", &reply()).await;
         assert!(call.message.text().contains(CLEARED), "{status}: {}", call.message.text());
         assert_eq!(client.response().await.status(), 200, "{status}");
-        let overflow = play.server.told().await.done.overflow.unwrap();
+        let overflow = play.server.next_exchange().await.done.overflow.unwrap();
         assert!(overflow.saved, "{status}");
     }
 }
@@ -106,7 +106,7 @@ async fn room_that_does_not_fit_either_is_answered_as_at_first_whatever_its_stat
         let call = next(call, status, &still).await;
         assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
         assert_eq!(client.response().await.text(), TOO_LONG, "{status}");
-        let exchange = play.server.told().await;
+        let exchange = play.server.next_exchange().await;
         assert_eq!(exchange.done.overflow.map(|overflow| overflow.saved), Some(false), "{status}");
     }
 }
@@ -121,8 +121,8 @@ async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
     call.chunk(error_event(WILD)).await;
     call.end().await;
     assert_eq!(client.response().await.text(), error_event(WILD));
-    let exchange = play.server.told().await;
-    play.server.told_no_more();
+    let exchange = play.server.next_exchange().await;
+    play.server.expect_no_exchange();
     assert!(exchange.done.made.is_nothing(), "{:?}", exchange.done);
 }
 
@@ -158,7 +158,7 @@ async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
     assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (500, broken));
-    assert_eq!(play.server.told().await.done.resent, None);
+    assert_eq!(play.server.next_exchange().await.done.resent, None);
 }
 
 /// An overflow that cannot be true says nothing against a rewrite: the client hears of it as it would have heard
@@ -175,7 +175,7 @@ async fn a_wild_overflow_of_a_rewritten_request_is_nobodys_fault() {
     assert!(rewritten.contains(CLEARED), "{rewritten}");
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, &*wild));
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!((exchange.done.resent, exchange.done.overflow), (None, None));
     drop(call);
     let answer = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
@@ -200,7 +200,7 @@ async fn a_refusal_that_comes_in_pieces_is_read_whole() {
     }
     next(call, "200 OK", &reply()).await;
     assert_eq!(client.response().await.status(), 200);
-    let refusal = play.server.told().await.refusal.clone().unwrap();
+    let refusal = play.server.next_exchange().await.refusal.clone().unwrap();
     assert_eq!(
         (refusal.causes, refusal.outcome),
         (vec![RepairCause::Empty], RefusalOutcome::Healed)
@@ -220,7 +220,7 @@ async fn a_models_most_output_is_learned_though_something_else_is_refused_after_
     let call = next(call, "400 Bad Request", EMPTY).await;
     next(call, "200 OK", &reply()).await;
     assert_eq!(client.response().await.status(), 200);
-    let refusal = play.server.told().await.refusal.clone().unwrap();
+    let refusal = play.server.next_exchange().await.refusal.clone().unwrap();
     assert_eq!(refusal.causes, [RepairCause::MaxTokens, RepairCause::Empty]);
     play.session = "99999999-2222-3333-4444-555555555555";
     let mut other = asks(MODEL, &history(1));

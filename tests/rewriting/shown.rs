@@ -158,7 +158,7 @@ async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     call.chunk(format!("event: content_block_delta\ndata: {delta}\n\n")).await;
     client.until("a half deep").await;
     client.reset();
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.actual()), (Outcome::ClientLeft, Some(5_000)));
     assert!(exchange.error().is_some() && exchange.usage.lower_bound);
     let view = shown(&play, &exchange).await;

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use image::{DynamicImage, ImageFormat};
 use plimsoll::context::policy::{ImageRepair, Policy, RepairPolicy};
 use plimsoll::dialect::repair::RepairCause;
-use scripted_provider::strict::{Reply, Rules};
+use scripted_provider::strict::{Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::healed::{
@@ -69,10 +69,10 @@ fn sent_picture(trip: &RoundTrip, at: &str) -> (String, DynamicImage) {
 #[tokio::test]
 async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
     let large = noise(200, 100, 7);
-    let rules = Rules { most_picture_bytes: 20_000, ..Rules::default() };
+    let rules = Rules { max_image_bytes: 20_000, ..Rules::default() };
     for (target, at, body) in bodies(&large) {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
-        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(trip.status, 200, "{target}: {} {:?}", trip.answer, trip.exchange.refusal);
         assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{target}");
         assert_eq!(trip.exchange.refusal, healed(RepairCause::Media), "{target}");
@@ -80,7 +80,7 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
         assert!(data.len() <= 20_000 && small.width() > 50, "{target}: {}", data.len());
         assert_eq!(small.width() / small.height(), 2, "{target}: its shape");
         // Nothing but its bytes is another.
-        let (before, after) = (body.to_string(), trip.log[1].call.bytes.clone());
+        let (before, after) = (body.to_string(), trip.log[1].request.bytes.clone());
         let after = String::from_utf8(after.to_vec()).unwrap();
         let after = after.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
         assert_eq!(after, before.replace(&large, &data), "{target}");
@@ -89,7 +89,7 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
             if restarts {
                 stage.restarts().await;
             }
-            let later = stage.asks(target, &next, Reply::text("Better.")).await;
+            let later = stage.asks(target, &next, ScriptedReply::text("Better.")).await;
             assert_eq!((later.status, later.log.len()), (200, 1), "{target}: {}", later.answer);
             assert_eq!(sent_picture(&later, at).0, data, "{target}: restarts {restarts}");
             next = goes_on(&next, &later.answer);
@@ -100,10 +100,10 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
 #[tokio::test]
 async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
     let large = noise(300, 20, 1);
-    let rules = Rules { most_picture_side: 120, ..Rules::default() };
+    let rules = Rules { max_image_side: 120, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&large)[0].clone();
-    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
     let (_, small) = sent_picture(&trip, at);
     assert_eq!((small.width(), small.height()), (120, 8));
@@ -112,20 +112,20 @@ async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
 /// The smaller one may break a limit that holds of several; it is named at its place in what was sent.
 #[tokio::test]
 async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
-    let rules = Rules { most_picture_side: 100, ..Rules::default() };
+    let rules = Rules { max_image_side: 100, ..Rules::default() };
     let store_twice = rules.clone();
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&noise(200, 100, 5))[0].clone();
-    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(sent_picture(&trip, at).1.width(), 100);
-    let rules = Rules { most_picture_side: 60, ..store_twice };
+    let rules = Rules { max_image_side: 60, ..store_twice };
     stage.provider.set_rules(rules);
     let next = goes_on(&body, &trip.answer);
-    let trip = stage.asks(target, &next, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &next, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
     assert_eq!(sent_picture(&trip, at).1.width(), 60);
     let next = goes_on(&next, &trip.answer);
-    let trip = stage.asks(target, &next, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &next, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.log.len(), sent_picture(&trip, at).1.width()), (1, 60));
 }
 
@@ -136,11 +136,11 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
     let plain = DynamicImage::ImageLuma8(image::GrayImage::new(9_000, 9_000));
     plain.write_to(&mut bomb, ImageFormat::Png).unwrap();
     let bomb = STANDARD.encode(bomb.into_inner());
-    let rules = Rules { most_picture_bytes: 20_000, ..Rules::default() };
+    let rules = Rules { max_image_bytes: 20_000, ..Rules::default() };
     for data in [picture(30_000), bomb, noise(200, 100, 3)[..100_000 / 4 * 4 / 2].to_owned()] {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
         let (target, _, body) = bodies(&data)[0].clone();
-        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
         assert_eq!(trip.sent()["messages"][0]["content"][0]["type"], "text");
     }
@@ -149,7 +149,7 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
 /// A session holds so many bytes of them, and then words: it goes on all the same.
 #[tokio::test]
 async fn pictures_of_a_session_are_bounded_and_then_become_text() {
-    let rules = Rules { most_picture_bytes: 500_000, ..Rules::default() };
+    let rules = Rules { max_image_bytes: 500_000, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     stage.config.limits.body_bytes = 32 << 20;
     stage.restarts().await;
@@ -158,7 +158,7 @@ async fn pictures_of_a_session_are_bounded_and_then_become_text() {
     for at in 0..16 {
         messages.push(json!({"role": "user", "content": [image(&noise(420, 420, at)), {"type": "text", "text": "What?"}]}));
         let body = claude(json!(messages));
-        let trip = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(trip.status, 200, "{at}: {:?}", trip.exchange.refusal);
         let content = trip.sent()["messages"].as_array().unwrap();
         let newest = content.last().unwrap()["content"][0]["type"].as_str().unwrap();
@@ -195,6 +195,6 @@ async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
     assert_eq!(client.response().await.status(), 200);
     let sent = call.message.text().to_owned();
     drop(call);
-    play.server.told().await;
+    play.server.next_exchange().await;
     assert_eq!(play.asks(&body, &reply).await.bytes, sent, "it is repeated");
 }

@@ -3,14 +3,14 @@
 use plimsoll::context::policy::{Policy, RepairPolicy};
 use plimsoll::dialect::repair::RepairCause;
 use plimsoll::telemetry::{RefusalOutcome, RefusalReport};
-use scripted_provider::strict::{Reply, Rules};
+use scripted_provider::strict::{Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::healed::{CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, healed, responses};
 use crate::stage::Stage;
 
 fn rules() -> Rules {
-    Rules { most_output: Some(8_192), ..Rules::default() }
+    Rules { max_output_tokens: Some(8_192), ..Rules::default() }
 }
 
 /// A request that asks for more in each protocol, and where it does.
@@ -41,7 +41,7 @@ fn spared() -> Option<RefusalReport> {
 async fn what_one_session_was_refused_for_no_other_is() {
     for (target, at, body) in bodies() {
         let mut stage = Stage::open(rules(), Policy::default()).await;
-        let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
         assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "{target}");
         for restarts in [false, true] {
@@ -49,7 +49,7 @@ async fn what_one_session_was_refused_for_no_other_is() {
                 stage.restarts().await;
             }
             stage.session = if restarts { "third" } else { "second" };
-            let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+            let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
             assert_eq!((trip.status, trip.log.len()), (200, 1), "{target} {restarts}");
             assert_eq!(trip.sent().pointer(at), Some(&json!(8_192)), "{target} {restarts}");
             assert_eq!(trip.exchange.refusal, spared(), "{target} {restarts}");
@@ -66,22 +66,22 @@ async fn what_one_session_was_refused_for_no_other_is() {
 async fn others_are_left_alone() {
     let (target, at, body) = bodies()[0].clone();
     let mut stage = Stage::open(rules(), Policy::default()).await;
-    assert_eq!(stage.asks(target, &body, Reply::text("Good.")).await.log.len(), 2);
+    assert_eq!(stage.asks(target, &body, ScriptedReply::text("Good.")).await.log.len(), 2);
     stage.session = "second";
     let mut less = body.clone();
     *less.pointer_mut(at).unwrap() = json!(8_000);
-    let trip = stage.asks(target, &less, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &less, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.sent(), trip.exchange.refusal.clone()), (&less, None));
     stage.session = "third";
     let mut other = body.clone();
     other["model"] = json!("claude-sonnet-4-5");
-    let trip = stage.asks(target, &other, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &other, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.log.len(), 2, "it is refused first");
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     stage.config.policy = Policy { heal, ..Policy::default() }.into();
     stage.restarts().await;
     stage.session = "fourth";
-    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (400, 1));
     assert_eq!(trip.sent().pointer(at), Some(&json!(64_000)));
 }
@@ -94,10 +94,10 @@ async fn a_limit_that_a_client_dictates_is_not_learned() {
     body["messages"][0]["content"] = json!(
         "max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-sonnet-4-6"
     );
-    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "its own is healed");
     stage.session = "second";
     let (_, _, body) = bodies()[0].clone();
-    let trip = stage.asks(target, &body, Reply::text("Good.")).await;
+    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.log.len(), trip.sent().pointer(at)), (2, Some(&json!(8_192))));
 }

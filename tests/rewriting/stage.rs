@@ -8,7 +8,9 @@ use plimsoll::context::policy::Policy;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
-use scripted_provider::strict::{self, Clock, Judged, Provider, Reply, Rules, Serving};
+use scripted_provider::strict::{
+    self, Clock, LoggedRequest, Rules, ScriptedReply, StrictProvider, StrictServer,
+};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 
@@ -18,8 +20,8 @@ use crate::support::within;
 
 /// One client, one proxy, one strict provider.
 pub struct Stage {
-    pub provider: Provider,
-    _serving: Serving,
+    pub provider: StrictProvider,
+    _serving: StrictServer,
     store: Arc<dyn Store>,
     pub config: Config,
     pub server: TestServer,
@@ -35,12 +37,12 @@ pub struct RoundTrip {
     pub answer: Value,
     pub exchange: Arc<Exchange>,
     /// What the provider judged of it, oldest first.
-    pub log: Vec<Judged>,
+    pub log: Vec<LoggedRequest>,
 }
 
 impl Stage {
     pub async fn open(rules: Rules, policy: Policy) -> Self {
-        let provider = Provider::at(rules, 7, Clock::manual());
+        let provider = StrictProvider::with_clock(rules, 7, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
         let mut config = config(&serving.base());
         (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
@@ -56,7 +58,7 @@ impl Stage {
     }
 
     /// The events of a streamed reply, as a provider of the same kind says them.
-    pub async fn preview(&self, body: &Value, reply: Reply) -> Vec<String> {
+    pub async fn preview(&self, body: &Value, reply: ScriptedReply) -> Vec<String> {
         let mut alone = Self::open(Rules::default(), Policy::default()).await;
         let last = body["messages"].as_array().unwrap().last().unwrap();
         let mut body = body.clone();
@@ -67,13 +69,13 @@ impl Stage {
     }
 
     /// One exchange; the provider says `reply`, if it accepts the request.
-    pub async fn asks(&mut self, target: &str, body: &Value, reply: Reply) -> RoundTrip {
+    pub async fn asks(&mut self, target: &str, body: &Value, reply: ScriptedReply) -> RoundTrip {
         let is_streamed = body["stream"] == true;
         self.exchanges(target, &body.to_string(), reply, is_streamed).await
     }
 
     /// The same with a body that is no value.
-    pub async fn sends(&mut self, target: &str, body: &str, reply: Reply) -> RoundTrip {
+    pub async fn sends(&mut self, target: &str, body: &str, reply: ScriptedReply) -> RoundTrip {
         self.exchanges(target, body, reply, false).await
     }
 
@@ -81,10 +83,10 @@ impl Stage {
         &mut self,
         target: &str,
         body: &str,
-        reply: Reply,
+        reply: ScriptedReply,
         is_streamed: bool,
     ) -> RoundTrip {
-        self.provider.say(reply);
+        self.provider.queue_reply(reply);
         self.provider.take_log();
         let (headers, session) = (self.headers, self.session);
         let end = if is_streamed { "connection: close\r\n" } else { "" };
@@ -102,7 +104,7 @@ impl Stage {
                 (response.status(), response.head.clone(), response.text().to_owned())
             }
         };
-        let exchange = self.server.told().await;
+        let exchange = self.server.next_exchange().await;
         let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
         RoundTrip { status, head, answer, exchange, log: self.provider.take_log() }
     }
@@ -125,6 +127,6 @@ async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {
 impl RoundTrip {
     /// The body that the provider accepted, or refused last.
     pub fn sent(&self) -> &Value {
-        &self.log.last().unwrap().call.body
+        &self.log.last().unwrap().request.body
     }
 }

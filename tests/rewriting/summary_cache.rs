@@ -4,7 +4,7 @@
 use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, SummaryEngine};
 use plimsoll::dialect::models::Family;
 use plimsoll::tokens::bpe;
-use scripted_provider::strict::{Judged, Reply, Rules};
+use scripted_provider::strict::{LoggedRequest, Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::stage::{RoundTrip, Stage};
@@ -66,13 +66,13 @@ async fn open(policy: Policy) -> Stage {
     bpe::load(Family::Claude);
     let rules = Rules { window: Some(WINDOW), ..Rules::default() };
     let mut stage = Stage::open(rules, policy).await;
-    stage.provider.say_to(ASKS, Reply::text(SUMMARY));
+    stage.provider.reply_to_matching(ASKS, ScriptedReply::text(SUMMARY));
     stage.config.upstreams[0].window = Some(WINDOW);
     stage.restarts().await;
     stage
 }
 
-async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: Reply) -> RoundTrip {
+async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: ScriptedReply) -> RoundTrip {
     let trip = stage.asks(TARGET, &request(history), reply).await;
     assert_eq!(trip.status, 200, "{:?}", trip.answer);
     history.push(json!({"role": "assistant", "content": trip.answer["content"]}));
@@ -83,14 +83,14 @@ async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: Reply) -> Roun
 async fn reads(stage: &mut Stage, history: &mut Vec<Value>) -> RoundTrip {
     history.push(json!({"role": "user", "content": [text(&"Read the logs, all. ".repeat(2_000))]}));
     for number in 0..6 {
-        let reply = Reply::text("I read.").calling("Read", json!({"path": number}));
+        let reply = ScriptedReply::text("I read.").with_call("Read", json!({"path": number}));
         asks(stage, history, reply).await;
         let call = history.last().unwrap()["content"].as_array().unwrap().last().unwrap();
         let text = format!("Line {number} of the log. ").repeat(50);
         let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
         history.push(json!({"role": "user", "content": [result]}));
     }
-    asks(stage, history, Reply::text("All is read.")).await
+    asks(stage, history, ScriptedReply::text("All is read.")).await
 }
 
 fn without_markers(value: &Value) -> Value {
@@ -106,8 +106,9 @@ fn without_markers(value: &Value) -> Value {
     value
 }
 
-fn question(trip: &RoundTrip) -> &Judged {
-    let asks = |it: &&Judged| memchr::memmem::find(&it.call.bytes, ASKS.as_bytes()).is_some();
+fn question(trip: &RoundTrip) -> &LoggedRequest {
+    let asks =
+        |it: &&LoggedRequest| memchr::memmem::find(&it.request.bytes, ASKS.as_bytes()).is_some();
     let mut questions = trip.log.iter().filter(asks);
     let first = questions.next().expect("a question for the summary");
     assert!(questions.next().is_none(), "one piece");
@@ -115,8 +116,8 @@ fn question(trip: &RoundTrip) -> &Judged {
 }
 
 /// What the question reads is what was sent before, to the byte, and comes from the cache.
-fn is_read_from_cache(before: &Value, question: &Judged) {
-    let request = &question.call.body;
+fn is_read_from_cache(before: &Value, question: &LoggedRequest) {
+    let request = &question.request.body;
     for member in ["model", "system", "tools"] {
         assert_eq!(request[member], before[member], "{member}");
     }
@@ -128,7 +129,7 @@ fn is_read_from_cache(before: &Value, question: &Judged) {
     assert!(common >= 12, "{common} messages");
     assert_eq!(request[..common], before[..common], "the prefix is what was sent before");
     let accepted = question.verdict.accepted().unwrap();
-    let (read, whole) = (accepted.cached.read, accepted.input_tokens);
+    let (read, whole) = (accepted.cache_usage.read, accepted.input_tokens);
     assert!(read * 10 >= whole * 8, "{read} of {whole} tokens from the cache");
 }
 
@@ -144,7 +145,7 @@ async fn a_summary_at_once_begins_with_what_the_cache_holds() {
         // What is said last leaves no room for the history, cut or not, and fits without it.
         history
             .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(3_700))]}));
-        let at_once = asks(&mut stage, &mut history, Reply::text("That, too.")).await;
+        let at_once = asks(&mut stage, &mut history, ScriptedReply::text("That, too.")).await;
         let estimates = [&before, &at_once].map(|it| it.exchange.estimate.as_ref().unwrap().tokens);
         assert_eq!(
             at_once.exchange.done.made.compacted, 1,

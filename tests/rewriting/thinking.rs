@@ -4,7 +4,7 @@
 use plimsoll::config::Mode;
 use plimsoll::context::policy::{Policy, ReasoningPolicy, ThinkingDisplay};
 use plimsoll::dialect::refusal::RefusalCause;
-use scripted_provider::strict::{Loss, Reply, Rules};
+use scripted_provider::strict::{Loss, Rules, ScriptedReply};
 use serde_json::{Value, json};
 
 use crate::healed::{CLAUDE, GEMINI, RESPONSES, goes_on};
@@ -41,8 +41,8 @@ fn clients() -> [(&'static str, Value, &'static str, Value); 3] {
     ]
 }
 
-fn thinks() -> Reply {
-    Reply::thinking("I looked.", 40).saying("Seen.")
+fn thinks() -> ScriptedReply {
+    ScriptedReply::thinking("I looked.", 40).with_text("Seen.")
 }
 
 /// It is shown, sent back as it came, read by the model, and costs no cache: neither signatures nor prefixes depend on it.
@@ -123,7 +123,7 @@ async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
         ),
     ] {
         let mut stage = Stage::open(Rules::default(), shows()).await;
-        let trip = stage.asks(target, &body, Reply::text("Seen.")).await;
+        let trip = stage.asks(target, &body, ScriptedReply::text("Seen.")).await;
         assert_eq!((trip.status, trip.sent()), (200, &body), "{what}: {}", trip.answer);
     }
     for mode in [Mode::Observe, Mode::Shadow] {
@@ -157,7 +157,11 @@ async fn a_refusal_of_it_is_learned() {
         call.answer("200 OK", "{}").await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        assert_eq!(play.server.told().await.refused, Some(RefusalCause::Display), "{target}");
+        assert_eq!(
+            play.server.next_exchange().await.refused,
+            Some(RefusalCause::Display),
+            "{target}"
+        );
         play.restarts().await;
         play.session = "22222222-2222-3333-4444-555555555555";
         let scene = play.asks(&body, &json!({})).await;

@@ -188,7 +188,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     client.response().await;
     drop(call);
     in_the_way.execute_batch("ROLLBACK").unwrap();
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     let scope = Scope { tenant: exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = async || play.store.scan(scope.clone(), 999).await.unwrap();
     // The turn is written after the decisions were due.

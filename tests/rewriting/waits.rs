@@ -45,7 +45,7 @@ async fn quickest(play: &mut Play, request: &Value, first: &str) -> Duration {
         quickest = quickest.min(began.elapsed());
         call.end().await;
         drop(client);
-        play.server.told().await;
+        play.server.next_exchange().await;
     }
     quickest
 }
@@ -95,7 +95,7 @@ async fn an_accepted_answer_flows_at_once_in_observe() {
         quickest = quickest.min(began.elapsed());
         call.end().await;
         drop(client);
-        play.server.told().await;
+        play.server.next_exchange().await;
     }
     assert!(quickest < AT_ONCE, "{quickest:?}");
 }
@@ -110,7 +110,7 @@ async fn the_window_is_learned_from_a_refusal_that_nobody_held_back() {
     call.answer("400 Bad Request", TOO_LONG).await;
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
-    let exchange = play.server.told().await;
+    let exchange = play.server.next_exchange().await;
     let overflow = exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Refused, false));
     assert_eq!((overflow.reported.window, exchange.window), (Some(2000), Some(2000)));

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use load::Load;
 use process::Running;
-use scripted_provider::Provider;
+use scripted_provider::ScriptedProvider;
 use verdicts::{Measured, Sample};
 
 /// What a run is.
@@ -60,7 +60,9 @@ impl Plan {
 async fn a_store_that_is_used_for_long_stays_as_it_was() {
     let plan = Plan::from_env();
     let provider =
-        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
+        ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)
+            .await
+            .unwrap();
     let data = std::env::var_os("PLIMSOLL_TEST_DATA").map_or_else(std::env::temp_dir, Into::into);
     let folder = tempfile::tempdir_in(data).unwrap();
     let mut running = Running::start(folder.path(), provider.address(), &plan).await;

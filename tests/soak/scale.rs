@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{ScopePage, Store};
 use rusqlite::Connection;
-use scripted_provider::Provider;
+use scripted_provider::ScriptedProvider;
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
@@ -80,7 +80,9 @@ impl Times {
 async fn many_turns_are_looked_at_at_once() {
     let turns = std::env::var("PLIMSOLL_SCALE_TURNS").ok().map(|n| n.parse::<u64>().unwrap());
     let provider =
-        Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
+        ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)
+            .await
+            .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let plan = Plan {
         is_long: false,

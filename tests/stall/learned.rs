@@ -36,7 +36,7 @@ async fn teaches(server: &mut TestServer, provider: &Provider, number: usize) {
         "usage": {"input_tokens": 30, "output_tokens": 2}});
     provider.call().await.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    server.told().await;
+    server.next_exchange().await;
 }
 
 /// How many answers taught what the next process would take over.

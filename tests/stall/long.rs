@@ -81,7 +81,7 @@ async fn a_large_reply_is_read_elsewhere_and_recorded_all_the_same() {
         let (_, response) = tokio::join!(call.answer("200 OK", &body), client.response());
         assert_eq!(response.body.len(), body.len());
         drop(client);
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         shortest = shortest.min(gaps.longest());
         let aside = &exchange.fail_open;
         let seen = (exchange.outcome, exchange.usage.input);
@@ -130,11 +130,11 @@ async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
         let all = [&large[..], &last[..]].concat();
         let (_, came) = tokio::join!(call.send(&all), client.exactly(all.len()));
         assert!(came == all, "it passes as it is");
-        let exchange = server.told().await;
+        let exchange = server.next_exchange().await;
         shortest = shortest.min(gaps.longest());
         assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(31)));
         drop((client, call));
-        server.told().await;
+        server.next_exchange().await;
     }
     assert!(shortest < here / 2, "{shortest:?}, where reading it takes {here:?}");
 }

@@ -183,7 +183,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
     all_are_answered(&mut clients, &mut calls).await;
     for _ in 0..streams() {
-        let recorded = server.told().await;
+        let recorded = server.next_exchange().await;
         assert!(recorded.fail_open.contains(&FailOpen::Store), "{:?}", recorded.fail_open);
         assert!(recorded.fail_open.contains(&FailOpen::SessionLate), "{:?}", recorded.fail_open);
         assert_eq!((recorded.outcome, &recorded.session), (Outcome::Complete, &None));
@@ -208,7 +208,7 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
         assert!(took < most + SLACK, "{took:?}");
         all_are_answered(&mut clients, &mut calls).await;
         for _ in 0..streams() {
-            let recorded = server.told().await;
+            let recorded = server.next_exchange().await;
             assert!(
                 recorded.fail_open.contains(&FailOpen::SessionLate),
                 "{:?}",
@@ -233,7 +233,7 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
         let mut call = provider.call().await;
         answers(&mut call).await;
         client.response().await;
-        server.told().await
+        server.next_exchange().await
     };
     let mut sessions = Vec::new();
     for name in 0..streams() {
@@ -272,7 +272,7 @@ async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() 
     assert!(took < Duration::from_millis(table.commit) + SLACK, "{took:?}");
     store.hold_writes(false);
     for _ in 0..streams() {
-        let recorded = server.told().await;
+        let recorded = server.next_exchange().await;
         assert!(recorded.fail_open.contains(&FailOpen::CommitLate), "{:?}", recorded.fail_open);
     }
 }
@@ -283,10 +283,10 @@ async fn a_provider_that_does_not_answer_holds_up_its_own_clients_alone() {
     let mut server = server(&provider, store, &table).await;
     let (clients, calls, _) = all_ask(&server, &provider).await;
     a_stranger_is_answered(&server, &provider).await;
-    assert_eq!(server.told().await.outcome, Outcome::Complete);
+    assert_eq!(server.next_exchange().await.outcome, Outcome::Complete);
     drop(clients);
     for _ in 0..streams() {
-        assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
+        assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
     }
     drop(calls);
 }
@@ -305,10 +305,10 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
         assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came has passed");
     }
     a_stranger_is_answered(&server, &provider).await;
-    assert_eq!(server.told().await.outcome, Outcome::Complete);
+    assert_eq!(server.next_exchange().await.outcome, Outcome::Complete);
     drop(clients);
     for _ in 0..streams() {
-        assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
+        assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
     }
 }
 
@@ -330,7 +330,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
         }
     }
     a_stranger_is_answered(&server, &provider).await;
-    assert_eq!(server.told().await.outcome, Outcome::Complete);
+    assert_eq!(server.next_exchange().await.outcome, Outcome::Complete);
     assert!(table.drain >= 1000, "the test stops sooner than that");
     let began = Instant::now();
     server.stop();

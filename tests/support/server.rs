@@ -92,13 +92,13 @@ impl TestServer {
     }
 
     /// The next exchange that it records.
-    pub async fn told(&mut self) -> Arc<Exchange> {
+    pub async fn next_exchange(&mut self) -> Arc<Exchange> {
         within("an event", self.events.recv()).await.unwrap()
     }
 
-    /// No other exchange was recorded.
-    pub fn told_no_more(&mut self) {
-        assert!(self.events.try_recv().is_err(), "told twice");
+    /// Fails if it has recorded another exchange.
+    pub fn expect_no_exchange(&mut self) {
+        assert!(self.events.try_recv().is_err(), "recorded twice");
     }
 
     /// Asks it to stop.

@@ -7,7 +7,9 @@ use plimsoll::context::plan::{Decision, DecisionReason, PlanStep};
 use plimsoll::context::policy::{ReinjectPolicy, StripPolicy};
 use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::telemetry::Exchange;
-use scripted_provider::strict::{Dialect, Judged, Loss, Refusal, Rule, Verdict, Why};
+use scripted_provider::strict::{
+    ApiError, Dialect, DropReason, LoggedRequest, Loss, RequestVerdict, Rule,
+};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -15,15 +17,15 @@ use super::Play;
 use crate::client::{self, HistoryItem, KeptReasoning, ToolResult};
 
 /// How a provider judges a request as its client sent it.
-type JudgedOriginal = Result<Vec<Loss>, Box<Refusal>>;
+type OriginalVerdict = Result<Vec<Loss>, Box<ApiError>>;
 
 /// The verdicts on a client's own request.
 pub(super) struct Original {
     /// By this provider, which has seen only what went out.
-    pub(super) given_rewrites: JudgedOriginal,
+    pub(super) given_rewrites: OriginalVerdict,
     /// By one that has seen the client's own requests; `None` where the client itself changed what its
     /// reasoning rests on.
-    pub(super) unrewritten: Option<JudgedOriginal>,
+    pub(super) unrewritten: Option<OriginalVerdict>,
 }
 
 /// One exchange, as the checks see it.
@@ -36,7 +38,7 @@ pub(super) struct CheckedExchange<'a> {
     pub(super) status: u16,
     pub(super) exchange: &'a Exchange,
     /// What went out, and what became of it.
-    pub(super) log: &'a [Judged],
+    pub(super) log: &'a [LoggedRequest],
     pub(super) original: &'a Original,
     /// The provider was set to refuse it with an impossible overflow.
     pub(super) is_implausible: bool,
@@ -45,9 +47,9 @@ pub(super) struct CheckedExchange<'a> {
 impl CheckedExchange<'_> {
     /// Whether the provider refused it with an impossible overflow.
     pub(super) fn was_implausible(&self) -> bool {
-        let is_implausible = |verdict: &Verdict| match verdict {
-            Verdict::Refused(refusal) => refusal.message.contains("210000"),
-            Verdict::Accepted(_) => false,
+        let is_implausible = |verdict: &RequestVerdict| match verdict {
+            RequestVerdict::Refused(refusal) => refusal.message.contains("210000"),
+            RequestVerdict::Accepted(_) => false,
         };
         self.is_implausible && self.log.first().is_some_and(|first| is_implausible(&first.verdict))
     }
@@ -68,8 +70,9 @@ const LOSS_KINDS: [(&str, LossKind); 4] = [
 ];
 
 /// Whether the provider dropped reasoning because another model wrote it.
-fn drops_foreign_reasoning(verdict: &Verdict) -> bool {
-    let is_other = |loss: &Loss| matches!(loss, Loss::ReasoningDropped { why: Why::Model, .. });
+fn drops_foreign_reasoning(verdict: &RequestVerdict) -> bool {
+    let is_other =
+        |loss: &Loss| matches!(loss, Loss::ReasoningDropped { reason: DropReason::Model, .. });
     verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_other))
 }
 
@@ -110,7 +113,7 @@ impl Play {
         // With reasoning put back it may not fit though the original would: then the original is sent.
         let overflowed = exchange.done.overflow.is_some() && status < 400;
         let recovered = learns || overflowed;
-        if let (Verdict::Refused(refusal), Ok(_), false) =
+        if let (RequestVerdict::Refused(refusal), Ok(_), false) =
             (&first.verdict, &original.given_rewrites, recovered)
         {
             return Err(format!(
@@ -118,7 +121,7 @@ impl Play {
                 refusal.message,
                 exchange.done.steps,
                 checked.body,
-                String::from_utf8_lossy(&first.call.bytes)
+                String::from_utf8_lossy(&first.request.bytes)
             ));
         }
         if status >= 400 && original.given_rewrites.is_ok() {
@@ -164,7 +167,7 @@ impl Play {
                     "{name}: {sent_count} against {original_count}: {:?}\n{}\n{}",
                     accepted.losses,
                     checked.body,
-                    String::from_utf8_lossy(&first.call.bytes)
+                    String::from_utf8_lossy(&first.request.bytes)
                 ));
             }
         }
@@ -174,7 +177,7 @@ impl Play {
     /// In a passive mode (shadow, observe) the client's bytes are sent unchanged. In a conversation that was rewritten
     /// before, only the earlier changes are repeated.
     fn check_passive_mode(&mut self, checked: &CheckedExchange<'_>) -> Result<(), String> {
-        let is_changed = checked.log.iter().find(|judged| !self.is_unchanged(checked.body, judged));
+        let is_changed = checked.log.iter().find(|entry| !self.is_unchanged(checked.body, entry));
         let Some(mode) = checked.mode else {
             self.is_rewritten |= is_changed.is_some();
             return Ok(());
@@ -203,18 +206,18 @@ impl Play {
                 "{mode} changed {other:?}: {:?}\n{}\n{}",
                 checked.exchange.done.made,
                 checked.body,
-                String::from_utf8_lossy(&changed.call.bytes)
+                String::from_utf8_lossy(&changed.request.bytes)
             )),
         }
     }
 
     /// What went out, each with the hash of the client's history to the message that it stands for; 0 where a
     /// summary stands for many.
-    fn sent_with_prefixes(&self, body: &Value, sent: &Judged) -> Vec<(u64, Value)> {
+    fn sent_with_prefixes(&self, body: &Value, sent: &LoggedRequest) -> Vec<(u64, Value)> {
         let is_reasoning = |message: &Value| message["type"] == "reasoning";
         let mut received = client::history(self.dialect, body);
         received.retain(|message| !is_reasoning(message));
-        let sent = client::history(self.dialect, &sent.call.body);
+        let sent = client::history(self.dialect, &sent.request.body);
         let is_of = |message: &Value| usize::from(!is_reasoning(message));
         if sent.iter().map(is_of).sum::<usize>() != received.len() {
             return sent.into_iter().map(|message| (0, message)).collect();
@@ -248,7 +251,8 @@ impl Play {
 
     /// Keeps what went out and was accepted, by the history that it stood for.
     pub(super) fn remember_sent(&mut self, checked: &CheckedExchange<'_>) {
-        let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
+        let accepted =
+            |entry: &&LoggedRequest| matches!(entry.verdict, RequestVerdict::Accepted(_));
         let Some(sent) = checked.log.last().filter(accepted) else { return };
         let by_prefix = self.sent_with_prefixes(checked.body, sent);
         // Of a compacted history any part may be repeated: by a side call, an older summary than the last.
@@ -279,8 +283,8 @@ impl Play {
         };
         // These say in a request that a result is an error.
         let marks_errors = matches!(self.dialect, Dialect::Anthropic | Dialect::Gemini);
-        for judged in checked.log {
-            let sent = client::history(self.dialect, &judged.call.body);
+        for entry in checked.log {
+            let sent = client::history(self.dialect, &entry.request.body);
             let sent = client::results(self.dialect, &sent);
             // From the end: a summary stands in place of the first ones.
             let all = received.iter().rev().zip(sent.iter().rev()).zip(answered.iter().rev());
@@ -328,11 +332,11 @@ impl Play {
     }
 
     /// Whether what went out is what the client sent. Where it did not ask for usage, we do; that is no rewrite.
-    fn is_unchanged(&self, body: &Value, judged: &Judged) -> bool {
+    fn is_unchanged(&self, body: &Value, entry: &LoggedRequest) -> bool {
         if self.dialect != Dialect::Chat || !self.head.stream {
-            return judged.call.bytes == body.to_string();
+            return entry.request.bytes == body.to_string();
         }
-        let mut sent = (*judged.call.body).clone();
+        let mut sent = (*entry.request.body).clone();
         sent.as_object_mut().map(|members| members.remove("stream_options"));
         sent == *body
     }
@@ -383,15 +387,16 @@ impl Play {
     ) -> Result<(), String> {
         let CheckedExchange { exchange, log, .. } = *checked;
         let before = self.last_sent.take();
-        let history = |judged: &Judged| client::history(self.dialect, &judged.call.body);
+        let history = |entry: &LoggedRequest| client::history(self.dialect, &entry.request.body);
         // What was refused before, or refused now and sent again otherwise, is not what stays.
-        let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
+        let accepted =
+            |entry: &&LoggedRequest| matches!(entry.verdict, RequestVerdict::Accepted(_));
         let was_revoked = exchange.done.revoked.is_some();
         if exchange.refused.is_none() || was_revoked {
             // A client that drops reasoning when its loop closes need not repeat what was another model's.
-            let is_kept = |judged: &&Judged| {
+            let is_kept = |entry: &&LoggedRequest| {
                 self.style.kept_reasoning != KeptReasoning::OpenLoop
-                    || !drops_foreign_reasoning(&judged.verdict)
+                    || !drops_foreign_reasoning(&entry.verdict)
             };
             self.last_sent = log.last().filter(accepted).filter(is_kept).map(history);
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use plimsoll::telemetry::Exchange;
-use scripted_provider::strict::Judged;
+use scripted_provider::strict::LoggedRequest;
 use serde_json::Value;
 
 use super::Play;
@@ -23,7 +23,7 @@ pub(super) struct Sibling {
 }
 
 impl Play {
-    /// Decides whether another request goes out with the next one. Judged before either is sent.
+    /// Decides whether another request goes out with the next one. LoggedRequest before either is sent.
     pub(super) fn choose_sibling(&mut self, may: bool) -> Option<Sibling> {
         if !may || !self.sibling_dice.once_in(5) {
             return None;
@@ -31,7 +31,7 @@ impl Play {
         let question = format!("{QUESTION} {}", self.sibling_dice.words(5));
         let history = [&*self.history, &[HistoryItem::User(question)]].concat();
         let body = client::request(self.dialect, &self.head, &history, self.style);
-        let original = self.judge_original(&body);
+        let original = self.check_original(&body);
         Some(Sibling { body, original, answer: None })
     }
 
@@ -44,7 +44,8 @@ impl Play {
         self.stage.provider.take_log();
         let target = client::path(self.dialect, &self.head);
         let (response, beside) = self.stage.send_both(&target, body, &sibling.body).await;
-        let events = [self.stage.server.told().await, self.stage.server.told().await];
+        let events =
+            [self.stage.server.next_exchange().await, self.stage.server.next_exchange().await];
         // Their lengths tell them apart.
         let length = body.to_string().len() as u64;
         let [first, second] = match events {
@@ -62,12 +63,12 @@ impl Play {
     pub(super) fn check_sibling(
         &mut self,
         sibling: Sibling,
-        log: &mut Vec<Judged>,
+        log: &mut Vec<LoggedRequest>,
     ) -> Result<(), String> {
-        let is_beside = |judged: &mut Judged| {
-            memchr::memmem::find(&judged.call.bytes, QUESTION.as_bytes()).is_some()
+        let is_beside = |entry: &mut LoggedRequest| {
+            memchr::memmem::find(&entry.request.bytes, QUESTION.as_bytes()).is_some()
         };
-        let log: Vec<Judged> = log.extract_if(.., is_beside).collect();
+        let log: Vec<LoggedRequest> = log.extract_if(.., is_beside).collect();
         let Some((status, exchange)) = &sibling.answer else { return Ok(()) };
         if self.verbose {
             super::show(*status, None, &sibling.body, exchange, &log);

@@ -2,7 +2,7 @@
 //! that adds up, and failures on demand.
 //!
 //! For the demo and for tests that must not need a key or a network. Knows nothing of the proxy.
-//! A failure is asked for in the model's name or the header `x-demo-fault` (see [`Fault`]).
+//! The model's name or the header `x-demo-fault` requests a failure (see [`Fault`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -23,115 +23,118 @@ use hyper_util::server::conn::auto;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::script::{self, Ask, Memory, Tokenizer};
-use crate::socket;
-use crate::speak::{Event, anthropic, gemini, openai_chat, openai_responses};
+use crate::dialect::{Event, anthropic, gemini, openai_chat, openai_responses};
+use crate::script::{self, ModelRequest, ScriptState, TokenizerFn};
 use crate::strict;
+use crate::websocket;
 
 /// A provider that is listening. It stops when this is dropped.
 #[derive(Debug)]
-pub struct Provider {
+pub struct ScriptedProvider {
     address: SocketAddr,
     accepting: tokio::task::JoinHandle<()>,
 }
 
-impl Provider {
-    /// Listens on `address` (port 0: any free one), and counts what it reads with `tokenizer`.
+impl ScriptedProvider {
+    /// Listens on `address` (port 0: any free one), and counts prompts with `tokenizer`.
     ///
     /// # Errors
-    /// Where the address cannot be bound.
-    pub async fn start(address: SocketAddr, tokenizer: Tokenizer) -> io::Result<Self> {
-        Self::listen(address, Kept { tokenizer, memory: Mutex::default(), judge: None }).await
+    /// If the address cannot be bound.
+    pub async fn start(address: SocketAddr, tokenizer: TokenizerFn) -> io::Result<Self> {
+        Self::listen(address, ServerState::new(tokenizer, None)).await
     }
 
-    /// The same, and each request is judged first as real providers do (see [`strict`]), by `rules`: what
-    /// they would refuse is refused in their words.
+    /// The same, but each request is checked first by `rules`, as real providers do (see [`strict`]): what
+    /// they would refuse is refused with their errors.
     ///
     /// # Errors
-    /// Where the address cannot be bound.
+    /// If the address cannot be bound.
     pub async fn strict(
         address: SocketAddr,
-        tokenizer: Tokenizer,
+        tokenizer: TokenizerFn,
         rules: strict::Rules,
     ) -> io::Result<Self> {
-        let judge = Some(strict::Provider::new(rules, 0));
-        Self::listen(address, Kept { tokenizer, memory: Mutex::default(), judge }).await
+        let strict = strict::StrictProvider::new(rules, 0);
+        Self::listen(address, ServerState::new(tokenizer, Some(strict))).await
     }
 
-    async fn listen(address: SocketAddr, kept: Kept) -> io::Result<Self> {
+    async fn listen(address: SocketAddr, state: ServerState) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        let accepting = tokio::spawn(accept(listener, Arc::new(kept)));
+        let accepting = tokio::spawn(accept(listener, Arc::new(state)));
         Ok(Self { address, accepting })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Provider {
+impl Drop for ScriptedProvider {
     fn drop(&mut self) {
         self.accepting.abort();
     }
 }
 
 /// What all connections share.
-pub(crate) struct Kept {
-    pub(crate) tokenizer: Tokenizer,
-    memory: Mutex<Memory>,
-    judge: Option<strict::Provider>,
+pub(crate) struct ServerState {
+    pub(crate) tokenizer: TokenizerFn,
+    script: Mutex<ScriptState>,
+    strict: Option<strict::StrictProvider>,
 }
 
-impl Kept {
-    /// What the script remembers.
-    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+impl ServerState {
+    fn new(tokenizer: TokenizerFn, strict: Option<strict::StrictProvider>) -> Self {
+        Self { tokenizer, script: Mutex::default(), strict }
+    }
+
+    pub(crate) fn script(&self) -> MutexGuard<'_, ScriptState> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-pub(crate) type Shared = Arc<Kept>;
+pub(crate) type SharedState = Arc<ServerState>;
 pub(crate) type Body = BoxBody<Bytes, io::Error>;
 
-async fn accept(listener: TcpListener, shared: Shared) {
+async fn accept(listener: TcpListener, state: SharedState) {
     while let Ok((socket, _)) = listener.accept().await {
-        let shared = shared.clone();
+        let state = state.clone();
         tokio::spawn(async move {
-            let service = service_fn(move |request| serve(request, shared.clone()));
+            let service = service_fn(move |request| serve(request, state.clone()));
             let connection = auto::Builder::new(TokioExecutor::new());
-            // A connection that breaks is the other side's affair.
+            // If a connection breaks, the client knows.
             let _ = connection.serve_connection_with_upgrades(TokioIo::new(socket), service).await;
         });
     }
 }
 
-/// A failure that was asked for.
+/// A requested failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// 429 with `retry-after: 1`.
     RateLimit,
     /// 529, or 503 where the protocol has no 529.
     Overloaded,
-    /// 400 in the provider's own words: the prompt is too long.
+    /// The provider's error for a prompt that is too long.
     Overflow,
     /// The stream breaks off halfway.
-    Cut,
-    /// A stream of nothing.
+    BrokenStream,
+    /// A stream without events.
     Empty,
     /// 502 with a page of HTML.
     Html,
 }
 
 impl Fault {
-    /// By header, or by a model called `demo-…`.
-    fn asked(headers: &HeaderMap, model: &str) -> Option<Self> {
+    /// Named by the header, or by a model called `demo-…`.
+    fn requested(headers: &HeaderMap, model: &str) -> Option<Self> {
         let header = headers.get("x-demo-fault").and_then(|value| value.to_str().ok());
         match header.or_else(|| model.split_once("demo-").map(|(_, fault)| fault))? {
             "rate-limit" => Some(Self::RateLimit),
             "overloaded" => Some(Self::Overloaded),
             "overflow" => Some(Self::Overflow),
-            "cut" => Some(Self::Cut),
+            "cut" => Some(Self::BrokenStream),
             "empty" => Some(Self::Empty),
             "html" => Some(Self::Html),
             _ => None,
@@ -139,9 +142,9 @@ impl Fault {
     }
 }
 
-/// What a path asks for.
+/// The API behind a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route<'p> {
+enum ApiRoute<'p> {
     Messages,
     CountMessages,
     Chat,
@@ -150,15 +153,15 @@ enum Route<'p> {
     Gemini { model: &'p str, stream: bool },
     CountGemini { model: &'p str },
     Models,
-    Socket,
+    WebSocket,
     Unknown,
 }
 
-impl<'p> Route<'p> {
+impl<'p> ApiRoute<'p> {
     fn of(method: &Method, path: &'p str) -> Self {
         if method == Method::GET {
             return match path {
-                path if path.ends_with("/responses") => Self::Socket,
+                path if path.ends_with("/responses") => Self::WebSocket,
                 path if path.contains("/models") => Self::Models,
                 _ => Self::Unknown,
             };
@@ -181,13 +184,13 @@ impl<'p> Route<'p> {
 
 async fn serve(
     mut request: Request<Incoming>,
-    shared: Shared,
+    state: SharedState,
 ) -> Result<Response<Body>, Infallible> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let route = Route::of(&method, &path);
-    if route == Route::Socket {
-        return Ok(match socket::upgrade(&mut request, shared) {
-            Some(response) => response.map(|()| whole(Bytes::new())),
+    let route = ApiRoute::of(&method, &path);
+    if route == ApiRoute::WebSocket {
+        return Ok(match websocket::upgrade(&mut request, state) {
+            Some(response) => response.map(|()| full_body(Bytes::new())),
             None => json_response(
                 StatusCode::UPGRADE_REQUIRED,
                 &json!({"error": {"message": "upgrade to WebSocket, or POST"}}),
@@ -201,85 +204,94 @@ async fn serve(
             &json!({"error": {"message": "the body did not arrive whole"}}),
         ));
     };
-    // It has words of its own for what is no JSON.
-    let admitted = match admit(&shared, &parts, bytes.clone()) {
-        Ok(admitted) => admitted,
-        Err(refusal) => return Ok(refused(&refusal)),
+    // The strict provider has an error of its own for a body that is no JSON.
+    let checked = match check_strictly(&state, &parts, bytes.clone()) {
+        Ok(checked) => checked,
+        Err(error) => return Ok(error_response(&error)),
     };
-    let Some(body) = parse(&bytes) else {
+    let Some(body) = parse_body(&bytes) else {
         return Ok(json_response(
             StatusCode::BAD_REQUEST,
             &json!({"error": {"type": "invalid_request_error", "message": "the body is not JSON"}}),
         ));
     };
-    let delay = number(&parts.headers, "x-demo-delay-ms").map(Duration::from_millis);
+    let delay = header_number(&parts.headers, "x-demo-delay-ms").map(Duration::from_millis);
     let delay = delay.unwrap_or_default();
-    Ok(respond(route, &parts.headers, &body, &shared, admitted.as_ref(), delay))
+    Ok(respond(route, &parts.headers, &body, &state, checked.as_ref(), delay))
 }
 
-/// A request that the strict provider let through.
-struct Admitted {
-    judge: strict::Provider,
-    call: strict::Call,
-    accepted: strict::Accepted,
+/// A request that the strict provider accepted.
+struct CheckedRequest {
+    provider: strict::StrictProvider,
+    request: strict::ReceivedRequest,
+    accepted: strict::AcceptedRequest,
 }
 
-/// Asks the strict provider, where there is one; `None` for what it does not know.
-fn admit(
-    shared: &Shared,
+/// Checks a request with the strict provider; `None` if there is none, or if it does not know the path.
+fn check_strictly(
+    state: &SharedState,
     parts: &http::request::Parts,
     bytes: Bytes,
-) -> Result<Option<Admitted>, Box<strict::Refusal>> {
-    let Some(judge) = shared.judge.clone() else { return Ok(None) };
+) -> Result<Option<CheckedRequest>, Box<strict::ApiError>> {
+    let Some(provider) = state.strict.clone() else { return Ok(None) };
     let path = parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-    let call = strict::Call::read(path, &parts.headers, bytes, judge.clock().now());
-    let Some(call) = call.filter(|_| parts.method == Method::POST) else { return Ok(None) };
-    match judge.judge(&call) {
-        strict::Verdict::Refused(refusal) => Err(Box::new(refusal)),
-        strict::Verdict::Accepted(accepted) => Ok(Some(Admitted { judge, call, accepted })),
+    let now = provider.clock().now();
+    let request = strict::ReceivedRequest::parse(path, &parts.headers, bytes, now);
+    let Some(request) = request.filter(|_| parts.method == Method::POST) else { return Ok(None) };
+    match provider.validate(&request) {
+        strict::RequestVerdict::Refused(error) => Err(Box::new(error)),
+        strict::RequestVerdict::Accepted(accepted) => {
+            Ok(Some(CheckedRequest { provider, request, accepted }))
+        }
     }
 }
 
-fn refused(refusal: &strict::Refusal) -> Response<Body> {
-    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_REQUEST);
-    json_response(status, &refusal.body)
+fn error_response(error: &strict::ApiError) -> Response<Body> {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::BAD_REQUEST);
+    json_response(status, &error.body)
 }
 
-fn parse(bytes: &[u8]) -> Option<Value> {
+fn parse_body(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() {
         return Some(Value::Null);
     }
     serde_json::from_slice(bytes).ok()
 }
 
-fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+fn header_number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
 fn respond(
-    route: Route<'_>,
+    route: ApiRoute<'_>,
     headers: &HeaderMap,
     body: &Value,
-    shared: &Shared,
-    admitted: Option<&Admitted>,
+    state: &SharedState,
+    checked: Option<&CheckedRequest>,
     delay: Duration,
 ) -> Response<Body> {
-    let ask = match route {
-        Route::Messages | Route::CountMessages => anthropic::ask(shared.tokenizer, body),
-        Route::Chat => openai_chat::ask(shared.tokenizer, body),
-        Route::Responses | Route::CountResponses => openai_responses::ask(shared.tokenizer, body),
-        Route::Gemini { model, stream } => gemini::ask(shared.tokenizer, model, stream, body),
-        Route::CountGemini { model } => {
+    let request = match route {
+        ApiRoute::Messages | ApiRoute::CountMessages => {
+            anthropic::parse_request(state.tokenizer, body)
+        }
+        ApiRoute::Chat => openai_chat::parse_request(state.tokenizer, body),
+        ApiRoute::Responses | ApiRoute::CountResponses => {
+            openai_responses::parse_request(state.tokenizer, body)
+        }
+        ApiRoute::Gemini { model, stream } => {
+            gemini::parse_request(state.tokenizer, model, stream, body)
+        }
+        ApiRoute::CountGemini { model } => {
             let wrapped = &body["generateContentRequest"];
-            gemini::ask(
-                shared.tokenizer,
+            gemini::parse_request(
+                state.tokenizer,
                 model,
                 false,
                 if wrapped.is_object() { wrapped } else { body },
             )
         }
-        Route::Models => return json_response(StatusCode::OK, &models(headers)),
-        Route::Socket | Route::Unknown => {
+        ApiRoute::Models => return json_response(StatusCode::OK, &model_list(headers)),
+        ApiRoute::WebSocket | ApiRoute::Unknown => {
             return json_response(
                 StatusCode::NOT_FOUND,
                 &json!({"error": {"type": "not_found_error", "message": "no such path here"}}),
@@ -287,63 +299,66 @@ fn respond(
         }
     };
     match route {
-        Route::CountMessages => {
-            return json_response(StatusCode::OK, &json!({"input_tokens": ask.input()}));
+        ApiRoute::CountMessages => {
+            return json_response(StatusCode::OK, &json!({"input_tokens": request.input_tokens()}));
         }
-        Route::CountResponses => {
+        ApiRoute::CountResponses => {
             return json_response(
                 StatusCode::OK,
-                &json!({"object": "response.input_tokens", "input_tokens": ask.input()}),
+                &json!({"object": "response.input_tokens", "input_tokens": request.input_tokens()}),
             );
         }
-        Route::CountGemini { .. } => {
-            return json_response(StatusCode::OK, &json!({"totalTokens": ask.input()}));
+        ApiRoute::CountGemini { .. } => {
+            return json_response(StatusCode::OK, &json!({"totalTokens": request.input_tokens()}));
         }
         _ => {}
     }
-    let fault = Fault::asked(headers, &ask.model);
-    if let Some(refusal) = refuse(route, fault, &ask, number(headers, "x-demo-window")) {
-        return refusal;
+    let fault = Fault::requested(headers, &request.model);
+    if let Some(response) = failure(route, fault, &request, header_number(headers, "x-demo-window"))
+    {
+        return response;
     }
-    let answer = script::answer(&ask, &mut shared.memory());
-    let whole = match route {
-        Route::Messages => anthropic::whole(&ask, &answer),
-        Route::Chat => openai_chat::whole(&ask, &answer),
-        Route::Gemini { .. } => gemini::whole(&ask, &answer),
-        _ => openai_responses::whole(&ask, &answer),
+    let reply = script::reply(&request, &mut state.script());
+    let response = match route {
+        ApiRoute::Messages => anthropic::response_body(&request, &reply),
+        ApiRoute::Chat => openai_chat::response_body(&request, &reply),
+        ApiRoute::Gemini { .. } => gemini::response_body(&request, &reply),
+        _ => openai_responses::response_body(&request, &reply),
     };
-    if let Some(Admitted { judge, call, accepted }) = admitted {
-        judge.remember(call, accepted, &whole);
+    if let Some(CheckedRequest { provider, request, accepted }) = checked {
+        provider.record_reply(request, accepted, &response);
     }
-    if ask.stream {
-        return stream_response(route, events(route, body, &whole), fault, delay);
+    if request.stream {
+        return stream_response(route, events(route, body, &response), fault, delay);
     }
-    json_response(StatusCode::OK, &whole)
+    json_response(StatusCode::OK, &response)
 }
 
-fn events(route: Route<'_>, body: &Value, whole: &Value) -> Vec<Event> {
+fn events(route: ApiRoute<'_>, request: &Value, response: &Value) -> Vec<Event> {
     match route {
-        Route::Messages => anthropic::stream(whole),
-        Route::Chat => openai_chat::stream(whole, body["stream_options"]["include_usage"] == true),
-        Route::Gemini { .. } => gemini::stream(whole),
-        _ => openai_responses::stream(whole),
+        ApiRoute::Messages => anthropic::stream_events(response),
+        ApiRoute::Chat => {
+            openai_chat::stream_events(response, request["stream_options"]["include_usage"] == true)
+        }
+        ApiRoute::Gemini { .. } => gemini::stream_events(response),
+        _ => openai_responses::stream_events(response),
     }
 }
 
-/// The refusal that was asked for, in the provider's shape and words; also where the prompt is
-/// larger than the window that the test set.
-fn refuse(
-    route: Route<'_>,
+/// The error that was requested, as the provider writes it; also if the prompt is larger than the window
+/// that the test set.
+fn failure(
+    route: ApiRoute<'_>,
     fault: Option<Fault>,
-    ask: &Ask,
+    request: &ModelRequest,
     window: Option<u64>,
 ) -> Option<Response<Body>> {
-    let window = window.filter(|window| ask.input() > *window);
+    let window = window.filter(|window| request.input_tokens() > *window);
     match fault {
         Some(Fault::RateLimit) => {
             let mut response = json_response(
                 StatusCode::TOO_MANY_REQUESTS,
-                &error(
+                &error_body(
                     route,
                     429,
                     "rate_limit_error",
@@ -355,16 +370,16 @@ fn refuse(
             Some(response)
         }
         Some(Fault::Overloaded) => {
-            let status = if route == Route::Messages { 529 } else { 503 };
+            let status = if route == ApiRoute::Messages { 529 } else { 503 };
             let body =
-                error(route, status, "overloaded_error", "server_is_overloaded", "Overloaded");
+                error_body(route, status, "overloaded_error", "server_is_overloaded", "Overloaded");
             Some(json_response(
                 StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
                 &body,
             ))
         }
         Some(Fault::Html) => {
-            let mut response = Response::new(whole(Bytes::from_static(
+            let mut response = Response::new(full_body(Bytes::from_static(
                 b"<html><body><h1>502 Bad Gateway</h1></body></html>\n",
             )));
             *response.status_mut() = StatusCode::BAD_GATEWAY;
@@ -373,42 +388,44 @@ fn refuse(
                 .insert("content-type", http::HeaderValue::from_static("text/html"));
             Some(response)
         }
-        Some(Fault::Overflow) => Some(overflow(route, ask.input().max(200_001), 200_000)),
-        _ => window.map(|window| overflow(route, ask.input(), window)),
+        Some(Fault::Overflow) => {
+            Some(overflow_response(route, request.input_tokens().max(200_001), 200_000))
+        }
+        _ => window.map(|window| overflow_response(route, request.input_tokens(), window)),
     }
 }
 
-fn overflow(route: Route<'_>, prompt: u64, window: u64) -> Response<Body> {
+fn overflow_response(route: ApiRoute<'_>, prompt: u64, window: u64) -> Response<Body> {
     let message = match route {
-        Route::Messages => format!("prompt is too long: {prompt} tokens > {window} maximum"),
-        Route::Chat => format!("This model's maximum context length is {window} tokens. However, your messages resulted in {prompt} tokens. Please reduce the length of the messages."),
-        Route::Gemini { .. } => format!("The input token count ({prompt}) exceeds the maximum number of tokens allowed ({window})."),
+        ApiRoute::Messages => format!("prompt is too long: {prompt} tokens > {window} maximum"),
+        ApiRoute::Chat => format!("This model's maximum context length is {window} tokens. However, your messages resulted in {prompt} tokens. Please reduce the length of the messages."),
+        ApiRoute::Gemini { .. } => format!("The input token count ({prompt}) exceeds the maximum number of tokens allowed ({window})."),
         _ => "Your input exceeds the context window of this model. Please adjust your input and try again.".to_owned(),
     };
     json_response(
         StatusCode::BAD_REQUEST,
-        &error(route, 400, "invalid_request_error", "context_length_exceeded", &message),
+        &error_body(route, 400, "invalid_request_error", "context_length_exceeded", &message),
     )
 }
 
-fn error(route: Route<'_>, status: u16, kind: &str, code: &str, message: &str) -> Value {
-    let google = match status {
+fn error_body(route: ApiRoute<'_>, status: u16, kind: &str, code: &str, message: &str) -> Value {
+    let google_status = match status {
         429 => "RESOURCE_EXHAUSTED",
         503 => "UNAVAILABLE",
         _ => "INVALID_ARGUMENT",
     };
     match route {
-        Route::Messages => {
+        ApiRoute::Messages => {
             json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_demo"})
         }
-        Route::Gemini { .. } => {
-            json!({"error": {"code": status, "message": message, "status": google}})
+        ApiRoute::Gemini { .. } => {
+            json!({"error": {"code": status, "message": message, "status": google_status}})
         }
         _ => json!({"error": {"message": message, "type": kind, "param": null, "code": code}}),
     }
 }
 
-fn models(headers: &HeaderMap) -> Value {
+fn model_list(headers: &HeaderMap) -> Value {
     let names = ["claude-sonnet-4-5", "gpt-5.5", "gemini-3-pro-preview", "demo-model"];
     if headers.contains_key("x-goog-api-key") {
         let all: Vec<Value> = names.iter().map(|name| json!({"name": format!("models/{name}"), "inputTokenLimit": 1_048_576, "outputTokenLimit": 65_536})).collect();
@@ -418,12 +435,12 @@ fn models(headers: &HeaderMap) -> Value {
     json!({"object": "list", "data": all, "has_more": false})
 }
 
-pub(crate) fn whole(bytes: Bytes) -> Body {
+pub(crate) fn full_body(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed()
 }
 
 pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response<Body> {
-    let mut response = Response::new(whole(Bytes::from(body.to_string())));
+    let mut response = Response::new(full_body(Bytes::from(body.to_string())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert("content-type", http::HeaderValue::from_static("application/json"));
@@ -431,29 +448,29 @@ pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response<Body> 
     response
 }
 
-/// Sends events one by one, each a frame of its own; Gemini's lines end with CRLF.
+/// Sends each event as a frame; Gemini's lines end with CRLF.
 fn stream_response(
-    route: Route<'_>,
+    route: ApiRoute<'_>,
     events: Vec<Event>,
     fault: Option<Fault>,
     delay: Duration,
 ) -> Response<Body> {
-    let crlf = matches!(route, Route::Gemini { .. });
+    let crlf = matches!(route, ApiRoute::Gemini { .. });
     let mut frames: Vec<io::Result<String>> =
         events.iter().map(|event| Ok(event.frame(crlf))).collect();
     match fault {
-        Some(Fault::Cut) => {
+        Some(Fault::BrokenStream) => {
             frames.truncate(frames.len() / 2);
             frames.push(Err(io::Error::other("cut, as asked")));
         }
         Some(Fault::Empty) => frames.clear(),
         _ => {}
     }
-    paced(frames, delay)
+    event_stream(frames, delay)
 }
 
-/// A stream of these frames, each after a delay and on its own, as from a model.
-pub(crate) fn paced(frames: Vec<io::Result<String>>, delay: Duration) -> Response<Body> {
+/// Streams frames one by one, each after the delay.
+pub(crate) fn event_stream(frames: Vec<io::Result<String>>, delay: Duration) -> Response<Body> {
     let frames = stream::unfold(frames.into_iter(), move |mut frames| async move {
         let frame = frames.next()?;
         if delay.is_zero() {

@@ -1,5 +1,5 @@
-//! The scripted provider's numbers add up in each protocol: what a reply cost as output is what it
-//! costs as input when it comes back, so an estimate's error is the estimator's own.
+//! The scripted provider's numbers add up in each protocol: a reply costs as input what it cost as
+//! output, so an estimate's error is the estimator's own.
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -10,38 +10,38 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::script::{self, Answer, Ask, Memory, Tokenizer};
-use crate::speak::{anthropic, gemini, openai_chat, openai_responses};
-use crate::{Provider, by_length};
+use crate::dialect::{anthropic, gemini, openai_chat, openai_responses};
+use crate::script::{self, ModelReply, ModelRequest, ScriptState, TokenizerFn};
+use crate::{ScriptedProvider, by_length};
 
-const SAID: &str = "Look at the project and tell me what it does.";
-const FOUND: &str = "total 72\n-rw-r--r-- 1 user user 241 Nov 21 02:53 README.md\n";
+const USER_TEXT: &str = "Look at the project and tell me what it does.";
+const TOOL_OUTPUT: &str = "total 72\n-rw-r--r-- 1 user user 241 Nov 21 02:53 README.md\n";
 
-/// Answers a request twice: as it is, then with the reply and a tool result added. The second
+/// Replies to a request twice: as it is, then with the reply and a tool result added. The second
 /// input has to be the first one, the reply, and the result.
 fn check(
-    read: impl Fn(Tokenizer, &Value) -> Ask,
+    read: impl Fn(TokenizerFn, &Value) -> ModelRequest,
     first: Value,
-    grow: impl Fn(&mut Value, &Answer, &Ask),
+    grow: impl Fn(&mut Value, &ModelReply, &ModelRequest),
     result: u64,
 ) {
-    let mut memory = Memory::default();
-    let ask = read(by_length, &first);
-    let answer = script::answer(&ask, &mut memory);
-    assert!(answer.call.is_some(), "a tool is offered, so it is called");
+    let mut state = ScriptState::default();
+    let request = read(by_length, &first);
+    let reply = script::reply(&request, &mut state);
+    assert!(reply.call.is_some(), "a tool is offered, so it is called");
     let mut second = first;
-    grow(&mut second, &answer, &ask);
+    grow(&mut second, &reply, &request);
     let next = read(by_length, &second);
-    assert_eq!(next.results, 1);
-    let added = next.input() - answer.usage.input - answer.usage.output;
-    assert_eq!(added, next.count(&found(&next)) + result);
+    assert_eq!(next.tool_results, 1);
+    let added = next.input_tokens() - reply.usage.input - reply.usage.output;
+    assert_eq!(added, next.count_tokens(&tool_output(&next)) + result);
 }
 
-fn found(ask: &Ask) -> String {
-    if ask.model.contains("gemini") {
-        json!({"output": FOUND}).to_string()
+fn tool_output(request: &ModelRequest) -> String {
+    if request.model.contains("gemini") {
+        json!({"output": TOOL_OUTPUT}).to_string()
     } else {
-        FOUND.to_owned()
+        TOOL_OUTPUT.to_owned()
     }
 }
 
@@ -51,16 +51,16 @@ fn anthropic_adds_up() {
     let first = json!({
         "model": "claude-sonnet-4-6", "max_tokens": 1000, "thinking": {"type": "enabled", "budget_tokens": 1024},
         "system": [{"type": "text", "text": "You are a coding agent.", "cache_control": {"type": "ephemeral"}}],
-        "tools": [{"name": "bash", "input_schema": schema}], "messages": [{"role": "user", "content": SAID}],
+        "tools": [{"name": "bash", "input_schema": schema}], "messages": [{"role": "user", "content": USER_TEXT}],
     });
-    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
-        let reply = anthropic::whole(ask, answer)["content"].clone();
+    let grow = |body: &mut Value, reply: &ModelReply, request: &ModelRequest| {
+        let reply = anthropic::response_body(request, reply)["content"].clone();
         let id = reply.as_array().unwrap().last().unwrap()["id"].clone();
         let messages = body["messages"].as_array_mut().unwrap();
         messages.push(json!({"role": "assistant", "content": reply}));
-        messages.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": FOUND}]}));
+        messages.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": TOOL_OUTPUT}]}));
     };
-    check(anthropic::ask, first, grow, 38);
+    check(anthropic::parse_request, first, grow, 38);
 }
 
 #[test]
@@ -68,18 +68,18 @@ fn openai_chat_adds_up() {
     let function = json!({"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}});
     let first = json!({
         "model": "gpt-4.1", "tools": [{"type": "function", "function": function}],
-        "messages": [{"role": "system", "content": "You are a coding agent."}, {"role": "user", "content": SAID}],
+        "messages": [{"role": "system", "content": "You are a coding agent."}, {"role": "user", "content": USER_TEXT}],
     });
-    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
-        let reply = openai_chat::whole(ask, answer)["choices"][0]["message"].clone();
+    let grow = |body: &mut Value, reply: &ModelReply, request: &ModelRequest| {
+        let reply = openai_chat::response_body(request, reply)["choices"][0]["message"].clone();
         let messages = body["messages"].as_array_mut().unwrap();
         messages.push(
-            json!({"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": FOUND}),
+            json!({"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": TOOL_OUTPUT}),
         );
         let at = messages.len() - 1;
         messages.insert(at, reply);
     };
-    check(openai_chat::ask, first, grow, 6);
+    check(openai_chat::parse_request, first, grow, 6);
 }
 
 #[test]
@@ -87,17 +87,18 @@ fn openai_responses_adds_up() {
     let first = json!({
         "model": "gpt-5.5", "instructions": "You are a coding agent.", "reasoning": {"effort": "low"},
         "tools": [{"type": "function", "name": "exec_command", "parameters": {"properties": {"cmd": {"type": "string"}}}}],
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": SAID}]}],
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": USER_TEXT}]}],
     });
-    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
-        let output = openai_responses::whole(ask, answer)["output"].as_array().unwrap().clone();
+    let grow = |body: &mut Value, reply: &ModelReply, request: &ModelRequest| {
+        let output =
+            openai_responses::response_body(request, reply)["output"].as_array().unwrap().clone();
         let call = output.last().unwrap()["call_id"].clone();
         let input = body["input"].as_array_mut().unwrap();
         input.extend(output);
-        input.push(json!({"type": "function_call_output", "call_id": call, "output": FOUND}));
+        input.push(json!({"type": "function_call_output", "call_id": call, "output": TOOL_OUTPUT}));
     };
     // 10 around a result, 2 for the reasoning item that came back.
-    check(openai_responses::ask, first, grow, 12);
+    check(openai_responses::parse_request, first, grow, 12);
 }
 
 #[test]
@@ -107,17 +108,17 @@ fn gemini_adds_up() {
         "systemInstruction": {"parts": [{"text": "You are a coding agent."}]},
         "tools": [{"functionDeclarations": [{"name": "run_shell_command", "parameters": parameters}]}],
         "generationConfig": {"thinkingConfig": {"includeThoughts": true}},
-        "contents": [{"role": "user", "parts": [{"text": SAID}]}],
+        "contents": [{"role": "user", "parts": [{"text": USER_TEXT}]}],
     });
-    let grow = |body: &mut Value, answer: &Answer, ask: &Ask| {
-        let reply = gemini::whole(ask, answer)["candidates"][0]["content"].clone();
+    let grow = |body: &mut Value, reply: &ModelReply, request: &ModelRequest| {
+        let reply = gemini::response_body(request, reply)["candidates"][0]["content"].clone();
         let contents = body["contents"].as_array_mut().unwrap();
         contents.push(reply);
-        let response = json!({"name": "run_shell_command", "response": {"output": FOUND}});
+        let response = json!({"name": "run_shell_command", "response": {"output": TOOL_OUTPUT}});
         contents.push(json!({"role": "user", "parts": [{"functionResponse": response}]}));
     };
     check(
-        |tokenizer, body| gemini::ask(tokenizer, "gemini-3-pro-preview", false, body),
+        |tokenizer, body| gemini::parse_request(tokenizer, "gemini-3-pro-preview", false, body),
         first,
         grow,
         15,
@@ -128,16 +129,16 @@ fn http_client() -> Client<HttpConnector, Full<Bytes>> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// Asks a provider for an answer and tells its status, headers and what became of its body.
-async fn asked(
+/// Posts a request to a provider; returns the status, the headers, and the body or its error.
+async fn post(
     path: &str,
     model: &str,
     stream: bool,
 ) -> (u16, http::HeaderMap, Result<String, hyper::Error>) {
-    let provider = Provider::start(([127, 0, 0, 1], 0).into(), by_length).await.unwrap();
+    let provider = ScriptedProvider::start(([127, 0, 0, 1], 0).into(), by_length).await.unwrap();
     let body = json!({
-        "model": model, "stream": stream, "max_tokens": 100, "input": SAID,
-        "messages": [{"role": "user", "content": SAID}],
+        "model": model, "stream": stream, "max_tokens": 100, "input": USER_TEXT,
+        "messages": [{"role": "user", "content": USER_TEXT}],
     });
     let request = http::Request::post(format!("http://{}{path}", provider.address()))
         .body(Full::from(body.to_string()))
@@ -150,25 +151,26 @@ async fn asked(
 
 #[tokio::test]
 async fn failures_come_when_asked_for() {
-    let (status, headers, _) = asked("/v1/messages", "demo-rate-limit", false).await;
+    let (status, headers, _) = post("/v1/messages", "demo-rate-limit", false).await;
     assert_eq!((status, headers["retry-after"].as_bytes()), (429, &b"1"[..]));
-    assert_eq!(asked("/v1/messages", "demo-overloaded", false).await.0, 529);
-    assert_eq!(asked("/v1/responses", "demo-overloaded", false).await.0, 503);
-    let (status, _, body) = asked("/v1/messages", "demo-overflow", true).await;
+    assert_eq!(post("/v1/messages", "demo-overloaded", false).await.0, 529);
+    assert_eq!(post("/v1/responses", "demo-overloaded", false).await.0, 503);
+    let (status, _, body) = post("/v1/messages", "demo-overflow", true).await;
     assert_eq!(status, 400);
     assert!(body.unwrap().contains("prompt is too long: 200001 tokens > 200000 maximum"));
-    let (status, _, body) = asked("/v1/chat/completions", "demo-html", true).await;
+    let (status, _, body) = post("/v1/chat/completions", "demo-html", true).await;
     assert!(status == 502 && body.unwrap().starts_with("<html>"));
-    let (status, _, body) = asked("/v1/messages", "demo-empty", true).await;
+    let (status, _, body) = post("/v1/messages", "demo-empty", true).await;
     assert_eq!((status, body.unwrap().as_str()), (200, ""));
 }
 
 #[tokio::test]
 async fn a_strict_provider_remembers_what_the_script_said() {
     let rules = crate::strict::Rules::default();
-    let provider = Provider::strict(([127, 0, 0, 1], 0).into(), by_length, rules).await.unwrap();
+    let provider =
+        ScriptedProvider::strict(([127, 0, 0, 1], 0).into(), by_length, rules).await.unwrap();
     let http = http_client();
-    let ask = async |body: &Value| -> (u16, Value) {
+    let send = async |body: &Value| -> (u16, Value) {
         let request = http::Request::post(format!("http://{}/v1/messages", provider.address()))
             .header("x-api-key", "k")
             .header("anthropic-version", "2023-06-01")
@@ -180,50 +182,51 @@ async fn a_strict_provider_remembers_what_the_script_said() {
     };
     let mut body = json!({
         "model": "claude-sonnet-4-6", "max_tokens": 9000, "thinking": {"type": "enabled", "budget_tokens": 2000},
-        "messages": [{"role": "user", "content": SAID}],
+        "messages": [{"role": "user", "content": USER_TEXT}],
     });
-    let (status, answer) = ask(&body).await;
-    assert_eq!((status, &answer["content"][0]["type"]), (200, &json!("thinking")), "{answer}");
+    let (status, reply) = send(&body).await;
+    assert_eq!((status, &reply["content"][0]["type"]), (200, &json!("thinking")), "{reply}");
     let messages = body["messages"].as_array_mut().unwrap();
-    messages.push(json!({"role": "assistant", "content": answer["content"]}));
+    messages.push(json!({"role": "assistant", "content": reply["content"]}));
     messages.push(json!({"role": "user", "content": "Go on."}));
-    assert_eq!(ask(&body).await.0, 200, "its own signature is known again");
+    assert_eq!(send(&body).await.0, 200, "its own signature is known again");
     body["messages"][1]["content"][0]["thinking"] = json!("something else");
-    let (status, error) = ask(&body).await;
+    let (status, error) = send(&body).await;
     assert!(status == 400 && error.to_string().contains("cannot be modified"), "{error}");
 }
 
 #[tokio::test]
 async fn a_cut_stream_breaks_off_and_a_whole_one_ends() {
     for path in ["/v1/messages", "/v1/chat/completions", "/v1/responses"] {
-        assert!(asked(path, "demo-cut", true).await.2.is_err(), "{path}");
-        assert!(asked(path, "demo-model", true).await.2.unwrap().contains("have read"), "{path}");
+        assert!(post(path, "demo-cut", true).await.2.is_err(), "{path}");
+        assert!(post(path, "demo-model", true).await.2.unwrap().contains("have read"), "{path}");
     }
 }
 
 #[tokio::test]
 async fn a_socket_remembers_its_responses() {
-    let provider = Provider::start(([127, 0, 0, 1], 0).into(), by_length).await.unwrap();
+    let provider = ScriptedProvider::start(([127, 0, 0, 1], 0).into(), by_length).await.unwrap();
     let stream = tokio::net::TcpStream::connect(provider.address()).await.unwrap();
     let address = format!("ws://{}/v1/responses", provider.address());
     let (mut socket, _) = tokio_tungstenite::client_async(address, stream).await.unwrap();
-    let first = turn(&mut socket, json!({"model": "gpt-5.5", "input": SAID})).await;
-    let whole = turn(&mut socket, json!({"model": "gpt-5.5", "input": [
-        {"role": "user", "content": SAID}, first["output"][0], {"role": "user", "content": "And?"},
+    let first = create_response(&mut socket, json!({"model": "gpt-5.5", "input": USER_TEXT})).await;
+    let whole = create_response(&mut socket, json!({"model": "gpt-5.5", "input": [
+        {"role": "user", "content": USER_TEXT}, first["output"][0], {"role": "user", "content": "And?"},
     ]}))
     .await;
-    let grown = turn(&mut socket, json!({
+    let grown = create_response(&mut socket, json!({
         "model": "gpt-5.5", "previous_response_id": first["id"], "input": [{"role": "user", "content": "And?"}],
     }))
     .await;
     assert_eq!(grown["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
     let lost =
-        turn(&mut socket, json!({"model": "gpt-5.5", "previous_response_id": "resp_x"})).await;
+        create_response(&mut socket, json!({"model": "gpt-5.5", "previous_response_id": "resp_x"}))
+            .await;
     assert_eq!(lost["code"], "previous_response_not_found");
 }
 
 /// Sends `response.create` and reads to the terminal event: its response, or its error.
-async fn turn(
+async fn create_response(
     socket: &mut tokio_tungstenite::WebSocketStream<tokio::net::TcpStream>,
     mut body: Value,
 ) -> Value {

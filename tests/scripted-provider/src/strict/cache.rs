@@ -1,4 +1,4 @@
-//! The prompt cache: which prefix of a prompt was there before, and what is written for next time.
+//! The prompt cache: which prefix of a prompt is read from it, and what is written to it.
 //!
 //! A prompt is a chain of piece hashes in the order it is rendered, tools → system → messages
 //! (`docs/protocols.md` 7.1). A prefix is one link. Automatic caches match whole pieces here, which is a
@@ -7,22 +7,22 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::measure::{Piece, Place, Ttl, link};
+use super::prompt::{Place, PromptPiece, Ttl, link};
 
-/// Prefixes remembered at most; past it the dead ones go, then all, as real caches lose entries.
-const ENTRIES: usize = 1_000_000;
+/// Prefixes kept at most; past it the expired ones go, then all, as real caches lose entries.
+const MAX_ENTRIES: usize = 1_000_000;
 /// Blocks that a breakpoint looks back, itself included (`docs/protocols.md` 7.1).
 const LOOKBACK: usize = 20;
 
 /// How a provider caches.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Policy {
-    /// Where the request set breakpoints (`docs/protocols.md` 7.1).
-    Marked {
+pub(super) enum CachePolicy {
+    /// At the breakpoints of the request (`docs/protocols.md` 7.1).
+    Breakpoints {
         /// Smallest prefix, tokens.
         min: u64,
     },
-    /// By itself, every prefix (`docs/protocols.md` 7.2, 7.3).
+    /// Every prefix (`docs/protocols.md` 7.2, 7.3).
     Automatic {
         /// Smallest prefix, tokens.
         min: u64,
@@ -33,218 +33,258 @@ pub(super) enum Policy {
     },
 }
 
-/// Why a prefix that was cached for this conversation was not read.
+/// The reason why a prefix that was cached for this conversation was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Miss {
-    /// The first byte that differs from the request before stands here.
+pub enum MissReason {
+    /// The first difference from the previous request is here.
     Changed(Place),
-    /// The provider itself took something out here: thinking of earlier turns that the model does not
-    /// keep, or what its context editing cleared. No loss of the client's making.
-    Own(Place),
-    /// Nobody used it in time.
+    /// The provider itself removed something here: thinking of earlier turns that the model does not keep,
+    /// or what its context editing cleared. The client lost nothing.
+    ProviderEdit(Place),
+    /// It was not used in time.
     Expired,
-    /// It is there, but no breakpoint is within reach of it.
+    /// It is there, but no breakpoint looks back so far.
     OutOfReach,
-    /// The request before was for another model, account or cache key.
-    Elsewhere,
+    /// The previous request was for another model, account or cache key.
+    OtherCache,
 }
 
-/// Tokens of one prompt by what the cache did with them.
+/// Tokens of one prompt that were read from the cache, written to it, or missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cached {
+pub struct CacheUsage {
     /// Read from the cache.
     pub read: u64,
     /// Written for five minutes (or for as long as an automatic cache keeps it).
     pub written_5m: u64,
     /// Written for one hour.
     pub written_1h: u64,
-    /// What was cached for the request before and not read now, tokens, and why.
-    pub missed: Option<(u64, Miss)>,
+    /// What was cached for the previous request and not read now.
+    pub missed: Option<MissedPrefix>,
 }
 
-/// What the cache held of a request: what the next one of the conversation should find.
+/// A part of a cached prefix that was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissedPrefix {
+    /// Tokens of it.
+    pub tokens: u64,
+    /// Why it was not read.
+    pub reason: MissReason,
+}
+
+/// A prompt as the cache sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CachePrompt<'p> {
+    /// Account, model and whatever else keeps caches apart.
+    pub(super) namespace: u128,
+    pub(super) pieces: &'p [PromptPiece],
+    /// Tokens before all pieces.
+    pub(super) fixed_tokens: u64,
+    pub(super) policy: CachePolicy,
+}
+
+/// How the cache served a prompt.
+#[derive(Clone, Debug)]
+pub(super) struct CacheResult {
+    pub(super) usage: CacheUsage,
+    pub(super) cached_prefix: CachedPrefix,
+}
+
+/// The part of a request that the cache holds, which the next one of the conversation should find.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Trail {
-    space: u128,
-    /// The chain up to the longest cached prefix, with the tokens up to each link.
+pub(super) struct CachedPrefix {
+    namespace: u128,
+    /// The chain up to the longest cached prefix.
     links: Vec<u128>,
     tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    ends: Duration,
+struct CacheEntry {
+    expires_at: Duration,
     ttl: Duration,
 }
 
 /// All prefixes of all accounts and models.
 #[derive(Debug)]
-pub(super) struct Cache {
-    entries: HashMap<u128, Entry>,
-    most: usize,
+pub(super) struct PromptCache {
+    entries: HashMap<u128, CacheEntry>,
+    max_entries: usize,
 }
 
-impl Default for Cache {
+impl Default for PromptCache {
     fn default() -> Self {
-        Self { entries: HashMap::new(), most: ENTRIES }
+        Self { entries: HashMap::new(), max_entries: MAX_ENTRIES }
     }
 }
 
-/// A link of the chain with what it costs up to there.
+/// A link of the chain, with the tokens up to there.
 #[derive(Clone, Copy)]
-struct Link {
+struct ChainLink {
     hash: u128,
-    upto: u64,
-    mark: Option<Ttl>,
+    total_tokens: u64,
+    breakpoint: Option<Ttl>,
     place: Place,
 }
 
-impl Cache {
-    /// Reads and writes one prompt. `space` is account, model and whatever else keeps caches apart;
-    /// `before` is what the conversation's request before left. `base` tokens precede all pieces.
-    pub(super) fn pass(
+impl PromptCache {
+    /// Reads and writes one prompt. `previous` is what was cached for the conversation's previous request.
+    pub(super) fn read_and_write(
         &mut self,
-        space: u128,
-        pieces: &[Piece],
-        base: u64,
-        policy: Policy,
-        before: Option<&Trail>,
+        prompt: &CachePrompt<'_>,
+        previous: Option<&CachedPrefix>,
         now: Duration,
-    ) -> (Cached, Trail) {
-        let links = chain(space, pieces, base);
+    ) -> CacheResult {
+        let (namespace, policy) = (prompt.namespace, prompt.policy);
+        let links = chain(prompt);
         let hit = match policy {
-            Policy::Marked { .. } => self.reach(&links, now),
-            Policy::Automatic { .. } => self.longest(&links, now),
+            CachePolicy::Breakpoints { .. } => self.longest_in_lookback(&links, now),
+            CachePolicy::Automatic { .. } => self.longest(&links, now),
         };
-        let mut cached = Cached::default();
+        let mut cached = CacheUsage::default();
         let (min, step) = match policy {
-            Policy::Marked { min } => (min, 1),
-            Policy::Automatic { min, step, .. } => (min, step),
+            CachePolicy::Breakpoints { min } => (min, 1),
+            CachePolicy::Automatic { min, step, .. } => (min, step),
         };
-        let read = hit.map_or(0, |hit| links[hit].upto / step * step);
+        let read = hit.map_or(0, |hit| links[hit].total_tokens / step * step);
         cached.read = if read >= min { read } else { 0 };
-        cached.missed = before.and_then(|before| {
-            let lost = before.tokens.checked_sub(hit.map_or(0, |hit| links[hit].upto))?;
-            (lost > 0).then(|| (lost, self.why(before, space, &links, now)))
+        cached.missed = previous.and_then(|previous| {
+            let hit_tokens = hit.map_or(0, |hit| links[hit].total_tokens);
+            let tokens = previous.tokens.checked_sub(hit_tokens).filter(|tokens| *tokens > 0)?;
+            Some(MissedPrefix {
+                tokens,
+                reason: self.miss_reason(previous, namespace, &links, now),
+            })
         });
-        let held = match policy {
-            Policy::Marked { min } => self.write_marked(&links, hit, min, now, &mut cached),
-            Policy::Automatic { min, ttl, .. } => {
+        let longest_cached = match policy {
+            CachePolicy::Breakpoints { min } => {
+                self.write_at_breakpoints(&links, hit, min, now, &mut cached)
+            }
+            CachePolicy::Automatic { min, ttl, .. } => {
                 self.write_all(&links, hit, min, ttl, now, &mut cached)
             }
         };
-        self.shrink(now);
-        let upto = held.map_or(0, |held| held + 1);
-        let trail = Trail {
-            space,
-            links: links[..upto].iter().map(|link| link.hash).collect(),
-            tokens: held.map_or(0, |held| links[held].upto),
+        self.evict(now);
+        let length = longest_cached.map_or(0, |longest_cached| longest_cached + 1);
+        let cached_prefix = CachedPrefix {
+            namespace,
+            links: links[..length].iter().map(|link| link.hash).collect(),
+            tokens: longest_cached.map_or(0, |longest_cached| links[longest_cached].total_tokens),
         };
-        (cached, trail)
+        CacheResult { usage: cached, cached_prefix }
     }
 
-    fn alive(&self, hash: u128, now: Duration) -> bool {
-        self.entries.get(&hash).is_some_and(|entry| entry.ends > now)
+    fn is_alive(&self, hash: u128, now: Duration) -> bool {
+        self.entries.get(&hash).is_some_and(|entry| entry.expires_at > now)
     }
 
-    /// The longest entry that a breakpoint reaches.
-    fn reach(&self, links: &[Link], now: Duration) -> Option<usize> {
-        let marked = (0..links.len()).filter(|at| links[*at].mark.is_some());
-        let found = marked.filter_map(|mark| {
-            // Settings are no block.
-            let blocks =
-                (0..=mark).rev().filter(|at| links[*at].place != Place::Settings).take(LOOKBACK);
-            blocks.into_iter().find(|at| self.alive(links[*at].hash, now))
+    /// The longest entry that a breakpoint finds by looking back.
+    fn longest_in_lookback(&self, links: &[ChainLink], now: Duration) -> Option<usize> {
+        let breakpoints = (0..links.len()).filter(|at| links[*at].breakpoint.is_some());
+        let found = breakpoints.filter_map(|breakpoint| {
+            // Settings are not a block.
+            let blocks = (0..=breakpoint)
+                .rev()
+                .filter(|at| links[*at].place != Place::Settings)
+                .take(LOOKBACK);
+            blocks.into_iter().find(|at| self.is_alive(links[*at].hash, now))
         });
         found.max()
     }
 
-    fn longest(&self, links: &[Link], now: Duration) -> Option<usize> {
-        (0..links.len()).rev().find(|at| self.alive(links[*at].hash, now))
+    fn longest(&self, links: &[ChainLink], now: Duration) -> Option<usize> {
+        (0..links.len()).rev().find(|at| self.is_alive(links[*at].hash, now))
     }
 
-    fn why(&self, before: &Trail, space: u128, links: &[Link], now: Duration) -> Miss {
-        if before.space != space {
-            return Miss::Elsewhere;
+    fn miss_reason(
+        &self,
+        previous: &CachedPrefix,
+        namespace: u128,
+        links: &[ChainLink],
+        now: Duration,
+    ) -> MissReason {
+        if previous.namespace != namespace {
+            return MissReason::OtherCache;
         }
-        let changed = before
+        let changed = previous
             .links
             .iter()
             .enumerate()
             .find(|(at, hash)| links.get(*at).is_none_or(|link| link.hash != **hash));
-        match (changed, before.links.last()) {
-            (Some((at, _)), _) => Miss::Changed(links.get(at).map_or(Place::End, |l| l.place)),
-            (None, Some(last)) if self.alive(*last, now) => Miss::OutOfReach,
-            _ => Miss::Expired,
+        match (changed, previous.links.last()) {
+            (Some((at, _)), _) => {
+                MissReason::Changed(links.get(at).map_or(Place::End, |l| l.place))
+            }
+            (None, Some(last)) if self.is_alive(*last, now) => MissReason::OutOfReach,
+            _ => MissReason::Expired,
         }
     }
 
-    /// Writes at each breakpoint past the hit; answers the longest link that is held now.
-    fn write_marked(
+    /// Writes at each breakpoint past the hit; returns the longest link that is cached now.
+    fn write_at_breakpoints(
         &mut self,
-        links: &[Link],
+        links: &[ChainLink],
         hit: Option<usize>,
         min: u64,
         now: Duration,
-        cached: &mut Cached,
+        cached: &mut CacheUsage,
     ) -> Option<usize> {
         if let Some(hit) = hit {
             self.refresh(links[hit].hash, now);
         }
-        let mut upto = cached.read;
-        let mut held = hit;
+        let mut total_tokens = cached.read;
+        let mut longest_cached = hit;
         for (at, link) in links.iter().enumerate() {
-            let Some(ttl) = link.mark.filter(|_| link.upto >= min) else { continue };
+            let Some(ttl) = link.breakpoint.filter(|_| link.total_tokens >= min) else { continue };
             if hit.is_some_and(|hit| at <= hit) {
                 self.refresh(link.hash, now);
                 continue;
             }
             match ttl {
-                Ttl::Minutes5 => cached.written_5m += link.upto - upto,
-                Ttl::Hour1 => cached.written_1h += link.upto - upto,
+                Ttl::Minutes5 => cached.written_5m += link.total_tokens - total_tokens,
+                Ttl::Hour1 => cached.written_1h += link.total_tokens - total_tokens,
             }
-            upto = link.upto;
-            held = Some(at);
+            total_tokens = link.total_tokens;
+            longest_cached = Some(at);
             self.put(link.hash, lifetime(ttl), now);
         }
-        held
+        longest_cached
     }
 
-    /// Writes every prefix; answers the longest link.
+    /// Writes every prefix; returns the longest link.
     fn write_all(
         &mut self,
-        links: &[Link],
+        links: &[ChainLink],
         hit: Option<usize>,
         min: u64,
         ttl: Duration,
         now: Duration,
-        cached: &mut Cached,
+        cached: &mut CacheUsage,
     ) -> Option<usize> {
-        let first = links.iter().position(|link| link.upto >= min)?;
+        let first = links.iter().position(|link| link.total_tokens >= min)?;
         for link in &links[first..] {
             self.put(link.hash, ttl, now);
         }
-        let read = hit.map_or(0, |hit| links[hit].upto);
-        cached.written_5m = links.last()?.upto - read;
+        let read = hit.map_or(0, |hit| links[hit].total_tokens);
+        cached.written_5m = links.last()?.total_tokens - read;
         Some(links.len() - 1)
     }
 
     fn put(&mut self, hash: u128, ttl: Duration, now: Duration) {
-        self.entries.insert(hash, Entry { ends: now + ttl, ttl });
+        self.entries.insert(hash, CacheEntry { expires_at: now + ttl, ttl });
     }
 
-    /// A use prolongs a life (`docs/protocols.md` 7.1).
+    /// Use prolongs the life of an entry (`docs/protocols.md` 7.1).
     fn refresh(&mut self, hash: u128, now: Duration) {
-        if let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.ends > now) {
-            entry.ends = now + entry.ttl;
+        if let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.expires_at > now) {
+            entry.expires_at = now + entry.ttl;
         }
     }
 
-    fn shrink(&mut self, now: Duration) {
-        if self.entries.len() > self.most {
-            self.entries.retain(|_, entry| entry.ends > now);
+    fn evict(&mut self, now: Duration) {
+        if self.entries.len() > self.max_entries {
+            self.entries.retain(|_, entry| entry.expires_at > now);
         }
-        if self.entries.len() > self.most {
+        if self.entries.len() > self.max_entries {
             self.entries.clear();
         }
     }
@@ -257,14 +297,15 @@ fn lifetime(ttl: Ttl) -> Duration {
     }
 }
 
-fn chain(space: u128, pieces: &[Piece], base: u64) -> Vec<Link> {
-    let (mut hash, mut upto) = (space, base);
-    pieces
+fn chain(prompt: &CachePrompt<'_>) -> Vec<ChainLink> {
+    let (mut hash, mut total_tokens) = (prompt.namespace, prompt.fixed_tokens);
+    prompt
+        .pieces
         .iter()
         .map(|piece| {
             hash = link(hash, piece.hash);
-            upto += piece.tokens;
-            Link { hash, upto, mark: piece.mark, place: piece.place }
+            total_tokens += piece.tokens;
+            ChainLink { hash, total_tokens, breakpoint: piece.breakpoint, place: piece.place }
         })
         .collect()
 }
@@ -274,23 +315,23 @@ mod tests {
     use super::*;
 
     const MIN: u64 = 1000;
-    const MARKED: Policy = Policy::Marked { min: MIN };
-    const AUTOMATIC: Policy =
-        Policy::Automatic { min: MIN, step: 128, ttl: Duration::from_secs(600) };
+    const BREAKPOINTS: CachePolicy = CachePolicy::Breakpoints { min: MIN };
+    const AUTOMATIC: CachePolicy =
+        CachePolicy::Automatic { min: MIN, step: 128, ttl: Duration::from_secs(600) };
 
     /// Pieces of 500 tokens each, named by letters; `!` after one marks it, `+` for an hour.
-    fn prompt(text: &str) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = Vec::new();
+    fn prompt(text: &str) -> Vec<PromptPiece> {
+        let mut pieces: Vec<PromptPiece> = Vec::new();
         for letter in text.chars() {
             let at = pieces.len();
             match letter {
-                '!' => pieces[at - 1].mark = Some(Ttl::Minutes5),
-                '+' => pieces[at - 1].mark = Some(Ttl::Hour1),
-                letter => pieces.push(Piece {
+                '!' => pieces[at - 1].breakpoint = Some(Ttl::Minutes5),
+                '+' => pieces[at - 1].breakpoint = Some(Ttl::Hour1),
+                letter => pieces.push(PromptPiece {
                     place: Place::Message { message: at, block: 0 },
                     hash: letter as u128,
                     tokens: 500,
-                    mark: None,
+                    breakpoint: None,
                 }),
             }
         }
@@ -299,24 +340,29 @@ mod tests {
 
     /// One conversation through the cache.
     #[derive(Default)]
-    struct Talk {
-        cache: Cache,
-        trail: Option<Trail>,
+    struct CacheConversation {
+        cache: PromptCache,
+        cached_prefix: Option<CachedPrefix>,
         now: Duration,
     }
 
-    impl Talk {
-        fn pass(&mut self, text: &str, policy: Policy) -> Cached {
-            self.pass_in(1, text, policy)
+    impl CacheConversation {
+        fn send(&mut self, text: &str, policy: CachePolicy) -> CacheUsage {
+            self.send_in(1, text, policy)
         }
 
-        fn pass_in(&mut self, space: u128, text: &str, policy: Policy) -> Cached {
+        fn send_in(&mut self, namespace: u128, text: &str, policy: CachePolicy) -> CacheUsage {
             let pieces = prompt(text);
-            let before = self.trail.as_ref();
-            let (cached, trail) = self.cache.pass(space, &pieces, 0, policy, before, self.now);
-            self.trail = Some(trail);
-            cached
+            let prompt = CachePrompt { namespace, pieces: &pieces, fixed_tokens: 0, policy };
+            let previous = self.cached_prefix.as_ref();
+            let result = self.cache.read_and_write(&prompt, previous, self.now);
+            self.cached_prefix = Some(result.cached_prefix);
+            result.usage
         }
+    }
+
+    fn missed(tokens: u64, reason: MissReason) -> Option<MissedPrefix> {
+        Some(MissedPrefix { tokens, reason })
     }
 
     fn place(message: usize) -> Place {
@@ -325,97 +371,104 @@ mod tests {
 
     #[test]
     fn a_breakpoint_writes_and_the_next_request_reads() {
-        let mut talk = Talk::default();
-        let first = talk.pass("abc!", MARKED);
+        let mut conversation = CacheConversation::default();
+        let first = conversation.send("abc!", BREAKPOINTS);
         assert_eq!((first.read, first.written_5m, first.missed), (0, 1500, None));
         // The marker moved; what it marked before is found by looking back.
-        let second = talk.pass("abcde!", MARKED);
+        let second = conversation.send("abcde!", BREAKPOINTS);
         assert_eq!((second.read, second.written_5m, second.missed), (1500, 1000, None));
-        let third = talk.pass("abcde", MARKED);
-        assert_eq!(third, Cached { missed: Some((2500, Miss::OutOfReach)), ..Cached::default() });
+        let third = conversation.send("abcde", BREAKPOINTS);
+        assert_eq!(
+            third,
+            CacheUsage { missed: missed(2500, MissReason::OutOfReach), ..CacheUsage::default() }
+        );
     }
 
     #[test]
     fn what_is_too_short_is_not_cached() {
-        let mut talk = Talk::default();
-        assert_eq!(talk.pass("a!", MARKED), Cached::default());
-        assert_eq!(talk.pass("a!", MARKED), Cached::default());
-        assert_eq!(talk.pass("ab!", MARKED).written_5m, 1000);
+        let mut conversation = CacheConversation::default();
+        assert_eq!(conversation.send("a!", BREAKPOINTS), CacheUsage::default());
+        assert_eq!(conversation.send("a!", BREAKPOINTS), CacheUsage::default());
+        assert_eq!(conversation.send("ab!", BREAKPOINTS).written_5m, 1000);
     }
 
     #[test]
     fn an_edit_costs_from_where_it_stands() {
-        let mut talk = Talk::default();
-        talk.pass("ab!cdef!", MARKED);
-        let edited = talk.pass("ab!cXef!", MARKED);
+        let mut conversation = CacheConversation::default();
+        conversation.send("ab!cdef!", BREAKPOINTS);
+        let edited = conversation.send("ab!cXef!", BREAKPOINTS);
         assert_eq!((edited.read, edited.written_5m), (1000, 2000));
-        assert_eq!(edited.missed, Some((2000, Miss::Changed(place(3)))));
-        let shorter = talk.pass("ab!cX!", MARKED);
-        assert_eq!(shorter.missed, Some((2000, Miss::Changed(Place::End))));
+        assert_eq!(edited.missed, missed(2000, MissReason::Changed(place(3))));
+        let shorter = conversation.send("ab!cX!", BREAKPOINTS);
+        assert_eq!(shorter.missed, missed(2000, MissReason::Changed(Place::End)));
     }
 
     #[test]
     fn a_breakpoint_looks_back_twenty_blocks() {
         for (more, found) in [("0123456789012345678", true), ("01234567890123456789", false)] {
-            let mut talk = Talk::default();
-            talk.pass("ab!", MARKED);
-            let next = talk.pass(&format!("ab{more}!"), MARKED);
+            let mut conversation = CacheConversation::default();
+            conversation.send("ab!", BREAKPOINTS);
+            let next = conversation.send(&format!("ab{more}!"), BREAKPOINTS);
             assert_eq!(next.read == 1000, found, "{more}");
-            let missed = (!found).then_some((1000, Miss::OutOfReach));
+            let missed =
+                (!found).then_some(MissedPrefix { tokens: 1000, reason: MissReason::OutOfReach });
             assert_eq!(next.missed, missed);
         }
     }
 
     #[test]
     fn an_entry_lives_while_it_is_used() {
-        let mut talk = Talk::default();
-        talk.pass("ab!", MARKED);
+        let mut conversation = CacheConversation::default();
+        conversation.send("ab!", BREAKPOINTS);
         for _ in 0..3 {
-            talk.now += Duration::from_secs(299);
-            assert_eq!(talk.pass("ab!", MARKED).read, 1000);
+            conversation.now += Duration::from_secs(299);
+            assert_eq!(conversation.send("ab!", BREAKPOINTS).read, 1000);
         }
-        talk.now += Duration::from_secs(300);
-        let late = talk.pass("ab!", MARKED);
-        assert_eq!((late.read, late.missed), (0, Some((1000, Miss::Expired))));
-        let mut long = Talk::default();
+        conversation.now += Duration::from_secs(300);
+        let late = conversation.send("ab!", BREAKPOINTS);
+        assert_eq!((late.read, late.missed), (0, missed(1000, MissReason::Expired)));
+        let mut long = CacheConversation::default();
         assert_eq!(
-            long.pass("ab+cd!", MARKED),
-            Cached { written_1h: 1000, written_5m: 1000, ..Cached::default() }
+            long.send("ab+cd!", BREAKPOINTS),
+            CacheUsage { written_1h: 1000, written_5m: 1000, ..CacheUsage::default() }
         );
         long.now += Duration::from_secs(3599);
-        let later = long.pass("ab+cd!", MARKED);
+        let later = long.send("ab+cd!", BREAKPOINTS);
         assert_eq!((later.read, later.written_5m, later.written_1h), (1000, 1000, 0));
     }
 
     #[test]
-    fn spaces_are_apart() {
-        let mut talk = Talk::default();
-        talk.pass("abc!", MARKED);
-        let other = talk.pass_in(2, "abc!", MARKED);
-        assert_eq!((other.read, other.missed), (0, Some((1500, Miss::Elsewhere))));
+    fn namespaces_are_apart() {
+        let mut conversation = CacheConversation::default();
+        conversation.send("abc!", BREAKPOINTS);
+        let other = conversation.send_in(2, "abc!", BREAKPOINTS);
+        assert_eq!((other.read, other.missed), (0, missed(1500, MissReason::OtherCache)));
     }
 
     #[test]
     fn an_automatic_cache_reads_in_steps() {
-        let mut talk = Talk::default();
-        let first = talk.pass("abc", AUTOMATIC);
+        let mut conversation = CacheConversation::default();
+        let first = conversation.send("abc", AUTOMATIC);
         assert_eq!((first.read, first.written_5m), (0, 1500));
-        let second = talk.pass("abcd", AUTOMATIC);
+        let second = conversation.send("abcd", AUTOMATIC);
         assert_eq!((second.read, second.written_5m, second.missed), (1408, 500, None));
-        let edited = talk.pass("aXcd", AUTOMATIC);
-        assert_eq!((edited.read, edited.missed), (0, Some((2000, Miss::Changed(place(1))))));
-        talk.now += Duration::from_secs(600);
-        assert_eq!(talk.pass("aXcd", AUTOMATIC).missed, Some((2000, Miss::Expired)));
+        let edited = conversation.send("aXcd", AUTOMATIC);
+        assert_eq!((edited.read, edited.missed), (0, missed(2000, MissReason::Changed(place(1)))));
+        conversation.now += Duration::from_secs(600);
+        assert_eq!(conversation.send("aXcd", AUTOMATIC).missed, missed(2000, MissReason::Expired));
     }
 
     #[test]
-    fn past_its_limit_a_cache_forgets_the_dead_then_all() {
-        let mut talk = Talk { cache: Cache { most: 4, ..Cache::default() }, ..Talk::default() };
-        talk.pass("abcd", AUTOMATIC);
-        talk.now += Duration::from_secs(600);
-        talk.pass("ABCD", AUTOMATIC);
-        assert_eq!(talk.cache.entries.len(), 3, "the dead went");
-        talk.pass("xyz", AUTOMATIC);
-        assert_eq!(talk.cache.entries.len(), 0, "all were alive, and too many");
+    fn past_its_limit_a_cache_evicts_the_expired_then_all() {
+        let mut conversation = CacheConversation {
+            cache: PromptCache { max_entries: 4, ..PromptCache::default() },
+            ..CacheConversation::default()
+        };
+        conversation.send("abcd", AUTOMATIC);
+        conversation.now += Duration::from_secs(600);
+        conversation.send("ABCD", AUTOMATIC);
+        assert_eq!(conversation.cache.entries.len(), 3, "the expired went");
+        conversation.send("xyz", AUTOMATIC);
+        assert_eq!(conversation.cache.entries.len(), 0, "all were alive, and too many");
     }
 }

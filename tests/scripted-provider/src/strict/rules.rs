@@ -1,31 +1,31 @@
-//! How strict: what a test may switch, and what each model asks by its name.
+//! The rules that a test sets, and the rules of each model by its name.
 //!
-//! Where a switch says nothing the model's name decides, as `docs/protocols.md` has it; a name that is
-//! not known gets the strictest answer. Knows nothing of requests.
+//! For a rule that is not set the model's name decides, as in `docs/protocols.md`; an unknown name gets
+//! the strictest rules. Knows nothing of requests.
 
 use super::Dialect;
 
-/// Whether Chat Completions wants the reasoning text back (`docs/protocols.md` 4.2).
+/// Whether Chat Completions requires the reasoning text back (`docs/protocols.md` 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Echo {
+pub enum ReasoningEcho {
     /// On every assistant message with tool calls, else 400 (DeepSeek V3.2+, Kimi).
-    Demanded,
-    /// Read where it comes, its absence is a silent loss (GLM, Qwen, MiniMax, OpenRouter, vLLM).
-    Welcome,
-    /// 400 where it comes, and never sent (OpenAI, Mistral, Cerebras, Groq).
+    Required,
+    /// Read if it comes back; its absence is a silent loss (GLM, Qwen, MiniMax, OpenRouter, vLLM).
+    Optional,
+    /// 400 if it comes, and never sent (OpenAI, Mistral, Cerebras, Groq).
     Refused,
 }
 
-/// Whether Gemini demands its thought signatures (`docs/protocols.md` 5.4).
+/// Whether Gemini requires its thought signatures (`docs/protocols.md` 5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signatures {
+pub enum SignatureRule {
     /// On the first call of each step of the current turn, else 400 (Gemini 3 and later).
     Required,
-    /// Checked where they come, a silent loss where they do not (Gemini 2.5).
+    /// Checked if they come back; their absence is a silent loss (Gemini 2.5).
     Optional,
 }
 
-/// Switches. `None` means: as the model's name says.
+/// What the provider checks. `None` means: by the model's name.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// Claude, GPT: reasoning is bound to the exact prefix (`docs/protocols.md` 1.5, 3.5).
@@ -42,10 +42,10 @@ pub struct Rules {
     pub keeps_reasoning: Option<bool>,
     /// More pairs of (reader, writer): models that read another's reasoning (`docs/protocols.md` 1.5.1).
     pub readable: Vec<(String, String)>,
-    /// Chat Completions: what becomes of `reasoning_content` (`docs/protocols.md` 4.2).
-    pub reasoning_content: Option<Echo>,
-    /// Gemini: what becomes of a call without a signature (`docs/protocols.md` 5.4).
-    pub gemini_signatures: Option<Signatures>,
+    /// Chat Completions: whether `reasoning_content` is required, optional or refused (`docs/protocols.md` 4.2).
+    pub reasoning_content: Option<ReasoningEcho>,
+    /// Gemini: whether signatures are required or optional (`docs/protocols.md` 5.4).
+    pub gemini_signatures: Option<SignatureRule>,
     /// Context window, tokens.
     pub window: Option<u64>,
     /// Smallest prefix that is cached, tokens (`docs/protocols.md` 7).
@@ -54,19 +54,18 @@ pub struct Rules {
     pub unknown_fields_refused: bool,
     /// Whether it compacts on demand (`docs/protocols.md` 1.3, 3.3).
     pub compacts: bool,
-    /// Pictures in one request (`docs/protocols.md` 1.8).
-    pub most_pictures: usize,
-    /// Bytes of one picture, as it is sent (`docs/protocols.md` 1.8).
-    pub most_picture_bytes: usize,
-    /// Pixels of a picture's longer side (`docs/protocols.md` 1.8).
-    pub most_picture_side: u32,
-    /// Bytes of one request (`docs/protocols.md` 1.6).
-    pub most_request_bytes: usize,
-    /// Tokens that every model writes at most; `None`: as many as it is asked for (`docs/protocols.md` 1.8).
-    pub most_output: Option<u64>,
-    /// The next request for an answer is refused as far too long, whatever its size: an error of the
-    /// provider's own, once.
-    pub wild_overflow: bool,
+    /// Most images in one request (`docs/protocols.md` 1.8).
+    pub max_images: usize,
+    /// Most bytes of one image, as it is sent (`docs/protocols.md` 1.8).
+    pub max_image_bytes: usize,
+    /// Most pixels of an image's longer side (`docs/protocols.md` 1.8).
+    pub max_image_side: u32,
+    /// Most bytes of one request (`docs/protocols.md` 1.6).
+    pub max_request_bytes: usize,
+    /// Most output tokens of every model; `None`: any number (`docs/protocols.md` 1.8).
+    pub max_output_tokens: Option<u64>,
+    /// The next request for a reply is refused once as far too long, whatever its size.
+    pub implausible_overflow: bool,
 }
 
 impl Default for Rules {
@@ -84,12 +83,12 @@ impl Default for Rules {
             cache_min: None,
             unknown_fields_refused: true,
             compacts: true,
-            most_pictures: 100,
-            most_picture_bytes: 5 * 1024 * 1024,
-            most_picture_side: 8_000,
-            most_request_bytes: 32 * 1024 * 1024,
-            most_output: None,
-            wild_overflow: false,
+            max_images: 100,
+            max_image_bytes: 5 * 1024 * 1024,
+            max_image_side: 8_000,
+            max_request_bytes: 32 * 1024 * 1024,
+            max_output_tokens: None,
+            implausible_overflow: false,
         }
     }
 }
@@ -110,32 +109,32 @@ pub(super) enum Host {
     Compatible,
 }
 
-/// What one model asks, all switches considered.
+/// The rules of one model.
 #[derive(Clone, Debug)]
-pub(super) struct Model {
+pub(super) struct ModelRules {
     /// The name without dates, cases and the vendor.
     pub(super) name: String,
     pub(super) binding: bool,
-    /// Binding holds although nobody asked (`docs/protocols.md` 1.5.4).
+    /// Binding holds without a request for it (`docs/protocols.md` 1.5.4).
     pub(super) binding_enforced: bool,
     pub(super) account_bound: bool,
     pub(super) thinking_mandatory: Option<bool>,
     pub(super) keeps_reasoning: bool,
-    pub(super) echo: Echo,
-    pub(super) signatures: Signatures,
+    pub(super) reasoning_echo: ReasoningEcho,
+    pub(super) signature_rule: SignatureRule,
     pub(super) host: Host,
     pub(super) window: u64,
     pub(super) cache_min: u64,
     pub(super) unknown_fields_refused: bool,
     /// Compacts on demand.
     pub(super) compacts: bool,
-    /// Thinks unless told not to, and cannot be told not to.
+    /// Always thinks; requests cannot switch it off.
     pub(super) always_thinks: bool,
     /// Refuses an assistant message at the end (`docs/protocols.md` 1.2).
     pub(super) refuses_prefill: bool,
     /// Knows `role: system` among the messages (`docs/protocols.md` 1.2).
     pub(super) system_role: bool,
-    /// Hides thinking unless asked (`docs/protocols.md` 1.5).
+    /// Hides thinking unless requested (`docs/protocols.md` 1.5).
     pub(super) omits_thinking: bool,
     /// Prompt and `max_tokens` together must fit (`docs/protocols.md` 1.6).
     pub(super) max_tokens_must_fit: bool,
@@ -149,8 +148,8 @@ pub(super) struct Model {
 }
 
 impl Rules {
-    /// What the model of that name asks.
-    pub(super) fn of(&self, dialect: Dialect, name: &str) -> Model {
+    /// The rules of a model.
+    pub(super) fn for_model(&self, dialect: Dialect, name: &str) -> ModelRules {
         let plain = plain(name);
         let claude = Claude::of(&plain);
         let gpt = version_after(&plain, "gpt-");
@@ -166,18 +165,18 @@ impl Rules {
             _ => claude.keeps_thinking(),
         };
         let gemini = version_after(&plain, "gemini-");
-        let signatures = match gemini {
-            Some(version) if version < (3, 0) => Signatures::Optional,
-            _ => Signatures::Required,
+        let signature_rule = match gemini {
+            Some(version) if version < (3, 0) => SignatureRule::Optional,
+            _ => SignatureRule::Required,
         };
-        Model {
+        ModelRules {
             binding,
             binding_enforced: self.new_account || claude.binds_every_account(),
             account_bound: self.account_bound.unwrap_or(claude.account_bound()),
             thinking_mandatory: self.thinking_mandatory,
             keeps_reasoning: self.keeps_reasoning.unwrap_or(keeps),
-            echo: self.reasoning_content.unwrap_or(echo(host, &plain)),
-            signatures: self.gemini_signatures.unwrap_or(signatures),
+            reasoning_echo: self.reasoning_content.unwrap_or(reasoning_echo(host, &plain)),
+            signature_rule: self.gemini_signatures.unwrap_or(signature_rule),
             host,
             window: self.window.unwrap_or(window(dialect, claude, &plain, gpt)),
             cache_min: self.cache_min.unwrap_or(cache_min(dialect, claude, gemini, host)),
@@ -197,8 +196,8 @@ impl Rules {
     }
 }
 
-impl Model {
-    /// Whether this model reads what `writer` thought (`docs/protocols.md` 1.5.1).
+impl ModelRules {
+    /// Whether this model reads the reasoning of `writer` (`docs/protocols.md` 1.5.1).
     pub(super) fn reads(&self, writer: &str) -> bool {
         let known =
             [("claude-fable-5-1", "claude-opus-5"), ("claude-fable-5-1", "claude-opus-5-5")];
@@ -214,12 +213,12 @@ impl Model {
 /// A Claude by family and version; unknown names count as the newest.
 #[derive(Clone, Copy, Debug)]
 struct Claude {
-    family: Family,
+    family: ClaudeFamily,
     version: (u32, u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+enum ClaudeFamily {
     Haiku,
     Sonnet,
     Opus,
@@ -231,15 +230,15 @@ enum Family {
 impl Claude {
     fn of(plain: &str) -> Self {
         let families = [
-            ("haiku", Family::Haiku),
-            ("sonnet", Family::Sonnet),
-            ("opus", Family::Opus),
-            ("fable", Family::Fable),
-            ("mythos", Family::Mythos),
+            ("haiku", ClaudeFamily::Haiku),
+            ("sonnet", ClaudeFamily::Sonnet),
+            ("opus", ClaudeFamily::Opus),
+            ("fable", ClaudeFamily::Fable),
+            ("mythos", ClaudeFamily::Mythos),
         ];
         let found = families.iter().find(|(word, _)| plain.contains(word));
         let Some((word, family)) = found else {
-            return Self { family: Family::Unknown, version: (u32::MAX, 0) };
+            return Self { family: ClaudeFamily::Unknown, version: (u32::MAX, 0) };
         };
         // `claude-opus-4-5`, before that `claude-3-5-sonnet`.
         let version = version_after(plain, &format!("{word}-"))
@@ -255,26 +254,26 @@ impl Claude {
     /// `docs/protocols.md` 1.5, preserved thinking.
     fn binding(self) -> bool {
         match self.family {
-            Family::Fable | Family::Mythos => self.at_least(5, 1),
+            ClaudeFamily::Fable | ClaudeFamily::Mythos => self.at_least(5, 1),
             _ => self.at_least(5, 5),
         }
     }
 
     /// `docs/protocols.md` 1.5.4.
     fn binds_every_account(self) -> bool {
-        matches!(self.family, Family::Fable | Family::Mythos) && self.at_least(5, 2)
+        matches!(self.family, ClaudeFamily::Fable | ClaudeFamily::Mythos) && self.at_least(5, 2)
     }
 
     /// `docs/protocols.md` 1.5.2.
     fn account_bound(self) -> bool {
-        let families = [Family::Sonnet, Family::Haiku, Family::Unknown];
+        let families = [ClaudeFamily::Sonnet, ClaudeFamily::Haiku, ClaudeFamily::Unknown];
         families.contains(&self.family) && self.at_least(5, 5)
     }
 
     /// `docs/protocols.md` 1.5, which earlier blocks the model sees.
     fn keeps_thinking(self) -> bool {
         match self.family {
-            Family::Opus => self.at_least(4, 5),
+            ClaudeFamily::Opus => self.at_least(4, 5),
             _ => self.at_least(4, 6),
         }
     }
@@ -282,9 +281,11 @@ impl Claude {
     /// `docs/protocols.md` 1.2: forced tools and switched-off thinking are refused.
     fn always_thinks(self) -> bool {
         match self.family {
-            Family::Fable | Family::Mythos => self.at_least(5, 1),
-            Family::Opus | Family::Sonnet | Family::Unknown => self.at_least(5, 5),
-            Family::Haiku => false,
+            ClaudeFamily::Fable | ClaudeFamily::Mythos => self.at_least(5, 1),
+            ClaudeFamily::Opus | ClaudeFamily::Sonnet | ClaudeFamily::Unknown => {
+                self.at_least(5, 5)
+            }
+            ClaudeFamily::Haiku => false,
         }
     }
 }
@@ -327,17 +328,17 @@ fn host(name: &str, plain: &str) -> Host {
 }
 
 /// `docs/protocols.md` 4.2.
-fn echo(host: Host, plain: &str) -> Echo {
+fn reasoning_echo(host: Host, plain: &str) -> ReasoningEcho {
     match host {
-        Host::DeepSeek if plain.contains("-r1") => Echo::Refused,
-        Host::DeepSeek | Host::Kimi => Echo::Demanded,
-        Host::OpenAi | Host::Mistral | Host::GeminiCompat => Echo::Refused,
-        Host::Xai | Host::OpenRouter => Echo::Welcome,
+        Host::DeepSeek if plain.contains("-r1") => ReasoningEcho::Refused,
+        Host::DeepSeek | Host::Kimi => ReasoningEcho::Required,
+        Host::OpenAi | Host::Mistral | Host::GeminiCompat => ReasoningEcho::Refused,
+        Host::Xai | Host::OpenRouter => ReasoningEcho::Optional,
         Host::Compatible => {
-            let welcoming = ["glm", "qwen", "minimax", "gpt-oss", "reason", "mimo"];
-            match welcoming.iter().any(|family| plain.contains(family)) {
-                true => Echo::Welcome,
-                false => Echo::Refused,
+            let sends_reasoning = ["glm", "qwen", "minimax", "gpt-oss", "reason", "mimo"];
+            match sends_reasoning.iter().any(|family| plain.contains(family)) {
+                true => ReasoningEcho::Optional,
+                false => ReasoningEcho::Refused,
             }
         }
     }
@@ -361,17 +362,17 @@ fn window(dialect: Dialect, claude: Claude, plain: &str, gpt: Option<(u32, u32)>
 
 /// `docs/protocols.md` 7.1, 7.2, 7.3.
 fn cache_min(dialect: Dialect, claude: Claude, gemini: Option<(u32, u32)>, host: Host) -> u64 {
-    let opus = claude.family == Family::Opus;
+    let opus = claude.family == ClaudeFamily::Opus;
     match (dialect, claude.version) {
         (Dialect::Gemini, _) if gemini.is_some_and(|version| version < (3, 0)) => 2048,
         (Dialect::Gemini, _) => 4096,
         (Dialect::Chat, _) if host == Host::DeepSeek => 64,
         (Dialect::Chat | Dialect::Responses, _) => 1024,
         (Dialect::Anthropic, version) => match claude.family {
-            Family::Haiku if version == (4, 5) => 4096,
+            ClaudeFamily::Haiku if version == (4, 5) => 4096,
             _ if opus && (version == (4, 5) || version == (4, 6)) => 4096,
             _ if opus && version == (4, 7) => 2048,
-            Family::Sonnet if version == (5, 0) => 1024,
+            ClaudeFamily::Sonnet if version == (5, 0) => 1024,
             _ if version >= (5, 0) => 512,
             _ => 1024,
         },
@@ -382,8 +383,8 @@ fn cache_min(dialect: Dialect, claude: Claude, gemini: Option<(u32, u32)>, host:
 mod tests {
     use super::*;
 
-    fn of(dialect: Dialect, name: &str) -> Model {
-        Rules::default().of(dialect, name)
+    fn rules_of(dialect: Dialect, name: &str) -> ModelRules {
+        Rules::default().for_model(dialect, name)
     }
 
     #[test]
@@ -407,7 +408,7 @@ mod tests {
             ("claude-never-seen", true, true, true, true, 512),
         ];
         for (name, binding, account, keeps, prefill, min) in table {
-            let model = of(Dialect::Anthropic, name);
+            let model = rules_of(Dialect::Anthropic, name);
             let is = (model.binding, model.account_bound, model.keeps_reasoning);
             assert_eq!(is, (binding, account, keeps), "{name}");
             assert_eq!((model.refuses_prefill, model.cache_min), (prefill, min), "{name}");
@@ -416,35 +417,35 @@ mod tests {
 
     #[test]
     fn who_reads_whom() {
-        let fable = of(Dialect::Anthropic, "claude-fable-5.1");
+        let fable = rules_of(Dialect::Anthropic, "claude-fable-5.1");
         assert!(fable.reads("claude-opus-5") && fable.reads("claude-fable-5-1"));
-        assert!(!of(Dialect::Anthropic, "claude-opus-5").reads("claude-fable-5-1"));
+        assert!(!rules_of(Dialect::Anthropic, "claude-opus-5").reads("claude-fable-5-1"));
     }
 
     #[test]
     fn the_others_by_name() {
         for (name, echo) in [
-            ("deepseek-v3.2", Echo::Demanded),
-            ("deepseek-r1", Echo::Refused),
-            ("kimi-k2-thinking", Echo::Demanded),
-            ("gpt-5.5", Echo::Refused),
-            ("mistral-large", Echo::Refused),
-            ("glm-5.2", Echo::Welcome),
-            ("anthropic/claude-sonnet-4.5", Echo::Welcome),
+            ("deepseek-v3.2", ReasoningEcho::Required),
+            ("deepseek-r1", ReasoningEcho::Refused),
+            ("kimi-k2-thinking", ReasoningEcho::Required),
+            ("gpt-5.5", ReasoningEcho::Refused),
+            ("mistral-large", ReasoningEcho::Refused),
+            ("glm-5.2", ReasoningEcho::Optional),
+            ("anthropic/claude-sonnet-4.5", ReasoningEcho::Optional),
         ] {
-            assert_eq!(of(Dialect::Chat, name).echo, echo, "{name}");
+            assert_eq!(rules_of(Dialect::Chat, name).reasoning_echo, echo, "{name}");
         }
         for (name, signatures) in [
-            ("gemini-3-pro-preview", Signatures::Required),
-            ("gemini-2.5-pro", Signatures::Optional),
-            ("models/gemini-3.5-flash-lite", Signatures::Required),
+            ("gemini-3-pro-preview", SignatureRule::Required),
+            ("gemini-2.5-pro", SignatureRule::Optional),
+            ("models/gemini-3.5-flash-lite", SignatureRule::Required),
         ] {
-            assert_eq!(of(Dialect::Gemini, name).signatures, signatures, "{name}");
+            assert_eq!(rules_of(Dialect::Gemini, name).signature_rule, signatures, "{name}");
         }
         for (name, phases, binding) in
             [("gpt-5.3-codex", true, false), ("gpt-5.2", false, false), ("gpt-6.1-sol", true, true)]
         {
-            let model = of(Dialect::Responses, name);
+            let model = rules_of(Dialect::Responses, name);
             assert_eq!((model.phases, model.binding), (phases, binding), "{name}");
         }
     }

@@ -1,5 +1,4 @@
-//! What the tests of all protocols share: a client that keeps its history, and checks that say what
-//! went wrong.
+//! What the tests of all protocols share: a client, with checks that say what went wrong.
 
 use std::time::Duration;
 
@@ -11,14 +10,14 @@ use super::*;
 
 /// One client of one provider, with its headers.
 pub(super) struct Client {
-    pub(super) provider: Provider,
+    pub(super) provider: StrictProvider,
     pub(super) path: &'static str,
     pub(super) headers: HeaderMap,
 }
 
 impl Client {
     pub(super) fn new(path: &'static str, headers: &[(&'static str, &str)], rules: Rules) -> Self {
-        let provider = Provider::at(rules, 11, Clock::manual());
+        let provider = StrictProvider::with_clock(rules, 11, Clock::manual());
         let mut client = Self { provider, path, headers: HeaderMap::new() };
         headers.iter().for_each(|(name, value)| client.set(name, value));
         client
@@ -28,55 +27,58 @@ impl Client {
         self.headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
     }
 
-    pub(super) fn call(&self, body: &Value) -> Call {
+    pub(super) fn request(&self, body: &Value) -> ReceivedRequest {
         let now = self.provider.clock().now();
         let bytes = Bytes::from(body.to_string());
-        Call::read(self.path, &self.headers, bytes, now).unwrap()
+        ReceivedRequest::parse(self.path, &self.headers, bytes, now).unwrap()
     }
 
-    pub(super) fn judge(&self, body: &Value) -> Verdict {
-        self.provider.judge(&self.call(body))
+    pub(super) fn validate(&self, body: &Value) -> RequestVerdict {
+        self.provider.validate(&self.request(body))
     }
 
-    /// The accepted verdict; fails the test with the refusal's words.
-    pub(super) fn accept(&self, body: &Value) -> Accepted {
-        match self.judge(body) {
-            Verdict::Accepted(accepted) => accepted,
-            Verdict::Refused(refusal) => panic!("{:?}: {}", refusal.rule, refusal.message),
+    /// The accepted request; fails the test with the error's message.
+    pub(super) fn accept(&self, body: &Value) -> AcceptedRequest {
+        match self.validate(body) {
+            RequestVerdict::Accepted(accepted) => accepted,
+            RequestVerdict::Refused(error) => panic!("{:?}: {}", error.rule, error.message),
         }
     }
 
-    /// Fails unless it is refused by that rule, in words that hold these, and that the body holds.
-    pub(super) fn refuse(&self, body: &Value, rule: Rule, words: &str) {
-        let refusal = self.refuse_raw(body, rule, words);
-        let quoted = Value::from(refusal.message.as_str()).to_string();
-        assert!(refusal.body.to_string().contains(&quoted), "{}", refusal.body);
+    /// Fails unless it is refused by that rule, with a message that contains this and is in the body.
+    pub(super) fn refuse(&self, body: &Value, rule: Rule, message: &str) {
+        let error = self.refuse_raw(body, rule, message);
+        let quoted = Value::from(error.message.as_str()).to_string();
+        assert!(error.body.to_string().contains(&quoted), "{}", error.body);
     }
 
     /// The same for an error that is wrapped in another.
-    pub(super) fn refuse_raw(&self, body: &Value, rule: Rule, words: &str) -> Refusal {
-        match self.judge(body) {
-            Verdict::Refused(refusal) => {
-                assert_eq!(refusal.rule, rule, "{}", refusal.message);
-                assert!(refusal.message.contains(words), "{} has no {words}", refusal.message);
-                refusal
+    pub(super) fn refuse_raw(&self, body: &Value, rule: Rule, message: &str) -> ApiError {
+        match self.validate(body) {
+            RequestVerdict::Refused(error) => {
+                assert_eq!(error.rule, rule, "{}", error.message);
+                assert!(error.message.contains(message), "{} has no {message}", error.message);
+                error
             }
-            Verdict::Accepted(accepted) => panic!("accepted: {accepted:?}, wanted {rule:?}"),
+            RequestVerdict::Accepted(accepted) => panic!("accepted: {accepted:?}, wanted {rule:?}"),
         }
     }
 
-    /// Says `reply` to the request and answers the whole answer.
-    pub(super) fn hear(&self, body: &Value, reply: Reply) -> Value {
-        self.provider.say(reply);
-        let answer = self.provider.answer(&self.call(body));
+    /// Queues `reply` and sends the request; returns the response body.
+    pub(super) fn reply_to(&self, body: &Value, reply: ScriptedReply) -> Value {
+        self.provider.queue_reply(reply);
+        let answer = self.provider.respond(&self.request(body));
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.body
     }
 
-    pub(super) fn pass(&self, seconds: u64) {
+    pub(super) fn advance(&self, seconds: u64) {
         self.provider.clock().advance(Duration::from_secs(seconds));
     }
 }
+
+/// An edit of a request body.
+pub(super) type BodyEdit = fn(&mut Value);
 
 /// Adds to a list in a request.
 pub(super) fn push(body: &mut Value, list: &str, value: Value) {
@@ -84,7 +86,7 @@ pub(super) fn push(body: &mut Value, list: &str, value: Value) {
 }
 
 /// A text of about so many tokens, different for each name.
-pub(super) fn words(name: &str, tokens: usize) -> String {
+pub(super) fn filler_text(name: &str, tokens: usize) -> String {
     format!("{name} ").repeat(tokens * 4 / (name.len() + 1) + 1)
 }
 
@@ -92,36 +94,44 @@ pub(super) fn words(name: &str, tokens: usize) -> String {
 fn the_log_keeps_every_verdict_with_its_exact_body() {
     let client = Client::new("/v1/messages?beta=true", &[], Rules::default());
     let odd = Bytes::from_static(b"{ \"model\" : \"claude-opus-5\"  , \"x\": 1e2 }");
-    let call = Call::read(client.path, &client.headers, odd.clone(), Duration::ZERO).unwrap();
-    assert_eq!(client.provider.judge(&call).refused(), Some(Rule::Authentication));
+    let request =
+        ReceivedRequest::parse(client.path, &client.headers, odd.clone(), Duration::ZERO).unwrap();
+    assert_eq!(client.provider.validate(&request).broken_rule(), Some(Rule::Authentication));
     let log = client.provider.take_log();
-    assert_eq!((log.len(), &log[0].call.bytes), (1, &odd));
-    assert_eq!(log[0].verdict.refused(), Some(Rule::Authentication));
+    assert_eq!((log.len(), &log[0].request.bytes), (1, &odd));
+    assert_eq!(log[0].verdict.broken_rule(), Some(Rule::Authentication));
     assert!(client.provider.take_log().is_empty());
 }
 
 #[test]
-fn paths_say_what_is_asked() {
-    let read = |path: &str| {
-        let call = Call::read(
+fn paths_name_dialect_and_operation() {
+    let parse = |path: &str| {
+        let request = ReceivedRequest::parse(
             path,
             &HeaderMap::new(),
             Bytes::from_static(b"{\"model\":\"m\"}"),
             Duration::ZERO,
         )?;
-        Some((call.dialect, call.purpose, call.model, call.stream, call.framed))
+        Some((request.dialect, request.operation, request.model, request.stream, request.is_sse))
     };
     let table = [
-        ("/v1/messages?beta=true", Dialect::Anthropic, Purpose::Answer, "m", false, true),
-        ("/v1/messages/count_tokens", Dialect::Anthropic, Purpose::Count, "m", false, true),
-        ("/v1/chat/completions", Dialect::Chat, Purpose::Answer, "m", false, true),
-        ("/v1/responses", Dialect::Responses, Purpose::Answer, "m", false, true),
-        ("/v1/responses/input_tokens", Dialect::Responses, Purpose::Count, "m", false, true),
-        ("/v1beta/models/g:generateContent", Dialect::Gemini, Purpose::Answer, "g", false, false),
+        ("/v1/messages?beta=true", Dialect::Anthropic, Operation::Reply, "m", false, true),
+        ("/v1/messages/count_tokens", Dialect::Anthropic, Operation::CountTokens, "m", false, true),
+        ("/v1/chat/completions", Dialect::Chat, Operation::Reply, "m", false, true),
+        ("/v1/responses", Dialect::Responses, Operation::Reply, "m", false, true),
+        (
+            "/v1/responses/input_tokens",
+            Dialect::Responses,
+            Operation::CountTokens,
+            "m",
+            false,
+            true,
+        ),
+        ("/v1beta/models/g:generateContent", Dialect::Gemini, Operation::Reply, "g", false, false),
         (
             "/v1/models/g:streamGenerateContent?alt=sse",
             Dialect::Gemini,
-            Purpose::Answer,
+            Operation::Reply,
             "g",
             true,
             true,
@@ -129,18 +139,25 @@ fn paths_say_what_is_asked() {
         (
             "/v1beta/models/g:streamGenerateContent",
             Dialect::Gemini,
-            Purpose::Answer,
+            Operation::Reply,
             "g",
             true,
             false,
         ),
-        ("/v1beta/models/g:countTokens", Dialect::Gemini, Purpose::Count, "g", false, false),
+        (
+            "/v1beta/models/g:countTokens",
+            Dialect::Gemini,
+            Operation::CountTokens,
+            "g",
+            false,
+            false,
+        ),
     ];
-    for (path, dialect, purpose, model, stream, framed) in table {
-        assert_eq!(read(path), Some((dialect, purpose, model.into(), stream, framed)), "{path}");
+    for (path, dialect, operation, model, stream, is_sse) in table {
+        assert_eq!(parse(path), Some((dialect, operation, model.into(), stream, is_sse)), "{path}");
     }
     for path in ["/", "/v1/models", "/v1/completions", "/v1/models/g:embedContent"] {
-        assert_eq!(read(path), None, "{path}");
+        assert_eq!(parse(path), None, "{path}");
     }
 }
 
@@ -149,7 +166,9 @@ fn an_account_is_its_key_in_any_header() {
     let account = |name: &'static str, value: &str, path: &str| {
         let mut headers = HeaderMap::new();
         headers.insert(name, HeaderValue::from_str(value).unwrap());
-        Call::read(path, &headers, Bytes::from_static(b"{}"), Duration::ZERO).unwrap().account
+        ReceivedRequest::parse(path, &headers, Bytes::from_static(b"{}"), Duration::ZERO)
+            .unwrap()
+            .account
     };
     let key = account("x-api-key", "k", "/v1/messages");
     assert_eq!(key, account("authorization", "Bearer k", "/v1/messages"));
@@ -157,7 +176,7 @@ fn an_account_is_its_key_in_any_header() {
     assert_ne!(key, account("x-goog-api-key", "other", "/v1/models/g:generateContent?key=k"));
 }
 
-/// What a recording may be refused for: another provider's seals and ids, reasoning that a host of
+/// What a recording may be refused for: another provider's signatures and ids, reasoning that a host of
 /// that name does not send, and one client's own fault.
 fn excused(rule: Rule, file: &str) -> bool {
     match rule {
@@ -173,7 +192,7 @@ fn excused(rule: Rule, file: &str) -> bool {
 #[test]
 fn what_real_clients_send_is_well_formed() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/agents");
-    let mut judged = 0;
+    let mut checked = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let file = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -184,38 +203,39 @@ fn what_real_clients_send_is_well_formed() {
         let lines = zstd::decode_all(std::fs::File::open(&path).unwrap()).unwrap();
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let request: Value = serde_json::from_slice(line).unwrap();
-            let Some(call) = recorded(&request) else { continue };
-            judged += 1;
-            let verdict = Provider::at(Rules::default(), 1, Clock::manual()).judge(&call);
-            if let Verdict::Refused(refusal) = verdict {
-                let (rule, message) = (refusal.rule, refusal.message);
+            let Some(request) = recorded(&request) else { continue };
+            checked += 1;
+            let verdict =
+                StrictProvider::with_clock(Rules::default(), 1, Clock::manual()).validate(&request);
+            if let RequestVerdict::Refused(error) = verdict {
+                let (rule, message) = (error.rule, error.message);
                 assert!(excused(rule, &file), "{file}: {rule:?}: {message}");
             }
         }
     }
-    assert!(judged > 300, "{judged}");
+    assert!(checked > 300, "{checked}");
 }
 
-/// A recorded request as a call; `None` for what is no call for an answer.
-fn recorded(request: &Value) -> Option<Call> {
+/// A recorded request; `None` if it has no body.
+fn recorded(request: &Value) -> Option<ReceivedRequest> {
     let body = request["body"].as_str().filter(|body| !body.is_empty())?;
     let mut headers = HeaderMap::new();
-    for pair in measure::items(&request["headers"]) {
-        let name = HeaderName::from_bytes(measure::text(&pair[0]).as_bytes()).unwrap();
-        headers.append(name, HeaderValue::from_str(measure::text(&pair[1])).unwrap());
+    for pair in prompt::items(&request["headers"]) {
+        let name = HeaderName::from_bytes(prompt::text(&pair[0]).as_bytes()).unwrap();
+        headers.append(name, HeaderValue::from_str(prompt::text(&pair[1])).unwrap());
     }
     // Recordings hold no keys.
     headers.insert("authorization", HeaderValue::from_static("Bearer key"));
     let bytes = Bytes::copy_from_slice(body.as_bytes());
-    Call::read(measure::text(&request["target"]), &headers, bytes, Duration::ZERO)
+    ReceivedRequest::parse(prompt::text(&request["target"]), &headers, bytes, Duration::ZERO)
 }
 
 #[test]
-fn a_wild_overflow_is_said_once_whatever_the_request() {
-    let rules = || Rules { wild_overflow: true, ..Rules::default() };
+fn an_implausible_overflow_is_sent_once_whatever_the_request() {
+    let rules = || Rules { implausible_overflow: true, ..Rules::default() };
     let body = json!({"model": "deepseek-v4", "messages": [{"role": "user", "content": "Look."}]});
     let client = Client::new("/v1/chat/completions", &[("authorization", "Bearer k")], rules());
-    let as_it_is = client.provider.would(client.path, &client.headers, body.to_string().into());
+    let as_it_is = client.provider.dry_run(client.path, &client.headers, body.to_string().into());
     assert!(as_it_is.is_ok(), "nobody asked for an answer");
     client.refuse(&body, Rule::Overflow, "your messages resulted in 210000 tokens");
     client.accept(&body);

@@ -1,51 +1,51 @@
-//! What a judgement says: a refusal in the provider's own words, or what was accepted and what was
-//! lost without a word.
+//! The verdict on a request: the provider's error, or what was accepted and what was lost without an
+//! error.
 //!
-//! Every refusal names its rule; a rule names the heading of `docs/protocols.md` it comes from.
+//! Every error names its rule; a rule names the heading of `docs/protocols.md` it comes from.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::cache::{Cached, Miss};
-use super::measure::Place;
-use super::{Dialect, Standing};
+use super::cache::{CacheUsage, MissReason};
+use super::prompt::Place;
+use super::{Dialect, ReplyBasis};
 
-/// What becomes of a request.
+/// The verdict on a request.
 #[derive(Clone, Debug)]
-pub enum Verdict {
+pub enum RequestVerdict {
     /// Refused, as a real provider refuses it.
-    Refused(Refusal),
+    Refused(ApiError),
     /// Accepted, with what it costs and what it silently lost.
-    Accepted(Accepted),
+    Accepted(AcceptedRequest),
 }
 
-impl Verdict {
-    /// The refusal's rule; `None` where it was accepted.
-    pub fn refused(&self) -> Option<Rule> {
+impl RequestVerdict {
+    /// The rule that it breaks; `None` if it was accepted.
+    pub fn broken_rule(&self) -> Option<Rule> {
         match self {
-            Self::Refused(refusal) => Some(refusal.rule),
+            Self::Refused(error) => Some(error.rule),
             Self::Accepted(_) => None,
         }
     }
 
-    /// What was accepted; `None` where it was refused.
-    pub fn accepted(&self) -> Option<&Accepted> {
+    /// What was accepted; `None` if it was refused.
+    pub fn accepted(&self) -> Option<&AcceptedRequest> {
         match self {
             Self::Refused(_) => None,
             Self::Accepted(accepted) => Some(accepted),
         }
     }
 
-    /// What was lost without a word; nothing where it was refused.
+    /// What was lost without an error; nothing if it was refused.
     pub fn losses(&self) -> &[Loss] {
         self.accepted().map_or(&[], |accepted| &accepted.losses)
     }
 }
 
-/// A refusal.
+/// An error response of the provider.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct ApiError {
     /// HTTP status.
     pub status: u16,
     /// Headers besides `content-type`.
@@ -58,45 +58,45 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// What was accepted.
+/// An accepted request.
 #[derive(Clone, Debug)]
-pub struct Accepted {
+pub struct AcceptedRequest {
     /// Tokens of the whole prompt, after the provider's own edits.
     pub input_tokens: u64,
     /// Tokens before them.
     pub unedited_tokens: u64,
-    /// Of those what the cache gave and took; nothing for a count.
-    pub cached: Cached,
+    /// Those read from and written to the cache; nothing for a count.
+    pub cache_usage: CacheUsage,
     /// Reasoning withheld from the model, as the provider reports it.
     pub transformations: Vec<Transformation>,
     /// The provider's own context edits, as it reports them (`docs/protocols.md` 1.3).
     pub edits: Vec<Value>,
-    /// What was lost without a word.
+    /// What was lost without an error.
     pub losses: Vec<Loss>,
-    pub(super) standing: Arc<Standing>,
+    pub(super) basis: Arc<ReplyBasis>,
 }
 
-/// Reasoning that is withheld from the model, or let through although it does not fit.
+/// Reasoning that is withheld from the model, or read although it does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transformation {
     /// Where it stands.
     pub place: Place,
     /// The item's id (Responses).
     pub id: Option<String>,
-    /// Why.
-    pub why: Why,
-    /// Let through all the same (`docs/protocols.md` 1.5.6).
+    /// Why it is not read.
+    pub reason: DropReason,
+    /// Read all the same (`docs/protocols.md` 1.5.6).
     pub allowed: bool,
 }
 
-/// Why reasoning is not read.
+/// The reason why reasoning is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum DropReason {
     /// Another model's, which this one does not read.
     Model,
     /// Another account's.
     Account,
-    /// What stands before it has changed.
+    /// Its prefix has changed.
     Prefix,
     /// An earlier turn's, which this model does not keep.
     Turn,
@@ -109,10 +109,10 @@ pub enum Loss {
     ReasoningDropped {
         /// Where it stands.
         place: Place,
-        /// Why.
-        why: Why,
+        /// Why it was not read.
+        reason: DropReason,
     },
-    /// Reasoning that we issued did not come back, where the model would look for it.
+    /// Issued reasoning did not come back where the model would look for it.
     ReasoningAbsent {
         /// The reply it belongs to.
         place: Place,
@@ -132,8 +132,8 @@ pub enum Loss {
     CacheMissed {
         /// Tokens of it.
         tokens: u64,
-        /// Why, and where the first difference stands.
-        why: Miss,
+        /// Why it was not read, and where the first difference is.
+        reason: MissReason,
     },
     /// A signature is missing, or replaced by the value that skips the check, where none is demanded.
     SignatureAbsent {
@@ -149,7 +149,7 @@ pub enum Loss {
 
 /// The rules, each with its heading in `docs/protocols.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "each says what it says; `section` has the source")]
+#[expect(missing_docs, reason = "the name says it; `section` has the source")]
 pub enum Rule {
     Authentication,
     VersionHeader,
@@ -201,7 +201,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Where that is written down.
+    /// The heading that it comes from.
     pub fn section(self) -> &'static str {
         match self {
             Self::Authentication | Self::VersionHeader | Self::BetaMissing => {
@@ -251,8 +251,8 @@ impl Rule {
     }
 }
 
-impl Refusal {
-    /// Something real providers know and this one does not: never taken for an answer.
+impl ApiError {
+    /// Something that real providers have and this one does not.
     pub(super) fn not_simulated(dialect: Dialect, what: &str) -> Self {
         let message = format!("The strict provider does not simulate this: {what}.");
         match dialect {
@@ -279,9 +279,9 @@ impl Refusal {
 
     /// One with a code for machines (`docs/protocols.md` 1.1).
     pub(super) fn anthropic_code(rule: Rule, code: &str, message: String) -> Self {
-        let mut refusal = Self::anthropic(rule, message);
-        refusal.body["error"]["details"] = json!({"error_code": code});
-        refusal
+        let mut error = Self::anthropic(rule, message);
+        error.body["error"]["details"] = json!({"error_code": code});
+        error
     }
 
     /// `docs/protocols.md` 2.5, 3.2.

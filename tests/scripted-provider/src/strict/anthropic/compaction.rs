@@ -1,38 +1,38 @@
-//! Compaction on demand (`docs/protocols.md` 1.3, 1.5.7): what may be summarised, the signed block that
-//! comes of it, and where such a block may stand.
+//! Compaction on demand (`docs/protocols.md` 1.3, 1.5.7): what may be summarized, the signed block with the
+//! summary, and where such a block may stand.
 //!
-//! Codes and wordings are those of the public SDK's errors.
+//! Codes and messages are those of the public SDK's errors.
 
 use serde_json::{Value, json};
 
 use super::{Block, DIALECT, refuse};
-use crate::strict::measure::{hash, items, link, text, weigh_text};
-use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Mint, Summarised};
-use crate::strict::verdict::{Accepted, Refusal, Rule};
-use crate::strict::{Call, Purpose};
+use crate::strict::prompt::{hash, items, link, measure_text, text};
+use crate::strict::reply_store::{IdGenerator, IssuedSummary, ReplyStore};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{AcceptedRequest, ApiError, Rule};
+use crate::strict::{Operation, ReceivedRequest};
 
 const BETA: &str = "compact-2026-09-04";
 
-fn wrong<T>(code: &str, message: &str) -> Result<T, Refusal> {
-    Err(Refusal::anthropic_code(Rule::Compaction, code, message.to_owned()))
+fn refuse_with_code<T>(code: &str, message: &str) -> Result<T, ApiError> {
+    Err(ApiError::anthropic_code(Rule::Compaction, code, message.to_owned()))
 }
 
-/// Checks the question, and the blocks that came back.
+/// Checks a request for a summary, and summaries that came back.
 pub(super) fn check(
-    call: &Call,
-    model: &Model,
-    book: &Book,
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    store: &ReplyStore,
     blocks: &[Block<'_>],
     betas: &str,
-) -> Result<(), Refusal> {
-    if call.purpose == Purpose::Compact {
-        asked(call, model, blocks)?;
+) -> Result<(), ApiError> {
+    if request.operation == Operation::Compact {
+        check_operation(request, model, blocks)?;
     }
-    let is_one = |block: &&Block<'_>| block.kind == "compaction";
-    let Some(any) = blocks.iter().find(is_one) else { return Ok(()) };
+    let is_summary = |block: &&Block<'_>| block.kind == "compaction";
+    let Some(first) = blocks.iter().find(is_summary) else { return Ok(()) };
     if !betas.split(',').any(|beta| beta.trim() == BETA) || !model.compacts {
-        let path = any.path();
+        let path = first.path();
         return refuse(
             Rule::BetaMissing,
             format!(
@@ -40,36 +40,40 @@ pub(super) fn check(
             ),
         );
     }
-    let edits = items(&call.body["context_management"]["edits"]);
+    let edits = items(&request.body["context_management"]["edits"]);
     if edits.into_iter().any(|edit| text(&edit["type"]).starts_with("compact_")) {
         let message =
             "context_management: a `compaction` block cannot be combined with a compaction edit";
         return refuse(Rule::Compaction, message);
     }
-    for (at, block) in blocks.iter().enumerate().filter(|(_, block)| is_one(block)) {
+    for (at, block) in blocks.iter().enumerate().filter(|(_, block)| is_summary(block)) {
         if at > 0 || block.role == "system" {
             let message = "The `compaction` block is not the first block of the conversation, or is in a `system` message.";
-            return wrong("compaction_block_misplaced", message);
+            return refuse_with_code("compaction_block_misplaced", message);
         }
         if block.field("content").is_null() {
             continue;
         }
-        let known = book.summarised(DIALECT, text(block.field("signature")));
-        let Some(known) = known.filter(|one| Some(one.account) == call.account) else {
+        let summary = store.summary(DIALECT, text(block.field("signature")));
+        let Some(summary) = summary.filter(|it| Some(it.account) == request.account) else {
             let message = "The `compaction` block's `signature` does not verify.";
-            return wrong("compaction_signature_invalid", message);
+            return refuse_with_code("compaction_signature_invalid", message);
         };
-        if known.words != hash(&[text(block.field("content"))]) {
+        if summary.content_hash != hash(&[text(block.field("content"))]) {
             let message = "The `compaction` block's `content` differs from the text its `signature` recorded.";
-            return wrong("compaction_content_mismatch", message);
+            return refuse_with_code("compaction_content_mismatch", message);
         }
     }
     Ok(())
 }
 
-/// A request for a block: of a finished turn, with nothing that only shapes a reply.
-fn asked(call: &Call, model: &Model, blocks: &[Block<'_>]) -> Result<(), Refusal> {
-    let body = &call.body;
+/// Checks a request for a summary: it ends on a finished turn and has no fields that only shape a reply.
+fn check_operation(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    blocks: &[Block<'_>],
+) -> Result<(), ApiError> {
+    let body = &request.body;
     let extra =
         |name: &str| refuse(Rule::UnknownField, format!("{name}: Extra inputs are not permitted"));
     if !model.compacts {
@@ -92,11 +96,11 @@ fn asked(call: &Call, model: &Model, blocks: &[Block<'_>]) -> Result<(), Refusal
         );
     }
     match blocks.last() {
-        Some(last) if last.kind == "tool_use" => wrong(
+        Some(last) if last.kind == "tool_use" => refuse_with_code(
             "compaction_incomplete_turn",
             "The compaction request ends on an `assistant` turn that is not finished.",
         ),
-        None => wrong(
+        None => refuse_with_code(
             "compaction_nothing_to_summarize",
             "`messages` holds no `user` or `assistant` content to summarize or adopt.",
         ),
@@ -104,56 +108,62 @@ fn asked(call: &Call, model: &Model, blocks: &[Block<'_>]) -> Result<(), Refusal
     }
 }
 
-/// The chain after a block: that of what it stands for, where the first message after it is another
-/// role's than the last in it, and a binding model wrote it (`docs/protocols.md` 1.5.7).
-pub(super) fn chain(book: &Book, block: &Block<'_>, next: Option<&Block<'_>>, chain: u128) -> u128 {
+/// The chain after a summary: that of the history it stands for, if a binding model wrote it and the next
+/// message has another role than the last one in that history (`docs/protocols.md` 1.5.7).
+pub(super) fn chain(
+    store: &ReplyStore,
+    block: &Block<'_>,
+    next: Option<&Block<'_>>,
+    chain: u128,
+) -> u128 {
     if block.field("content").is_null() {
         return chain;
     }
-    let known = book.summarised(DIALECT, text(block.field("signature")));
-    let goes_on = |one: &&Summarised| next.is_none_or(|next| next.role != one.last_role);
-    match known.filter(|one| one.binds).filter(goes_on) {
-        Some(one) => one.prefix.messages,
-        None => link(chain, block.weighed.hash),
+    let summary = store.summary(DIALECT, text(block.field("signature")));
+    let continues = |it: &&IssuedSummary| next.is_none_or(|next| next.role != it.last_role);
+    match summary.filter(|it| it.keeps_prefix).filter(continues) {
+        Some(summary) => summary.prefix.messages,
+        None => link(chain, block.measured.hash),
     }
 }
 
-/// The answer: a signed block, alone.
+/// The response: one signed block.
 pub(crate) fn compact(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    book: &mut Book,
-    mint: &mut Mint,
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    store: &mut ReplyStore,
+    ids: &mut IdGenerator,
 ) -> Value {
-    let count = items(&call.body["messages"]).count();
-    let told = text(&call.body["compaction"]["instructions"]);
-    let words = format!("Of {count} messages: much was read, and the task goes on. {told}");
-    let signature = mint.signature(200);
-    let last = items(&call.body["messages"]).last();
-    book.add_summarised(
+    let count = items(&request.body["messages"]).count();
+    let instructions = text(&request.body["compaction"]["instructions"]);
+    let summary =
+        format!("Of {count} messages: much was read, and the task goes on. {instructions}");
+    let signature = ids.signature(200);
+    let last = items(&request.body["messages"]).last();
+    store.add_summary(
         DIALECT,
         &signature,
-        Summarised {
-            account: call.account.unwrap_or_default(),
-            words: hash(&[&words]),
-            prefix: accepted.standing.prefix,
-            binds: model.binding,
+        IssuedSummary {
+            account: request.account.unwrap_or_default(),
+            content_hash: hash(&[&summary]),
+            prefix: accepted.basis.prefix,
+            keeps_prefix: model.binding,
             last_role: last.map_or(String::new(), |last| text(&last["role"]).to_owned()),
         },
     );
-    let cached = accepted.cached;
+    let cached = accepted.cache_usage;
     let written = cached.written_5m + cached.written_1h;
     json!({
-        "id": mint.id("msg_"), "type": "message", "role": "assistant", "model": call.model,
-        "content": [{"type": "compaction", "content": words, "signature": signature, "tool_changes": []}],
+        "id": ids.id("msg_"), "type": "message", "role": "assistant", "model": request.model,
+        "content": [{"type": "compaction", "content": summary, "signature": signature, "tool_changes": []}],
         "stop_reason": "compaction", "stop_sequence": null,
         "usage": {
             "input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
             "output_tokens": 0, "iterations": [{
                 "type": "compaction", "input_tokens": accepted.input_tokens - cached.read - written,
                 "cache_creation_input_tokens": written, "cache_read_input_tokens": cached.read,
-                "output_tokens": weigh_text("assistant", &words).tokens,
+                "output_tokens": measure_text("assistant", &summary).tokens,
             }],
         },
     })

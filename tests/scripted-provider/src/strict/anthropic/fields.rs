@@ -1,20 +1,20 @@
 //! Which fields, values and blocks a request may have, and in which places (`docs/protocols.md` 1.1, 1.2).
 //!
-//! A field the protocol does not know, or whose beta is not named, is refused as the real one does:
-//! "Extra inputs are not permitted".
+//! An unknown field, or one whose beta is not named, is refused as by the real provider: "Extra inputs are
+//! not permitted".
 
 use std::collections::HashSet;
 
 use serde_json::Value;
 
 use super::{Block, refuse};
-use crate::strict::measure::{items, text};
-use crate::strict::rules::Model;
-use crate::strict::verdict::{Refusal, Rule};
-use crate::strict::{Call, Purpose};
+use crate::strict::prompt::{items, text};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{ApiError, Rule};
+use crate::strict::{Operation, ReceivedRequest};
 
 /// Fields that need no beta.
-const PLAIN: [&str; 21] = [
+const FIELDS: [&str; 21] = [
     "model",
     "messages",
     "system",
@@ -38,7 +38,7 @@ const PLAIN: [&str; 21] = [
     "container",
 ];
 /// Fields with the betas of which one has to be named, by their beginnings (`docs/protocols.md` 1.3).
-const BETA: [(&str, &[&str]); 8] = [
+const BETA_FIELDS: [(&str, &[&str]); 8] = [
     ("context_management", &["context-management-", "compact-2026-01-12"]),
     ("compaction", &["compact-2026-09-04"]),
     ("thread", &["message-threads-"]),
@@ -49,10 +49,10 @@ const BETA: [(&str, &[&str]); 8] = [
     ("speed", &["fast-mode-"]),
 ];
 /// Fields that a count does not take (`docs/protocols.md` 1.7).
-const NOT_COUNTED: [&str; 4] = ["max_tokens", "stream", "stop_sequences", "temperature"];
+const NOT_IN_COUNTS: [&str; 4] = ["max_tokens", "stream", "stop_sequences", "temperature"];
 
 /// Fields of the blocks that the protocol closes; other blocks are an open set.
-const BLOCKS: [(&str, &[&str]); 6] = [
+const BLOCK_FIELDS: [(&str, &[&str]); 6] = [
     ("text", &["type", "text", "cache_control", "citations"]),
     ("thinking", &["type", "thinking", "signature"]),
     ("redacted_thinking", &["type", "data"]),
@@ -79,56 +79,62 @@ const OPEN_BLOCKS: [&str; 12] = [
     "browser_state",
 ];
 
-fn names(betas: &str, wanted: &[&str]) -> bool {
+fn has_beta(betas: &str, wanted: &[&str]) -> bool {
     betas.split(',').any(|beta| wanted.iter().any(|start| beta.trim().starts_with(start)))
 }
 
-fn extra<T>(rule: Rule, path: &str) -> Result<T, Refusal> {
+fn refuse_extra_field<T>(rule: Rule, path: &str) -> Result<T, ApiError> {
     refuse(rule, format!("{path}: Extra inputs are not permitted"))
 }
 
-fn required<T>(path: &str) -> Result<T, Refusal> {
+fn refuse_missing_field<T>(path: &str) -> Result<T, ApiError> {
     refuse(Rule::FieldRequired, format!("{path}: Field required"))
 }
 
 /// The fields beside the messages.
-pub(super) fn check(call: &Call, model: &Model, betas: &str) -> Result<(), Refusal> {
-    let body = &call.body;
+pub(super) fn check(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    betas: &str,
+) -> Result<(), ApiError> {
+    let body = &request.body;
     let Some(fields) = body.as_object() else {
         return refuse(Rule::BadValue, "Input should be an object");
     };
     for name in fields.keys() {
-        let beta = BETA.iter().find(|(field, _)| field == name);
+        let beta = BETA_FIELDS.iter().find(|(field, _)| field == name);
         match beta {
-            Some((_, wanted)) if !names(betas, wanted) => return extra(Rule::BetaMissing, name),
-            None if !PLAIN.contains(&name.as_str()) && model.unknown_fields_refused => {
-                return extra(Rule::UnknownField, name);
+            Some((_, wanted)) if !has_beta(betas, wanted) => {
+                return refuse_extra_field(Rule::BetaMissing, name);
+            }
+            None if !FIELDS.contains(&name.as_str()) && model.unknown_fields_refused => {
+                return refuse_extra_field(Rule::UnknownField, name);
             }
             _ => {}
         }
-        if call.purpose == Purpose::Count && NOT_COUNTED.contains(&name.as_str()) {
-            return extra(Rule::UnknownField, name);
+        if request.operation == Operation::CountTokens && NOT_IN_COUNTS.contains(&name.as_str()) {
+            return refuse_extra_field(Rule::UnknownField, name);
         }
     }
     if model.name.is_empty() {
-        return required("model");
+        return refuse_missing_field("model");
     }
-    if call.purpose != Purpose::Count && body["max_tokens"].as_u64().is_none() {
-        return required("max_tokens");
+    if request.operation != Operation::CountTokens && body["max_tokens"].as_u64().is_none() {
+        return refuse_missing_field("max_tokens");
     }
-    let new_version = call.header("anthropic-version").as_deref() == Some("2026-10-21");
+    let new_version = request.header("anthropic-version").as_deref() == Some("2026-10-21");
     let sampling = ["temperature", "top_p", "top_k"];
     if let Some(name) = sampling.iter().find(|name| new_version && fields.contains_key(**name)) {
-        return extra(Rule::UnknownField, name);
+        return refuse_extra_field(Rule::UnknownField, name);
     }
-    not_simulated(body)?;
-    thinking_config(body, model, betas)?;
-    markers(body)
+    check_simulated(body)?;
+    check_thinking_config(body, model, betas)?;
+    check_cache_markers(body)
 }
 
-/// What real ones do and this one does not (yet): compaction past a threshold and held threads
-/// (`docs/protocols.md` 1.3). They belong here.
-fn not_simulated(body: &Value) -> Result<(), Refusal> {
+/// Not simulated yet: compaction past a threshold, and threads that the provider stores
+/// (`docs/protocols.md` 1.3).
+fn check_simulated(body: &Value) -> Result<(), ApiError> {
     let compacts = items(&body["context_management"]["edits"])
         .any(|edit| text(&edit["type"]).starts_with("compact_"));
     let what = match () {
@@ -136,22 +142,22 @@ fn not_simulated(body: &Value) -> Result<(), Refusal> {
         () if body["thread"].is_object() => "threads",
         () => return Ok(()),
     };
-    Err(Refusal::not_simulated(super::DIALECT, what))
+    Err(ApiError::not_simulated(super::DIALECT, what))
 }
 
 /// `docs/protocols.md` 1.2, 1.5.6.
-fn thinking_config(body: &Value, model: &Model, betas: &str) -> Result<(), Refusal> {
+fn check_thinking_config(body: &Value, model: &ModelRules, betas: &str) -> Result<(), ApiError> {
     let thinking = &body["thinking"];
     let kind = text(&thinking["type"]);
     let budget = thinking["budget_tokens"].as_u64();
-    let most = body["max_tokens"].as_u64().unwrap_or(u64::MAX);
+    let max_tokens = body["max_tokens"].as_u64().unwrap_or(u64::MAX);
     if let Some(binding) = thinking.get("block_binding") {
         let path = format!("thinking.{kind}.block_binding");
         if kind != "adaptive" {
-            return extra(Rule::UnknownField, &path);
+            return refuse_extra_field(Rule::UnknownField, &path);
         }
-        if !names(betas, &["thinking-binding-controls-2026-08-01"]) {
-            return extra(Rule::BetaMissing, &path);
+        if !has_beta(betas, &["thinking-binding-controls-2026-08-01"]) {
+            return refuse_extra_field(Rule::BetaMissing, &path);
         }
         if !["drop_block", "error"].contains(&text(&binding["prefix_mismatch_behavior"])) {
             let path = format!("{path}.prefix_mismatch_behavior");
@@ -168,17 +174,17 @@ fn thinking_config(body: &Value, model: &Model, betas: &str) -> Result<(), Refus
                 "\"thinking.type.{kind}\" is not supported for this model. Use \"thinking.type.adaptive\" and \"output_config.effort\" to control thinking."
             ),
         ),
-        ("enabled", None) => required("thinking.enabled.budget_tokens"),
+        ("enabled", None) => refuse_missing_field("thinking.enabled.budget_tokens"),
         ("enabled", Some(..1024)) => refuse(
             Rule::ThinkingConfig,
             "thinking.enabled.budget_tokens: Input should be greater than or equal to 1024",
         ),
-        ("enabled", Some(budget)) if budget >= most => refuse(
+        ("enabled", Some(budget)) if budget >= max_tokens => refuse(
             Rule::ThinkingConfig,
             "`max_tokens` must be greater than `thinking.budget_tokens`.",
         ),
         ("" | "enabled" | "adaptive" | "disabled" | "between_tools", _) => {
-            forced_tool(body, model, kind)
+            check_forced_tool(body, model, kind)
         }
         (other, _) => refuse(
             Rule::ThinkingConfig,
@@ -190,7 +196,7 @@ fn thinking_config(body: &Value, model: &Model, betas: &str) -> Result<(), Refus
 }
 
 /// `docs/protocols.md` 1.2: thinking and forced tools.
-fn forced_tool(body: &Value, model: &Model, thinking: &str) -> Result<(), Refusal> {
+fn check_forced_tool(body: &Value, model: &ModelRules, thinking: &str) -> Result<(), ApiError> {
     let forced = ["tool", "any"].contains(&text(&body["tool_choice"]["type"]));
     match thinking {
         _ if !forced => Ok(()),
@@ -207,15 +213,15 @@ fn forced_tool(body: &Value, model: &Model, thinking: &str) -> Result<(), Refusa
 }
 
 /// Cache markers: at most four, none on thinking or empty text, 1h before 5m (`docs/protocols.md` 1.2).
-fn markers(body: &Value) -> Result<(), Refusal> {
-    let marked = |value: &Value| value.get("cache_control").filter(|m| m.is_object()).cloned();
+fn check_cache_markers(body: &Value) -> Result<(), ApiError> {
+    let marker_of = |value: &Value| value.get("cache_control").filter(|m| m.is_object()).cloned();
     let blocks = items(&body["messages"]).flat_map(|message| items(&message["content"]));
     let with_nested =
         blocks.flat_map(|block| std::iter::once(block).chain(items(&block["content"])));
     let places = items(&body["tools"]).chain(items(&body["system"])).chain(with_nested);
     let mut markers: Vec<Value> = Vec::new();
     for place in places {
-        let Some(marker) = marked(place) else { continue };
+        let Some(marker) = marker_of(place) else { continue };
         if place["text"] == "" {
             return refuse(
                 Rule::CacheMarkerPlace,
@@ -224,7 +230,7 @@ fn markers(body: &Value) -> Result<(), Refusal> {
         }
         markers.push(marker);
     }
-    markers.extend(marked(body));
+    markers.extend(marker_of(body));
     if markers.len() > 4 {
         let found = markers.len();
         return refuse(
@@ -232,9 +238,9 @@ fn markers(body: &Value) -> Result<(), Refusal> {
             format!("A maximum of 4 blocks with cache_control may be provided. Found {found}."),
         );
     }
-    let mut short = false;
+    let mut has_short = false;
     for marker in &markers {
-        let long = marker["ttl"] == "1h";
+        let is_long = marker["ttl"] == "1h";
         if marker["type"] != "ephemeral" || !["", "5m", "1h"].contains(&text(&marker["ttl"])) {
             return refuse(
                 Rule::BadValue,
@@ -243,30 +249,31 @@ fn markers(body: &Value) -> Result<(), Refusal> {
                 ),
             );
         }
-        if long && short {
+        if is_long && has_short {
             return refuse(
                 Rule::CacheMarkerOrder,
                 "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that blocks are processed in the following order: `tools`, `system`, `messages`.",
             );
         }
-        short |= !long;
+        has_short |= !is_long;
     }
     Ok(())
 }
 
 /// Roles, emptiness, and the fields of each block (`docs/protocols.md` 1.2).
 pub(super) fn check_messages(
-    call: &Call,
-    model: &Model,
+    request: &ReceivedRequest,
+    model: &ModelRules,
     blocks: &[Block<'_>],
-) -> Result<(), Refusal> {
-    let messages: Vec<&Value> = items(&call.body["messages"]).collect();
+) -> Result<(), ApiError> {
+    let messages: Vec<&Value> = items(&request.body["messages"]).collect();
     let Some(first) = messages.first() else {
         return refuse(Rule::FieldRequired, "messages: at least one message is required");
     };
     // A summary comes first (`docs/protocols.md` 1.3).
-    let begins = items(&first["content"]).next().is_some_and(|one| one["type"] == "compaction");
-    if first["role"] != "user" && !begins {
+    let begins_with_summary =
+        items(&first["content"]).next().is_some_and(|one| one["type"] == "compaction");
+    if first["role"] != "user" && !begins_with_summary {
         return refuse(Rule::FirstMessage, "messages: first message must use the \"user\" role");
     }
     let last = messages.len() - 1;
@@ -274,7 +281,7 @@ pub(super) fn check_messages(
         let role = text(&message["role"]);
         match role {
             "user" | "assistant" => {}
-            "system" => system_message(&messages, at, model)?,
+            "system" => check_system_message(&messages, at, model)?,
             _ => {
                 return refuse(
                     Rule::Role,
@@ -282,16 +289,16 @@ pub(super) fn check_messages(
                 );
             }
         }
-        if let Some(extra_field) = unknown(message, &["role", "content", "clear_at"]) {
-            return extra(Rule::UnknownField, &format!("messages.{at}.{extra_field}"));
+        if let Some(extra_field) = unknown_field(message, &["role", "content", "clear_at"]) {
+            return refuse_extra_field(Rule::UnknownField, &format!("messages.{at}.{extra_field}"));
         }
         let content = &message["content"];
         let empty = content == "" || content.as_array().is_some_and(Vec::is_empty);
         if !content.is_string() && !content.is_array() {
-            return required(&format!("messages.{at}.content"));
+            return refuse_missing_field(&format!("messages.{at}.content"));
         }
-        if is_white(content) {
-            return refuse(Rule::EmptyContent, WHITE);
+        if is_whitespace_only(content) {
+            return refuse(Rule::EmptyContent, WHITESPACE_ONLY);
         }
         if empty && !(at == last && role == "assistant") {
             return refuse(
@@ -302,8 +309,8 @@ pub(super) fn check_messages(
             );
         }
     }
-    let answers = call.purpose == Purpose::Answer;
-    if messages[last]["role"] == "assistant" && model.refuses_prefill && answers {
+    let wants_reply = request.operation == Operation::Reply;
+    if messages[last]["role"] == "assistant" && model.refuses_prefill && wants_reply {
         return refuse(
             Rule::Prefill,
             "This model does not support assistant message prefill. The conversation must end with a user message.",
@@ -314,7 +321,11 @@ pub(super) fn check_messages(
 }
 
 /// `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
-fn system_message(messages: &[&Value], at: usize, model: &Model) -> Result<(), Refusal> {
+fn check_system_message(
+    messages: &[&Value],
+    at: usize,
+    model: &ModelRules,
+) -> Result<(), ApiError> {
     if !model.system_role {
         return refuse(
             Rule::SystemRole,
@@ -337,20 +348,20 @@ fn system_message(messages: &[&Value], at: usize, model: &Model) -> Result<(), R
     }
 }
 
-fn unknown<'v>(value: &'v Value, known: &[&str]) -> Option<&'v str> {
+fn unknown_field<'v>(value: &'v Value, known: &[&str]) -> Option<&'v str> {
     let fields = value.as_object()?;
     fields.keys().map(String::as_str).find(|name| !known.contains(name))
 }
 
 fn check_block<'b>(
     block: &Block<'b>,
-    model: &Model,
+    model: &ModelRules,
     ids: &mut HashSet<&'b str>,
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     let Some(value) = block.value else { return Ok(()) };
     let path = block.path();
     let kind = block.kind;
-    let known = BLOCKS.iter().find(|(name, _)| *name == kind);
+    let known = BLOCK_FIELDS.iter().find(|(name, _)| *name == kind);
     if known.is_none() && !OPEN_BLOCKS.contains(&kind) && !kind.ends_with("_tool_result") {
         return refuse(
             Rule::BadValue,
@@ -359,14 +370,14 @@ fn check_block<'b>(
             ),
         );
     }
-    if let Some(name) = known.and_then(|(_, fields)| unknown(value, fields))
+    if let Some(name) = known.and_then(|(_, fields)| unknown_field(value, fields))
         && (model.unknown_fields_refused || name == "cache_control")
     {
         let rule = match name {
             "cache_control" => Rule::CacheMarkerPlace,
             _ => Rule::UnknownField,
         };
-        return extra(rule, &format!("{path}.{kind}.{name}"));
+        return refuse_extra_field(rule, &format!("{path}.{kind}.{name}"));
     }
     let role = match kind {
         "thinking" | "redacted_thinking" | "tool_use" => "assistant",
@@ -379,8 +390,8 @@ fn check_block<'b>(
             format!("messages.{}: `{kind}` blocks can only be in `{role}` messages", block.message),
         );
     }
-    if value["type"] == "text" && is_white(&value["text"]) {
-        return refuse(Rule::EmptyContent, WHITE);
+    if value["type"] == "text" && is_whitespace_only(&value["text"]) {
+        return refuse(Rule::EmptyContent, WHITESPACE_ONLY);
     }
     let nested = items(&value["content"]);
     if std::iter::once(value)
@@ -390,33 +401,37 @@ fn check_block<'b>(
         return refuse(Rule::EmptyContent, "messages: text content blocks must be non-empty");
     }
     match kind {
-        "text" if !value["text"].is_string() => required(&format!("{path}.text.text")),
+        "text" if !value["text"].is_string() => refuse_missing_field(&format!("{path}.text.text")),
         "thinking" if !value["signature"].is_string() => {
-            required(&format!("{path}.thinking.signature"))
+            refuse_missing_field(&format!("{path}.thinking.signature"))
         }
         "thinking" if !value["thinking"].is_string() => {
-            required(&format!("{path}.thinking.thinking"))
+            refuse_missing_field(&format!("{path}.thinking.thinking"))
         }
         "redacted_thinking" if !value["data"].is_string() => {
-            required(&format!("{path}.redacted_thinking.data"))
+            refuse_missing_field(&format!("{path}.redacted_thinking.data"))
         }
-        "tool_use" => tool_use(value, &path, ids),
-        "tool_result" => tool_result(value, &path),
+        "tool_use" => check_tool_use(value, &path, ids),
+        "tool_result" => check_tool_result(value, &path),
         _ => Ok(()),
     }
 }
 
-fn tool_use<'b>(value: &'b Value, path: &str, ids: &mut HashSet<&'b str>) -> Result<(), Refusal> {
+fn check_tool_use<'b>(
+    value: &'b Value,
+    path: &str,
+    ids: &mut HashSet<&'b str>,
+) -> Result<(), ApiError> {
     let id = text(&value["id"]);
-    let formed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if id.is_empty() || !id.chars().all(formed) {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if id.is_empty() || !id.chars().all(is_allowed) {
         return refuse(
             Rule::ToolIdForm,
             format!("{path}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"),
         );
     }
     if !value["name"].is_string() {
-        return required(&format!("{path}.tool_use.name"));
+        return refuse_missing_field(&format!("{path}.tool_use.name"));
     }
     if !value["input"].is_object() {
         return refuse(
@@ -430,7 +445,7 @@ fn tool_use<'b>(value: &'b Value, path: &str, ids: &mut HashSet<&'b str>) -> Res
     }
 }
 
-fn tool_result(value: &Value, path: &str) -> Result<(), Refusal> {
+fn check_tool_result(value: &Value, path: &str) -> Result<(), ApiError> {
     let content = &value["content"];
     if !content.is_null() && !content.is_string() && !content.is_array() {
         return refuse(
@@ -449,8 +464,8 @@ fn tool_result(value: &Value, path: &str) -> Result<(), Refusal> {
             ),
         );
     }
-    let pictures = items(content).any(|block| block["type"] == "image");
-    match value["is_error"] == true && pictures {
+    let has_images = items(content).any(|block| block["type"] == "image");
+    match value["is_error"] == true && has_images {
         true => refuse(
             Rule::BadValue,
             format!("{path}.tool_result: images are not allowed where `is_error` is true"),
@@ -460,9 +475,9 @@ fn tool_result(value: &Value, path: &str) -> Result<(), Refusal> {
 }
 
 /// `docs/protocols.md` 1.2.
-const WHITE: &str = "messages: text content blocks must contain non-whitespace text";
+const WHITESPACE_ONLY: &str = "messages: text content blocks must contain non-whitespace text";
 
 /// Whether a text is white space, and not empty.
-fn is_white(value: &Value) -> bool {
+fn is_whitespace_only(value: &Value) -> bool {
     value.as_str().is_some_and(|text| !text.is_empty() && text.trim().is_empty())
 }

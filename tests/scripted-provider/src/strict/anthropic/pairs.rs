@@ -1,26 +1,26 @@
-//! Every tool call is answered in the very next user turn, first thing in it, once; and nothing is
-//! answered that was not called (`docs/protocols.md` 1.2).
+//! Every tool call has one result at the beginning of the next user turn, and every result has a call
+//! (`docs/protocols.md` 1.2).
 
-use super::{Block, Turn, refuse};
-use crate::strict::measure::text;
-use crate::strict::verdict::{Refusal, Rule};
+use super::{Block, MessageRun, refuse};
+use crate::strict::prompt::text;
+use crate::strict::verdict::{ApiError, Rule};
 
 /// Checks all pairs. Consecutive messages of one role count as one turn.
-pub(super) fn check(blocks: &[Block<'_>], turns: &[Turn<'_>]) -> Result<(), Refusal> {
+pub(super) fn check(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(), ApiError> {
     for (at, turn) in turns.iter().enumerate() {
         let here = &blocks[turn.blocks.clone()];
         let next = turns.get(at + 1).map_or(&[][..], |next| &blocks[next.blocks.clone()]);
         let before = at.checked_sub(1).map_or(&[][..], |at| &blocks[turns[at].blocks.clone()]);
         match turn.role {
-            "assistant" => answered(here, next)?,
-            "user" => called(here, before)?,
+            "assistant" => check_calls(here, next)?,
+            "user" => check_results(here, before)?,
             _ => {}
         }
     }
     Ok(())
 }
 
-fn answered(here: &[Block<'_>], next: &[Block<'_>]) -> Result<(), Refusal> {
+fn check_calls(here: &[Block<'_>], next: &[Block<'_>]) -> Result<(), ApiError> {
     let leading = next.iter().take_while(|block| block.kind == "tool_result");
     let answered: Vec<&str> = leading.map(|block| text(block.field("tool_use_id"))).collect();
     let calls = here.iter().filter(|block| block.kind == "tool_use");
@@ -39,7 +39,7 @@ fn answered(here: &[Block<'_>], next: &[Block<'_>]) -> Result<(), Refusal> {
     )
 }
 
-fn called(here: &[Block<'_>], before: &[Block<'_>]) -> Result<(), Refusal> {
+fn check_results(here: &[Block<'_>], before: &[Block<'_>]) -> Result<(), ApiError> {
     let mut seen = Vec::new();
     for block in here.iter().filter(|block| block.kind == "tool_result") {
         let id = text(block.field("tool_use_id"));

@@ -4,8 +4,11 @@
 
 use serde_json::{Value, json};
 
-use crate::strict::tests::{Client, push, words};
-use crate::strict::{Loss, Miss, Part, Place, Purpose, Reply, Rule, Rules, Verdict, Why, measure};
+use crate::strict::tests::{BodyEdit, Client, filler_text, push};
+use crate::strict::{
+    DropReason, Loss, MissReason, MissedPrefix, Operation, Place, RequestVerdict, Rule, Rules,
+    ScriptedPart, ScriptedReply, prompt,
+};
 
 const BINDING_BETA: &str = "thinking-binding-controls-2026-08-01";
 
@@ -36,18 +39,18 @@ fn adaptive() -> Value {
     json!({"type": "adaptive", "display": "summarized"})
 }
 
-fn thinking_then_two_calls() -> Reply {
-    Reply::thinking("Look at both.", 70)
-        .and(Part::Thinking { text: "Indeed.".into(), tokens: 30 })
-        .saying("I will look.")
-        .calling("read", json!({"path": "a"}))
-        .calling("list", json!({"path": "b"}))
+fn thinking_then_two_calls() -> ScriptedReply {
+    ScriptedReply::thinking("Look at both.", 70)
+        .with_part(ScriptedPart::Thinking { text: "Indeed.".into(), tokens: 30 })
+        .with_text("I will look.")
+        .with_call("read", json!({"path": "a"}))
+        .with_call("list", json!({"path": "b"}))
 }
 
 /// Adds an answer to the history, and the results of what it called.
 fn grow(body: &mut Value, answer: &Value) {
     push(body, "messages", json!({"role": "assistant", "content": answer["content"]}));
-    let calls = measure::items(&answer["content"]).filter(|block| block["type"] == "tool_use");
+    let calls = prompt::items(&answer["content"]).filter(|block| block["type"] == "tool_use");
     let results: Vec<Value> = calls
         .map(|call| json!({"type": "tool_result", "tool_use_id": call["id"], "content": "found nothing"}))
         .collect();
@@ -59,7 +62,7 @@ fn grow(body: &mut Value, answer: &Value) {
 /// An open tool loop: question, thinking and two calls, their results.
 fn open_loop(client: &Client, model: &str, thinking: Value) -> Value {
     let mut body = first(model, thinking);
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     grow(&mut body, &answer);
     body
 }
@@ -67,8 +70,10 @@ fn open_loop(client: &Client, model: &str, thinking: Value) -> Value {
 /// Two turns with thinking and a third question.
 fn two_turns(client: &Client, model: &str) -> Value {
     let mut body = open_loop(client, model, adaptive());
-    let answer =
-        client.hear(&body, Reply::thinking("So it is the parser.", 50).saying("The parser."));
+    let answer = client.reply_to(
+        &body,
+        ScriptedReply::thinking("So it is the parser.", 50).with_text("The parser."),
+    );
     grow(&mut body, &answer);
     push(&mut body, "messages", json!({"role": "user", "content": "And now?"}));
     body
@@ -102,8 +107,7 @@ fn headers_are_checked() {
 
 #[test]
 fn shapes_are_checked() {
-    type Edit = fn(&mut Value);
-    let table: &[(Rule, &str, Edit)] = &[
+    let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "plimsoll: Extra inputs", |b| b["plimsoll"] = json!(1)),
         (Rule::BetaMissing, "context_management: Extra inputs", |b| {
             b["context_management"] = json!({"edits": []});
@@ -163,10 +167,10 @@ fn shapes_are_checked() {
     let client = client();
     let body = open_loop(&client, "claude-opus-4-6", adaptive());
     client.accept(&body);
-    for (rule, words, edit) in table {
+    for (rule, message, edit) in table {
         let mut broken = body.clone();
         edit(&mut broken);
-        client.refuse(&broken, *rule, words);
+        client.refuse(&broken, *rule, message);
     }
 }
 
@@ -275,13 +279,13 @@ fn thinking_is_configured_as_the_model_takes_it() {
             body["tool_choice"] = choice;
         }
         match refused {
-            Some((rule, words)) => client.refuse(&body, rule, words),
+            Some((rule, message)) => client.refuse(&body, rule, message),
             None => drop(client.accept(&body)),
         }
     };
     let enabled = |budget: u64| json!({"type": "enabled", "budget_tokens": budget});
     let (any, none) = (json!({"type": "any"}), Value::Null);
-    let config = |words| Some((Rule::ThinkingConfig, words));
+    let config = |message| Some((Rule::ThinkingConfig, message));
     check("claude-sonnet-4-5", enabled(1024), none.clone(), None);
     check(
         "claude-sonnet-4-5",
@@ -327,9 +331,9 @@ fn thinking_comes_back_as_it_was() {
         latest["messages"][3]["content"][0][field] = json!("other");
         client.refuse(&latest, Rule::LatestThinkingModified, "messages.3.content.0: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified.");
     }
-    for gone in [0, 1] {
+    for removed in [0, 1] {
         let mut part = body.clone();
-        part["messages"][1]["content"].as_array_mut().unwrap().remove(gone);
+        part["messages"][1]["content"].as_array_mut().unwrap().remove(removed);
         client.refuse(&part, Rule::RunIncomplete, invalid);
     }
     let mut none = body.clone();
@@ -346,20 +350,20 @@ fn thinking_comes_back_as_it_was() {
 fn the_newest_message_keeps_all_its_thinking_or_none() {
     let client = client();
     let mut body = first("claude-opus-4-6", adaptive());
-    let reply = Reply::thinking("One.", 5)
-        .saying("So.")
-        .and(Part::Thinking { text: "Two.".into(), tokens: 5 });
-    let answer = client.hear(&body, reply.calling("read", json!({"path": "a"})));
+    let reply = ScriptedReply::thinking("One.", 5)
+        .with_text("So.")
+        .with_part(ScriptedPart::Thinking { text: "Two.".into(), tokens: 5 });
+    let answer = client.reply_to(&body, reply.with_call("read", json!({"path": "a"})));
     grow(&mut body, &answer);
     client.accept(&body);
-    let without = |gone: &[usize]| {
+    let without = |removed: &[usize]| {
         let mut body = body.clone();
         let blocks = body["messages"][1]["content"].as_array_mut().unwrap();
-        gone.iter().rev().for_each(|at| drop(blocks.remove(*at)));
+        removed.iter().rev().for_each(|at| drop(blocks.remove(*at)));
         body
     };
-    for gone in [0, 2] {
-        client.refuse(&without(&[gone]), Rule::LatestThinkingModified, "cannot be modified");
+    for removed in [0, 2] {
+        client.refuse(&without(&[removed]), Rule::LatestThinkingModified, "cannot be modified");
     }
     assert!(matches!(
         client.accept(&without(&[0, 2])).losses[..],
@@ -371,8 +375,9 @@ fn the_newest_message_keeps_all_its_thinking_or_none() {
 fn redacted_and_hidden_thinking_are_checked_too() {
     let client = client();
     let mut body = first("claude-opus-5", json!({"type": "adaptive"}));
-    let reply = Reply::thinking("unseen", 40).and(Part::Redacted { tokens: 10 });
-    let answer = client.hear(&body, reply.saying("Yes."));
+    let reply = ScriptedReply::thinking("unseen", 40)
+        .with_part(ScriptedPart::RedactedThinking { tokens: 10 });
+    let answer = client.reply_to(&body, reply.with_text("Yes."));
     assert_eq!(answer["content"][0]["thinking"], "", "hidden by default from Opus 4.7 on");
     grow(&mut body, &answer);
     push(&mut body, "messages", json!({"role": "user", "content": "Sure?"}));
@@ -396,7 +401,8 @@ fn manual_thinking_starts_an_open_loop() {
     let manual = json!({"type": "enabled", "budget_tokens": 2000});
     let mut body = open_loop(&client, "claude-sonnet-4-5", manual);
     client.accept(&body);
-    let answer = client.hear(&body, Reply::text("More.").calling("read", json!({"path": "c"})));
+    let answer = client
+        .reply_to(&body, ScriptedReply::text("More.").with_call("read", json!({"path": "c"})));
     grow(&mut body, &answer);
     client.accept(&body);
     let mut bare = body.clone();
@@ -415,11 +421,10 @@ fn manual_thinking_starts_an_open_loop() {
 
 #[test]
 fn newer_models_bind_thinking_to_what_stands_before() {
-    type Edit = fn(&mut Value);
     let client = client();
     let body = two_turns(&client, "claude-fable-5-2");
     let bound = "Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".";
-    let table: &[(&str, &str, Edit)] = &[
+    let table: &[(&str, &str, BodyEdit)] = &[
         ("messages.1.content.0", "The `system` prompt differs", |b| b["system"] = json!("Other.")),
         ("messages.1.content.0", "The `tools` list differs", |b| {
             b["tools"].as_array_mut().unwrap().pop();
@@ -442,13 +447,12 @@ fn newer_models_bind_thinking_to_what_stands_before() {
         client.refuse(&edited, Rule::BoundElsewhere, cause);
         edited["model"] = json!("claude-opus-5");
         let free = client.accept(&edited);
-        assert!(
-            free.losses
-                .iter()
-                .all(|loss| !matches!(loss, Loss::ReasoningDropped { why: Why::Prefix, .. }))
-        );
+        assert!(free.losses.iter().all(|loss| !matches!(
+            loss,
+            Loss::ReasoningDropped { reason: DropReason::Prefix, .. }
+        )));
     }
-    let harmless: &[Edit] = &[
+    let harmless: &[BodyEdit] = &[
         |b| b["messages"][2]["content"][1]["cache_control"] = json!({"type": "ephemeral"}),
         |b| {
             b["messages"][0]["content"] =
@@ -486,9 +490,9 @@ fn mismatched_thinking_is_dropped_where_that_is_asked_for() {
     body["messages"][2]["content"][0]["content"] = json!("cut");
     let accepted = client.accept(&body);
     let place = Place::Message { message: 3, block: 0 };
-    assert_eq!(accepted.losses, [Loss::ReasoningDropped { place, why: Why::Prefix }]);
+    assert_eq!(accepted.losses, [Loss::ReasoningDropped { place, reason: DropReason::Prefix }]);
     assert!(accepted.input_tokens + 50 <= whole.input_tokens, "what is dropped is not counted");
-    let answer = client.hear(&body, Reply::text("Done."));
+    let answer = client.reply_to(&body, ScriptedReply::text("Done."));
     assert_eq!(
         answer["input_transformations"],
         json!([{"type": "thinking_dropped", "path": "messages.3.content.0", "reason": "prefix_binding_mismatch"}])
@@ -503,7 +507,8 @@ fn mismatched_thinking_is_dropped_where_that_is_asked_for() {
 fn thinking_goes_from_the_start_not_from_the_middle() {
     let client = client();
     let mut body = two_turns(&client, "claude-fable-5-2");
-    let answer = client.hear(&body, Reply::thinking("Third.", 9).saying("Now rest."));
+    let answer =
+        client.reply_to(&body, ScriptedReply::thinking("Third.", 9).with_text("Now rest."));
     grow(&mut body, &answer);
     push(&mut body, "messages", json!({"role": "user", "content": "Bye."}));
     let remove = |body: &Value, message: usize, count: usize| {
@@ -523,7 +528,7 @@ fn old_accounts_are_bound_only_when_they_ask() {
     let mut body = two_turns(&client, "claude-opus-5-5");
     body["system"] = json!("Other.");
     let accepted = client.accept(&body);
-    assert!(accepted.losses.is_empty() && accepted.transformations.iter().all(|one| one.allowed));
+    assert!(accepted.losses.is_empty() && accepted.transformations.iter().all(|it| it.allowed));
     assert_eq!(accepted.transformations.len(), 3);
     body["thinking"]["block_binding"] = json!({"prefix_mismatch_behavior": "error"});
     client.refuse(&body, Rule::BoundElsewhere, "messages.1.content.0");
@@ -541,14 +546,16 @@ fn other_models_and_accounts_read_nothing_and_say_nothing() {
     assert_eq!(client.accept(&body).losses.len(), 0, "reads Opus 5");
     body["model"] = json!("claude-sonnet-5");
     let other = client.accept(&body);
-    let dropped = |loss: &Loss| matches!(loss, Loss::ReasoningDropped { why: Why::Model, .. });
+    let dropped =
+        |loss: &Loss| matches!(loss, Loss::ReasoningDropped { reason: DropReason::Model, .. });
     assert_eq!((other.losses.len(), other.losses.iter().all(dropped)), (3, true));
     assert!(other.input_tokens < kept.input_tokens);
     let mut own = two_turns(&client, "claude-haiku-5-5");
     client.set("x-api-key", "another");
     own["stream"] = json!(false);
     let foreign = client.accept(&own);
-    let dropped = |loss: &Loss| matches!(loss, Loss::ReasoningDropped { why: Why::Account, .. });
+    let dropped =
+        |loss: &Loss| matches!(loss, Loss::ReasoningDropped { reason: DropReason::Account, .. });
     assert_eq!(foreign.losses.iter().filter(|loss| dropped(loss)).count(), 3);
 }
 
@@ -572,13 +579,13 @@ fn what_is_visible_is_counted() {
 fn a_reply_costs_as_input_what_it_cost_as_output() {
     let client = client();
     let mut body = first("claude-opus-4-6", adaptive());
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     let usage = &answer["usage"];
     assert_eq!(answer["stop_reason"], "tool_use");
     assert_eq!(usage["output_tokens_details"]["thinking_tokens"], 108);
     grow(&mut body, &answer);
-    let results: u64 = measure::items(&body["messages"][2]["content"])
-        .map(|block| measure::weigh("user", block).tokens)
+    let results: u64 = prompt::items(&body["messages"][2]["content"])
+        .map(|block| prompt::measure("user", block).tokens)
         .sum();
     let next = client.accept(&body).input_tokens;
     assert_eq!(
@@ -593,12 +600,12 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 fn the_context_has_an_end() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = first("claude-opus-4-6", adaptive());
-    body["messages"][0]["content"] = json!(words("long", 1200));
+    body["messages"][0]["content"] = json!(filler_text("long", 1200));
     client.refuse(&body, Rule::Overflow, "prompt is too long: 1");
     client.refuse(&body, Rule::Overflow, " tokens > 1000 maximum");
-    body["messages"][0]["content"] = json!(words("long", 700));
+    body["messages"][0]["content"] = json!(filler_text("long", 700));
     client.accept(&body);
-    let answer = client.hear(&body, Reply::text(&words("answer", 900)));
+    let answer = client.reply_to(&body, ScriptedReply::text(&filler_text("answer", 900)));
     assert_eq!(answer["stop_reason"], "model_context_window_exceeded");
     body["model"] = json!("claude-opus-4-1");
     client.refuse(&body, Rule::Overflow, "input length and `max_tokens` exceed context limit: ");
@@ -610,11 +617,11 @@ fn old_tool_results_are_cleared_where_that_is_asked_for() {
     client.set("anthropic-beta", "context-management-2025-06-27");
     let mut body = first("claude-opus-4-6", adaptive());
     for n in 0..4 {
-        let reply = Reply::default().calling("read", json!({"path": n.to_string()}));
-        let answer = client.hear(&body, reply);
+        let reply = ScriptedReply::default().with_call("read", json!({"path": n.to_string()}));
+        let answer = client.reply_to(&body, reply);
         grow(&mut body, &answer);
         let last = body["messages"].as_array_mut().unwrap().last_mut().unwrap();
-        last["content"][0]["content"] = json!(words("result", 500));
+        last["content"][0]["content"] = json!(filler_text("result", 500));
     }
     let whole = client.accept(&body).input_tokens;
     let edit = |more: Value| {
@@ -643,7 +650,7 @@ fn old_tool_results_are_cleared_where_that_is_asked_for() {
     let mut late = edit(json!({}));
     push(&mut late["context_management"], "edits", json!({"type": "clear_thinking_20251015"}));
     client.refuse(&late, Rule::ContextEdit, "must be the first edit");
-    let answer = client.hear(&edit(json!({})), Reply::text("Done."));
+    let answer = client.reply_to(&edit(json!({})), ScriptedReply::text("Done."));
     assert_eq!(answer["context_management"]["applied_edits"][0]["cleared_tool_uses"], 3);
 }
 
@@ -662,16 +669,16 @@ fn earlier_thinking_is_cleared_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_count_is_judged_like_an_answer() {
+fn a_count_is_checked_like_a_reply() {
     let mut client = client();
     let mut body = two_turns(&client, "claude-fable-5-2");
     let input = client.accept(&body).input_tokens;
     client.path = "/v1/messages/count_tokens";
     client.refuse(&body, Rule::UnknownField, "max_tokens: Extra inputs");
     body.as_object_mut().unwrap().remove("max_tokens");
-    let call = client.call(&body);
-    assert_eq!(call.purpose, Purpose::Count);
-    assert_eq!(client.provider.answer(&call).body, json!({"input_tokens": input}));
+    let request = client.request(&body);
+    assert_eq!(request.operation, Operation::CountTokens);
+    assert_eq!(client.provider.respond(&request).body, json!({"input_tokens": input}));
     body["system"] = json!("Other.");
     client.refuse(&body, Rule::BoundElsewhere, "messages.1.content.0");
 }
@@ -683,10 +690,11 @@ fn cached(client: &Client, turns: usize) -> Value {
 
 fn cached_by(client: &Client, model: &str, turns: usize) -> Value {
     let mut body = first(model, adaptive());
-    body["system"][0]["text"] = json!(words("system", 1500));
+    body["system"][0]["text"] = json!(filler_text("system", 1500));
     for n in 0..turns {
-        let reply = Reply::thinking("Hm.", 20).calling("read", json!({"path": n.to_string()}));
-        let answer = client.hear(&marked(&body), reply);
+        let reply =
+            ScriptedReply::thinking("Hm.", 20).with_call("read", json!({"path": n.to_string()}));
+        let answer = client.reply_to(&marked(&body), reply);
         grow(&mut body, &answer);
     }
     body
@@ -703,9 +711,9 @@ fn marked(body: &Value) -> Value {
     body
 }
 
-fn miss(verdict: &Verdict) -> Option<Miss> {
+fn miss(verdict: &RequestVerdict) -> Option<MissReason> {
     verdict.losses().iter().find_map(|loss| match loss {
-        Loss::CacheMissed { why, .. } => Some(*why),
+        Loss::CacheMissed { reason, .. } => Some(*reason),
         _ => None,
     })
 }
@@ -714,11 +722,11 @@ fn miss(verdict: &Verdict) -> Option<Miss> {
 fn the_cache_follows_a_growing_conversation() {
     let client = client();
     let body = cached(&client, 3);
-    let verdict = client.judge(&marked(&body));
-    let cached = verdict.accepted().unwrap().cached;
+    let verdict = client.validate(&marked(&body));
+    let cached = verdict.accepted().unwrap().cache_usage;
     assert_eq!(miss(&verdict), None);
     assert!(cached.read > 1500 && cached.written_5m > 0, "{cached:?}");
-    let usage = client.hear(&marked(&body), Reply::text("Done."))["usage"].clone();
+    let usage = client.reply_to(&marked(&body), ScriptedReply::text("Done."))["usage"].clone();
     let total = verdict.accepted().unwrap().input_tokens;
     assert_eq!(usage["cache_read_input_tokens"], total, "the same again is read whole");
     assert_eq!(usage["input_tokens"], 0);
@@ -726,42 +734,51 @@ fn the_cache_follows_a_growing_conversation() {
 
 #[test]
 fn a_cache_miss_names_the_first_difference() {
-    type Edit = fn(&mut Value);
-    let place = |message, block| Miss::Changed(Place::Message { message, block });
-    let table: &[(Miss, Edit)] = &[
-        (Miss::Changed(Place::Tool(0)), |b| b["tools"][0]["description"] = json!("Reads.")),
-        (Miss::Changed(Place::System(0)), |b| b["system"][0]["text"] = json!(words("x", 1500))),
-        (Miss::Changed(Place::Settings), |b| b["tool_choice"] = json!({"type": "auto"})),
+    let place = |message, block| MissReason::Changed(Place::Message { message, block });
+    let table: &[(MissReason, BodyEdit)] = &[
+        (MissReason::Changed(Place::Tool(0)), |b| b["tools"][0]["description"] = json!("Reads.")),
+        (MissReason::Changed(Place::System(0)), |b| {
+            b["system"][0]["text"] = json!(filler_text("x", 1500))
+        }),
+        (MissReason::Changed(Place::Settings), |b| b["tool_choice"] = json!({"type": "auto"})),
         (place(0, 0), |b| b["messages"][0]["content"] = json!("Why?")),
         (place(2, 0), |b| b["messages"][2]["content"][0]["content"] = json!("cut")),
         (place(1, 0), |b| {
             b["messages"][1]["content"].as_array_mut().unwrap().remove(0);
         }),
-        (Miss::Elsewhere, |b| b["model"] = json!("claude-sonnet-5")),
+        (MissReason::OtherCache, |b| b["model"] = json!("claude-sonnet-5")),
     ];
-    for (why, edit) in table {
+    for (reason, edit) in table {
         let client = client();
         let mut body = cached(&client, 3);
         edit(&mut body);
-        assert_eq!(miss(&client.judge(&marked(&body))), Some(*why));
+        assert_eq!(miss(&client.validate(&marked(&body))), Some(*reason));
     }
     let client = client();
     let body = cached(&client, 3);
-    client.pass(300);
-    assert_eq!(miss(&client.judge(&marked(&body))), Some(Miss::Expired));
+    client.advance(300);
+    assert_eq!(miss(&client.validate(&marked(&body))), Some(MissReason::Expired));
     let body = cached(&client, 3);
-    assert_eq!(miss(&client.judge(&body)), Some(Miss::OutOfReach), "no marker at all");
+    assert_eq!(miss(&client.validate(&body)), Some(MissReason::OutOfReach), "no marker at all");
 }
 
 #[test]
 fn what_the_provider_takes_out_itself_is_nobodys_loss() {
     let client = client();
     let mut body = cached_by(&client, "claude-sonnet-4-5", 3);
-    let answer = client.hear(&marked(&body), Reply::thinking("So.", 20).saying("The parser."));
+    let answer = client
+        .reply_to(&marked(&body), ScriptedReply::thinking("So.", 20).with_text("The parser."));
     grow(&mut body, &answer);
     push(&mut body, "messages", json!({"role": "user", "content": "And now?"}));
     let accepted = client.accept(&marked(&body));
-    assert!(matches!(accepted.cached.missed, Some((_, Miss::Own(_)))), "{:?}", accepted.cached);
+    assert!(
+        matches!(
+            accepted.cache_usage.missed,
+            Some(MissedPrefix { reason: MissReason::ProviderEdit(_), .. })
+        ),
+        "{:?}",
+        accepted.cache_usage
+    );
     assert!(accepted.losses.iter().all(|loss| !matches!(loss, Loss::CacheMissed { .. })));
 }
 
@@ -769,19 +786,19 @@ fn what_the_provider_takes_out_itself_is_nobodys_loss() {
 fn a_marker_at_the_top_places_itself() {
     let client = client();
     let mut body = first("claude-sonnet-4-6", adaptive());
-    body["system"][0]["text"] = json!(words("system", 1500));
+    body["system"][0]["text"] = json!(filler_text("system", 1500));
     body["cache_control"] = json!({"type": "ephemeral", "ttl": "1h"});
     let accepted = client.accept(&body);
-    assert_eq!(accepted.cached.written_1h, accepted.input_tokens);
+    assert_eq!(accepted.cache_usage.written_1h, accepted.input_tokens);
 }
 
 #[test]
-fn an_authors_conversation_is_never_refused() {
+fn a_generated_conversation_is_never_refused() {
     for model in ["claude-sonnet-4-5", "claude-opus-4-6", "claude-fable-5-2", "claude-sonnet-5-5"] {
         let client = client();
         let mut body = first(model, adaptive());
         for turn in 0..30 {
-            let answer = client.provider.answer(&client.call(&marked(&body)));
+            let answer = client.provider.respond(&client.request(&marked(&body)));
             assert_eq!(answer.status, 200, "{model}, {turn}: {}", answer.body);
             grow(&mut body, &answer.body);
             if answer.body["stop_reason"] == "end_turn" {
@@ -796,7 +813,7 @@ fn an_authors_conversation_is_never_refused() {
             .provider
             .take_log()
             .iter()
-            .flat_map(|one| one.verdict.losses().to_vec())
+            .flat_map(|entry| entry.verdict.losses().to_vec())
             .collect();
         assert_eq!(losses, [], "{model}");
     }
@@ -814,10 +831,10 @@ fn compaction_on_demand_keeps_later_thinking_and_checks_its_blocks() {
     let client = compacting(Rules::default());
     let body = two_turns(&client, "claude-opus-5-5");
     let cut = |from: usize, to: usize| body["messages"].as_array().unwrap()[from..to].to_vec();
-    let mut asks = body.clone();
-    asks["messages"] = json!(cut(0, 3));
-    asks["compaction"] = json!({"type": "summarize"});
-    let answer = client.hear(&asks, Reply::text("never said"));
+    let mut compacting_body = body.clone();
+    compacting_body["messages"] = json!(cut(0, 3));
+    compacting_body["compaction"] = json!({"type": "summarize"});
+    let answer = client.reply_to(&compacting_body, ScriptedReply::text("never said"));
     assert_eq!(
         (&answer["stop_reason"], &answer["usage"]["input_tokens"]),
         (&json!("compaction"), &json!(0))
@@ -829,8 +846,7 @@ fn compaction_on_demand_keeps_later_thinking_and_checks_its_blocks() {
     kept["messages"] = json!(messages);
     assert_eq!(client.accept(&kept).losses, []);
 
-    type Edit = fn(&mut Value);
-    let table: &[(Rule, &str, Edit)] = &[
+    let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::BoundElsewhere, "The `system` prompt differs", |b| b["system"] = json!("Another.")),
         (Rule::Compaction, "is not the first block", |b| {
             b["messages"]
@@ -845,17 +861,17 @@ fn compaction_on_demand_keeps_later_thinking_and_checks_its_blocks() {
             b["messages"][0]["content"][0]["signature"] = json!("c2ln");
         }),
     ];
-    for (rule, words, edit) in table {
+    for (rule, message, edit) in table {
         let mut broken = kept.clone();
         edit(&mut broken);
-        client.refuse(&broken, *rule, words);
+        client.refuse(&broken, *rule, message);
     }
-    let mut both = asks.clone();
+    let mut both = compacting_body.clone();
     both["context_management"] = json!({"edits": []});
     client.refuse(&both, Rule::Compaction, "cannot be combined");
-    let mut open = asks.clone();
+    let mut open = compacting_body.clone();
     open["messages"] = json!(cut(0, 2));
     client.refuse(&open, Rule::Compaction, "is not finished");
     let none = compacting(Rules { compacts: false, ..Rules::default() });
-    none.refuse(&asks, Rule::UnknownField, "compaction: Extra inputs are not permitted");
+    none.refuse(&compacting_body, Rule::UnknownField, "compaction: Extra inputs are not permitted");
 }

@@ -1,266 +1,288 @@
-//! Thinking that comes back (`docs/protocols.md` 1.5): unmodified, in its place, its run complete, by a
-//! model and an account that may read it, after the prefix it was made from.
+//! Checks thinking that comes back (`docs/protocols.md` 1.5): unmodified, in its place, its run complete,
+//! by a model and an account that may read it, after the prefix it is bound to.
 //!
-//! What is wrong is refused in the real words; what is only not read, or did not come back at all,
+//! What is wrong is refused with the real error; what is only not read, or did not come back at all,
 //! is a loss.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Block, DIALECT, compaction, is_said, refuse, seal_field, turns};
-use crate::strict::Call;
-use crate::strict::measure::{Place, STRUCTURE, hash, items, link, text};
-use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Kind, Prefix, Seal};
-use crate::strict::verdict::{Loss, Refusal, Rule, Transformation, Why};
+use super::{Block, DIALECT, compaction, is_user_turn, refuse, signature_field, turns};
+use crate::strict::ReceivedRequest;
+use crate::strict::prompt::{PIECE_OVERHEAD_TOKENS, Place, hash, items, link, text};
+use crate::strict::reply_store::{IssuedSignature, Prefix, ReplyStore, SignatureKind};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{ApiError, DropReason, Loss, Rule, Transformation};
 
-/// What the request says of thinking, with the model's defaults.
-pub(super) struct Config {
+/// The thinking settings of a request, with the model's defaults.
+pub(super) struct ThinkingConfig {
     /// Whether the model may think.
     pub(super) thinks: bool,
     /// Whether thinking must stand at the start of an open tool loop (`docs/protocols.md` 1.2).
     pub(super) mandatory: bool,
     /// Whether new thinking comes without its text (`docs/protocols.md` 1.5).
-    pub(super) omits: bool,
-    /// What of it the cache depends on (`docs/protocols.md` 7.1).
-    pub(super) word: &'static str,
+    pub(super) omits_thinking: bool,
+    /// The setting that the cache depends on (`docs/protocols.md` 7.1).
+    pub(super) cache_setting: &'static str,
     /// Blocks that do not fit their prefix are dropped, not refused (`docs/protocols.md` 1.5.6).
-    drops: bool,
-    /// Binding is in force, or asked for (`docs/protocols.md` 1.5.4).
-    enforced: bool,
-    keep: Keep,
+    drops_mismatched: bool,
+    /// Binding is in force, or requested (`docs/protocols.md` 1.5.4).
+    enforces_binding: bool,
+    keep: KeptThinking,
 }
 
 /// Which earlier thinking the model sees.
 #[derive(Clone, Copy)]
-enum Keep {
+enum KeptThinking {
     All,
-    /// What stands after the newest words of a person.
+    /// That after the newest text of the user.
     CurrentLoop,
     /// That of so many newest turns that hold any (`docs/protocols.md` 1.3).
     Turns(usize),
 }
 
-impl Config {
-    pub(super) fn of(call: &Call, model: &Model) -> Self {
-        let thinking = &call.body["thinking"];
+impl ThinkingConfig {
+    pub(super) fn of(request: &ReceivedRequest, model: &ModelRules) -> Self {
+        let thinking = &request.body["thinking"];
         let kind = text(&thinking["type"]);
-        let forced = ["any", "tool"].contains(&text(&call.body["tool_choice"]["type"]));
-        // Missing `thinking` equals adaptive where reasoning is bound (`docs/protocols.md` 1.5.6).
+        let forced = ["any", "tool"].contains(&text(&request.body["tool_choice"]["type"]));
+        // Missing `thinking` equals adaptive if reasoning is bound (`docs/protocols.md` 1.5.6).
         let thinks = match kind {
             "" => model.binding && !forced,
             "disabled" => false,
             _ => true,
         };
         let behavior = &thinking["block_binding"]["prefix_mismatch_behavior"];
-        let omits = match text(&thinking["display"]) {
+        let omits_thinking = match text(&thinking["display"]) {
             "" => model.omits_thinking,
             display => display == "omitted",
         };
-        let edits = items(&call.body["context_management"]["edits"]);
+        let edits = items(&request.body["context_management"]["edits"]);
         let clear = edits.into_iter().find(|edit| edit["type"] == super::edits::CLEAR_THINKING);
         let keep = match clear.map(|edit| &edit["keep"]) {
-            None if model.keeps_reasoning => Keep::All,
-            None => Keep::CurrentLoop,
-            Some(keep) if keep == "all" || keep["type"] == "all" => Keep::All,
-            Some(keep) => Keep::Turns(keep["value"].as_u64().unwrap_or(1) as usize),
+            None if model.keeps_reasoning => KeptThinking::All,
+            None => KeptThinking::CurrentLoop,
+            Some(keep) if keep == "all" || keep["type"] == "all" => KeptThinking::All,
+            Some(keep) => KeptThinking::Turns(keep["value"].as_u64().unwrap_or(1) as usize),
         };
         Self {
             thinks,
             mandatory: model.thinking_mandatory.unwrap_or(kind == "enabled") && thinks,
-            omits,
-            word: if thinks { "thinking" } else { "" },
-            drops: behavior == "drop_block",
-            enforced: model.binding && (model.binding_enforced || behavior.is_string()),
+            omits_thinking,
+            cache_setting: if thinks { "thinking" } else { "" },
+            drops_mismatched: behavior == "drop_block",
+            enforces_binding: model.binding && (model.binding_enforced || behavior.is_string()),
             keep,
         }
     }
 }
 
-/// What came of a request's thinking.
+/// The result of checking a request's thinking.
 #[derive(Default)]
-pub(super) struct Thought {
-    /// Blocks that the model reads, by their index, with what they weigh.
+pub(super) struct ThinkingOutcome {
+    /// Blocks that the model reads, by their index, with their tokens.
     visible: HashMap<usize, u64>,
     pub(super) transformations: Vec<Transformation>,
     pub(super) losses: Vec<Loss>,
-    /// The newest seal in the request.
-    pub(super) last: Option<usize>,
+    /// Number of the newest signature in the request.
+    pub(super) last_signature: Option<usize>,
     /// The chain of all messages, thinking left out.
     pub(super) chain: u128,
-    /// The newest reply of ours in the request.
+    /// Number of the newest issued reply in the request.
     pub(super) parent: Option<usize>,
-    /// Turns and tokens that `clear_thinking` took out.
-    pub(super) cleared: (usize, u64),
+    pub(super) cleared: ClearedThinking,
     /// Where thinking stands that this model, or the request, does not keep.
     pub(super) not_kept: Vec<Place>,
 }
 
-impl Thought {
-    /// What a thinking block weighs where the model reads it.
+/// What `clear_thinking` removed.
+#[derive(Default)]
+pub(super) struct ClearedThinking {
+    pub(super) turns: usize,
+    pub(super) tokens: u64,
+}
+
+impl ThinkingOutcome {
+    /// Tokens of a thinking block; `None` if the model does not read it.
     pub(super) fn visible(&self, at: usize) -> Option<u64> {
         self.visible.get(&at).copied()
     }
 }
 
-/// One assistant message, while it is read.
-struct Message {
+/// An assistant message that is being checked.
+struct AssistantMessage {
     index: usize,
     blocks: Range<usize>,
     /// The chain before each of its blocks that are not thinking, and after the last.
     chains: Vec<u128>,
-    /// The newest seal before it.
-    last: Option<usize>,
+    /// Number of the newest signature before it.
+    last_signature: Option<usize>,
 }
 
-struct Checker<'a> {
-    call: &'a Call,
-    model: &'a Model,
-    book: &'a Book,
-    config: &'a Config,
+struct ThinkingChecker<'a> {
+    request: &'a ReceivedRequest,
+    model: &'a ModelRules,
+    store: &'a ReplyStore,
+    config: &'a ThinkingConfig,
     blocks: &'a [Block<'a>],
     prefix: Prefix,
     has_beta: bool,
     /// The newest assistant message.
     latest: Option<usize>,
-    /// The first block after the newest words of a person.
+    /// The first block after the newest text of the user.
     current: usize,
-    thought: Thought,
+    outcome: ThinkingOutcome,
 }
 
 /// Checks all thinking of a request.
 pub(super) fn check(
-    call: &Call,
-    model: &Model,
-    book: &Book,
-    config: &Config,
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    store: &ReplyStore,
+    config: &ThinkingConfig,
     blocks: &[Block<'_>],
     prefix: Prefix,
     betas: &str,
-) -> Result<Thought, Refusal> {
+) -> Result<ThinkingOutcome, ApiError> {
     let turns = turns(blocks);
-    let said = turns.iter().rfind(|turn| is_said(blocks, turn));
+    let last_user = turns.iter().rfind(|turn| is_user_turn(blocks, turn));
     let latest = blocks.iter().rfind(|block| block.role == "assistant");
-    let mut checker = Checker {
-        call,
+    let mut checker = ThinkingChecker {
+        request,
         model,
-        book,
+        store,
         config,
         blocks,
         prefix,
         has_beta: betas.contains("thinking-binding-controls-2026-08-01"),
         latest: latest.map(|block| block.message),
-        current: said.map_or(0, |turn| turn.blocks.end),
-        thought: Thought::default(),
+        current: last_user.map_or(0, |turn| turn.blocks.end),
+        outcome: ThinkingOutcome::default(),
     };
-    checker.starts_open_loop()?;
+    checker.check_open_loop()?;
     let mut at = 0;
     while at < blocks.len() {
         let end = at + blocks[at..].iter().take_while(|b| b.message == blocks[at].message).count();
-        checker.message(at..end)?;
+        checker.check_message(at..end)?;
         at = end;
     }
-    checker.clear();
-    Ok(checker.thought)
+    checker.clear_thinking();
+    Ok(checker.outcome)
 }
 
-impl<'a> Checker<'a> {
-    fn message(&mut self, range: Range<usize>) -> Result<(), Refusal> {
-        let mut message = Message {
+impl<'a> ThinkingChecker<'a> {
+    fn check_message(&mut self, range: Range<usize>) -> Result<(), ApiError> {
+        let mut message = AssistantMessage {
             index: self.blocks[range.start].message,
             blocks: range.clone(),
-            chains: vec![self.thought.chain],
-            last: self.thought.last,
+            chains: vec![self.outcome.chain],
+            last_signature: self.outcome.last_signature,
         };
-        let mut seals = Vec::new();
+        let mut signatures = Vec::new();
         let thinking = |at: &usize| self.blocks[*at].is_thinking();
-        range.clone().filter(thinking).try_for_each(|at| self.genuine(at).map(|_| ()))?;
+        range.clone().filter(thinking).try_for_each(|at| self.issued_signature(at).map(|_| ()))?;
         for at in range {
             let block = &self.blocks[at];
             if block.is_thinking() {
-                seals.push(self.block(at, message.chains.len() - 1)?);
+                signatures.push(self.check_block(at, message.chains.len() - 1)?);
             } else if block.kind == "compaction" {
                 let next = self.blocks.get(at + 1);
-                self.thought.chain = compaction::chain(self.book, block, next, self.thought.chain);
-                message.chains.push(self.thought.chain);
+                self.outcome.chain = compaction::chain(self.store, block, next, self.outcome.chain);
+                message.chains.push(self.outcome.chain);
             } else {
-                self.thought.chain = link(self.thought.chain, block.weighed.hash);
-                message.chains.push(self.thought.chain);
+                self.outcome.chain = link(self.outcome.chain, block.measured.hash);
+                message.chains.push(self.outcome.chain);
             }
         }
         if self.blocks[message.blocks.start].role == "assistant" {
-            self.reply(&message, &seals)?;
+            self.check_reply(&message, &signatures)?;
         }
         Ok(())
     }
 
-    /// The seal of a thinking block, which is as it was issued.
-    fn genuine(&self, at: usize) -> Result<(usize, &'a Seal), Refusal> {
+    /// The signature of a thinking block, if the block is as it was issued.
+    fn issued_signature(&self, at: usize) -> Result<(usize, &'a IssuedSignature), ApiError> {
         let block = &self.blocks[at];
-        let kind = if block.kind == "thinking" { Kind::Thinking } else { Kind::Redacted };
-        let words = hash(&[text(block.field("thinking"))]);
-        match self.book.seal(DIALECT, text(seal_field(block))) {
-            Some((number, seal)) if seal.kind == kind && seal.text == words => Ok((number, seal)),
-            _ => self.modified(block),
+        let kind = if block.kind == "thinking" {
+            SignatureKind::Thinking
+        } else {
+            SignatureKind::RedactedThinking
+        };
+        let content_hash = hash(&[text(block.field("thinking"))]);
+        match self.store.find_signature(DIALECT, text(signature_field(block))) {
+            Some((number, signature))
+                if signature.kind == kind && signature.content_hash == content_hash =>
+            {
+                Ok((number, signature))
+            }
+            _ => self.refuse_modified(block),
         }
     }
 
-    /// One thinking block, with so many others before it in its message; answers its seal.
-    fn block(&mut self, at: usize, lead: usize) -> Result<usize, Refusal> {
+    /// Checks a thinking block with so many others before it in its message; returns the number of its
+    /// signature.
+    fn check_block(&mut self, at: usize, blocks_before: usize) -> Result<usize, ApiError> {
         let block = &self.blocks[at];
-        let (number, seal) = self.genuine(at)?;
-        if self.latest == Some(block.message) && (seal.lead == 0) != (lead == 0) {
-            return self.modified(block);
+        let (number, signature) = self.issued_signature(at)?;
+        if self.latest == Some(block.message)
+            && (signature.blocks_before == 0) != (blocks_before == 0)
+        {
+            return self.refuse_modified(block);
         }
-        self.run(at, number, seal)?;
-        let why = self.unreadable(seal).or_else(|| self.mismatch(seal).map(|_| Why::Prefix));
-        self.thought.last = Some(number);
+        self.check_run(at, number, signature)?;
+        let reason = self
+            .unreadable_reason(signature)
+            .or_else(|| self.prefix_mismatch(signature).map(|_| DropReason::Prefix));
+        self.outcome.last_signature = Some(number);
         let place = block.place();
-        match why {
-            Some(Why::Prefix) if !self.config.enforced => {
-                self.transform(place, Why::Prefix, true);
+        match reason {
+            Some(DropReason::Prefix) if !self.config.enforces_binding => {
+                self.add_transformation(place, DropReason::Prefix, true);
             }
-            Some(Why::Prefix) if !self.config.drops => return self.bound(block, seal),
-            Some(why) => {
-                self.transform(place, why, false);
-                self.thought.losses.push(Loss::ReasoningDropped { place, why });
+            Some(DropReason::Prefix) if !self.config.drops_mismatched => {
+                return self.refuse_bound(block, signature);
+            }
+            Some(reason) => {
+                self.add_transformation(place, reason, false);
+                self.outcome.losses.push(Loss::ReasoningDropped { place, reason });
                 return Ok(number);
             }
             None => {}
         }
         if self.config.thinks {
-            self.thought.visible.insert(at, seal.tokens);
+            self.outcome.visible.insert(at, signature.tokens);
         }
         Ok(number)
     }
 
-    fn transform(&mut self, place: Place, why: Why, allowed: bool) {
-        let transformation = Transformation { place, id: None, why, allowed };
-        self.thought.transformations.push(transformation);
+    fn add_transformation(&mut self, place: Place, reason: DropReason, allowed: bool) {
+        let transformation = Transformation { place, id: None, reason, allowed };
+        self.outcome.transformations.push(transformation);
     }
 
     /// The model check and the account check (`docs/protocols.md` 1.5.1, 1.5.2).
-    fn unreadable(&self, seal: &Seal) -> Option<Why> {
+    fn unreadable_reason(&self, signature: &IssuedSignature) -> Option<DropReason> {
         match () {
-            () if !self.model.reads(&seal.model) => Some(Why::Model),
-            () if self.model.account_bound && Some(seal.account) != self.call.account => {
-                Some(Why::Account)
+            () if !self.model.reads(&signature.model) => Some(DropReason::Model),
+            () if self.model.account_bound && Some(signature.account) != self.request.account => {
+                Some(DropReason::Account)
             }
             () => None,
         }
     }
 
-    /// The prefix check (`docs/protocols.md` 1.5.3): what stands before, and the order of the thinking
-    /// before. Answers what can be said of the cause.
-    fn mismatch(&self, seal: &Seal) -> Option<&'static str> {
-        let now = Prefix { messages: self.thought.chain, ..self.prefix };
-        let in_order = self.thought.last.is_none() || self.thought.last == seal.before;
+    /// The prefix check (`docs/protocols.md` 1.5.3): everything before, and the order of the thinking
+    /// before. Returns what the error says of the cause.
+    fn prefix_mismatch(&self, signature: &IssuedSignature) -> Option<&'static str> {
+        let now = Prefix { messages: self.outcome.chain, ..self.prefix };
+        let in_order = self.outcome.last_signature.is_none()
+            || self.outcome.last_signature == signature.previous;
         match () {
-            () if !self.model.binding || now == seal.prefix && in_order => None,
-            () if now.system != seal.prefix.system => {
+            () if !self.model.binding || now == signature.prefix && in_order => None,
+            () if now.system != signature.prefix.system => {
                 Some(" The `system` prompt differs from the one this block was created with.")
             }
-            () if now.tools != seal.prefix.tools => {
+            () if now.tools != signature.prefix.tools => {
                 Some(" The `tools` list differs from the one this block was created with.")
             }
             () => Some(""),
@@ -268,27 +290,32 @@ impl<'a> Checker<'a> {
     }
 
     /// Consecutive thinking blocks stay the full original run (`docs/protocols.md` 1.5).
-    fn run(&self, at: usize, number: usize, seal: &Seal) -> Result<(), Refusal> {
+    fn check_run(
+        &self,
+        at: usize,
+        number: usize,
+        signature: &IssuedSignature,
+    ) -> Result<(), ApiError> {
         let block = &self.blocks[at];
-        let (first, length) = seal.run;
-        let offset = number - first;
-        let beside = |away: isize, expected: usize| {
+        let offset = number - signature.run.first;
+        let is_beside = |away: isize, expected: usize| {
             let other = at.checked_add_signed(away).and_then(|at| self.blocks.get(at));
             let other = other.filter(|other| other.message == block.message && other.is_thinking());
-            let seal = other.and_then(|other| self.book.seal(DIALECT, text(seal_field(other))));
-            seal.is_some_and(|(number, _)| number == expected)
+            let found = other
+                .and_then(|other| self.store.find_signature(DIALECT, text(signature_field(other))));
+            found.is_some_and(|(number, _)| number == expected)
         };
-        let complete = (offset == 0 || beside(-1, number - 1))
-            && (offset + 1 == length || beside(1, number + 1));
+        let complete = (offset == 0 || is_beside(-1, number - 1))
+            && (offset + 1 == signature.run.length || is_beside(1, number + 1));
         match complete {
             true => Ok(()),
-            false if self.latest == Some(block.message) => self.modified(block),
+            false if self.latest == Some(block.message) => self.refuse_modified(block),
             false => refuse(Rule::RunIncomplete, format!("{}: {INVALID}", block.path())),
         }
     }
 
-    /// Edited, foreign or made up.
-    fn modified<T>(&self, block: &Block<'_>) -> Result<T, Refusal> {
+    /// Refuses a block that was edited, or that was not issued here.
+    fn refuse_modified<T>(&self, block: &Block<'_>) -> Result<T, ApiError> {
         let path = block.path();
         if self.latest == Some(block.message) {
             return refuse(Rule::LatestThinkingModified, format!("{path}: {MODIFIED}"));
@@ -301,7 +328,11 @@ impl<'a> Checker<'a> {
     }
 
     /// The error of `docs/protocols.md` 1.5.5.
-    fn bound<T>(&self, block: &Block<'_>, seal: &Seal) -> Result<T, Refusal> {
+    fn refuse_bound<T>(
+        &self,
+        block: &Block<'_>,
+        signature: &IssuedSignature,
+    ) -> Result<T, ApiError> {
         let mut message = format!(
             "{}: {INVALID}. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".",
             block.path()
@@ -309,72 +340,82 @@ impl<'a> Checker<'a> {
         if !self.has_beta {
             message += " That setting requires the `thinking-binding-controls-2026-08-01` value in the `anthropic-beta` header.";
         }
-        // `last` is this block by now; the order before it was looked at already.
-        message += self.cause(seal);
+        // `last_signature` is this block by now; the order before it was checked already.
+        message += self.prefix_mismatch(signature).unwrap_or_default();
         refuse(Rule::BoundElsewhere, message)
     }
 
-    fn cause(&self, seal: &Seal) -> &'static str {
-        self.mismatch(seal).unwrap_or_default()
-    }
-
-    /// A whole assistant message: the latest one keeps all its thinking or none; what an earlier
-    /// one lost is told.
-    fn reply(&mut self, message: &Message, seals: &[usize]) -> Result<(), Refusal> {
-        let sealed = seals.first().and_then(|number| self.book.numbered(*number));
-        let Some(number) = sealed.map(|seal| seal.reply).or_else(|| self.trace(message)) else {
+    /// Checks a whole assistant message: the latest one keeps all its thinking or none; what an earlier
+    /// one lost is reported.
+    fn check_reply(
+        &mut self,
+        message: &AssistantMessage,
+        signatures: &[usize],
+    ) -> Result<(), ApiError> {
+        let first_signature = signatures.first().and_then(|number| self.store.signature(*number));
+        let Some(number) =
+            first_signature.map(|found| found.reply).or_else(|| self.find_reply(message))
+        else {
             return Ok(());
         };
-        self.thought.parent = Some(number);
-        let Some(issued) = self.book.reply(number) else { return Ok(()) };
+        self.outcome.parent = Some(number);
+        let Some(issued) = self.store.reply(number) else { return Ok(()) };
         let first = &self.blocks[message.blocks.start];
-        if self.latest == Some(message.index) && !seals.is_empty() && seals != issued.seals {
+        if self.latest == Some(message.index)
+            && !signatures.is_empty()
+            && signatures != issued.signatures
+        {
             return refuse(Rule::LatestThinkingModified, format!("{}: {MODIFIED}", first.path()));
         }
-        let absent = issued.seals.iter().find(|seal| !seals.contains(seal));
-        let Some(seal) = absent.and_then(|number| self.book.numbered(*number)) else {
+        let absent = issued.signatures.iter().find(|number| !signatures.contains(number));
+        let Some(signature) = absent.and_then(|number| self.store.signature(*number)) else {
             return Ok(());
         };
-        let wanted = match self.config.keep {
-            Keep::All => true,
-            Keep::CurrentLoop | Keep::Turns(_) => message.blocks.start >= self.current,
+        let is_expected = match self.config.keep {
+            KeptThinking::All => true,
+            KeptThinking::CurrentLoop | KeptThinking::Turns(_) => {
+                message.blocks.start >= self.current
+            }
         };
-        if !self.config.thinks || !wanted {
+        if !self.config.thinks || !is_expected {
             return Ok(());
         }
-        let now =
-            message.chains.get(seal.lead).map(|chain| Prefix { messages: *chain, ..self.prefix });
-        let in_order = message.last.is_none() || message.last == seal.before;
-        let fits = !self.model.binding || now == Some(seal.prefix) && in_order;
-        self.thought.losses.push(Loss::ReasoningAbsent {
+        let now = message
+            .chains
+            .get(signature.blocks_before)
+            .map(|chain| Prefix { messages: *chain, ..self.prefix });
+        let in_order =
+            message.last_signature.is_none() || message.last_signature == signature.previous;
+        let is_readable = !self.model.binding || now == Some(signature.prefix) && in_order;
+        self.outcome.losses.push(Loss::ReasoningAbsent {
             place: first.place(),
-            issued: issued.seals.len(),
-            present: seals.len(),
-            readable: fits && self.unreadable(seal).is_none(),
+            issued: issued.signatures.len(),
+            present: signatures.len(),
+            readable: is_readable && self.unreadable_reason(signature).is_none(),
         });
         Ok(())
     }
 
-    /// The reply that a message is, by its tool ids or its words.
-    fn trace(&self, message: &Message) -> Option<usize> {
+    /// Number of the issued reply that a message is, by its tool ids or its text.
+    fn find_reply(&self, message: &AssistantMessage) -> Option<usize> {
         let blocks = &self.blocks[message.blocks.clone()];
         let mut calls = blocks.iter().filter(|block| block.kind == "tool_use");
-        calls.find_map(|call| self.book.trace(DIALECT, "id", text(call.field("id")))).or_else(
+        calls.find_map(|call| self.store.find_reply(DIALECT, "id", text(call.field("id")))).or_else(
             || {
-                let words = blocks.iter().filter(|block| block.kind == "text");
-                let content = &self.call.body["messages"][message.index]["content"];
-                let words: String = match content.as_str() {
-                    Some(whole) => whole.to_owned(),
-                    None => words.map(|block| text(block.field("text"))).collect(),
+                let text_blocks = blocks.iter().filter(|block| block.kind == "text");
+                let content = &self.request.body["messages"][message.index]["content"];
+                let full_text: String = match content.as_str() {
+                    Some(content) => content.to_owned(),
+                    None => text_blocks.map(|block| text(block.field("text"))).collect(),
                 };
-                self.book.trace(DIALECT, "text", &words)
+                self.store.find_reply(DIALECT, "text", &full_text)
             },
         )
     }
 
-    /// Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless we wrote it
+    /// Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless it was issued
     /// without.
-    fn starts_open_loop(&self) -> Result<(), Refusal> {
+    fn check_open_loop(&self) -> Result<(), ApiError> {
         let open = self.blocks.last().is_some_and(|block| block.kind == "tool_result");
         let is_reply = |block: &&Block<'_>| block.role == "assistant" && block.kind != "compaction";
         let first = self.blocks[self.current..].iter().find(is_reply);
@@ -383,11 +424,11 @@ impl<'a> Checker<'a> {
         else {
             return Ok(());
         };
-        let mut here = self.blocks.iter().filter(|block| block.message == first.message);
-        let call =
-            here.find_map(|block| self.book.trace(DIALECT, "id", block.field("id").as_str()?));
-        let issued = call.and_then(|number| self.book.reply(number));
-        if issued.is_some_and(|issued| issued.seals.is_empty()) {
+        let mut blocks = self.blocks.iter().filter(|block| block.message == first.message);
+        let call = blocks
+            .find_map(|block| self.store.find_reply(DIALECT, "id", block.field("id").as_str()?));
+        let issued = call.and_then(|number| self.store.reply(number));
+        if issued.is_some_and(|issued| issued.signatures.is_empty()) {
             return Ok(());
         }
         refuse(
@@ -399,30 +440,34 @@ impl<'a> Checker<'a> {
         )
     }
 
-    /// Takes out of sight what this model, or the request, does not keep.
-    fn clear(&mut self) {
+    /// Removes the thinking that this model, or the request, does not keep.
+    fn clear_thinking(&mut self) {
         let turns = turns(self.blocks);
-        let holds =
-            |range: &Range<usize>| range.clone().any(|at| self.thought.visible.contains_key(&at));
-        let holding: Vec<Range<usize>> =
-            turns.iter().map(|turn| turn.blocks.clone()).filter(|range| holds(range)).collect();
+        let has_thinking =
+            |range: &Range<usize>| range.clone().any(|at| self.outcome.visible.contains_key(&at));
+        let turns_with_thinking: Vec<Range<usize>> = turns
+            .iter()
+            .map(|turn| turn.blocks.clone())
+            .filter(|range| has_thinking(range))
+            .collect();
         let first_kept = match self.config.keep {
-            Keep::All => 0,
-            Keep::CurrentLoop => self.current,
-            Keep::Turns(keep) => {
-                let first = holding.len().saturating_sub(keep);
-                let cleared = &holding[..first];
+            KeptThinking::All => 0,
+            KeptThinking::CurrentLoop => self.current,
+            KeptThinking::Turns(keep) => {
+                let first = turns_with_thinking.len().saturating_sub(keep);
+                let cleared = &turns_with_thinking[..first];
                 let tokens = cleared.iter().cloned().flatten();
-                let tokens =
-                    tokens.filter_map(|at| self.thought.visible(at)).map(|t| t + STRUCTURE);
-                self.thought.cleared = (first, tokens.sum());
-                holding.get(first).map_or(self.blocks.len(), |range| range.start)
+                let tokens = tokens
+                    .filter_map(|at| self.outcome.visible(at))
+                    .map(|t| t + PIECE_OVERHEAD_TOKENS);
+                self.outcome.cleared = ClearedThinking { turns: first, tokens: tokens.sum() };
+                turns_with_thinking.get(first).map_or(self.blocks.len(), |range| range.start)
             }
         };
-        let (kept, gone) = self.thought.visible.drain().partition(|(at, _)| *at >= first_kept);
-        self.thought.visible = kept;
-        let gone: HashMap<usize, u64> = gone;
-        self.thought.not_kept = gone.keys().map(|at| self.blocks[*at].place()).collect();
+        let (kept, removed) = self.outcome.visible.drain().partition(|(at, _)| *at >= first_kept);
+        self.outcome.visible = kept;
+        let removed: HashMap<usize, u64> = removed;
+        self.outcome.not_kept = removed.keys().map(|at| self.blocks[*at].place()).collect();
     }
 }
 

@@ -5,11 +5,11 @@
 use serde_json::Value;
 
 use super::{camel, get, refuse};
-use crate::strict::measure::{items, text};
-use crate::strict::rules::Model;
-use crate::strict::verdict::{Refusal, Rule};
+use crate::strict::prompt::{items, text};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{ApiError, Rule};
 
-const REQUEST: [&str; 10] = [
+const REQUEST_FIELDS: [&str; 10] = [
     "contents",
     "systemInstruction",
     "tools",
@@ -21,9 +21,9 @@ const REQUEST: [&str; 10] = [
     "model",
     "serviceTier",
 ];
-const CONTENT: [&str; 2] = ["role", "parts"];
-/// What a part is: exactly one of these.
-const DATA: [&str; 9] = [
+const CONTENT_FIELDS: [&str; 2] = ["role", "parts"];
+/// A part has exactly one of these.
+const DATA_FIELDS: [&str; 9] = [
     "text",
     "inlineData",
     "fileData",
@@ -34,18 +34,19 @@ const DATA: [&str; 9] = [
     "toolCall",
     "toolResponse",
 ];
-const BESIDE: [&str; 5] =
+const OTHER_PART_FIELDS: [&str; 5] =
     ["thought", "thoughtSignature", "videoMetadata", "mediaResolution", "partMetadata"];
-const CALL: [&str; 5] = ["id", "name", "args", "partialArgs", "willContinue"];
-const RESPONSE: [&str; 6] = ["id", "name", "response", "parts", "willContinue", "scheduling"];
+const CALL_FIELDS: [&str; 5] = ["id", "name", "args", "partialArgs", "willContinue"];
+const RESPONSE_FIELDS: [&str; 6] =
+    ["id", "name", "response", "parts", "willContinue", "scheduling"];
 
 /// Checks all fields.
-pub(super) fn check(body: &Value, model: &Model) -> Result<(), Refusal> {
+pub(super) fn check(body: &Value, model: &ModelRules) -> Result<(), ApiError> {
     if !body.is_object() {
         return refuse(Rule::BadValue, "Invalid JSON payload received.");
     }
-    known(body, &REQUEST, "", model)?;
-    cached(body)?;
+    check_names(body, &REQUEST_FIELDS, "", model)?;
+    check_cached_content(body)?;
     if items(&body["contents"]).len() == 0 {
         return refuse(
             Rule::FieldRequired,
@@ -54,7 +55,7 @@ pub(super) fn check(body: &Value, model: &Model) -> Result<(), Refusal> {
     }
     for (at, content) in items(&body["contents"]).enumerate() {
         let path = format!("contents[{at}]");
-        known(content, &CONTENT, &path, model)?;
+        check_names(content, &CONTENT_FIELDS, &path, model)?;
         if !["", "user", "model", "function"].contains(&text(&content["role"])) {
             return refuse(Rule::Role, "Please use a valid role: user, model.");
         }
@@ -74,23 +75,28 @@ pub(super) fn check(body: &Value, model: &Model) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Explicit caches are not simulated; what may not stand beside one is refused all the same
+/// Explicit caches are not simulated; fields that may not be combined with one are refused all the same
 /// (`docs/protocols.md` 5.2).
-fn cached(body: &Value) -> Result<(), Refusal> {
+fn check_cached_content(body: &Value) -> Result<(), ApiError> {
     if get(body, "cachedContent").is_null() {
         return Ok(());
     }
-    let beside = ["systemInstruction", "tools", "toolConfig"];
-    match beside.iter().any(|name| !get(body, name).is_null()) {
+    let conflicting = ["systemInstruction", "tools", "toolConfig"];
+    match conflicting.iter().any(|name| !get(body, name).is_null()) {
         true => refuse(
             Rule::CachedContent,
             "CachedContent can not be used with GenerateContent request setting system_instruction, tools or tool_config.",
         ),
-        false => Err(Refusal::not_simulated(super::DIALECT, "explicit caches")),
+        false => Err(ApiError::not_simulated(super::DIALECT, "explicit caches")),
     }
 }
 
-fn known(value: &Value, names: &[&str], path: &str, model: &Model) -> Result<(), Refusal> {
+fn check_names(
+    value: &Value,
+    names: &[&str],
+    path: &str,
+    model: &ModelRules,
+) -> Result<(), ApiError> {
     let mut keys = value.as_object().into_iter().flat_map(serde_json::Map::keys);
     match keys.find(|key| !names.contains(&camel(key).as_str())) {
         Some(key) if model.unknown_fields_refused => {
@@ -106,18 +112,18 @@ fn known(value: &Value, names: &[&str], path: &str, model: &Model) -> Result<(),
     }
 }
 
-fn check_part(part: &Value, path: &str, model: &Model) -> Result<(), Refusal> {
-    known(part, &[&DATA[..], &BESIDE].concat(), path, model)?;
-    let held = DATA.iter().filter(|name| !get(part, name).is_null()).count();
-    let signed = get(part, "thoughtSignature").is_string();
-    if held > 1 {
+fn check_part(part: &Value, path: &str, model: &ModelRules) -> Result<(), ApiError> {
+    check_names(part, &[&DATA_FIELDS[..], &OTHER_PART_FIELDS].concat(), path, model)?;
+    let data_count = DATA_FIELDS.iter().filter(|name| !get(part, name).is_null()).count();
+    let is_signed = get(part, "thoughtSignature").is_string();
+    if data_count > 1 {
         return refuse(
             Rule::BadValue,
             format!("Invalid value at '{path}' (oneof), oneof field 'data' is already set."),
         );
     }
     // An empty text is a part only where it carries a signature (`docs/protocols.md` 5.4).
-    if !signed && (held == 0 || part["text"] == "") {
+    if !is_signed && (data_count == 0 || part["text"] == "") {
         return refuse(
             Rule::EmptyContent,
             format!(
@@ -125,18 +131,18 @@ fn check_part(part: &Value, path: &str, model: &Model) -> Result<(), Refusal> {
             ),
         );
     }
-    let (call, response) = (get(part, "functionCall"), get(part, "functionResponse"));
-    known(call, &CALL, &format!("{path}.function_call"), model)?;
-    known(response, &RESPONSE, &format!("{path}.function_response"), model)?;
-    let (args, object) = (get(call, "args"), get(response, "response"));
+    let (request, response) = (get(part, "functionCall"), get(part, "functionResponse"));
+    check_names(request, &CALL_FIELDS, &format!("{path}.function_call"), model)?;
+    check_names(response, &RESPONSE_FIELDS, &format!("{path}.function_response"), model)?;
+    let (args, object) = (get(request, "args"), get(response, "response"));
     if !args.is_null() && !args.is_object() {
-        return not_a_struct(&format!("{path}.function_call.args"), args);
+        return refuse_non_object(&format!("{path}.function_call.args"), args);
     }
     if response.is_object() && !object.is_object() {
-        return not_a_struct(&format!("{path}.function_response.response"), object);
+        return refuse_non_object(&format!("{path}.function_response.response"), object);
     }
-    let unnamed = |value: &Value| value.is_object() && !value["name"].is_string();
-    if unnamed(call) || unnamed(response) {
+    let has_no_name = |value: &Value| value.is_object() && !value["name"].is_string();
+    if has_no_name(request) || has_no_name(response) {
         return refuse(
             Rule::FieldRequired,
             format!("* GenerateContentRequest.{path}: name is not specified\n"),
@@ -145,8 +151,8 @@ fn check_part(part: &Value, path: &str, model: &Model) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A pruned result stays an object (`docs/protocols.md` 5.2).
-fn not_a_struct(path: &str, value: &Value) -> Result<(), Refusal> {
+/// A response is an object, also after pruning (`docs/protocols.md` 5.2).
+fn refuse_non_object(path: &str, value: &Value) -> Result<(), ApiError> {
     refuse(
         Rule::ResponseForm,
         format!("Invalid value at '{path}' (type.googleapis.com/google.protobuf.Struct), {value}"),

@@ -6,8 +6,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use serde_json::{Value, json};
 
-use crate::strict::tests::{Client, push, words};
-use crate::strict::{Loss, Miss, Place, Reply, Rule, Rules, Why, measure};
+use crate::strict::tests::{BodyEdit, Client, filler_text, push};
+use crate::strict::{
+    DropReason, Loss, MissReason, MissedPrefix, Place, Rule, Rules, ScriptedReply, prompt,
+};
 
 const PRO: &str = "/v1beta/models/gemini-3-pro-preview:generateContent";
 const OLD: &str = "/v1beta/models/gemini-2.5-pro:generateContent";
@@ -35,7 +37,7 @@ fn first() -> Value {
 fn grow(body: &mut Value, answer: &Value) {
     let content = &answer["candidates"][0]["content"];
     push(body, "contents", content.clone());
-    let responses: Vec<Value> = measure::items(&content["parts"])
+    let responses: Vec<Value> = prompt::items(&content["parts"])
         .filter(|part| part["functionCall"].is_object())
         .map(|part| {
             let call = &part["functionCall"];
@@ -47,21 +49,21 @@ fn grow(body: &mut Value, answer: &Value) {
     }
 }
 
-fn thinking_then_two_calls() -> Reply {
-    let thinking = Reply::thinking("Look at both.", 70).saying("I will look.");
-    thinking.calling("read", json!({"path": "a"})).calling("list", json!({"path": "b"}))
+fn thinking_then_two_calls() -> ScriptedReply {
+    let thinking = ScriptedReply::thinking("Look at both.", 70).with_text("I will look.");
+    thinking.with_call("read", json!({"path": "a"})).with_call("list", json!({"path": "b"}))
 }
 
 /// `[user, [thought, text, call, call], [response, response]]`
 fn open_loop(client: &Client) -> Value {
     let mut body = first();
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     grow(&mut body, &answer);
     body
 }
 
-fn ask(body: &mut Value, words: &str) {
-    push(body, "contents", json!({"role": "user", "parts": [{"text": words}]}));
+fn add_user_turn(body: &mut Value, text: &str) {
+    push(body, "contents", json!({"role": "user", "parts": [{"text": text}]}));
 }
 
 fn place(message: usize, block: usize) -> Place {
@@ -74,9 +76,10 @@ fn a_well_formed_loop_is_accepted() {
         let client = client(path);
         let mut body = open_loop(&client);
         assert_eq!(client.accept(&body).losses, [], "{path}");
-        let answer = client.hear(&body, Reply::thinking("So.", 9).saying("The parser."));
+        let answer =
+            client.reply_to(&body, ScriptedReply::thinking("So.", 9).with_text("The parser."));
         grow(&mut body, &answer);
-        ask(&mut body, "And now?");
+        add_user_turn(&mut body, "And now?");
         assert_eq!(client.accept(&body).losses, [], "{path}");
     }
 }
@@ -104,8 +107,7 @@ fn both_spellings_are_read() {
 
 #[test]
 fn shapes_are_checked() {
-    type Edit = fn(&mut Value);
-    let table: &[(Rule, &str, Edit)] = &[
+    let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "Unknown name \"messages\": Cannot find field.", |b| {
             b["messages"] = json!([])
         }),
@@ -153,10 +155,10 @@ fn shapes_are_checked() {
     ];
     let mut client = client(PRO);
     let body = open_loop(&client);
-    for (rule, words, edit) in table {
+    for (rule, message, edit) in table {
         let mut broken = body.clone();
         edit(&mut broken);
-        client.refuse(&broken, *rule, words);
+        client.refuse(&broken, *rule, message);
     }
     let alone = json!({"contents": body["contents"], "cachedContent": "cachedContents/1"});
     client.refuse(&alone, Rule::NotSimulated, "explicit caches");
@@ -217,7 +219,8 @@ fn calls_and_responses_are_turns() {
 fn signatures_stand_on_the_first_call_of_each_step() {
     let client = client(PRO);
     let mut body = open_loop(&client);
-    let answer = client.hear(&body, Reply::default().calling("read", json!({"path": "c"})));
+    let answer =
+        client.reply_to(&body, ScriptedReply::default().with_call("read", json!({"path": "c"})));
     grow(&mut body, &answer);
     client.accept(&body);
     let call = |body: &Value, content: usize, part: usize| {
@@ -238,7 +241,7 @@ fn signatures_stand_on_the_first_call_of_each_step() {
             "Function call is missing a thought_signature in functionCall parts.",
         );
         client.refuse(&lost, Rule::SignatureMissing, &format!("position {}", content + 1));
-        ask(&mut lost, "Never mind.");
+        add_user_turn(&mut lost, "Never mind.");
         client.accept(&lost);
     }
 }
@@ -247,9 +250,9 @@ fn signatures_stand_on_the_first_call_of_each_step() {
 fn signatures_are_checked_wherever_they_stand() {
     let client = client(PRO);
     let mut body = open_loop(&client);
-    let answer = client.hear(&body, Reply::thinking("So.", 9).saying("The parser."));
+    let answer = client.reply_to(&body, ScriptedReply::thinking("So.", 9).with_text("The parser."));
     grow(&mut body, &answer);
-    ask(&mut body, "And?");
+    add_user_turn(&mut body, "And?");
     let signed = |value: &str| {
         let mut body = body.clone();
         body["contents"][1]["parts"][2]["thoughtSignature"] = json!(value);
@@ -267,8 +270,8 @@ fn signatures_are_checked_wherever_they_stand() {
     client.refuse(&moved, Rule::SignatureInvalid, "Thought signature is not valid");
     let mut merged = body.clone();
     let tail = merged["contents"][3]["parts"].as_array_mut().unwrap();
-    let seal = tail.pop().unwrap()["thoughtSignature"].clone();
-    tail.last_mut().unwrap()["thoughtSignature"] = seal;
+    let signature = tail.pop().unwrap()["thoughtSignature"].clone();
+    tail.last_mut().unwrap()["thoughtSignature"] = signature;
     client.refuse(&merged, Rule::SignatureInvalid, "Thought signature is not valid");
 }
 
@@ -283,25 +286,25 @@ fn what_is_only_missed_is_a_loss() {
     let mut body = open_loop(&pro);
     body["contents"][1]["parts"][2]["thoughtSignature"] = json!("skip_thought_signature_validator");
     assert_eq!(pro.accept(&body).losses, [absent]);
-    ask(&mut body, "Never mind.");
+    add_user_turn(&mut body, "Never mind.");
     assert_eq!(pro.accept(&body).losses, [], "earlier turns are not looked at");
     let mut flash = client(PRO);
     let body = open_loop(&flash);
     flash.path = "/v1beta/models/gemini-3-flash:generateContent";
     let losses = flash.accept(&body).losses;
-    assert_eq!(losses[0], Loss::ReasoningDropped { place: place(1, 2), why: Why::Model });
+    assert_eq!(losses[0], Loss::ReasoningDropped { place: place(1, 2), reason: DropReason::Model });
 }
 
 #[test]
 fn thoughts_count_in_their_own_turn() {
     let client = client(PRO);
     let mut body = first();
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     let usage = &answer["usageMetadata"];
     assert_eq!(usage["thoughtsTokenCount"], 74);
     assert_eq!(answer["candidates"][0]["content"]["parts"][0]["thought"], true);
     grow(&mut body, &answer);
-    let results: u64 = 2 * measure::weigh("r", &json!({"output": "nothing"})).tokens;
+    let results: u64 = 2 * prompt::measure("r", &json!({"output": "nothing"})).tokens;
     let total = usage["totalTokenCount"].as_u64().unwrap();
     assert_eq!(client.accept(&body).input_tokens, total + results);
     let thoughts = |body: &Value| {
@@ -311,7 +314,7 @@ fn thoughts_count_in_their_own_turn() {
         client.accept(body).input_tokens - client.accept(&skipped).input_tokens
     };
     assert_eq!(thoughts(&body), 74);
-    ask(&mut body, "Never mind.");
+    add_user_turn(&mut body, "Never mind.");
     assert_eq!(thoughts(&body), 0);
 }
 
@@ -320,12 +323,13 @@ fn the_context_has_an_end() {
     let client = with(PRO, Rules { window: Some(1000), ..Rules::default() });
     let mut body = first();
     client.accept(&body);
-    body["contents"][0]["parts"][0]["text"] = json!(words("long", 1100));
+    body["contents"][0]["parts"][0]["text"] = json!(filler_text("long", 1100));
     client.refuse(&body, Rule::Overflow, "The input token count (1");
     client.refuse(&body, Rule::Overflow, ") exceeds the maximum number of tokens allowed (1000).");
     body["contents"][0]["parts"][0]["text"] = json!("Long?");
     body["generationConfig"]["maxOutputTokens"] = json!(40);
-    let answer = client.hear(&body, Reply::thinking("", 30).saying(&words("much", 100)));
+    let answer = client
+        .reply_to(&body, ScriptedReply::thinking("", 30).with_text(&filler_text("much", 100)));
     assert_eq!(answer["candidates"][0]["finishReason"], "MAX_TOKENS");
 }
 
@@ -333,23 +337,26 @@ fn the_context_has_an_end() {
 fn prefixes_are_cached_by_themselves() {
     let client = client(PRO);
     let mut body = first();
-    body["systemInstruction"]["parts"][0]["text"] = json!(words("system", 5000));
-    let answer = client.hear(&body, thinking_then_two_calls());
+    body["systemInstruction"]["parts"][0]["text"] = json!(filler_text("system", 5000));
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     assert_eq!(answer["usageMetadata"].get("cachedContentTokenCount"), None);
     grow(&mut body, &answer);
-    let answer = client.hear(&body, Reply::text("The parser."));
+    let answer = client.reply_to(&body, ScriptedReply::text("The parser."));
     assert!(answer["usageMetadata"]["cachedContentTokenCount"].as_u64().unwrap() > 5000);
     grow(&mut body, &answer);
-    ask(&mut body, "And?");
+    add_user_turn(&mut body, "And?");
     let next = client.accept(&body);
     assert!(
-        matches!(next.cached.missed, Some((_, Miss::Own(_)))),
+        matches!(
+            next.cache_usage.missed,
+            Some(MissedPrefix { reason: MissReason::ProviderEdit(_), .. })
+        ),
         "the turn's thoughts went: {next:?}"
     );
     assert_eq!(next.losses, []);
     body["contents"][0]["parts"][0]["text"] = json!("Why?");
-    let missed = client.accept(&body).cached.missed.map(|(_, why)| why);
-    assert_eq!(missed, Some(Miss::Changed(place(0, 0))));
+    let missed = client.accept(&body).cache_usage.missed.map(|missed| missed.reason);
+    assert_eq!(missed, Some(MissReason::Changed(place(0, 0))));
 }
 
 #[test]
@@ -359,7 +366,7 @@ fn a_count_takes_the_contents_or_the_whole() {
     let whole = client.accept(&body).input_tokens;
     client.path = "/v1beta/models/gemini-3-pro-preview:countTokens";
     let count =
-        |body: &Value| client.provider.answer(&client.call(body)).body["totalTokens"].as_u64();
+        |body: &Value| client.provider.respond(&client.request(body)).body["totalTokens"].as_u64();
     assert_eq!(count(&json!({"generateContentRequest": body})), Some(whole));
     assert!(count(&json!({"contents": body["contents"]})).unwrap() < whole);
     let mut lost = body.clone();
@@ -368,21 +375,22 @@ fn a_count_takes_the_contents_or_the_whole() {
 }
 
 #[test]
-fn an_authors_conversation_is_never_refused() {
+fn a_generated_conversation_is_never_refused() {
     for path in [PRO, OLD] {
         let client = client(path);
         let mut body = first();
         for turn in 0..30 {
-            let answer = client.provider.answer(&client.call(&body));
+            let answer = client.provider.respond(&client.request(&body));
             assert_eq!(answer.status, 200, "{path}, {turn}: {}", answer.body);
             let before = body["contents"].as_array().unwrap().len();
             grow(&mut body, &answer.body);
             if body["contents"].as_array().unwrap().len() == before + 1 {
-                ask(&mut body, &format!("More, {turn}"));
+                add_user_turn(&mut body, &format!("More, {turn}"));
             }
         }
         let log = client.provider.take_log();
-        let losses: Vec<Loss> = log.iter().flat_map(|one| one.verdict.losses().to_vec()).collect();
+        let losses: Vec<Loss> =
+            log.iter().flat_map(|entry| entry.verdict.losses().to_vec()).collect();
         assert_eq!(losses, [], "{path}");
     }
 }

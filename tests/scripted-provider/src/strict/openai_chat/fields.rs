@@ -1,16 +1,16 @@
 //! Which fields a Chat Completions request and its messages may have (`docs/protocols.md` 2.2, 4.2).
 //!
-//! OpenAI itself takes less than its look-alikes; a field that is on no list is refused by name.
+//! OpenAI itself takes fewer than its look-alikes; a field that is on no list is refused by name.
 
 use serde_json::Value;
 
 use super::refuse;
-use crate::strict::Call;
-use crate::strict::measure::{items, text};
-use crate::strict::rules::{Host, Model};
-use crate::strict::verdict::{Refusal, Rule};
+use crate::strict::ReceivedRequest;
+use crate::strict::prompt::{items, text};
+use crate::strict::rules::{Host, ModelRules};
+use crate::strict::verdict::{ApiError, Rule};
 
-/// What OpenAI takes.
+/// Fields that OpenAI takes.
 const FIELDS: [&str; 37] = [
     "model",
     "messages",
@@ -50,8 +50,8 @@ const FIELDS: [&str; 37] = [
     "function_call",
     "moderation",
 ];
-/// What the look-alikes take besides.
-const LOOK_ALIKES: [&str; 20] = [
+/// Fields that only the look-alikes take.
+const LOOK_ALIKE_FIELDS: [&str; 20] = [
     "thinking",
     "enable_thinking",
     "preserve_thinking",
@@ -73,8 +73,8 @@ const LOOK_ALIKES: [&str; 20] = [
     "safe_prompt",
     "random_seed",
 ];
-/// What an assistant message may hold; clients send back what SDKs put there.
-const ASSISTANT: [&str; 13] = [
+/// Fields of an assistant message; clients send back what SDKs put there.
+const ASSISTANT_FIELDS: [&str; 13] = [
     "role",
     "content",
     "tool_calls",
@@ -90,49 +90,51 @@ const ASSISTANT: [&str; 13] = [
     "prefix",
 ];
 /// Reasoning as text.
-const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 
 /// Longest tool id that OpenAI takes, characters (`docs/protocols.md` 2.2).
-const ID_LENGTH: usize = 40;
+const MAX_ID_LENGTH: usize = 40;
 
 /// Checks all fields.
-pub(super) fn check(call: &Call, model: &Model) -> Result<(), Refusal> {
-    let Some(fields) = call.body.as_object() else {
+pub(super) fn check(request: &ReceivedRequest, model: &ModelRules) -> Result<(), ApiError> {
+    let Some(fields) = request.body.as_object() else {
         return refuse(Rule::BadValue, "We could not parse the JSON body of your request.");
     };
     let known = |name: &str| {
-        FIELDS.contains(&name) || model.host != Host::OpenAi && LOOK_ALIKES.contains(&name)
+        FIELDS.contains(&name) || model.host != Host::OpenAi && LOOK_ALIKE_FIELDS.contains(&name)
     };
     if let Some(name) = fields.keys().find(|name| !known(name))
         && model.unknown_fields_refused
     {
         let code = Some("unknown_parameter");
         let message = format!("Unknown parameter: '{name}'.");
-        return Err(Refusal::openai(Rule::UnknownField, 400, code, Some(name), message));
+        return Err(ApiError::openai(Rule::UnknownField, 400, code, Some(name), message));
     }
     if model.name.is_empty() {
         return refuse(Rule::FieldRequired, "you must provide a model parameter");
     }
-    let streams = call.body["stream"] == true;
-    if call.body.get("stream_options").is_some_and(|options| !options.is_null()) && !streams {
+    let streams = request.body["stream"] == true;
+    if request.body.get("stream_options").is_some_and(|options| !options.is_null()) && !streams {
         return refuse(
             Rule::BadValue,
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
         );
     }
-    if items(&call.body["messages"]).len() == 0 {
+    if items(&request.body["messages"]).len() == 0 {
         return refuse(
             Rule::FieldRequired,
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
         );
     }
-    items(&call.body["messages"]).enumerate().try_for_each(|(at, message)| one(at, message, model))
+    items(&request.body["messages"])
+        .enumerate()
+        .try_for_each(|(at, message)| check_message(at, message, model))
 }
 
-fn one(at: usize, message: &Value, model: &Model) -> Result<(), Refusal> {
+fn check_message(at: usize, message: &Value, model: &ModelRules) -> Result<(), ApiError> {
     let role = text(&message["role"]);
     let known: &[&str] = match role {
-        "assistant" => &ASSISTANT,
+        "assistant" => &ASSISTANT_FIELDS,
         "tool" => &["role", "content", "tool_call_id", "name"],
         "system" | "developer" | "user" => &["role", "content", "name"],
         _ => {
@@ -146,7 +148,7 @@ fn one(at: usize, message: &Value, model: &Model) -> Result<(), Refusal> {
     };
     let mut names = message.as_object().into_iter().flat_map(serde_json::Map::keys);
     let unknown = names.find(|name| {
-        let reasoning = role == "assistant" && REASONING.contains(&name.as_str());
+        let reasoning = role == "assistant" && REASONING_FIELDS.contains(&name.as_str());
         !known.contains(&name.as_str()) && !reasoning
     });
     if let Some(name) = unknown.filter(|_| model.unknown_fields_refused) {
@@ -157,13 +159,14 @@ fn one(at: usize, message: &Value, model: &Model) -> Result<(), Refusal> {
     }
     let content = &message["content"];
     let calls = &message["tool_calls"];
-    let instead = role == "assistant" && (items(calls).len() > 0 || message["refusal"].is_string());
-    if !(content.is_string() || content.is_array() || content.is_null() && instead) {
+    let may_lack_content =
+        role == "assistant" && (items(calls).len() > 0 || message["refusal"].is_string());
+    if !(content.is_string() || content.is_array() || content.is_null() && may_lack_content) {
         let message = format!("Invalid value for 'content': expected a string, got {content}.");
         let param = format!("messages.[{at}].content");
-        return Err(Refusal::openai(Rule::EmptyContent, 400, None, Some(&param), message));
+        return Err(ApiError::openai(Rule::EmptyContent, 400, None, Some(&param), message));
     }
-    if content.as_array().is_some_and(Vec::is_empty) && !instead {
+    if content.as_array().is_some_and(Vec::is_empty) && !may_lack_content {
         return refuse(
             Rule::EmptyContent,
             format!(
@@ -179,22 +182,22 @@ fn one(at: usize, message: &Value, model: &Model) -> Result<(), Refusal> {
             ),
         );
     }
-    items(calls).enumerate().try_for_each(|(n, call)| tool_call(at, n, call, model))
+    items(calls).enumerate().try_for_each(|(n, call)| check_tool_call(at, n, call, model))
 }
 
-fn tool_call(at: usize, n: usize, call: &Value, model: &Model) -> Result<(), Refusal> {
+fn check_tool_call(at: usize, n: usize, call: &Value, model: &ModelRules) -> Result<(), ApiError> {
     let path = format!("messages[{at}].tool_calls[{n}]");
     let id = text(&call["id"]);
     if id.is_empty() {
         return refuse(Rule::FieldRequired, format!("Missing required parameter: '{path}.id'."));
     }
     let length = id.chars().count();
-    if model.host == Host::OpenAi && length > ID_LENGTH {
+    if model.host == Host::OpenAi && length > MAX_ID_LENGTH {
         let message = format!(
-            "Invalid '{path}.id': string too long. Expected a string with maximum length {ID_LENGTH}, but got a string with length {length} instead."
+            "Invalid '{path}.id': string too long. Expected a string with maximum length {MAX_ID_LENGTH}, but got a string with length {length} instead."
         );
         let code = Some("string_above_max_length");
-        return Err(Refusal::openai(Rule::ToolIdForm, 400, code, None, message));
+        return Err(ApiError::openai(Rule::ToolIdForm, 400, code, None, message));
     }
     let custom = call["custom"]["input"].is_string();
     let function = &call["function"];

@@ -1,82 +1,84 @@
-//! Reasoning that comes back over Chat Completions: demanded, welcome or refused as text, and sealed
-//! where a signing model stands behind (`docs/protocols.md` 4.2, 5.4).
+//! Checks reasoning that comes back over Chat Completions: required, optional or refused as text, and signed
+//! if the model behind signs (`docs/protocols.md` 4.2, 5.4).
 
 use serde_json::{Value, json};
 
-use super::{DIALECT, refuse, trace};
-use crate::strict::measure::{Place, hash, items, text};
-use crate::strict::rules::{Echo, Host, Model, Signatures};
-use crate::strict::signatures::{Book, Issued, Kind};
-use crate::strict::verdict::{Loss, Refusal, Rule, Why};
+use super::{DIALECT, find_reply, refuse};
+use crate::strict::prompt::{Place, hash, items, text};
+use crate::strict::reply_store::{IssuedReply, ReplyStore, SignatureKind};
+use crate::strict::rules::{Host, ModelRules, ReasoningEcho, SignatureRule};
+use crate::strict::verdict::{ApiError, DropReason, Loss, Rule};
 
-/// Formats of `reasoning_details` that are worth nothing without their seal.
-const SIGNING: [&str; 2] = ["anthropic-claude-v1", "google-gemini-v1"];
-/// What skips the check of a signature (`docs/protocols.md` 5.4).
-const SKIPS: [&str; 2] =
+/// Formats of `reasoning_details` that need their signature.
+const SIGNED_FORMATS: [&str; 2] = ["anthropic-claude-v1", "google-gemini-v1"];
+/// Values that skip the check of a signature (`docs/protocols.md` 5.4).
+const SKIP_VALUES: [&str; 2] =
     ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"];
 
-/// Checks all messages; answers of which the reasoning is read.
+/// Checks all messages; returns for each whether its reasoning is read.
 pub(super) fn check(
-    model: &Model,
-    book: &Book,
+    model: &ModelRules,
+    store: &ReplyStore,
     messages: &[&Value],
     thinks: bool,
     losses: &mut Vec<Loss>,
-) -> Result<Vec<bool>, Refusal> {
-    let said = messages.iter().rposition(|message| message["role"] == "user").unwrap_or(0);
-    let mut read = vec![false; messages.len()];
+) -> Result<Vec<bool>, ApiError> {
+    let last_user = messages.iter().rposition(|message| message["role"] == "user").unwrap_or(0);
+    let mut is_read = vec![false; messages.len()];
     for (at, message) in messages.iter().enumerate() {
         if message["role"] != "assistant" {
             continue;
         }
-        let issued = trace(book, message).and_then(|number| book.reply(number));
-        plain(model, at, message, issued, thinks, at > said, losses)?;
-        let details = details(model, book, at, message, losses)?;
+        let issued = find_reply(store, message).and_then(|number| store.reply(number));
+        check_text(model, at, message, issued, thinks, at > last_user, losses)?;
+        let details_are_read = check_details(model, store, at, message, losses)?;
         if model.host == Host::GeminiCompat {
-            signature(model, book, at, message, issued, at > said, losses)?;
+            check_signature(model, store, at, message, issued, at > last_user, losses)?;
         }
-        read[at] = model.echo != Echo::Refused && details;
+        is_read[at] = model.reasoning_echo != ReasoningEcho::Refused && details_are_read;
     }
-    Ok(read)
+    Ok(is_read)
 }
 
 fn place(message: usize) -> Place {
     Place::Message { message, block: 0 }
 }
 
-/// `reasoning_content`, or what a host calls it.
-fn plain(
-    model: &Model,
+/// Checks `reasoning_content`, under any of its names.
+fn check_text(
+    model: &ModelRules,
     at: usize,
     message: &Value,
-    issued: Option<&Issued>,
+    issued: Option<&IssuedReply>,
     thinks: bool,
     current: bool,
     losses: &mut Vec<Loss>,
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     let names = ["reasoning_content", "reasoning", "reasoning_text"];
     let given = names.iter().find(|name| !message[**name].is_null());
-    let words = given.and_then(|name| message[*name].as_str());
+    let reasoning = given.and_then(|name| message[*name].as_str());
     let calls = items(&message["tool_calls"]).len() > 0;
-    match (model.echo, given, words) {
-        (Echo::Refused, Some(name), _) => {
+    match (model.reasoning_echo, given, reasoning) {
+        (ReasoningEcho::Refused, Some(name), _) => {
             return refuse(
                 Rule::ReasoningRefused,
                 format!("messages.{at}: property '{name}' is unsupported"),
             );
         }
-        (Echo::Demanded, _, words) if calls && thinks => demanded(model, at, words)?,
+        (ReasoningEcho::Required, _, reasoning) if calls && thinks => {
+            require_reasoning(model, at, reasoning)?;
+        }
         _ => {}
     }
-    let Some(expected) = issued.and_then(|issued| issued.reasoning).filter(|_| thinks) else {
+    let Some(expected) = issued.and_then(|issued| issued.reasoning_hash).filter(|_| thinks) else {
         return Ok(());
     };
-    let wanted = calls && (model.echo == Echo::Demanded || current);
-    match words.filter(|words| !["", " ", "."].contains(words)) {
-        Some(words) if hash(&[words]) != expected => {
+    let is_expected = calls && (model.reasoning_echo == ReasoningEcho::Required || current);
+    match reasoning.filter(|text| !["", " ", "."].contains(text)) {
+        Some(text) if hash(&[text]) != expected => {
             losses.push(Loss::ReasoningChanged { place: place(at) });
         }
-        None if wanted && items(&message["reasoning_details"]).len() == 0 => {
+        None if is_expected && items(&message["reasoning_details"]).len() == 0 => {
             losses.push(Loss::ReasoningAbsent {
                 place: place(at),
                 issued: 1,
@@ -89,10 +91,14 @@ fn plain(
     Ok(())
 }
 
-/// DeepSeek wants the field, be it empty; Kimi wants something in it (`docs/protocols.md` 4.2).
-fn demanded(model: &Model, at: usize, words: Option<&str>) -> Result<(), Refusal> {
-    match (model.host, words) {
-        (Host::Kimi, Some(words)) if !words.is_empty() => Ok(()),
+/// DeepSeek requires the field, which may be empty; Kimi requires some text in it (`docs/protocols.md` 4.2).
+fn require_reasoning(
+    model: &ModelRules,
+    at: usize,
+    reasoning: Option<&str>,
+) -> Result<(), ApiError> {
+    match (model.host, reasoning) {
+        (Host::Kimi, Some(text)) if !text.is_empty() => Ok(()),
         (Host::Kimi, _) => refuse(
             Rule::ReasoningMissing,
             format!(
@@ -107,73 +113,74 @@ fn demanded(model: &Model, at: usize, words: Option<&str>) -> Result<(), Refusal
     }
 }
 
-/// `reasoning_details`: sealed entries unmodified, in order, with their seals. Answers whether they
-/// are read.
-fn details(
-    model: &Model,
-    book: &Book,
+/// Checks `reasoning_details`: signed entries unmodified, in order, with their signatures. Returns whether
+/// they are read.
+fn check_details(
+    model: &ModelRules,
+    store: &ReplyStore,
     at: usize,
     message: &Value,
     losses: &mut Vec<Loss>,
-) -> Result<bool, Refusal> {
+) -> Result<bool, ApiError> {
     let invalid = format!("messages.{at}.content.0: Invalid `signature` in `thinking` block");
-    let mut seals = Vec::new();
-    let mut reply = None;
+    let mut signatures = Vec::new();
+    let mut last = None;
     for entry in items(&message["reasoning_details"]) {
-        if !SIGNING.contains(&text(&entry["format"])) {
+        if !SIGNED_FORMATS.contains(&text(&entry["format"])) {
             continue;
         }
         let signature = entry["signature"].as_str().or_else(|| entry["data"].as_str());
-        match signature.and_then(|signature| book.seal(DIALECT, signature)) {
-            Some((number, seal))
-                if seal.kind == Kind::Thinking && seal.text == hash(&[text(&entry["text"])]) =>
+        match signature.and_then(|signature| store.find_signature(DIALECT, signature)) {
+            Some((number, signature))
+                if signature.kind == SignatureKind::Thinking
+                    && signature.content_hash == hash(&[text(&entry["text"])]) =>
             {
-                seals.push(number);
-                reply = Some(seal);
+                signatures.push(number);
+                last = Some(signature);
             }
-            _ => return wrapped(&invalid),
+            _ => return refuse_wrapped(&invalid),
         }
     }
-    let Some(seal) = reply else { return Ok(true) };
-    if book.reply(seal.reply).is_some_and(|issued| issued.seals != seals) {
-        return wrapped(&invalid);
+    let Some(signature) = last else { return Ok(true) };
+    if store.reply(signature.reply).is_some_and(|issued| issued.signatures != signatures) {
+        return refuse_wrapped(&invalid);
     }
-    if !model.reads(&seal.model) {
-        losses.push(Loss::ReasoningDropped { place: place(at), why: Why::Model });
+    if !model.reads(&signature.model) {
+        losses.push(Loss::ReasoningDropped { place: place(at), reason: DropReason::Model });
         return Ok(false);
     }
     Ok(true)
 }
 
-/// An upstream's error as OpenRouter passes it on (`docs/protocols.md` 4.2).
-fn wrapped<T>(raw: &str) -> Result<T, Refusal> {
+/// Refuses with an upstream's error as OpenRouter forwards it (`docs/protocols.md` 4.2).
+fn refuse_wrapped<T>(raw: &str) -> Result<T, ApiError> {
     let error =
         json!({"type": "error", "error": {"type": "invalid_request_error", "message": raw}});
     let body = json!({"error": {
         "message": "Provider returned error", "code": 400,
         "metadata": {"raw": error.to_string(), "provider_name": "Anthropic"},
     }});
-    let refusal = Refusal::openai(Rule::SignatureInvalid, 400, None, None, raw.to_owned());
-    Err(Refusal { body: Box::new(body), ..refusal })
+    let error_response = ApiError::openai(Rule::SignatureInvalid, 400, None, None, raw.to_owned());
+    Err(ApiError { body: Box::new(body), ..error_response })
 }
 
-/// Gemini's signature on the first call of a step of the current turn (`docs/protocols.md` 5.4).
-fn signature(
-    model: &Model,
-    book: &Book,
+/// Checks Gemini's signature on the first call of a step of the current turn (`docs/protocols.md` 5.4).
+fn check_signature(
+    model: &ModelRules,
+    store: &ReplyStore,
     at: usize,
     message: &Value,
-    issued: Option<&Issued>,
+    issued: Option<&IssuedReply>,
     current: bool,
     losses: &mut Vec<Loss>,
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     for (n, call) in items(&message["tool_calls"]).enumerate() {
         let Some(given) = call["extra_content"]["google"]["thought_signature"].as_str() else {
-            let expected = issued.is_none_or(|issued| !issued.seals.is_empty());
+            let expected = issued.is_none_or(|issued| !issued.signatures.is_empty());
             if n > 0 || !current || !expected {
                 continue;
             }
-            if model.signatures == Signatures::Required {
+            if model.signature_rule == SignatureRule::Required {
                 let name = text(&call["function"]["name"]);
                 return refuse(
                     Rule::SignatureMissing,
@@ -185,15 +192,21 @@ fn signature(
             losses.push(Loss::SignatureAbsent { place: place(at) });
             continue;
         };
-        if SKIPS.contains(&given) {
+        if SKIP_VALUES.contains(&given) {
             losses.push(Loss::SignatureAbsent { place: place(at) });
             continue;
         }
-        let words = super::weigh_call(call).hash;
-        match book.seal(DIALECT, given) {
-            Some((_, seal)) if seal.kind == Kind::Thought && seal.text == words => {
-                if !model.reads(&seal.model) {
-                    losses.push(Loss::ReasoningDropped { place: place(at), why: Why::Model });
+        let content_hash = super::measure_call(call).hash;
+        match store.find_signature(DIALECT, given) {
+            Some((_, signature))
+                if signature.kind == SignatureKind::ThoughtSignature
+                    && signature.content_hash == content_hash =>
+            {
+                if !model.reads(&signature.model) {
+                    losses.push(Loss::ReasoningDropped {
+                        place: place(at),
+                        reason: DropReason::Model,
+                    });
                 }
             }
             _ => return refuse(Rule::SignatureInvalid, "Thought signature is not valid."),

@@ -4,8 +4,11 @@
 
 use serde_json::{Value, json};
 
-use crate::strict::tests::{Client, push, words};
-use crate::strict::{Echo, Loss, Miss, Part, Place, Reply, Rule, Rules, Why, measure};
+use crate::strict::tests::{BodyEdit, Client, filler_text, push};
+use crate::strict::{
+    DropReason, Loss, MissReason, Place, ReasoningEcho, Rule, Rules, ScriptedPart, ScriptedReply,
+    prompt,
+};
 
 fn client() -> Client {
     with(Rules::default())
@@ -31,7 +34,7 @@ fn first(model: &str) -> Value {
 fn grow(body: &mut Value, answer: &Value) {
     let message = &answer["choices"][0]["message"];
     push(body, "messages", message.clone());
-    for call in measure::items(&message["tool_calls"]) {
+    for call in prompt::items(&message["tool_calls"]) {
         push(
             body,
             "messages",
@@ -40,14 +43,14 @@ fn grow(body: &mut Value, answer: &Value) {
     }
 }
 
-fn thinking_then_two_calls() -> Reply {
-    let thinking = Reply::thinking("Look at both.", 70).saying("I will look.");
-    thinking.calling("read", json!({"path": "a"})).calling("list", json!({"path": "b"}))
+fn thinking_then_two_calls() -> ScriptedReply {
+    let thinking = ScriptedReply::thinking("Look at both.", 70).with_text("I will look.");
+    thinking.with_call("read", json!({"path": "a"})).with_call("list", json!({"path": "b"}))
 }
 
 fn open_loop(client: &Client, model: &str) -> Value {
     let mut body = first(model);
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     grow(&mut body, &answer);
     body
 }
@@ -72,8 +75,7 @@ fn a_well_formed_loop_is_accepted_everywhere() {
 
 #[test]
 fn shapes_are_checked() {
-    type Edit = fn(&mut Value);
-    let table: &[(Rule, &str, Edit)] = &[
+    let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "Unknown parameter: 'thinking'", |b| b["thinking"] = json!({})),
         (Rule::FieldRequired, "model", |b| b["model"] = json!("")),
         (Rule::FieldRequired, "empty array", |b| b["messages"] = json!([])),
@@ -108,10 +110,10 @@ fn shapes_are_checked() {
     let mut client = client();
     let body = open_loop(&client, "gpt-5.5");
     client.accept(&body);
-    for (rule, words, edit) in table {
+    for (rule, message, edit) in table {
         let mut broken = body.clone();
         edit(&mut broken);
-        client.refuse(&broken, *rule, words);
+        client.refuse(&broken, *rule, message);
     }
     let mut silent = body.clone();
     silent["messages"][2]["content"] = json!(null);
@@ -141,8 +143,8 @@ fn calls_and_results_are_pairs() {
 }
 
 #[test]
-fn reasoning_is_demanded_by_some() {
-    for (model, blank, words) in [
+fn reasoning_is_required_by_some() {
+    for (model, blank, message) in [
         (
             "deepseek-v3.2",
             true,
@@ -163,7 +165,7 @@ fn reasoning_is_demanded_by_some() {
         let absent = Loss::ReasoningAbsent { place, issued: 1, present: 0, readable: true };
         let mut lost = body.clone();
         lost["messages"][2].as_object_mut().unwrap().remove("reasoning_content");
-        client.refuse(&lost, Rule::ReasoningMissing, words);
+        client.refuse(&lost, Rule::ReasoningMissing, message);
         lost["thinking"] = json!({"type": "disabled"});
         client.accept(&lost);
         lost = body.clone();
@@ -191,7 +193,7 @@ fn reasoning_is_refused_by_others() {
             "messages.2: property 'reasoning_content' is unsupported",
         );
     }
-    let open = with(Rules { reasoning_content: Some(Echo::Welcome), ..Rules::default() });
+    let open = with(Rules { reasoning_content: Some(ReasoningEcho::Optional), ..Rules::default() });
     let mut body = open_loop(&open, "never-seen");
     body["messages"][2].as_object_mut().unwrap().remove("reasoning_content");
     assert!(matches!(open.accept(&body).losses[..], [Loss::ReasoningAbsent { .. }]));
@@ -200,7 +202,7 @@ fn reasoning_is_refused_by_others() {
 }
 
 #[test]
-fn sealed_details_come_back_as_they_were() {
+fn signed_details_come_back_as_they_were() {
     let client = client();
     let body = open_loop(&client, "anthropic/claude-sonnet-4.5");
     let raw = "Invalid `signature` in `thinking` block";
@@ -211,9 +213,10 @@ fn sealed_details_come_back_as_they_were() {
         broken["messages"][2]["reasoning_details"][0].as_object_mut().unwrap().remove("signature");
         client.refuse_raw(&broken, Rule::SignatureInvalid, raw);
     }
-    let twice = Reply::thinking("One. ", 5).and(Part::Thinking { text: "Two.".into(), tokens: 5 });
+    let twice = ScriptedReply::thinking("One. ", 5)
+        .with_part(ScriptedPart::Thinking { text: "Two.".into(), tokens: 5 });
     let mut two = first("anthropic/claude-sonnet-4.5");
-    let answer = client.hear(&two, twice.calling("read", json!({"path": "a"})));
+    let answer = client.reply_to(&two, twice.with_call("read", json!({"path": "a"})));
     grow(&mut two, &answer);
     assert_eq!(client.accept(&two).losses, []);
     let edits: [fn(&mut Vec<Value>); 2] = [|all| all.reverse(), |all| drop(all.pop())];
@@ -225,7 +228,10 @@ fn sealed_details_come_back_as_they_were() {
     let mut other = body.clone();
     other["model"] = json!("anthropic/claude-opus-4.5");
     let place = Place::Message { message: 2, block: 0 };
-    assert_eq!(client.accept(&other).losses, [Loss::ReasoningDropped { place, why: Why::Model }]);
+    assert_eq!(
+        client.accept(&other).losses,
+        [Loss::ReasoningDropped { place, reason: DropReason::Model }]
+    );
 }
 
 #[test]
@@ -257,8 +263,8 @@ fn gemini_behind_chat_wants_its_signatures() {
 }
 
 #[test]
-fn the_context_has_an_end_in_each_hosts_words() {
-    for (model, words_of_it) in [
+fn the_context_has_an_end_with_each_hosts_error() {
+    for (model, message) in [
         ("gpt-5.5", "Your input exceeds the context window of this model."),
         (
             "gpt-4.1",
@@ -281,8 +287,8 @@ fn the_context_has_an_end_in_each_hosts_words() {
         let client = with(Rules { window: Some(1000), ..Rules::default() });
         let mut body = first(model);
         client.accept(&body);
-        body["messages"][1]["content"] = json!(words("long", 1100));
-        client.refuse(&body, Rule::Overflow, words_of_it);
+        body["messages"][1]["content"] = json!(filler_text("long", 1100));
+        client.refuse(&body, Rule::Overflow, message);
     }
 }
 
@@ -291,14 +297,14 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
     for model in ["deepseek-v4", "glm-5.2", "anthropic/claude-opus-5", "never-seen"] {
         let client = client();
         let mut body = first(model);
-        let answer = client.hear(&body, thinking_then_two_calls());
+        let answer = client.reply_to(&body, thinking_then_two_calls());
         let usage = &answer["usage"];
         grow(&mut body, &answer);
-        let results = 2 * measure::weigh_text("tool", "nothing").tokens;
+        let results = 2 * prompt::measure_text("tool", "nothing").tokens;
         let total = usage["total_tokens"].as_u64().unwrap();
         assert_eq!(client.accept(&body).input_tokens, total + results, "{model}");
     }
-    let hidden = client().hear(&first("gpt-5.5"), thinking_then_two_calls());
+    let hidden = client().reply_to(&first("gpt-5.5"), thinking_then_two_calls());
     assert_eq!(hidden["usage"]["completion_tokens_details"]["reasoning_tokens"], 70);
 }
 
@@ -307,51 +313,52 @@ fn the_output_limit_cuts() {
     let client = client();
     let mut body = first("gpt-5.5");
     body["max_completion_tokens"] = json!(20);
-    let reply = Reply::default().and(Part::Sealed { tokens: 15 }).saying(&words("much", 50));
-    let answer = client.hear(&body, reply);
+    let reply = ScriptedReply::default()
+        .with_part(ScriptedPart::HiddenThinking { tokens: 15 })
+        .with_text(&filler_text("much", 50));
+    let answer = client.reply_to(&body, reply);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     assert_eq!(answer["usage"]["completion_tokens"], 15);
 }
 
 #[test]
 fn prefixes_are_cached_by_themselves() {
-    type Edit = fn(&mut Value);
-    let miss = |edit: Edit| {
+    let miss = |edit: BodyEdit| {
         let client = client();
         let mut body = first("gpt-5.5");
-        body["messages"][0]["content"] = json!(words("system", 2000));
-        let answer = client.hear(&body, thinking_then_two_calls());
+        body["messages"][0]["content"] = json!(filler_text("system", 2000));
+        let answer = client.reply_to(&body, thinking_then_two_calls());
         grow(&mut body, &answer);
         edit(&mut body);
         let accepted = client.accept(&body);
         let missed = accepted.losses.iter().find_map(|loss| match loss {
-            Loss::CacheMissed { why, .. } => Some(*why),
+            Loss::CacheMissed { reason, .. } => Some(*reason),
             _ => None,
         });
-        (accepted.cached.read, missed)
+        (accepted.cache_usage.read, missed)
     };
     let (read, missed) = miss(|_| {});
     assert!(read > 1900 && read.is_multiple_of(128) && missed.is_none(), "{read} {missed:?}");
-    let place = |message| Miss::Changed(Place::Message { message, block: 0 });
+    let place = |message| MissReason::Changed(Place::Message { message, block: 0 });
     assert_eq!(miss(|b| b["messages"][0]["content"] = json!("Short.")), (0, Some(place(0))));
     assert_eq!(miss(|b| b["messages"][1]["content"] = json!("Why?")).1, Some(place(1)));
     assert_eq!(
         miss(|b| b["tools"][1]["function"]["name"] = json!("ls")).1,
-        Some(Miss::Changed(Place::Tool(1)))
+        Some(MissReason::Changed(Place::Tool(1)))
     );
-    assert_eq!(miss(|b| b["prompt_cache_key"] = json!("k")).1, Some(Miss::Elsewhere));
+    assert_eq!(miss(|b| b["prompt_cache_key"] = json!("k")).1, Some(MissReason::OtherCache));
     assert_eq!(miss(|b| b["messages"][3]["content"] = json!("pruned")).1, None, "it is new");
 }
 
 #[test]
-fn an_authors_conversation_is_never_refused() {
+fn a_generated_conversation_is_never_refused() {
     for model in
         ["gpt-5.5", "deepseek-v4", "kimi-k3", "glm-5.3", "anthropic/claude-opus-5", "gemini-3-pro"]
     {
         let client = client();
         let mut body = first(model);
         for turn in 0..30 {
-            let answer = client.provider.answer(&client.call(&body));
+            let answer = client.provider.respond(&client.request(&body));
             assert_eq!(answer.status, 200, "{model}, {turn}: {}", answer.body);
             grow(&mut body, &answer.body);
             if answer.body["choices"][0]["finish_reason"] == "stop" {
@@ -363,7 +370,8 @@ fn an_authors_conversation_is_never_refused() {
             }
         }
         let log = client.provider.take_log();
-        let losses: Vec<Loss> = log.iter().flat_map(|one| one.verdict.losses().to_vec()).collect();
+        let losses: Vec<Loss> =
+            log.iter().flat_map(|entry| entry.verdict.losses().to_vec()).collect();
         assert_eq!(losses, [], "{model}");
     }
 }

@@ -1,92 +1,93 @@
-//! `/responses/compact` (`docs/protocols.md` 3.3): the person's messages, then one item that only the
+//! `/responses/compact` (`docs/protocols.md` 3.3): the user's messages, then one item that only the
 //! provider reads, bound to account and model.
 //!
-//! Whether later reasoning stays readable is not written anywhere: taken to be as Anthropic has it
+//! Whether later reasoning stays readable is not documented; taken to be as with Anthropic
 //! (`docs/protocols.md` 1.5.7).
 
 use serde_json::{Value, json};
 
-use super::{DIALECT, Item};
-use crate::strict::Call;
-use crate::strict::measure::{STRUCTURE, hash, items, text};
-use crate::strict::rules::Model;
-use crate::strict::signatures::{Book, Mint, Summarised};
-use crate::strict::verdict::{Accepted, Refusal, Rule};
+use super::{DIALECT, InputItem};
+use crate::strict::ReceivedRequest;
+use crate::strict::prompt::{PIECE_OVERHEAD_TOKENS, hash, items, text};
+use crate::strict::reply_store::{IdGenerator, IssuedSummary, ReplyStore};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{AcceptedRequest, ApiError, Rule};
 
-/// What a summary weighs, tokens.
-pub(super) const TOKENS: u64 = 120;
+/// Tokens of a summary.
+pub(super) const SUMMARY_TOKENS: u64 = 120;
 
-/// Checks items that came back: ours, of this account, for this model.
+/// Checks summaries that came back: issued here, of this account, for this model.
 pub(super) fn check(
-    call: &Call,
-    model: &Model,
-    book: &Book,
-    list: &[Item<'_>],
-) -> Result<(), Refusal> {
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    store: &ReplyStore,
+    list: &[InputItem<'_>],
+) -> Result<(), ApiError> {
     for item in list.iter().filter(|item| item.kind == "compaction") {
-        let known = book.summarised(DIALECT, text(item.field("encrypted_content")));
-        let fits = |one: &&Summarised| {
-            Some(one.account) == call.account && one.words == hash(&[&model.name])
+        let summary = store.summary(DIALECT, text(item.field("encrypted_content")));
+        let fits = |it: &&IssuedSummary| {
+            Some(it.account) == request.account && it.content_hash == hash(&[&model.name])
         };
-        if known.filter(fits).is_none() {
+        if summary.filter(fits).is_none() {
             let id = item.id().unwrap_or("(no id)");
             let message = format!(
                 "The encrypted content for item {id} could not be verified. Reason: Encrypted content could not be decrypted or parsed."
             );
             let code = Some("invalid_encrypted_content");
-            return Err(Refusal::openai(Rule::Compaction, 400, code, None, message));
+            return Err(ApiError::openai(Rule::Compaction, 400, code, None, message));
         }
     }
     Ok(())
 }
 
 /// The chain after a summary.
-pub(super) fn chain(book: &Book, item: &Item<'_>) -> Option<u128> {
-    let known = book.summarised(DIALECT, text(item.field("encrypted_content")))?;
-    known.binds.then_some(known.prefix.messages)
+pub(super) fn chain(store: &ReplyStore, item: &InputItem<'_>) -> Option<u128> {
+    let summary = store.summary(DIALECT, text(item.field("encrypted_content")))?;
+    summary.keeps_prefix.then_some(summary.prefix.messages)
 }
 
-/// The answer.
+/// The response.
 pub(crate) fn compact(
-    call: &Call,
-    model: &Model,
-    accepted: &Accepted,
-    book: &mut Book,
-    mint: &mut Mint,
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    accepted: &AcceptedRequest,
+    store: &mut ReplyStore,
+    ids: &mut IdGenerator,
 ) -> Value {
-    let said = items(&call.body["input"]).filter(|item| item["role"] == "user");
-    let mut output: Vec<Value> = said
+    let user_messages = items(&request.body["input"]).filter(|item| item["role"] == "user");
+    let mut output: Vec<Value> = user_messages
         .map(|item| {
             let content = match item["content"].as_str() {
-                Some(words) => json!([{"type": "input_text", "text": words}]),
+                Some(text) => json!([{"type": "input_text", "text": text}]),
                 None => item["content"].clone(),
             };
-            json!({"id": mint.id("msg_"), "type": "message", "status": "completed",
+            json!({"id": ids.id("msg_"), "type": "message", "status": "completed",
                 "role": "user", "content": content})
         })
         .collect();
-    let sealed = mint.signature(400);
-    book.add_summarised(
+    let encrypted = ids.signature(400);
+    store.add_summary(
         DIALECT,
-        &sealed,
-        Summarised {
-            account: call.account.unwrap_or_default(),
-            words: hash(&[&model.name]),
-            prefix: accepted.standing.prefix,
-            binds: true,
+        &encrypted,
+        IssuedSummary {
+            account: request.account.unwrap_or_default(),
+            content_hash: hash(&[&model.name]),
+            prefix: accepted.basis.prefix,
+            keeps_prefix: true,
             last_role: String::new(),
         },
     );
-    output.push(json!({"id": mint.id("cmp_"), "type": "compaction", "encrypted_content": sealed}));
-    let spent = TOKENS + STRUCTURE;
+    output
+        .push(json!({"id": ids.id("cmp_"), "type": "compaction", "encrypted_content": encrypted}));
+    let output_tokens = SUMMARY_TOKENS + PIECE_OVERHEAD_TOKENS;
     json!({
-        "id": mint.id("resp_"), "object": "response.compaction", "created_at": 1_795_000_000_u64,
+        "id": ids.id("resp_"), "object": "response.compaction", "created_at": 1_795_000_000_u64,
         "output": output,
         "usage": {
             "input_tokens": accepted.input_tokens,
-            "input_tokens_details": {"cached_tokens": accepted.cached.read},
-            "output_tokens": spent, "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": accepted.input_tokens + spent,
+            "input_tokens_details": {"cached_tokens": accepted.cache_usage.read},
+            "output_tokens": output_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": accepted.input_tokens + output_tokens,
         },
     })
 }

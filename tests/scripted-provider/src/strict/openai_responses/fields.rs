@@ -7,11 +7,11 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{DIALECT, Item, refuse, refuse_at};
-use crate::strict::measure::{items, text};
-use crate::strict::rules::Model;
-use crate::strict::verdict::{Refusal, Rule};
-use crate::strict::{Call, Purpose};
+use super::{DIALECT, InputItem, refuse, refuse_at};
+use crate::strict::prompt::{items, text};
+use crate::strict::rules::ModelRules;
+use crate::strict::verdict::{ApiError, Rule};
+use crate::strict::{Operation, ReceivedRequest};
 
 const FIELDS: [&str; 33] = [
     "model",
@@ -50,7 +50,7 @@ const FIELDS: [&str; 33] = [
 ];
 
 /// The fields of a request to compact (`docs/protocols.md` 3.3).
-const COMPACTED: [&str; 8] = [
+const COMPACT_FIELDS: [&str; 8] = [
     "model",
     "input",
     "instructions",
@@ -61,8 +61,8 @@ const COMPACTED: [&str; 8] = [
     "service_tier",
 ];
 
-/// The fields of items that are closed.
-const ITEMS: [(&str, &[&str]); 7] = [
+/// The fields of items that take no others.
+const ITEM_FIELDS: [(&str, &[&str]); 7] = [
     ("compaction", &["type", "id", "encrypted_content", "created_by"]),
     ("message", &["type", "id", "role", "content", "status", "phase"]),
     ("reasoning", &["type", "id", "summary", "content", "encrypted_content", "status"]),
@@ -87,11 +87,11 @@ const ITEMS: [(&str, &[&str]); 7] = [
     ),
     ("custom_tool_call_output", &["type", "id", "call_id", "output", "status", "name", "caller"]),
 ];
-/// What Codex adds to any item.
-const PASSED_THROUGH: &str = "internal_chat_message_metadata_passthrough";
+/// A field that Codex adds to any item.
+const CODEX_METADATA: &str = "internal_chat_message_metadata_passthrough";
 
 /// How ids begin, by the item's type.
-const PREFIXES: [(&str, &str); 5] = [
+const ID_PREFIXES: [(&str, &str); 5] = [
     ("message", "msg"),
     ("reasoning", "rs"),
     ("function_call", "fc"),
@@ -100,19 +100,19 @@ const PREFIXES: [(&str, &str); 5] = [
 ];
 
 /// The fields beside the items.
-pub(super) fn check(call: &Call, model: &Model) -> Result<(), Refusal> {
-    let body = &call.body;
+pub(super) fn check(request: &ReceivedRequest, model: &ModelRules) -> Result<(), ApiError> {
+    let body = &request.body;
     let Some(fields) = body.as_object() else {
         return refuse(Rule::BadValue, "We could not parse the JSON body of your request.");
     };
-    let known: &[&str] = match call.purpose {
-        Purpose::Compact => &COMPACTED,
-        Purpose::Answer | Purpose::Count => &FIELDS,
+    let known: &[&str] = match request.operation {
+        Operation::Compact => &COMPACT_FIELDS,
+        Operation::Reply | Operation::CountTokens => &FIELDS,
     };
     if let Some(name) = fields.keys().find(|name| !known.contains(&name.as_str()))
         && model.unknown_fields_refused
     {
-        return unknown(name);
+        return refuse_unknown_field(name);
     }
     if model.name.is_empty() {
         return refuse_at(
@@ -129,42 +129,42 @@ pub(super) fn check(call: &Call, model: &Model) -> Result<(), Refusal> {
             "Missing required parameter: 'input'.".into(),
         );
     }
-    let bare = !body["previous_response_id"].is_string();
-    if bare && (input == "" || input.as_array().is_some_and(Vec::is_empty)) {
+    let is_first = !body["previous_response_id"].is_string();
+    if is_first && (input == "" || input.as_array().is_some_and(Vec::is_empty)) {
         return refuse_at(Rule::EmptyContent, "input", "Invalid 'input': empty array. Expected an array with minimum length 1, but got an empty array instead.".into());
     }
     let what = match () {
         () if !body["conversation"].is_null() => "conversations",
         () if body["background"] == true => "background responses",
-        () if body["generate"] == false && call.purpose == Purpose::Answer => "warm-ups",
+        () if body["generate"] == false && request.operation == Operation::Reply => "warm-ups",
         () if items(input).any(|item| item["type"] == "compaction_trigger") => {
             "compaction triggers"
         }
         () => return Ok(()),
     };
-    Err(Refusal::not_simulated(DIALECT, what))
+    Err(ApiError::not_simulated(DIALECT, what))
 }
 
-fn unknown<T>(path: &str) -> Result<T, Refusal> {
+fn refuse_unknown_field<T>(path: &str) -> Result<T, ApiError> {
     let message = format!("Unknown parameter: '{path}'.");
     let code = Some("unknown_parameter");
-    Err(Refusal::openai(Rule::UnknownField, 400, code, Some(path), message))
+    Err(ApiError::openai(Rule::UnknownField, 400, code, Some(path), message))
 }
 
-fn missing<T>(path: &str) -> Result<T, Refusal> {
+fn refuse_missing_field<T>(path: &str) -> Result<T, ApiError> {
     let message = format!("Missing required parameter: '{path}'.");
     let code = Some("missing_required_parameter");
-    Err(Refusal::openai(Rule::FieldRequired, 400, code, Some(path), message))
+    Err(ApiError::openai(Rule::FieldRequired, 400, code, Some(path), message))
 }
 
-/// Each item for itself: fields, ids, and that no id comes twice.
-pub(super) fn check_items(model: &Model, list: &[Item<'_>]) -> Result<(), Refusal> {
+/// Checks each item by itself: fields, ids, and that no id comes twice.
+pub(super) fn check_items(model: &ModelRules, list: &[InputItem<'_>]) -> Result<(), ApiError> {
     let mut ids = HashSet::new();
     for (at, item) in list.iter().enumerate() {
         let path = format!("input[{at}]");
         check_fields(model, item, &path)?;
         let Some(id) = item.id() else { continue };
-        let prefix = PREFIXES.iter().find(|(kind, _)| *kind == item.kind);
+        let prefix = ID_PREFIXES.iter().find(|(kind, _)| *kind == item.kind);
         if let Some((_, prefix)) = prefix.filter(|(_, prefix)| !id.starts_with(prefix)) {
             return refuse_at(
                 Rule::ItemIdForm,
@@ -185,14 +185,14 @@ pub(super) fn check_items(model: &Model, list: &[Item<'_>]) -> Result<(), Refusa
     Ok(())
 }
 
-fn check_fields(model: &Model, item: &Item<'_>, path: &str) -> Result<(), Refusal> {
-    let closed = ITEMS.iter().find(|(kind, _)| *kind == item.kind);
-    let open = item.kind.ends_with("_call")
+fn check_fields(model: &ModelRules, item: &InputItem<'_>, path: &str) -> Result<(), ApiError> {
+    let known_fields = ITEM_FIELDS.iter().find(|(kind, _)| *kind == item.kind);
+    let is_open = item.kind.ends_with("_call")
         || item.kind.ends_with("_output")
         || ["additional_tools", "configuration_update"].contains(&item.kind.as_str())
         || ["mcp_", "tool_search", "program"].iter().any(|start| item.kind.starts_with(start));
-    let Some((_, known)) = closed else {
-        return match open {
+    let Some((_, known)) = known_fields else {
+        return match is_open {
             true => Ok(()),
             false => refuse_at(
                 Rule::BadValue,
@@ -202,9 +202,9 @@ fn check_fields(model: &Model, item: &Item<'_>, path: &str) -> Result<(), Refusa
         };
     };
     let mut names = item.value.as_object().into_iter().flat_map(serde_json::Map::keys);
-    let extra = names.find(|name| !known.contains(&name.as_str()) && *name != PASSED_THROUGH);
+    let extra = names.find(|name| !known.contains(&name.as_str()) && *name != CODEX_METADATA);
     if let Some(name) = extra.filter(|_| model.unknown_fields_refused) {
-        return unknown(&format!("{path}.{name}"));
+        return refuse_unknown_field(&format!("{path}.{name}"));
     }
     let required: &[&str] = match item.kind.as_str() {
         "message" => &["role", "content"],
@@ -216,12 +216,12 @@ fn check_fields(model: &Model, item: &Item<'_>, path: &str) -> Result<(), Refusa
         _ => &["call_id", "output"],
     };
     if let Some(name) = required.iter().find(|name| item.field(name).is_null()) {
-        return missing(&format!("{path}.{name}"));
+        return refuse_missing_field(&format!("{path}.{name}"));
     }
-    types(item, path)
+    check_types(item, path)
 }
 
-fn types(item: &Item<'_>, path: &str) -> Result<(), Refusal> {
+fn check_types(item: &InputItem<'_>, path: &str) -> Result<(), ApiError> {
     let is = |name: &str, fits: fn(&Value) -> bool| fits(item.field(name));
     let wrong = match item.kind.as_str() {
         "message" if !is("content", |v: &Value| v.is_string() || v.is_array()) => "content",

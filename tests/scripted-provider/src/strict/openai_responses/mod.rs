@@ -1,43 +1,45 @@
-//! OpenAI Responses, judged (`docs/protocols.md` 3): the list of items, what they point at, and the
+//! Checks of OpenAI Responses (`docs/protocols.md` 3): the list of items, their references, and the
 //! encrypted reasoning among them.
 //!
-//! A request over a chain (`previous_response_id`) is judged as the whole list it stands for; places
-//! are indexes of that list.
+//! A request with `previous_response_id` is checked as the whole list that it stands for; places are
+//! indexes of that list.
 
 mod compaction;
 mod fields;
 mod pairs;
 mod reasoning;
-mod say;
+mod response;
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::author::Scene;
-use super::cache::Policy;
-use super::measure::{
-    PROMPT, Piece, Place, Weighed, hash, items, link, text, weigh, weigh_sealed, weigh_text,
+use super::cache::CachePolicy;
+use super::prompt::{
+    PROMPT_TOKENS, PieceContent, Place, PromptPiece, hash, items, link, measure, measure_encrypted,
+    measure_text, text,
 };
-use super::rules::Model;
-use super::signatures::{Book, Prefix};
-use super::verdict::{Accepted, Refusal, Rule};
-use super::{Call, Dialect, Purpose, Reading};
+use super::reply::ReplyContext;
+use super::reply_store::{Prefix, ReplyStore};
+use super::rules::ModelRules;
+use super::verdict::{AcceptedRequest, ApiError, Rule};
+use super::{Dialect, Operation, ParsedRequest, ReceivedRequest};
+use crate::script::ToolDefinition;
 
 pub(super) use compaction::compact;
-pub(super) use say::{remember, write};
+pub(super) use response::{record_reply, write_response};
 
 const DIALECT: Dialect = Dialect::Responses;
 
 /// An item of the list that the model works on.
-struct Item<'c> {
+struct InputItem<'c> {
     value: Cow<'c, Value>,
-    /// Its type; `message` where none is given.
+    /// Its type; `message` if none is given.
     kind: String,
 }
 
-impl Item<'_> {
+impl InputItem<'_> {
     fn field(&self, name: &str) -> &Value {
         &self.value[name]
     }
@@ -46,191 +48,205 @@ impl Item<'_> {
         self.value["id"].as_str()
     }
 
-    fn is_said(&self) -> bool {
+    fn is_user_turn(&self) -> bool {
         self.kind == "message" && self.value["role"] == "user"
     }
 }
 
-fn refuse<T>(rule: Rule, message: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal::openai(rule, 400, None, None, message.into()))
+fn refuse<T>(rule: Rule, message: impl Into<String>) -> Result<T, ApiError> {
+    Err(ApiError::openai(rule, 400, None, None, message.into()))
 }
 
-fn refuse_at<T>(rule: Rule, param: &str, message: String) -> Result<T, Refusal> {
-    Err(Refusal::openai(rule, 400, None, Some(param), message))
+fn refuse_at<T>(rule: Rule, param: &str, message: String) -> Result<T, ApiError> {
+    Err(ApiError::openai(rule, 400, None, Some(param), message))
 }
 
-/// Judges a request.
-pub(super) fn read(call: &Call, model: &Model, book: &Book) -> Result<Reading, Refusal> {
-    if call.account.is_none() {
+/// Checks and parses a request.
+pub(super) fn parse(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    store: &ReplyStore,
+) -> Result<ParsedRequest, ApiError> {
+    if request.account.is_none() {
         let message = "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).";
-        return Err(Refusal::openai(Rule::Authentication, 401, None, None, message.into()));
+        return Err(ApiError::openai(Rule::Authentication, 401, None, None, message.into()));
     }
-    if call.purpose == Purpose::Compact && !model.compacts {
+    if request.operation == Operation::Compact && !model.compacts {
         let message = "Invalid URL (POST /v1/responses/compact)";
-        return Err(Refusal::openai(Rule::Compaction, 404, None, None, message.into()));
+        return Err(ApiError::openai(Rule::Compaction, 404, None, None, message.into()));
     }
-    fields::check(call, model)?;
-    let list = list(call, book)?;
+    fields::check(request, model)?;
+    let list = input_items(request, store)?;
     fields::check_items(model, &list)?;
-    compaction::check(call, model, book, &list)?;
-    let seals = reasoning::seals(call, model, book, &list)?;
-    pairs::check(book, &list, &seals)?;
-    let mut pieces = front(&call.body);
+    compaction::check(request, model, store, &list)?;
+    let signatures = reasoning::signatures(request, model, store, &list)?;
+    pairs::check(store, &list, &signatures)?;
+    let mut pieces = front(&request.body);
     let (system, tools) = pieces.split_last().map_or((0, &[][..]), |(last, all)| (last.hash, all));
     let tools = tools.iter().fold(0, |chain, piece| link(chain, piece.hash));
     let start = Prefix { system, tools, messages: 0 };
-    let read = reasoning::read(call, model, book, &list, &seals, start);
+    let checked = reasoning::check(request, model, store, &list, &signatures, start);
     let front_pieces = pieces.len();
     for (at, item) in list.iter().enumerate() {
         let place = |block| Place::Message { message: at, block };
-        match (item.kind.as_str(), read.visible.get(&at)) {
+        match (item.kind.as_str(), checked.visible.get(&at)) {
             ("reasoning", Some(tokens)) => {
-                let sealed = text(item.field("encrypted_content"));
-                pieces.push(weigh_sealed("reasoning", sealed, *tokens).at(place(0)));
+                let encrypted = text(item.field("encrypted_content"));
+                pieces.push(measure_encrypted("reasoning", encrypted, *tokens).at(place(0)));
             }
             ("reasoning", None) => {}
             _ => pieces.extend(
-                weigh_item(item).into_iter().enumerate().map(|(block, one)| one.at(place(block))),
+                measure_item(item)
+                    .into_iter()
+                    .enumerate()
+                    .map(|(block, content)| content.at(place(block))),
             ),
         }
     }
-    let room = fit(call, model, &mut pieces, front_pieces)?;
-    let most = call.body["max_output_tokens"].as_u64();
-    Ok(Reading {
-        unedited: total(&pieces),
+    let room = check_window(request, model, &mut pieces, front_pieces)?;
+    let requested = request.body["max_output_tokens"].as_u64();
+    Ok(ParsedRequest {
+        unedited_tokens: total(&pieces),
         pieces,
-        cache_key: cache_key(&call.body),
-        policy: Policy::Automatic {
+        cache_key: cache_key(&request.body),
+        cache_policy: CachePolicy::Automatic {
             min: model.cache_min,
             step: 128,
             ttl: Duration::from_secs(if model.bills_cache_writes { 1800 } else { 300 }),
         },
-        prefix: Prefix { messages: read.chain, ..start },
-        last_seal: None,
-        parent: read.parent,
-        scene: scene(call, model, &list, most.unwrap_or(room).min(room)),
-        omits: call.body["reasoning"]["summary"].is_null(),
-        transformations: read.transformations,
+        prefix: Prefix { messages: checked.chain, ..start },
+        last_signature: None,
+        parent: checked.parent,
+        context: reply_context(request, model, &list, requested.unwrap_or(room).min(room)),
+        omits_thinking: request.body["reasoning"]["summary"].is_null(),
+        transformations: checked.transformations,
         edits: Vec::new(),
-        own: read.not_kept,
-        // The endpoint that compacts takes no tools (`docs/protocols.md` 3.3): nothing can be said of the
-        // prefix there.
-        losses: if call.purpose == Purpose::Compact { Vec::new() } else { read.losses },
+        provider_edits: checked.not_kept,
+        // The endpoint that compacts takes no tools (`docs/protocols.md` 3.3), so the prefix cannot be checked.
+        losses: if request.operation == Operation::Compact { Vec::new() } else { checked.losses },
     })
 }
 
-fn total(pieces: &[Piece]) -> u64 {
-    PROMPT + pieces.iter().map(|piece| piece.tokens).sum::<u64>()
+fn total(pieces: &[PromptPiece]) -> u64 {
+    PROMPT_TOKENS + pieces.iter().map(|piece| piece.tokens).sum::<u64>()
 }
 
-/// The whole list: the chain before, then the new items, references resolved (`docs/protocols.md` 3.2).
-fn list<'c>(call: &'c Call, book: &Book) -> Result<Vec<Item<'c>>, Refusal> {
+/// The whole list: the previous responses, then the new items, with references resolved (`docs/protocols.md` 3.2).
+fn input_items<'c>(
+    request: &'c ReceivedRequest,
+    store: &ReplyStore,
+) -> Result<Vec<InputItem<'c>>, ApiError> {
     let mut all: Vec<Cow<'c, Value>> = Vec::new();
-    if let Some(id) = call.body["previous_response_id"].as_str() {
-        let Some(before) = book.conversation(id, call.account) else {
+    if let Some(id) = request.body["previous_response_id"].as_str() {
+        let Some(previous) = store.conversation(id, request.account) else {
             let message = format!("Previous response with id '{id}' not found.");
             let code = Some("previous_response_not_found");
             let param = Some("previous_response_id");
-            return Err(Refusal::openai(Rule::PreviousResponse, 400, code, param, message));
+            return Err(ApiError::openai(Rule::PreviousResponse, 400, code, param, message));
         };
-        all.extend(before.into_iter().map(Cow::Owned));
+        all.extend(previous.into_iter().map(Cow::Owned));
     }
-    if let Some(said) = call.body["input"].as_str() {
-        all.push(Cow::Owned(json!({"type": "message", "role": "user", "content": said})));
+    if let Some(input) = request.body["input"].as_str() {
+        all.push(Cow::Owned(json!({"type": "message", "role": "user", "content": input})));
     }
-    for item in items(&call.body["input"]) {
+    for item in items(&request.body["input"]) {
         all.push(match text(&item["type"]) {
             "item_reference" => {
                 let id = text(&item["id"]);
-                match book.stored_item(id, call.account) {
+                match store.stored_item(id, request.account) {
                     Some(stored) => Cow::Owned(stored.clone()),
-                    None => return not_found(call, id),
+                    None => return not_found(request, id),
                 }
             }
             _ => Cow::Borrowed(item),
         });
     }
     let kind = |value: &Value| value["type"].as_str().unwrap_or("message").to_owned();
-    Ok(all.into_iter().map(|value| Item { kind: kind(&value), value }).collect())
+    Ok(all.into_iter().map(|value| InputItem { kind: kind(&value), value }).collect())
 }
 
 /// `docs/protocols.md` 3.2: an id that nothing is stored under.
-fn not_found<T>(call: &Call, id: &str) -> Result<T, Refusal> {
+fn not_found<T>(request: &ReceivedRequest, id: &str) -> Result<T, ApiError> {
     let mut message = format!("Item with id '{id}' not found.");
-    if call.body["store"] == false {
+    if request.body["store"] == false {
         message += " Items are not persisted when `store` is set to false. Try again with `store` set to true, or remove this item from your input.";
     }
-    Err(Refusal::openai(Rule::ItemNotFound, 404, None, Some("input"), message))
+    Err(ApiError::openai(Rule::ItemNotFound, 404, None, Some("input"), message))
 }
 
-/// Tools and instructions; the instructions come last, empty where there are none.
-fn front(body: &Value) -> Vec<Piece> {
+/// Tools and instructions; the instructions come last, empty if there are none.
+fn front(body: &Value) -> Vec<PromptPiece> {
     let tools = items(&body["tools"]).enumerate();
-    let mut pieces: Vec<Piece> =
-        tools.map(|(at, tool)| weigh("tool", tool).at(Place::Tool(at))).collect();
+    let mut pieces: Vec<PromptPiece> =
+        tools.map(|(at, tool)| measure("tool", tool).at(Place::Tool(at))).collect();
     let instructions = text(&body["instructions"]);
-    let mut weighed = weigh_text("system", instructions);
+    let mut measured = measure_text("system", instructions);
     if instructions.is_empty() {
-        weighed.tokens = 0;
+        measured.tokens = 0;
     }
-    pieces.push(weighed.at(Place::System(0)));
+    pieces.push(measured.at(Place::System(0)));
     pieces
 }
 
-/// An item as the model reads it; its id is not part of it.
-fn weigh_item(item: &Item<'_>) -> Vec<Weighed> {
+/// An item as the model reads it, without its id.
+fn measure_item(item: &InputItem<'_>) -> Vec<PieceContent> {
     let tag = |name: &str| format!("{} {}", item.kind, text(item.field(name)));
     match item.kind.as_str() {
         "message" => {
             let role = tag("role");
-            let whole = item.field("content").as_str().map(|words| weigh_text(&role, words));
-            let parts = items(item.field("content")).map(|part| weigh_part(&role, part));
-            whole.into_iter().chain(parts).collect()
+            let string = item.field("content").as_str().map(|text| measure_text(&role, text));
+            let parts = items(item.field("content")).map(|part| measure_part(&role, part));
+            string.into_iter().chain(parts).collect()
         }
         "function_call" => {
-            let words = format!("{}\n{}", text(item.field("name")), text(item.field("arguments")));
-            vec![weigh_text(&tag("call_id"), &words)]
+            let call = format!("{}\n{}", text(item.field("name")), text(item.field("arguments")));
+            vec![measure_text(&tag("call_id"), &call)]
         }
         "custom_tool_call" => {
-            let words = format!("{}\n{}", text(item.field("name")), text(item.field("input")));
-            vec![weigh_text(&tag("call_id"), &words)]
+            let call = format!("{}\n{}", text(item.field("name")), text(item.field("input")));
+            vec![measure_text(&tag("call_id"), &call)]
         }
         kind if kind.ends_with("_call_output") => {
             let output = item.field("output");
-            let whole = output.as_str().map(|words| weigh_text(&tag("call_id"), words));
-            let parts = items(output).map(|part| weigh_part(&tag("call_id"), part));
-            whole.into_iter().chain(parts).collect()
+            let string = output.as_str().map(|text| measure_text(&tag("call_id"), text));
+            let parts = items(output).map(|part| measure_part(&tag("call_id"), part));
+            string.into_iter().chain(parts).collect()
         }
         "compaction" => {
-            vec![weigh_sealed(
+            vec![measure_encrypted(
                 "compaction",
                 text(item.field("encrypted_content")),
-                compaction::TOKENS,
+                compaction::SUMMARY_TOKENS,
             )]
         }
-        _ => vec![weigh(&item.kind, &item.value)],
+        _ => vec![measure(&item.kind, &item.value)],
     }
 }
 
-/// A part is its text, whatever annotations hang on it.
-fn weigh_part(tag: &str, part: &Value) -> Weighed {
+/// A part is its text, without annotations.
+fn measure_part(tag: &str, part: &Value) -> PieceContent {
     match part["text"].as_str() {
-        Some(words) => weigh_text(tag, words),
-        None => weigh(tag, part),
+        Some(text) => measure_text(tag, text),
+        None => measure(tag, part),
     }
 }
 
-/// `docs/protocols.md` 3.6: too long is refused, or with `truncation: auto` items go from the beginning.
-/// Answers the room for output.
-fn fit(call: &Call, model: &Model, pieces: &mut Vec<Piece>, front: usize) -> Result<u64, Refusal> {
-    if call.purpose == Purpose::Count {
+/// `docs/protocols.md` 3.6: too long is refused, or with `truncation: auto` items are removed from the
+/// beginning. Returns the room for output, tokens.
+fn check_window(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    pieces: &mut Vec<PromptPiece>,
+    front: usize,
+) -> Result<u64, ApiError> {
+    if request.operation == Operation::CountTokens {
         return Ok(u64::MAX);
     }
     let input = total(pieces);
-    if input > model.window && call.body["truncation"] != "auto" {
+    if input > model.window && request.body["truncation"] != "auto" {
         let message = "Your input exceeds the context window of this model. Please adjust your input and try again.";
         let code = Some("context_length_exceeded");
-        return Err(Refusal::openai(Rule::Overflow, 400, code, Some("input"), message.into()));
+        return Err(ApiError::openai(Rule::Overflow, 400, code, Some("input"), message.into()));
     }
     let mut left = input;
     let too_many = pieces[front..].iter().take_while(|piece| {
@@ -240,22 +256,23 @@ fn fit(call: &Call, model: &Model, pieces: &mut Vec<Piece>, front: usize) -> Res
     });
     let too_many = too_many.count();
     pieces.drain(front..front + too_many);
-    compacts(call, total(pieces))?;
+    check_threshold(request, total(pieces))?;
     Ok(model.window.saturating_sub(total(pieces)))
 }
 
-/// Compaction on the server is not simulated (yet); below its threshold nothing happens
-/// (`docs/protocols.md` 3.3). It belongs here.
-fn compacts(call: &Call, input: u64) -> Result<(), Refusal> {
-    let thresholds = items(&call.body["context_management"]);
+/// Compaction on the server is not simulated yet; below its threshold nothing happens
+/// (`docs/protocols.md` 3.3).
+fn check_threshold(request: &ReceivedRequest, input: u64) -> Result<(), ApiError> {
+    let thresholds = items(&request.body["context_management"]);
     let passed = thresholds.filter_map(|edit| edit["compact_threshold"].as_u64());
     match passed.into_iter().any(|threshold| input >= threshold) {
-        true => Err(Refusal::not_simulated(DIALECT, "compaction on the server")),
+        true => Err(ApiError::not_simulated(DIALECT, "compaction on the server")),
         false => Ok(()),
     }
 }
 
-/// What keeps caches apart (`docs/protocols.md` 7.2, the reasons that the API itself gives for a miss).
+/// Requests with different keys share no cache (`docs/protocols.md` 7.2, the reasons that the API gives for a
+/// miss).
 fn cache_key(body: &Value) -> u128 {
     let values = [
         body["prompt_cache_key"].to_string(),
@@ -267,33 +284,41 @@ fn cache_key(body: &Value) -> u128 {
 }
 
 /// Whether the model reasons for this request.
-fn thinks(body: &Value, model: &Model) -> bool {
+fn thinks(body: &Value, model: &ModelRules) -> bool {
     model.reasons && body["reasoning"]["effort"] != "none"
 }
 
-fn scene(call: &Call, model: &Model, list: &[Item<'_>], max_output: u64) -> Scene {
-    let said = list.iter().rposition(Item::is_said);
-    let after = said.map_or(0, |said| said + 1);
-    // A round is a run of what the model wrote.
-    let wrote = |item: &Item<'_>| {
+fn reply_context(
+    request: &ReceivedRequest,
+    model: &ModelRules,
+    list: &[InputItem<'_>],
+    max_output: u64,
+) -> ReplyContext {
+    let last_user = list.iter().rposition(InputItem::is_user_turn);
+    let after = last_user.map_or(0, |at| at + 1);
+    // A round is a run of items that the model wrote.
+    let is_output = |item: &InputItem<'_>| {
         matches!(item.kind.as_str(), "reasoning" | "function_call" | "custom_tool_call")
             || item.kind == "message" && item.field("role") == "assistant"
     };
     let tail = &list[after..];
-    let begins = |at: &usize| wrote(&tail[*at]) && (*at == 0 || !wrote(&tail[*at - 1]));
-    let later = items(&call.body["input"]).flat_map(|item| items(&item["tools"]));
-    let tools = items(&call.body["tools"]).chain(later);
+    let begins = |at: &usize| is_output(&tail[*at]) && (*at == 0 || !is_output(&tail[*at - 1]));
+    let later = items(&request.body["input"]).flat_map(|item| items(&item["tools"]));
+    let tools = items(&request.body["tools"]).chain(later);
     let tools = tools.filter(|tool| tool["type"] == "function");
-    let none = call.body["tool_choice"] == "none";
-    Scene {
-        thinks: thinks(&call.body, model),
-        begins_thinking: false,
+    let calls_none = request.body["tool_choice"] == "none";
+    ReplyContext {
+        thinks: thinks(&request.body, model),
+        must_begin_with_thinking: false,
         tools: tools
-            .filter(|_| !none)
-            .map(|tool| (text(&tool["name"]).to_owned(), tool["parameters"].clone()))
+            .filter(|_| !calls_none)
+            .map(|tool| ToolDefinition {
+                name: text(&tool["name"]).to_owned(),
+                parameters: tool["parameters"].clone(),
+            })
             .collect(),
-        said: said.map_or(0, |at| {
-            weigh_item(&list[at]).iter().fold(0, |chain, one| link(chain, one.hash))
+        user_hash: last_user.map_or(0, |at| {
+            measure_item(&list[at]).iter().fold(0, |chain, content| link(chain, content.hash))
         }),
         rounds: (0..tail.len()).filter(begins).count() as u64,
         max_output: Some(max_output),
@@ -301,7 +326,7 @@ fn scene(call: &Call, model: &Model, list: &[Item<'_>], max_output: u64) -> Scen
 }
 
 /// `docs/protocols.md` 6.
-pub(super) fn count(accepted: &Accepted) -> Value {
+pub(super) fn count(accepted: &AcceptedRequest) -> Value {
     json!({"object": "response.input_tokens", "input_tokens": accepted.input_tokens})
 }
 

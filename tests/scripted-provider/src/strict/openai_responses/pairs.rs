@@ -1,16 +1,16 @@
-//! What belongs together in a list of items: calls and their outputs, reasoning and the item it led
-//! to (`docs/protocols.md` 3.2).
+//! Pairs in a list of items: calls and their outputs, reasoning and the item that follows from it
+//! (`docs/protocols.md` 3.2).
 //!
-//! Reasoning and items are paired by their ids alone: an item sent inline without one is not checked.
+//! Reasoning and items are paired only by their ids: an item sent inline without one is not checked.
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Item, refuse_at};
-use crate::strict::measure::text;
-use crate::strict::signatures::Book;
-use crate::strict::verdict::{Refusal, Rule};
+use super::{InputItem, refuse_at};
+use crate::strict::prompt::text;
+use crate::strict::reply_store::ReplyStore;
+use crate::strict::verdict::{ApiError, Rule};
 
-/// Calls that have to be answered.
+/// Calls that need an output.
 const CALLS: [&str; 6] = [
     "function_call",
     "custom_tool_call",
@@ -20,19 +20,19 @@ const CALLS: [&str; 6] = [
     "computer_call",
 ];
 
-/// Checks all pairs. `seals` are those of the reasoning items, by place.
+/// Checks all pairs. `signatures` has the signature number of each reasoning item, by place.
 pub(super) fn check(
-    book: &Book,
-    list: &[Item<'_>],
-    seals: &HashMap<usize, usize>,
-) -> Result<(), Refusal> {
-    outputs(list)?;
-    followed(book, list)?;
-    led(book, list, seals)
+    store: &ReplyStore,
+    list: &[InputItem<'_>],
+    signatures: &HashMap<usize, usize>,
+) -> Result<(), ApiError> {
+    check_outputs(list)?;
+    check_following_items(store, list)?;
+    check_required_reasoning(store, list, signatures)
 }
 
 /// Every call has one output after it, every output a call before it.
-fn outputs(list: &[Item<'_>]) -> Result<(), Refusal> {
+fn check_outputs(list: &[InputItem<'_>]) -> Result<(), ApiError> {
     let mut open: Vec<(&str, &str)> = Vec::new();
     let mut closed = HashSet::new();
     for (at, item) in list.iter().enumerate() {
@@ -48,7 +48,7 @@ fn outputs(list: &[Item<'_>]) -> Result<(), Refusal> {
         else {
             continue;
         };
-        let Some(found) = open.iter().position(|one| *one == (call, id)) else {
+        let Some(found) = open.iter().position(|open| *open == (call, id)) else {
             let what = call.replace('_', " ");
             let message = format!("No tool call found for {what} output with call_id {id}.");
             return refuse_at(Rule::ResultWithoutCall, "input", message);
@@ -66,18 +66,18 @@ fn outputs(list: &[Item<'_>]) -> Result<(), Refusal> {
     }
 }
 
-/// A reasoning item with an id stands right before the item it led to.
-fn followed(book: &Book, list: &[Item<'_>]) -> Result<(), Refusal> {
+/// A reasoning item with an id is right before the item that follows from it.
+fn check_following_items(store: &ReplyStore, list: &[InputItem<'_>]) -> Result<(), ApiError> {
     for (at, item) in list.iter().enumerate().filter(|(_, item)| item.kind == "reasoning") {
         let Some(id) = item.id() else { continue };
-        let Some(expected) = book.item(id).map(|item| item.led_to.as_deref()) else { continue };
+        let Some(expected) = store.item(id).map(|item| item.following.as_deref()) else { continue };
         let Some(expected) = expected else { continue };
         let next = list[at + 1..].iter().find(|item| item.kind != "reasoning");
-        let fits = next.is_some_and(|next| match next.id() {
+        let is_followed = next.is_some_and(|next| match next.id() {
             Some(next) => next == expected,
             None => is_output(next),
         });
-        if !fits {
+        if !is_followed {
             let message = format!(
                 "Item '{id}' of type 'reasoning' was provided without its required following item."
             );
@@ -87,21 +87,25 @@ fn followed(book: &Book, list: &[Item<'_>]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn is_output(item: &Item<'_>) -> bool {
+fn is_output(item: &InputItem<'_>) -> bool {
     item.kind == "message" && item.field("role") == "assistant"
         || CALLS.contains(&item.kind.as_str())
 }
 
-/// An item with an id comes with the reasoning that led to it.
-fn led(book: &Book, list: &[Item<'_>], seals: &HashMap<usize, usize>) -> Result<(), Refusal> {
-    let inline = seals.values().filter_map(|number| book.numbered(*number));
-    let mut there: HashSet<&str> = inline.map(|seal| seal.id.as_str()).collect();
-    there.extend(list.iter().filter_map(Item::id));
+/// An item with an id comes with the reasoning before it.
+fn check_required_reasoning(
+    store: &ReplyStore,
+    list: &[InputItem<'_>],
+    signatures: &HashMap<usize, usize>,
+) -> Result<(), ApiError> {
+    let inline = signatures.values().filter_map(|number| store.signature(*number));
+    let mut present: HashSet<&str> = inline.map(|signature| signature.item_id.as_str()).collect();
+    present.extend(list.iter().filter_map(InputItem::id));
     for item in list {
-        let Some(issued) = item.id().and_then(|id| book.item(id)) else { continue };
-        if let Some(gone) = issued.reasoning.iter().find(|id| !there.contains(id.as_str())) {
+        let Some(issued) = item.id().and_then(|id| store.item(id)) else { continue };
+        if let Some(missing) = issued.reasoning.iter().find(|id| !present.contains(id.as_str())) {
             let message = format!(
-                "Item '{}' of type '{}' was provided without its required 'reasoning' item: '{gone}'.",
+                "Item '{}' of type '{}' was provided without its required 'reasoning' item: '{missing}'.",
                 issued.id, item.kind
             );
             return refuse_at(Rule::ItemWithoutReasoning, "input", message);

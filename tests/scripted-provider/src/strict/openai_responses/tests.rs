@@ -4,8 +4,10 @@
 
 use serde_json::{Value, json};
 
-use crate::strict::tests::{Client, push, words};
-use crate::strict::{Loss, Miss, Part, Place, Reply, Rule, Rules, Why, measure};
+use crate::strict::tests::{BodyEdit, Client, filler_text, push};
+use crate::strict::{
+    DropReason, Loss, MissReason, Place, Rule, Rules, ScriptedPart, ScriptedReply, prompt,
+};
 
 fn client() -> Client {
     with(Rules::default())
@@ -28,10 +30,10 @@ fn first(model: &str) -> Value {
 }
 
 fn grow(body: &mut Value, answer: &Value) {
-    for item in measure::items(&answer["output"]) {
+    for item in prompt::items(&answer["output"]) {
         push(body, "input", item.clone());
     }
-    for call in measure::items(&answer["output"]).filter(|item| item["type"] == "function_call") {
+    for call in prompt::items(&answer["output"]).filter(|item| item["type"] == "function_call") {
         push(body, "input", output(&call["call_id"]));
     }
 }
@@ -40,15 +42,15 @@ fn output(call_id: &Value) -> Value {
     json!({"type": "function_call_output", "call_id": call_id, "output": "nothing"})
 }
 
-fn thinking_then_two_calls() -> Reply {
-    let thinking = Reply::thinking("Look at both.", 70).saying("I will look.");
-    thinking.calling("read", json!({"path": "a"})).calling("list", json!({"path": "b"}))
+fn thinking_then_two_calls() -> ScriptedReply {
+    let thinking = ScriptedReply::thinking("Look at both.", 70).with_text("I will look.");
+    thinking.with_call("read", json!({"path": "a"})).with_call("list", json!({"path": "b"}))
 }
 
 /// `[user, rs, msg, fc, fc, output, output]`
 fn open_loop(client: &Client, model: &str) -> Value {
     let mut body = first(model);
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     grow(&mut body, &answer);
     body
 }
@@ -56,7 +58,8 @@ fn open_loop(client: &Client, model: &str) -> Value {
 /// The same, `[…, rs, msg]` and a second question at 9.
 fn two_turns(client: &Client, model: &str) -> Value {
     let mut body = open_loop(client, model);
-    let answer = client.hear(&body, Reply::thinking("The parser.", 50).saying("It is the parser."));
+    let answer = client
+        .reply_to(&body, ScriptedReply::thinking("The parser.", 50).with_text("It is the parser."));
     grow(&mut body, &answer);
     push(&mut body, "input", json!({"role": "user", "content": "And now?"}));
     body
@@ -84,8 +87,7 @@ fn a_well_formed_conversation_is_accepted() {
 
 #[test]
 fn shapes_are_checked() {
-    type Edit = fn(&mut Value);
-    let table: &[(Rule, &str, Edit)] = &[
+    let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "Unknown parameter: 'messages'", |b| b["messages"] = json!([])),
         (Rule::FieldRequired, "'model'", |b| b["model"] = json!("")),
         (Rule::FieldRequired, "'input'", |b| b["input"] = json!(null)),
@@ -109,15 +111,15 @@ fn shapes_are_checked() {
     ];
     let mut client = client();
     let body = open_loop(&client, "gpt-5.5");
-    for (rule, words, edit) in table {
+    for (rule, message, edit) in table {
         let mut broken = body.clone();
         edit(&mut broken);
-        client.refuse(&broken, *rule, words);
+        client.refuse(&broken, *rule, message);
     }
-    let mut said = body.clone();
-    said["input"] = json!("Hello?");
-    said["context_management"] = json!([{"type": "compaction", "compact_threshold": 9000}]);
-    client.accept(&said);
+    let mut text_input = body.clone();
+    text_input["input"] = json!("Hello?");
+    text_input["context_management"] = json!([{"type": "compaction", "compact_threshold": 9000}]);
+    client.accept(&text_input);
     client.headers.clear();
     client.refuse(&body, Rule::Authentication, "You didn't provide an API key");
 }
@@ -186,7 +188,7 @@ fn items_are_who_their_ids_say() {
 }
 
 #[test]
-fn reasoning_and_what_it_led_to_are_pairs() {
+fn reasoning_and_the_item_after_it_are_pairs() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let rs = body["input"][1]["id"].as_str().unwrap();
@@ -259,7 +261,7 @@ fn stored_responses_are_found_again() {
     let mut client = client();
     let mut body = first("gpt-5.5");
     body["store"] = json!(true);
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     let mut inline = body.clone();
     grow(&mut inline, &answer);
     inline["input"][1].as_object_mut().unwrap().remove("encrypted_content");
@@ -280,7 +282,7 @@ fn stored_responses_are_found_again() {
     client.refuse(&referred, Rule::ItemNotFound, "Item with id 'rs_unknown' not found.");
     client.set("authorization", "Bearer other");
     client.refuse(&chained, Rule::PreviousResponse, "Previous response with id 'resp_");
-    let gone = client.hear(&first("gpt-5.5"), Reply::text("Hm."));
+    let gone = client.reply_to(&first("gpt-5.5"), ScriptedReply::text("Hm."));
     chained["previous_response_id"] = gone["id"].clone();
     client.refuse(&chained, Rule::PreviousResponse, "not found.");
 }
@@ -291,23 +293,21 @@ fn reasoning_is_withheld_without_an_error() {
     let body = two_turns(&client, "gpt-5.6-sol");
     let whole = client.accept(&body);
     assert!(whole.transformations.is_empty());
-    let dropped = |place, why| Loss::ReasoningDropped { place, why };
+    let dropped = |place, reason| Loss::ReasoningDropped { place, reason };
     let reasons = |body: &Value| {
-        let answer = client.hear(body, Reply::text("Done."));
+        let answer = client.reply_to(body, ScriptedReply::text("Done."));
         let all = answer["input_transformations"].clone();
-        measure::items(&all)
-            .map(|one| one["reason"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
+        prompt::items(&all).map(|it| it["reason"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let mut other = body.clone();
     other["model"] = json!("gpt-6.1-sol");
-    let both = [dropped(place(1), Why::Model), dropped(place(7), Why::Model)];
+    let both = [dropped(place(1), DropReason::Model), dropped(place(7), DropReason::Model)];
     assert_eq!(client.accept(&other).losses, both);
     assert_eq!(reasons(&other), ["model_mismatch", "model_mismatch"]);
     let mut cut = body.clone();
     cut["input"][5]["output"] = json!("cut");
     let losses = client.accept(&cut).losses;
-    assert_eq!(losses, [dropped(place(7), Why::Prefix)], "the first stands before the cut");
+    assert_eq!(losses, [dropped(place(7), DropReason::Prefix)], "the first stands before the cut");
     assert!(reasons(&cut).contains(&"prefix_mismatch".to_owned()));
     cut["instructions"] = json!("Other.");
     assert_eq!(client.accept(&cut).losses.len(), 2);
@@ -331,12 +331,12 @@ fn earlier_models_are_not_bound_to_the_prefix() {
     let bound = with(Rules { binding: Some(true), ..Rules::default() });
     let mut body = open_loop(&bound, "gpt-5.5");
     body["instructions"] = json!("Other.");
-    let dropped = Loss::ReasoningDropped { place: place(1), why: Why::Prefix };
+    let dropped = Loss::ReasoningDropped { place: place(1), reason: DropReason::Prefix };
     assert!(bound.accept(&body).losses.contains(&dropped));
 }
 
 #[test]
-fn what_did_not_come_back_is_told() {
+fn what_did_not_come_back_is_reported() {
     let client = client();
     let body = two_turns(&client, "gpt-5.6-sol");
     let mut lost = without(&body, &[1, 7]);
@@ -368,7 +368,7 @@ fn the_context_has_an_end() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = open_loop(&client, "gpt-5.5");
     client.accept(&body);
-    body["input"][5]["output"] = json!(words("long", 1100));
+    body["input"][5]["output"] = json!(filler_text("long", 1100));
     client.refuse(&body, Rule::Overflow, "Your input exceeds the context window of this model.");
     body["truncation"] = json!("auto");
     assert!(client.accept(&body).input_tokens <= 1000);
@@ -378,11 +378,11 @@ fn the_context_has_an_end() {
 fn a_reply_costs_as_input_what_it_cost_as_output() {
     let client = client();
     let mut body = first("gpt-5.5");
-    let answer = client.hear(&body, thinking_then_two_calls());
+    let answer = client.reply_to(&body, thinking_then_two_calls());
     let usage = &answer["usage"];
     assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 74);
     grow(&mut body, &answer);
-    let results = 2 * measure::weigh_text("tool", "nothing").tokens;
+    let results = 2 * prompt::measure_text("tool", "nothing").tokens;
     let total = usage["total_tokens"].as_u64().unwrap();
     assert_eq!(client.accept(&body).input_tokens, total + results);
 }
@@ -392,8 +392,12 @@ fn the_output_limit_cuts() {
     let client = client();
     let mut body = first("gpt-5.5");
     body["max_output_tokens"] = json!(30);
-    let answer = client
-        .hear(&body, Reply::default().and(Part::Sealed { tokens: 15 }).saying(&words("much", 50)));
+    let answer = client.reply_to(
+        &body,
+        ScriptedReply::default()
+            .with_part(ScriptedPart::HiddenThinking { tokens: 15 })
+            .with_text(&filler_text("much", 50)),
+    );
     assert_eq!(answer["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(
         (&answer["status"], &answer["output"][0]["summary"]),
@@ -406,51 +410,53 @@ fn the_output_limit_cuts() {
 
 #[test]
 fn prefixes_are_cached_by_themselves() {
-    type Edit = fn(&mut Value);
-    let miss = |edit: Edit| {
+    let miss = |edit: BodyEdit| {
         let client = client();
         let mut body = first("gpt-5.6-sol");
-        body["instructions"] = json!(words("system", 2000));
-        let answer = client.hear(&body, thinking_then_two_calls());
+        body["instructions"] = json!(filler_text("system", 2000));
+        let answer = client.reply_to(&body, thinking_then_two_calls());
         assert!(
             answer["usage"]["input_tokens_details"]["cache_write_tokens"].as_u64().unwrap() > 2000
         );
         grow(&mut body, &answer);
         edit(&mut body);
         let accepted = client.accept(&body);
-        (accepted.cached.read, accepted.cached.missed.map(|(_, why)| why))
+        (accepted.cache_usage.read, accepted.cache_usage.missed.map(|missed| missed.reason))
     };
     let (read, missed) = miss(|_| {});
     assert!(read > 1900 && read.is_multiple_of(128) && missed.is_none(), "{read} {missed:?}");
-    assert_eq!(miss(|b| b["input"][0]["content"] = json!("Why?")).1, Some(Miss::Changed(place(0))));
+    assert_eq!(
+        miss(|b| b["input"][0]["content"] = json!("Why?")).1,
+        Some(MissReason::Changed(place(0)))
+    );
     assert_eq!(miss(|b| b["input"][5]["output"] = json!("pruned")).1, None, "it is new");
     assert_eq!(miss(|b| b["input"][0]["content"] = json!("Why does the build fail?")).1, None);
     assert_eq!(
         miss(|b| b["tools"][0]["strict"] = json!(true)).1,
-        Some(Miss::Changed(Place::Tool(0)))
+        Some(MissReason::Changed(Place::Tool(0)))
     );
-    assert_eq!(miss(|b| b["prompt_cache_key"] = json!("k")).1, Some(Miss::Elsewhere));
+    assert_eq!(miss(|b| b["prompt_cache_key"] = json!("k")).1, Some(MissReason::OtherCache));
 }
 
 #[test]
-fn a_count_is_judged_like_an_answer() {
+fn a_count_is_checked_like_a_reply() {
     let mut client = client();
     let mut body = open_loop(&client, "gpt-5.5");
     let input = client.accept(&body).input_tokens;
     client.path = "/v1/responses/input_tokens";
-    let answer = client.provider.answer(&client.call(&body));
+    let answer = client.provider.respond(&client.request(&body));
     assert_eq!(answer.body, json!({"object": "response.input_tokens", "input_tokens": input}));
     body["input"].as_array_mut().unwrap().pop();
     client.refuse(&body, Rule::CallUnanswered, "No tool output found");
 }
 
 #[test]
-fn an_authors_conversation_is_never_refused() {
+fn a_generated_conversation_is_never_refused() {
     for model in ["gpt-5.5", "gpt-5.6-sol", "gpt-4.1"] {
         let client = client();
         let mut body = first(model);
         for turn in 0..30 {
-            let answer = client.provider.answer(&client.call(&body));
+            let answer = client.provider.respond(&client.request(&body));
             assert_eq!(answer.status, 200, "{model}, {turn}: {}", answer.body);
             let before = body["input"].as_array().unwrap().len();
             grow(&mut body, &answer.body);
@@ -466,7 +472,8 @@ fn an_authors_conversation_is_never_refused() {
             }
         }
         let log = client.provider.take_log();
-        let losses: Vec<Loss> = log.iter().flat_map(|one| one.verdict.losses().to_vec()).collect();
+        let losses: Vec<Loss> =
+            log.iter().flat_map(|entry| entry.verdict.losses().to_vec()).collect();
         assert_eq!(losses, [], "{model}");
     }
 }

@@ -1,57 +1,59 @@
-//! Anthropic Messages, as the scripted provider speaks it (`docs/protocols.md` 1).
+//! Anthropic Messages in the scripted provider (`docs/protocols.md` 1).
 //!
-//! Thinking is signed, and its signature remembers what it cost, so that blocks sent back weigh
-//! what they weighed when they were written. Newer models keep it in all turns, older ones do not.
+//! A signature holds the tokens of its thinking, so that a block costs as input what it cost as
+//! output. Newer models keep thinking in all turns, older ones do not.
 
 use serde_json::{Value, json};
 
-use super::{Event, deltas, items, seal, text, unseal, words};
-use crate::script::{Answer, Ask, Tokenizer};
+use super::{Event, content_text, deltas, items, signature, signature_tokens, text};
+use crate::script::{ModelReply, ModelRequest, TokenizerFn};
 
-/// Reads a request.
-pub(crate) fn ask(tokenizer: Tokenizer, body: &Value) -> Ask {
+pub(crate) fn parse_request(tokenizer: TokenizerFn, body: &Value) -> ModelRequest {
     let thinking = &body["thinking"]["type"];
-    let mut ask = Ask {
+    let mut request = ModelRequest {
         model: text(&body["model"]).to_owned(),
         stream: body["stream"] == true,
-        think: thinking == "enabled" || thinking == "adaptive",
-        marks_cache: body.to_string().contains("\"cache_control\""),
+        thinks: thinking == "enabled" || thinking == "adaptive",
+        has_cache_markers: body.to_string().contains("\"cache_control\""),
         max_output: body["max_tokens"].as_u64(),
-        schema: body["output_config"]["format"]["schema"].as_object().map(|schema| json!(schema)),
-        ..Ask::new(tokenizer)
+        output_schema: body["output_config"]["format"]["schema"]
+            .as_object()
+            .map(|schema| json!(schema)),
+        ..ModelRequest::new(tokenizer)
     };
     for tool in items(&body["tools"]) {
-        ask.offer(text(&tool["name"]), &tool["input_schema"], &unmarked(tool));
+        request.add_tool(text(&tool["name"]), &tool["input_schema"], &without_cache_marker(tool));
     }
-    ask.read(&words(&body["system"]), 4);
-    let keeps = keeps_reasoning(&ask.model);
-    let turn = items(&body["messages"]).rposition(is_user_turn).unwrap_or(0);
+    request.add_text(&content_text(&body["system"]), 4);
+    let keeps_all = keeps_reasoning(&request.model);
+    let last_user = items(&body["messages"]).rposition(is_user_turn).unwrap_or(0);
     for (at, message) in items(&body["messages"]).enumerate() {
         let listed = [json!({"type": "text", "text": message["content"]})];
         let blocks = message["content"].as_array().map_or(&listed[..], Vec::as_slice);
         for block in blocks {
-            let read = message["role"] != "assistant" || keeps || at > turn;
-            read_block(&mut ask, block, is_user_turn(message), read);
+            let read = message["role"] != "assistant" || keeps_all || at > last_user;
+            read_block(&mut request, block, is_user_turn(message), read);
         }
     }
-    ask
+    request
 }
 
-fn read_block(ask: &mut Ask, block: &Value, user: bool, reasoning_counts: bool) {
+fn read_block(request: &mut ModelRequest, block: &Value, user: bool, reasoning_counts: bool) {
     match text(&block["type"]) {
-        "text" if user => ask.user(&words(block)),
-        "tool_result" => ask.result(&words(&block["content"]), 38),
+        "text" if user => request.add_user_text(&content_text(block)),
+        "tool_result" => request.add_tool_result(&content_text(&block["content"]), 38),
         "tool_use" => {
-            let tokens = ask.count_call(text(&block["name"]), &block["input"].to_string());
-            ask.read_counted(text(&block["id"]), tokens);
+            let tokens =
+                request.count_call_tokens(text(&block["name"]), &block["input"].to_string());
+            request.add_counted(text(&block["id"]), tokens);
         }
         "thinking" if reasoning_counts => {
-            let tokens = unseal(text(&block["signature"])).unwrap_or(0);
-            ask.read_counted(text(&block["signature"]), tokens);
+            let tokens = signature_tokens(text(&block["signature"])).unwrap_or(0);
+            request.add_counted(text(&block["signature"]), tokens);
         }
         "thinking" | "redacted_thinking" => {}
-        "image" => ask.read_counted("image", 1334),
-        _ => ask.read(&words(block), 0),
+        "image" => request.add_counted("image", 1334),
+        _ => request.add_text(&content_text(block), 0),
     }
 }
 
@@ -67,7 +69,7 @@ fn keeps_reasoning(model: &str) -> bool {
 }
 
 /// A tool's definition without its cache marker, which costs nothing.
-fn unmarked(tool: &Value) -> Value {
+fn without_cache_marker(tool: &Value) -> Value {
     let mut tool = tool.clone();
     if let Some(fields) = tool.as_object_mut() {
         fields.remove("cache_control");
@@ -75,53 +77,53 @@ fn unmarked(tool: &Value) -> Value {
     tool
 }
 
-/// The whole answer as one body.
-pub(crate) fn whole(ask: &Ask, answer: &Answer) -> Value {
+/// The reply as one body.
+pub(crate) fn response_body(request: &ModelRequest, reply: &ModelReply) -> Value {
     json!({
-        "id": format!("msg_{}", answer.id), "type": "message", "role": "assistant", "model": ask.model,
-        "content": blocks(answer), "stop_reason": stop(answer), "stop_sequence": null, "usage": usage(answer),
+        "id": format!("msg_{}", reply.id), "type": "message", "role": "assistant", "model": request.model,
+        "content": blocks(reply), "stop_reason": stop_reason(reply), "stop_sequence": null, "usage": usage(reply),
     })
 }
 
-fn blocks(answer: &Answer) -> Vec<Value> {
+fn blocks(reply: &ModelReply) -> Vec<Value> {
     let mut blocks = Vec::new();
-    if let Some(thinking) = &answer.reasoning {
-        blocks.push(json!({"type": "thinking", "thinking": thinking, "signature": seal(answer.usage.reasoning, &answer.id)}));
+    if let Some(thinking) = &reply.reasoning {
+        blocks.push(json!({"type": "thinking", "thinking": thinking, "signature": signature(reply.usage.reasoning, &reply.id)}));
     }
-    if !answer.text.is_empty() {
-        blocks.push(json!({"type": "text", "text": answer.text}));
+    if !reply.text.is_empty() {
+        blocks.push(json!({"type": "text", "text": reply.text}));
     }
-    if let Some(call) = &answer.call {
+    if let Some(call) = &reply.call {
         blocks.push(json!({"type": "tool_use", "id": call.id.replace("call_", "toolu_"), "name": call.name, "input": call.arguments}));
     }
     blocks
 }
 
-fn stop(answer: &Answer) -> &'static str {
-    match answer {
-        Answer { call: Some(_), .. } => "tool_use",
-        Answer { truncated: true, .. } => "max_tokens",
+fn stop_reason(reply: &ModelReply) -> &'static str {
+    match reply {
+        ModelReply { call: Some(_), .. } => "tool_use",
+        ModelReply { truncated: true, .. } => "max_tokens",
         _ => "end_turn",
     }
 }
 
-fn usage(answer: &Answer) -> Value {
-    let spent = &answer.usage;
+fn usage(reply: &ModelReply) -> Value {
+    let tokens = &reply.usage;
     let mut usage = json!({
-        "input_tokens": spent.input - spent.cache_read - spent.cache_write,
-        "cache_creation_input_tokens": spent.cache_write, "cache_read_input_tokens": spent.cache_read,
-        "cache_creation": {"ephemeral_5m_input_tokens": spent.cache_write, "ephemeral_1h_input_tokens": 0},
-        "output_tokens": spent.output, "service_tier": "standard",
+        "input_tokens": tokens.input - tokens.cache_read - tokens.cache_write,
+        "cache_creation_input_tokens": tokens.cache_write, "cache_read_input_tokens": tokens.cache_read,
+        "cache_creation": {"ephemeral_5m_input_tokens": tokens.cache_write, "ephemeral_1h_input_tokens": 0},
+        "output_tokens": tokens.output, "service_tier": "standard",
     });
-    if spent.reasoning > 0 {
-        usage["output_tokens_details"] = json!({"thinking_tokens": spent.reasoning});
+    if tokens.reasoning > 0 {
+        usage["output_tokens_details"] = json!({"thinking_tokens": tokens.reasoning});
     }
     usage
 }
 
-/// A whole answer as events: usage begins with one token of output and ends as in the answer.
-pub(crate) fn stream(whole: &Value) -> Vec<Event> {
-    let mut message = whole.clone();
+/// A body as events: usage begins with one token of output and ends as in the body.
+pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
+    let mut message = body.clone();
     message["content"] = json!([]);
     message["stop_reason"] = Value::Null;
     message["usage"]["output_tokens"] = json!(1);
@@ -135,16 +137,16 @@ pub(crate) fn stream(whole: &Value) -> Vec<Event> {
     }
     let mut all =
         vec![Event::named("message_start", &json!({"type": "message_start", "message": message}))];
-    for (index, block) in items(&whole["content"]).enumerate() {
+    for (index, block) in items(&body["content"]).enumerate() {
         block_events(&mut all, index, block);
         if index == 0 {
             all.push(Event::named("ping", &json!({"type": "ping"})));
         }
     }
-    let usage = &whole["usage"];
+    let usage = &body["usage"];
     let mut delta = json!({
         "type": "message_delta",
-        "delta": {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]},
+        "delta": {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]},
         "usage": {
             "input_tokens": usage["input_tokens"], "output_tokens": usage["output_tokens"],
             "cache_creation_input_tokens": usage["cache_creation_input_tokens"],
@@ -152,7 +154,7 @@ pub(crate) fn stream(whole: &Value) -> Vec<Event> {
             "output_tokens_details": usage["output_tokens_details"],
         },
     });
-    if let Some(edits) = whole.get("context_management") {
+    if let Some(edits) = body.get("context_management") {
         delta["context_management"] = edits.clone();
     }
     all.push(Event::named("message_delta", &delta));
@@ -190,7 +192,7 @@ fn block_events(all: &mut Vec<Event>, index: usize, block: &Value) {
                     .map(|part| json!({"type": "text_delta", "text": part})),
             );
         }
-        // `redacted_thinking` and what else comes whole.
+        // `redacted_thinking` and what else comes at once.
         _ => {}
     }
     all.push(Event::named(

@@ -1,7 +1,6 @@
-//! The four protocols as the scripted provider speaks them: read a request, write an answer whole
-//! or as events.
+//! The four dialects of the scripted provider: parse a request, write a reply as one body or as events.
 //!
-//! Written from `docs/protocols.md`, apart from the product's own readers, so that neither hides the
+//! Written from `docs/protocols.md`, without the product's own readers, so that neither hides the
 //! other's mistakes.
 
 pub(crate) mod anthropic;
@@ -31,7 +30,7 @@ impl Event {
         Self { name: None, data: data.to_string() }
     }
 
-    /// As it stands on the wire, its lines ended by LF or CRLF.
+    /// The bytes on the wire; lines end with LF or CRLF.
     pub(crate) fn frame(&self, crlf: bool) -> String {
         let end = if crlf { "\r\n" } else { "\n" };
         match self.name {
@@ -41,31 +40,31 @@ impl Event {
     }
 }
 
-/// A text as it arrives in deltas: a few words each.
+/// Splits a text into deltas of a few words each.
 fn deltas(text: &str) -> Vec<String> {
     let words: Vec<&str> = text.split_inclusive(' ').collect();
     words.chunks(4).map(<[&str]>::concat).collect()
 }
 
-/// A seal on reasoning (signature, encrypted content) that remembers what the reasoning cost.
-fn seal(tokens: u64, id: &str) -> String {
+/// A signature on reasoning, or its encrypted content, that holds how many tokens it has.
+fn signature(tokens: u64, id: &str) -> String {
     STANDARD.encode(format!("plimsoll-demo {tokens} {id} {}", "seal".repeat(24)))
 }
 
-/// What sealed reasoning cost; `None` for a seal that is not ours.
-fn unseal(sealed: &str) -> Option<u64> {
-    let plain = String::from_utf8(STANDARD.decode(sealed).ok()?).ok()?;
-    let mut words = plain.split(' ');
-    (words.next()? == "plimsoll-demo").then(|| words.next()?.parse().ok())?
+/// The tokens of signed reasoning; `None` if the signature is not ours.
+fn signature_tokens(signature: &str) -> Option<u64> {
+    let plain = String::from_utf8(STANDARD.decode(signature).ok()?).ok()?;
+    let mut fields = plain.split(' ');
+    (fields.next()? == "plimsoll-demo").then(|| fields.next()?.parse().ok())?
 }
 
-/// The words in a content field: a string, or a list of parts that hold some.
-fn words(content: &Value) -> String {
+/// The text of a content field: a string, or a list of parts that hold some.
+fn content_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().map(words).collect::<Vec<_>>().join("\n"),
+        Value::Array(parts) => parts.iter().map(content_text).collect::<Vec<_>>().join("\n"),
         Value::Object(part) => {
-            part.get("text").or_else(|| part.get("content")).map(words).unwrap_or_default()
+            part.get("text").or_else(|| part.get("content")).map(content_text).unwrap_or_default()
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => String::new(),
     }

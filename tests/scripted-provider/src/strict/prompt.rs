@@ -1,9 +1,9 @@
-//! What a piece of a prompt is and what it costs: one walk over a JSON value gives both.
+//! The pieces of a prompt: one walk over a JSON value gives hash and tokens of a piece.
 //!
 //! Hashes are of the meaning as it is rendered: a text is the same as a string and as a block, cache
-//! markers are not part of it, key order is (`docs/protocols.md` 7.1, 10.7). The token rule
-//! is made up, cheap, and the same for what is written and for what comes back: bytes / 4, rounded
-//! up, and [`STRUCTURE`] a piece; a picture or a file costs [`MEDIA`].
+//! markers are not part of it, key order is (`docs/protocols.md` 7.1, 10.7). The token rule is made up,
+//! cheap, and the same for output and input: bytes / 4, rounded up, and [`PIECE_OVERHEAD_TOKENS`] a
+//! piece; a picture or a file costs [`MEDIA_TOKENS`].
 
 use std::fmt;
 
@@ -11,14 +11,13 @@ use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// Tokens around each piece.
-pub const STRUCTURE: u64 = 4;
+pub const PIECE_OVERHEAD_TOKENS: u64 = 4;
 /// Tokens of a picture or a file, whatever its size.
-pub const MEDIA: u64 = 1500;
-/// Tokens of every prompt's fixed part.
-pub const PROMPT: u64 = 3;
+pub const MEDIA_TOKENS: u64 = 1500;
+/// Tokens of the fixed part of every prompt.
+pub const PROMPT_TOKENS: u64 = 3;
 
-/// Where in a request something stands, by the indexes of the request as it was sent. Ordered as the
-/// prompt is.
+/// A place in a request, by the indexes of the request as it was sent. Ordered as the prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// A tool's definition.
@@ -51,7 +50,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// How long a cached prefix lives unused.
+/// How long a cached prefix is kept unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ttl {
     /// Five minutes.
@@ -62,44 +61,44 @@ pub enum Ttl {
 
 /// A piece of the prompt as the model reads it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct PromptPiece {
     pub(super) place: Place,
     pub(super) hash: u128,
     pub(super) tokens: u64,
-    pub(super) mark: Option<Ttl>,
+    pub(super) breakpoint: Option<Ttl>,
 }
 
-/// Hash and weight of something.
+/// Hash and tokens of a piece, wherever it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Weighed {
+pub(super) struct PieceContent {
     pub(super) hash: u128,
     pub(super) tokens: u64,
 }
 
-impl Weighed {
+impl PieceContent {
     /// As a piece without a cache marker.
-    pub(super) fn at(self, place: Place) -> Piece {
-        Piece { place, hash: self.hash, tokens: self.tokens, mark: None }
+    pub(super) fn at(self, place: Place) -> PromptPiece {
+        PromptPiece { place, hash: self.hash, tokens: self.tokens, breakpoint: None }
     }
 }
 
-/// Weighs a content block, a tool or an item, without its cache markers.
-pub(super) fn weigh(tag: &str, value: &Value) -> Weighed {
-    let mut walk = Walk::new(tag);
-    walk.block(value);
-    walk.done()
+/// Hash and tokens of a content block, a tool or an item, without its cache markers.
+pub(super) fn measure(tag: &str, value: &Value) -> PieceContent {
+    let mut hasher = ContentHasher::new(tag);
+    hasher.add_block(value);
+    hasher.finish()
 }
 
-/// Weighs a text, as [`weigh`] does a text block that holds it.
-pub(super) fn weigh_text(tag: &str, text: &str) -> Weighed {
-    let mut walk = Walk::new(tag);
-    walk.text(text);
-    walk.done()
+/// Hash and tokens of a text, the same as those of a text block that holds it.
+pub(super) fn measure_text(tag: &str, text: &str) -> PieceContent {
+    let mut hasher = ContentHasher::new(tag);
+    hasher.add_text(text);
+    hasher.finish()
 }
 
-/// Reasoning whose weight is known and whose content is a seal.
-pub(super) fn weigh_sealed(tag: &str, seal: &str, tokens: u64) -> Weighed {
-    Weighed { hash: hash(&[tag, seal]), tokens: tokens + STRUCTURE }
+/// Encrypted or signed reasoning, whose tokens are known.
+pub(super) fn measure_encrypted(tag: &str, signature: &str, tokens: u64) -> PieceContent {
+    PieceContent { hash: hash(&[tag, signature]), tokens: tokens + PIECE_OVERHEAD_TOKENS }
 }
 
 /// Hash of a few texts.
@@ -120,91 +119,92 @@ pub(super) fn link(chain: u128, hash: u128) -> u128 {
     xxh3_128(&both)
 }
 
-/// Fields that say nothing to the model.
-const SILENT: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
+/// Fields that are not rendered.
+const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 
-struct Walk {
+struct ContentHasher {
     hasher: Xxh3,
     bytes: u64,
     media: u64,
 }
 
-impl Walk {
+impl ContentHasher {
     fn new(tag: &str) -> Self {
-        let mut walk = Self { hasher: Xxh3::new(), bytes: 0, media: 0 };
-        walk.mix(b'r', tag);
-        walk
+        let mut hasher = Self { hasher: Xxh3::new(), bytes: 0, media: 0 };
+        hasher.add_tagged(b'r', tag);
+        hasher
     }
 
-    fn done(self) -> Weighed {
-        let tokens = STRUCTURE + self.bytes.div_ceil(4) + self.media * MEDIA;
-        Weighed { hash: self.hasher.digest128(), tokens }
+    fn finish(self) -> PieceContent {
+        let tokens = PIECE_OVERHEAD_TOKENS + self.bytes.div_ceil(4) + self.media * MEDIA_TOKENS;
+        PieceContent { hash: self.hasher.digest128(), tokens }
     }
 
-    fn mix(&mut self, tag: u8, text: &str) {
+    fn add_tagged(&mut self, tag: u8, text: &str) {
         self.hasher.update(&[tag]);
         self.hasher.update(&(text.len() as u64).to_le_bytes());
         self.hasher.update(text.as_bytes());
     }
 
-    fn text(&mut self, text: &str) {
+    fn add_text(&mut self, text: &str) {
         self.bytes += text.len() as u64;
-        self.mix(b'"', text);
+        self.add_tagged(b'"', text);
     }
 
     /// A block; a text block is its text, and blocks in its `content` are blocks too.
-    fn block(&mut self, value: &Value) {
+    fn add_block(&mut self, value: &Value) {
         match value {
             Value::Object(block) if is_plain_text(value) => {
-                self.text(block.get("text").and_then(Value::as_str).unwrap_or_default());
+                self.add_text(block.get("text").and_then(Value::as_str).unwrap_or_default());
             }
             Value::Object(block) => {
                 self.hasher.update(b"{");
-                for (key, value) in block.iter().filter(|(key, _)| !SILENT.contains(&key.as_str()))
+                for (key, value) in
+                    block.iter().filter(|(key, _)| !CACHE_MARKERS.contains(&key.as_str()))
                 {
-                    self.mix(b':', key);
+                    self.add_tagged(b':', key);
                     match (key.as_str(), value) {
                         ("source" | "inlineData" | "inline_data" | "image_url", media) => {
                             self.media += 1;
-                            self.any(media, false);
+                            self.add_value(media, false);
                         }
                         ("content", Value::Array(blocks)) => {
-                            blocks.iter().for_each(|block| self.block(block));
+                            blocks.iter().for_each(|block| self.add_block(block));
                         }
                         // Ids are rendered, but cost no more than the structure they stand for.
                         ("type" | "id" | "tool_use_id" | "call_id" | "tool_call_id", id) => {
-                            self.any(id, false);
+                            self.add_value(id, false);
                         }
-                        (_, value) => self.any(value, true),
+                        (_, value) => self.add_value(value, true),
                     }
                 }
                 self.hasher.update(b"}");
             }
-            other => self.any(other, true),
+            other => self.add_value(other, true),
         }
     }
 
-    fn any(&mut self, value: &Value, counts: bool) {
+    fn add_value(&mut self, value: &Value, counts: bool) {
         let before = self.bytes;
         match value {
             Value::Null => self.hasher.update(b"n"),
             Value::Bool(is) => self.hasher.update(if *is { b"t" } else { b"f" }),
             Value::Number(number) => {
                 self.bytes += 4;
-                self.mix(b'#', &number.to_string());
+                self.add_tagged(b'#', &number.to_string());
             }
-            Value::String(text) => self.text(text),
+            Value::String(text) => self.add_text(text),
             Value::Array(values) => {
                 self.hasher.update(b"[");
-                values.iter().for_each(|value| self.any(value, counts));
+                values.iter().for_each(|value| self.add_value(value, counts));
                 self.hasher.update(b"]");
             }
             Value::Object(fields) => {
                 self.hasher.update(b"{");
                 for (key, value) in fields {
                     self.bytes += key.len() as u64;
-                    self.mix(b':', key);
-                    self.any(value, counts);
+                    self.add_tagged(b':', key);
+                    self.add_value(value, counts);
                 }
                 self.hasher.update(b"}");
             }
@@ -241,15 +241,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_the_same_in_every_dress() {
-        let plain = weigh_text("user", "hello");
+    fn a_text_is_the_same_as_a_string_and_as_a_block() {
+        let plain = measure_text("user", "hello");
         let marked =
             json!({"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}});
-        assert_eq!(plain, weigh("user", &marked));
-        assert_ne!(plain, weigh("assistant", &marked));
-        assert_eq!(plain.tokens, STRUCTURE + 2);
+        assert_eq!(plain, measure("user", &marked));
+        assert_ne!(plain, measure("assistant", &marked));
+        assert_eq!(plain.tokens, PIECE_OVERHEAD_TOKENS + 2);
         let result = |content: Value| {
-            weigh("user", &json!({"type": "tool_result", "tool_use_id": "t", "content": content}))
+            measure("user", &json!({"type": "tool_result", "tool_use_id": "t", "content": content}))
         };
         assert_eq!(
             result(json!([{"type": "text", "text": "x"}])).hash,
@@ -259,23 +259,23 @@ mod tests {
 
     #[test]
     fn every_byte_and_the_order_of_keys_count() {
-        let one = weigh("t", &json!({"a": {"b": 1, "c": [true, null]}}));
+        let one = measure("t", &json!({"a": {"b": 1, "c": [true, null]}}));
         for other in [
             json!({"a": {"c": [true, null], "b": 1}}),
             json!({"a": {"b": 2, "c": [true, null]}}),
             json!({"a": {"b": 1, "c": [false, null]}}),
             json!({"a": {"b": 1, "c": [true]}}),
         ] {
-            assert_ne!(one.hash, weigh("t", &other).hash, "{other}");
+            assert_ne!(one.hash, measure("t", &other).hash, "{other}");
         }
     }
 
     #[test]
     fn a_picture_costs_the_same_at_any_size() {
         let picture = |data: &str| json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}});
-        let small = weigh("user", &picture("AAAA"));
-        let large = weigh("user", &picture(&"AAAA".repeat(1000)));
+        let small = measure("user", &picture("AAAA"));
+        let large = measure("user", &picture(&"AAAA".repeat(1000)));
         assert_eq!((small.tokens, small.hash == large.hash), (large.tokens, false));
-        assert!(small.tokens >= MEDIA);
+        assert!(small.tokens >= MEDIA_TOKENS);
     }
 }

@@ -1,7 +1,7 @@
-//! Responses over WebSocket, as the scripted provider speaks it (`docs/protocols.md` 3.1).
+//! Responses over WebSocket (`docs/protocols.md` 3.1).
 //!
-//! Each `response.create` is answered with the events of a stream as text frames. The connection
-//! remembers its responses, so that a turn needs only what is new and the id before it.
+//! Each `response.create` gets the events of a stream as text frames. The connection keeps its
+//! responses, so that a request needs only the new items and the id of the response before them.
 
 use std::collections::HashMap;
 
@@ -16,19 +16,19 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
-use crate::provider::Shared;
+use crate::dialect::openai_responses;
+use crate::provider::SharedState;
 use crate::script;
-use crate::speak::openai_responses;
 
-/// Accepts an upgrade; `None` where the request asks for none.
-pub(crate) fn upgrade(request: &mut Request<Incoming>, shared: Shared) -> Option<Response<()>> {
+/// Accepts an upgrade; `None` if the request has no key for one.
+pub(crate) fn upgrade(request: &mut Request<Incoming>, state: SharedState) -> Option<Response<()>> {
     let accept = derive_accept_key(request.headers().get(SEC_WEBSOCKET_KEY)?.as_bytes());
     let upgrading = hyper::upgrade::on(request);
     tokio::spawn(async move {
         if let Ok(upgraded) = upgrading.await {
             let socket =
                 WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
-            converse(socket, shared).await;
+            answer_frames(socket, state).await;
         }
     });
     let mut response = Response::new(());
@@ -39,14 +39,14 @@ pub(crate) fn upgrade(request: &mut Request<Incoming>, shared: Shared) -> Option
     Some(response)
 }
 
-type Socket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
+type WebSocket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
-async fn converse(mut socket: Socket, shared: Shared) {
-    let mut held = HashMap::new();
+async fn answer_frames(mut socket: WebSocket, state: SharedState) {
+    let mut responses = HashMap::new();
     while let Some(Ok(message)) = socket.next().await {
         let Message::Text(text) = message else { continue };
         let Ok(body) = serde_json::from_str::<Value>(&text) else { continue };
-        for event in turn(body, &mut held, &shared) {
+        for event in answer_frame(body, &mut responses, &state) {
             if socket.send(Message::text(event)).await.is_err() {
                 return;
             }
@@ -54,13 +54,17 @@ async fn converse(mut socket: Socket, shared: Shared) {
     }
 }
 
-/// The events that answer one frame, and what the connection remembers of it.
-fn turn(mut body: Value, held: &mut HashMap<String, Vec<Value>>, shared: &Shared) -> Vec<String> {
+/// The events that answer one frame. `responses` has the items up to the end of each response, by its id.
+fn answer_frame(
+    mut body: Value,
+    responses: &mut HashMap<String, Vec<Value>>,
+    state: &SharedState,
+) -> Vec<String> {
     if body["type"] != "response.create" {
         return Vec::new();
     }
-    let before = body["previous_response_id"].as_str().map(str::to_owned);
-    let mut input = match before.map(|id| held.get(&id).cloned().ok_or(id)) {
+    let previous = body["previous_response_id"].as_str().map(str::to_owned);
+    let mut input = match previous.map(|id| responses.get(&id).cloned().ok_or(id)) {
         None => Vec::new(),
         Some(Ok(items)) => items,
         Some(Err(id)) => {
@@ -70,18 +74,18 @@ fn turn(mut body: Value, held: &mut HashMap<String, Vec<Value>>, shared: &Shared
     };
     match body["input"].take() {
         Value::Array(items) => input.extend(items),
-        Value::String(said) => input.push(json!({"role": "user", "content": said})),
+        Value::String(text) => input.push(json!({"role": "user", "content": text})),
         _ => {}
     }
     body["input"] = Value::Array(input.clone());
-    let ask = openai_responses::ask(shared.tokenizer, &body);
-    let mut answer = script::answer(&ask, &mut shared.memory());
+    let request = openai_responses::parse_request(state.tokenizer, &body);
+    let mut reply = script::reply(&request, &mut state.script());
     if body["generate"] == false {
-        (answer.reasoning, answer.call, answer.text) = (None, None, String::new());
-        (answer.usage.output, answer.usage.reasoning) = (0, 0);
+        (reply.reasoning, reply.call, reply.text) = (None, None, String::new());
+        (reply.usage.output, reply.usage.reasoning) = (0, 0);
     }
-    let whole = openai_responses::whole(&ask, &answer);
-    input.extend(whole["output"].as_array().cloned().unwrap_or_default());
-    held.insert(whole["id"].as_str().unwrap_or_default().to_owned(), input);
-    openai_responses::stream(&whole).into_iter().map(|event| event.data).collect()
+    let response = openai_responses::response_body(&request, &reply);
+    input.extend(response["output"].as_array().cloned().unwrap_or_default());
+    responses.insert(response["id"].as_str().unwrap_or_default().to_owned(), input);
+    openai_responses::stream_events(&response).into_iter().map(|event| event.data).collect()
 }
