@@ -39,7 +39,7 @@ attack: ## Every attack of docs/threats.md, over real sockets and as a second us
 stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
 	PLIMSOLL_STALL=$(N) cargo test --locked --test stall
 
-harmless: ## N random conversations from seed FROM=0 on, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
+harmless: ## N random conversations from seed FROM=0 on, and as many under presets, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
 ifdef POISON
 	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless stays_dead -- --nocapture
 else

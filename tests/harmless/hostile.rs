@@ -239,7 +239,7 @@ impl MoveResult {
             };
             let is_its_own = log.iter().any(|entry| !is_from_victim(entry) && replied_with(entry));
             if occurs_in(self.answer.as_bytes()) && !is_its_own {
-                return Err(format!("a hostile tenant was exchange {secret:?}: {}", self.answer));
+                return Err(format!("a hostile tenant received {secret:?}: {}", self.answer));
             }
             let is_summarized = occurs_in(&self.sent_so_far);
             let sent = log.iter().filter(|entry| {

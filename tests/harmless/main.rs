@@ -5,8 +5,9 @@
 //! had but for an earlier rewrite; no change of what went out before but where something new was decided; more
 //! in `play/checks.rs`.
 //! A hostile tenant of the same proxy changes nothing of that, and hears nothing.
-//! `make harmless N=20000` plays that many conversations, `FROM=5000` begins with that seed;
+//! `make harmless N=20000` plays that many conversations, and as many under presets; `FROM=5000` begins with that seed;
 //! `PLIMSOLL_HARMLESS_SEED` plays one alone, with `PLIMSOLL_HARMLESS_BODIES=1` it shows what the client and we sent.
+//! `PLIMSOLL_PRESET_SEED` is the same for a conversation under a preset.
 
 #![allow(
     missing_docs,
@@ -69,6 +70,7 @@ async fn rewriting_does_no_harm() {
         "{counts}"
     );
     assert!(counts.passive > 0 && counts.implausible_overflows > 0, "{counts}");
+    assert!(counts.siblings > 0, "{counts}");
 }
 
 /// Plays that many conversations, each with the configuration that `configure` makes of its own for the seed.

@@ -31,6 +31,7 @@ use crate::stage::{Stage, client_headers};
 use crate::stream;
 use crate::support::server::config;
 use checks::{CheckedExchange, Original, for_each_signature};
+use sibling::Answered;
 
 /// A request of fewer bytes cannot have 210,000 tokens.
 const SMALL_REQUEST_BYTES: usize = 40_000;
@@ -361,21 +362,18 @@ impl Play {
             self.play_hostile_move().await?;
         }
         let body = client::request(self.dialect, &self.head, &self.history, self.style);
-        // LoggedRequest before anything is sent: what is answered changes what the provider remembers.
+        // Before anything is sent: what is answered changes what the provider remembers.
         let original = self.check_original(&body);
         let breaks_after = self.choose_break(is_main_thread);
         let mode = self.fixed_mode.or_else(|| random::mode(&mut self.dice, 10));
         let is_implausible = self.schedule_implausible_overflow(&body, breaks_after);
         let lessons_before = self.lessons().await.filter(|_| is_implausible);
-        let may_have_sibling = is_main_thread && mode.is_none() && !is_implausible;
-        let mut sibling = self.choose_sibling(may_have_sibling && breaks_after.is_none());
-        let (response, exchange) = match &mut sibling {
-            Some(sibling) => self.send_beside(&body, sibling).await?,
-            None => {
-                let response = self.send(mode, &body, breaks_after).await;
-                (response, self.stage.server.next_exchange().await)
-            }
+        let may = is_main_thread && mode.is_none() && !is_implausible && breaks_after.is_none();
+        let answered = match self.choose_sibling(may, &body) {
+            Some(sibling) => self.send_beside(&body, sibling).await,
+            None => self.send_alone(mode, &body, breaks_after).await,
         };
+        let Answered { response, exchange, sibling } = answered;
         let mut log = self.stage.provider.take_log();
         // Requests for summaries and counts are ours. Summaries are judged by `endless`.
         log.retain(|entry| {
@@ -384,7 +382,7 @@ impl Play {
         log.retain(hostile::is_from_victim);
         hostile::check_untainted(&log)?;
         if let Some(sibling) = sibling {
-            self.check_sibling(sibling, &mut log)?;
+            self.check_sibling(&sibling, &mut log)?;
         }
         self.last_exchange = Some(exchange.clone());
         self.count(&exchange, mode);
@@ -449,18 +447,19 @@ impl Play {
         Original { given_rewrites: provider.dry_run(&target, &headers, bytes()), unrewritten }
     }
 
-    async fn send(
+    async fn send_alone(
         &mut self,
         mode: Option<&str>,
         body: &Value,
         breaks_after: Option<usize>,
-    ) -> (u16, String) {
+    ) -> Answered {
         self.stage.provider.take_log();
         let target = client::path(self.dialect, &self.head);
-        match breaks_after {
+        let response = match breaks_after {
             Some(events) => self.stage.send_until_break(mode, &target, body, events).await,
             None => self.stage.send_with_mode(mode, &target, body).await,
-        }
+        };
+        Answered { response, exchange: self.stage.server.next_exchange().await, sibling: None }
     }
 
     /// What the checks of later exchanges have to know of this one.

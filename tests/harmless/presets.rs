@@ -1,4 +1,4 @@
-//! The same under presets, as a user sets them: `preset = "…"` and nothing else.
+//! Random conversations under presets, as a user sets them: `preset = "…"` and nothing else.
 //!
 //! Their sizes are made for windows of 200,000 tokens. Here each has a window that leaves a few thousand, and a
 //! twentieth of the tokens that it protects, so that a short conversation reaches them.
@@ -49,5 +49,5 @@ async fn presets_do_no_harm() {
     }
     let counts = play_many(number("PLIMSOLL_HARMLESS").unwrap_or(FEW), configure).await;
     assert!(counts.cuts > 0 && counts.put_back > 0 && counts.compacted > 0, "{counts}");
-    assert!(counts.restarts > 0 && counts.repeated_prefixes > 0, "{counts}");
+    assert!(counts.restarts > 0 && counts.repeated_prefixes > 0 && counts.siblings > 0, "{counts}");
 }

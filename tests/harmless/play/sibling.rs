@@ -18,58 +18,65 @@ const QUESTION: &str = "Beside this:";
 pub(super) struct Sibling {
     body: Value,
     original: Original,
-    /// Its status and event, once it is answered.
-    answer: Option<(u16, Arc<Exchange>)>,
+}
+
+/// What became of the conversation's next request, and of one beside it.
+pub(super) struct Answered {
+    /// Status and body.
+    pub(super) response: (u16, String),
+    pub(super) exchange: Arc<Exchange>,
+    pub(super) sibling: Option<AnsweredSibling>,
+}
+
+/// A request beside the conversation that was answered.
+pub(super) struct AnsweredSibling {
+    sibling: Sibling,
+    status: u16,
+    exchange: Arc<Exchange>,
 }
 
 impl Play {
-    /// Decides whether another request goes out with the next one. LoggedRequest before either is sent.
-    pub(super) fn choose_sibling(&mut self, may: bool) -> Option<Sibling> {
+    /// Decides whether another request goes out with the next one, whose body is `body`. The provider's verdict on
+    /// it is read before either is sent.
+    pub(super) fn choose_sibling(&mut self, may: bool, body: &Value) -> Option<Sibling> {
         if !may || !self.sibling_dice.once_in(5) {
             return None;
         }
         let question = format!("{QUESTION} {}", self.sibling_dice.words(5));
         let history = [&*self.history, &[HistoryItem::User(question)]].concat();
-        let body = client::request(self.dialect, &self.head, &history, self.style);
-        let original = self.check_original(&body);
-        Some(Sibling { body, original, answer: None })
+        let beside = client::request(self.dialect, &self.head, &history, self.style);
+        // Only their lengths tell their events apart.
+        if beside.to_string().len() == body.to_string().len() {
+            return None;
+        }
+        let original = self.check_original(&beside);
+        Some(Sibling { body: beside, original })
     }
 
-    /// Sends both at once, and returns the answer and the event of the first.
-    pub(super) async fn send_beside(
-        &mut self,
-        body: &Value,
-        sibling: &mut Sibling,
-    ) -> Result<((u16, String), Arc<Exchange>), String> {
+    /// Sends the conversation's next request and one beside it at once.
+    pub(super) async fn send_beside(&mut self, body: &Value, sibling: Sibling) -> Answered {
         self.stage.provider.take_log();
         let target = client::path(self.dialect, &self.head);
-        let (response, beside) = self.stage.send_both(&target, body, &sibling.body).await;
-        let events =
-            [self.stage.server.next_exchange().await, self.stage.server.next_exchange().await];
-        // Their lengths tell them apart.
-        let length = body.to_string().len() as u64;
-        let [first, second] = match events {
-            [one, other] if one.request_bytes == length => [one, other],
-            [one, other] => [other, one],
-        };
-        if first.request_bytes != length || second.request_bytes == length {
-            return Err("two requests of one length".to_owned());
-        }
-        sibling.answer = Some((beside.0, second));
-        Ok((response, first))
+        let (response, (status, _)) = self.stage.send_both(&target, body, &sibling.body).await;
+        let server = &mut self.stage.server;
+        let (one, other) = (server.next_exchange().await, server.next_exchange().await);
+        let is_own = one.request_bytes == body.to_string().len() as u64;
+        let (own, beside) = if is_own { (one, other) } else { (other, one) };
+        let sibling = AnsweredSibling { sibling, status, exchange: beside };
+        Answered { response, exchange: own, sibling: Some(sibling) }
     }
 
     /// Takes the sibling's requests from the log, and checks them.
     pub(super) fn check_sibling(
         &mut self,
-        sibling: Sibling,
+        answered: &AnsweredSibling,
         log: &mut Vec<LoggedRequest>,
     ) -> Result<(), String> {
+        let AnsweredSibling { sibling, status, exchange } = answered;
         let is_beside = |entry: &mut LoggedRequest| {
             memchr::memmem::find(&entry.request.bytes, QUESTION.as_bytes()).is_some()
         };
         let log: Vec<LoggedRequest> = log.extract_if(.., is_beside).collect();
-        let Some((status, exchange)) = &sibling.answer else { return Ok(()) };
         if self.verbose {
             super::show(*status, None, &sibling.body, exchange, &log);
         }

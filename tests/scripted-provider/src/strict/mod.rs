@@ -130,7 +130,7 @@ pub struct HttpResponse {
     pub status: u16,
     /// Headers besides `content-type`.
     pub headers: Vec<(&'static str, String)>,
-    /// The body body as JSON. If a stream was requested and the status is 200, the stream has the same
+    /// The response body as JSON. If a stream was requested and the status is 200, the stream has the same
     /// content in parts.
     pub body: Value,
 }
