@@ -130,7 +130,8 @@ struct AncestorMatch<'l> {
 ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
 ///    its whole first message), or dropped the text beside a tool call;
 /// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
-///    call, a rewind). This proves less, so system prompt and tools must be the same.
+///    call, a rewind). This proves less, so system prompt and tools must be the same. No reply is there to tell
+///    which of several such turns it is, so the newest that may have reached its provider is the parent.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -164,10 +165,11 @@ fn longest_prefix<'l>(
             let client_thread = maker.position.client_thread == position.client_thread;
             maker.after == *chain && client_thread
         });
-        let replied = || prefer(ledger.replied_to(*chain).filter(is_later), position);
+        let is_complete = |turn: &Turn| turn.outcome == Outcome::Complete;
+        let replied = || prefer(ledger.replied_to(*chain).filter(is_later), position, is_complete);
         let ended = || {
             let ended = ledger.ended_at(*chain).filter(is_later);
-            prefer(ended.filter(|it| has_head(it, position)), position)
+            prefer(ended.filter(|it| has_head(it, position)), position, may_be_cached)
         };
         made.or_else(replied).or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
@@ -196,16 +198,22 @@ fn newest_reasoning<'l>(
     newest
 }
 
+/// Whether its provider may have read its request, and so may have it cached.
+fn may_be_cached(turn: &Turn) -> bool {
+    !matches!(turn.outcome, Outcome::Refused | Outcome::Turned)
+}
+
 /// The best of several turns at one chain (given newest first): on the client's thread, then with the same
-/// head.
+/// head, then one that `is_likelier`.
 fn prefer<'l>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
     position: &Position,
+    is_likelier: fn(&Turn) -> bool,
 ) -> Option<&'l Arc<Turn>> {
     let rank = |turn: &Arc<Turn>| {
         let client_thread = turn.position.client_thread == position.client_thread;
         let turns = turn.purpose == Purpose::Turn;
-        (turns, client_thread, has_head(turn, position), turn.outcome == Outcome::Complete)
+        (turns, client_thread, has_head(turn, position), is_likelier(turn))
     };
     // A fold keeps the newest of equals. `max_by_key` keeps the last one, here the oldest.
     turns.fold(None, |best: Option<&Arc<Turn>>, turn| match best {

@@ -246,6 +246,33 @@ fn a_clock_that_is_behind_makes_no_fork() {
     }
 }
 
+/// A request was answered, and later asked again, and that reply broke off. What follows has neither reply: it goes on
+/// from the newer one, which its provider has read. One that was refused is in nobody's cache.
+#[test]
+fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
+    let asks = body(&user("hi"), "You are calm.", "");
+    for (outcome, turn) in [
+        (Outcome::UpstreamFailed, "req-2"),
+        (Outcome::ClientLeft, "req-2"),
+        (Outcome::Interrupted, "req-2"),
+        (Outcome::Complete, "req-2"),
+        (Outcome::Refused, "req-1"),
+        (Outcome::Turned, "req-1"),
+    ] {
+        let mut play = Play::default();
+        play.send(&asks, &words("A"), Outcome::Complete, None);
+        play.send(&asks, "", outcome, None);
+        let goes_on = play.say(&[user("hi"), user("Go on.")].join(","), &words("B"));
+        assert_eq!(parent(&goes_on), Some(turn), "{outcome:?}");
+    }
+    let mut play = Play::default();
+    play.send(&asks, &words("A"), Outcome::Complete, None);
+    let again = play.send(&asks, "", Outcome::UpstreamFailed, None);
+    let retried = play.send(&asks, "", Outcome::UpstreamFailed, None);
+    assert_eq!((retried.growth, parent(&retried)), (Growth::Retries, Some("req-2")));
+    assert_eq!(retried.position.thread, again.position.thread);
+}
+
 /// Twice the model gave the same reply after different thoughts, and the second broke off: the thought tells which reply
 /// it is.
 #[test]
@@ -445,7 +472,8 @@ fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
         turn("broken", |turn| turn.outcome = Outcome::UpstreamFailed),
     ];
     let of = |turns: &[&Arc<Turn>]| {
-        let found = prefer(turns.iter().copied(), &here).unwrap();
+        let is_complete = |turn: &Turn| turn.outcome == Outcome::Complete;
+        let found = prefer(turns.iter().copied(), &here, is_complete).unwrap();
         found.exchange.to_string()
     };
     for (at, other) in others.iter().enumerate() {
