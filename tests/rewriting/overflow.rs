@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
 use crate::pruned::history;
+use crate::refused::BOUND;
 
 const MODEL: &str = "claude-sonnet-4-5";
 const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"},"request_id":"req_1"}"#;
@@ -137,6 +138,76 @@ async fn room_that_is_refused_for_another_reason_is_not_made_again() {
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
     play.server.next_exchange().await;
+    assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string());
+}
+
+/// A conversation that does not fit, with a thought after its results.
+fn thoughtful() -> Vec<Value> {
+    let mut history = history(8);
+    let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "c2ln"});
+    history.push(message("assistant", json!([thought, {"type": "text", "text": "So."}])));
+    history.push(message("user", json!("And now?")));
+    history
+}
+
+/// A model turns out to bind its reasoning to the results that were cut to make room. The reasoning goes with them.
+#[tokio::test]
+async fn reasoning_that_is_bound_to_what_made_room_is_left_out_at_once() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let request = asks(MODEL, &thoughtful());
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    let with_room = call.message.text().to_owned();
+    assert!(cleared(&with_room) > 0 && with_room.contains("So far."), "{with_room}");
+    call.answer("400 Bad Request", BOUND).await;
+    let mut call = call.wire.request().await;
+    let sent = call.message.text().to_owned();
+    assert_eq!(cleared(&sent), cleared(&with_room));
+    assert!(!sent.contains("So far.") && sent.contains("So."), "{sent}");
+    call.answer("200 OK", &reply().to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    let exchange = play.server.next_exchange().await;
+    play.server.expect_no_exchange();
+    assert!(exchange.done.overflow.unwrap().saved);
+    let why = |change| exchange.done.steps.iter().find(|step| step.change == change).unwrap().why;
+    assert_eq!(why(Change::Cut), DecisionReason::Overflow);
+    assert_eq!(why(Change::Removed), DecisionReason::Bound);
+
+    // Both decisions stay, also after a restart.
+    let mut longer = thoughtful();
+    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    longer.push(message("user", json!("And then?")));
+    for restarts in [false, true] {
+        if restarts {
+            play.restarts().await;
+        }
+        let scene = play.asks(&asks(MODEL, &longer), &reply()).await;
+        let prefix = sent.rfind("]}").unwrap();
+        assert_eq!(scene.bytes[..prefix], sent[..prefix], "the prefix is what it was");
+    }
+}
+
+/// The form without the reasoning is refused as well: the client gets the first answer, and neither the cuts nor the
+/// removal is repeated.
+#[tokio::test]
+async fn room_that_is_refused_without_bound_reasoning_is_not_made_again() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let request = asks(MODEL, &thoughtful());
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    call.answer("400 Bad Request", BOUND).await;
+    let mut call = call.wire.request().await;
+    assert!(!call.message.text().contains("So far."));
+    let refused = r#"{"type":"error","error":{"message":"tool_result: no such thing"}}"#;
+    call.answer("400 Bad Request", refused).await;
+    assert_eq!(client.response().await.text(), TOO_LONG);
+    drop(call);
+    assert!(!play.server.next_exchange().await.done.overflow.unwrap().saved);
     assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string());
 }
 

@@ -1,8 +1,8 @@
 //! What is sent next, depending on the provider's response: all retries of a request, as a table.
 //!
-//! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it, as its
-//! client sent it, and in the form of the branch's last accepted request: each form at most once, repaired
-//! once for each refused thing ([`MOST_REPAIRS`]). If we changed anything, reasoning is repaired last,
+//! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it (and then
+//! without the reasoning bound to what was cut), as its client sent it, and in the form of the branch's last
+//! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we changed anything, reasoning is repaired last,
 //! because it may depend on our change. [`next`] returns the action and the finding;
 //! [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
 //! action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
@@ -20,6 +20,8 @@ pub enum RequestForm {
     Repaired(u8),
     /// With parts cut to make room.
     WithRoom,
+    /// The same, without the reasoning that its model binds to what was cut.
+    WithRoomUnbound,
     /// As its client sent it.
     Original,
     /// With the changes of the last accepted request of its branch, and no decisions of its own.
@@ -100,6 +102,9 @@ pub enum RetryState {
     },
     /// With room, because it did not fit. Holds the cause that allows sending the original, too.
     WithRoom(Option<RefusalCause>),
+    /// With room and without the reasoning that is bound to what was cut, because its model turned out to bind
+    /// it. Holds the cause that allows sending the original, too.
+    WithRoomUnbound(Option<RefusalCause>),
     /// The original, because the rewritten request was refused for `cause`.
     Original {
         /// The cause that the refusal named.
@@ -181,7 +186,9 @@ pub enum AttemptFinding {
         /// Whether the provider accepted it.
         saved: bool,
     },
-    /// The form with room was refused for another cause.
+    /// The form with room was refused because reasoning is bound to what was cut.
+    RoomBound,
+    /// The forms with room were refused, the last one for this cause.
     RoomRefused(RefusalCause),
     /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
     ChangeRefused(RefusalCause),
@@ -231,7 +238,9 @@ impl RetryState {
     pub fn may_answer(self, form: RequestForm) -> bool {
         match self {
             RetryState::Planned => false,
-            RetryState::WithRoom(_) => form == RequestForm::Planned,
+            RetryState::WithRoom(_) | RetryState::WithRoomUnbound(_) => {
+                form == RequestForm::Planned
+            }
             RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), .. } => {
                 form == RequestForm::Planned
             }
@@ -252,6 +261,7 @@ pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> R
         RetryState::Planned => facts.after_planned(verdict),
         RetryState::Repaired { otherwise, round } => facts.after_repair(otherwise, round, verdict),
         RetryState::WithRoom(first) => facts.after_room(first, verdict.unrepaired()),
+        RetryState::WithRoomUnbound(first) => facts.after_room_unbound(first, verdict.unrepaired()),
         RetryState::Original { cause, blamed } => facts.after_original(cause, blamed, verdict),
         RetryState::LastAccepted { cause, of_original, may_repair } => {
             after_last_accepted(cause, of_original, may_repair, verdict)
@@ -341,15 +351,29 @@ impl AttemptContext<'_> {
     /// What to do after `verdict` on the request with room; `first`: the cause named by the refusal for its
     /// size.
     fn after_room(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
-        let room_made = |saved| {
-            RetryStep::answer(RequestForm::WithRoom).finding(AttemptFinding::RoomMade { saved })
-        };
         match verdict {
-            Verdict::Accepted => room_made(true),
-            Verdict::Failed => room_made(false),
+            Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoom, true),
+            Verdict::Failed => RetryStep::room_made(RequestForm::WithRoom, false),
+            Verdict::Refused(RefusalCause::Bound) => {
+                RetryStep::send(RetryState::WithRoomUnbound(first))
+                    .finding(AttemptFinding::RoomBound)
+            }
             Verdict::Refused(cause) => {
                 self.without_room(first).finding(AttemptFinding::RoomRefused(cause))
             }
+            _ => self.without_room(first),
+        }
+    }
+
+    /// What to do after `verdict` on the request with room and without bound reasoning; `first`: the cause named
+    /// by the refusal for its size.
+    fn after_room_unbound(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
+        let refused = |cause| self.without_room(first).finding(AttemptFinding::RoomRefused(cause));
+        match verdict {
+            Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoomUnbound, true),
+            Verdict::Failed => RetryStep::room_made(RequestForm::WithRoomUnbound, false),
+            Verdict::Refused(cause) => refused(cause),
+            Verdict::Unavailable => refused(RefusalCause::Bound),
             _ => self.without_room(first),
         }
     }
@@ -447,6 +471,10 @@ impl RetryStep {
         Self { finding: None, then: NextAction::Answer(form) }
     }
 
+    fn room_made(form: RequestForm, saved: bool) -> Self {
+        Self::answer(form).finding(AttemptFinding::RoomMade { saved })
+    }
+
     fn finding(self, finding: AttemptFinding) -> Self {
         Self { finding: Some(finding), ..self }
     }
@@ -469,6 +497,9 @@ impl AttemptFinding {
             | AttemptFinding::Repaired { .. } => Consequence::default(),
             AttemptFinding::RepairRefused(retry) => {
                 Consequence { void: Some(RevocationScope::Repair(retry)), lesson: None }
+            }
+            AttemptFinding::RoomBound => {
+                Consequence { void: None, lesson: Some(Lesson::ReasoningBound) }
             }
             AttemptFinding::RoomRefused(cause) => Consequence {
                 void: Some(RevocationScope::Room(retry(cause))),

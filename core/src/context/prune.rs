@@ -6,7 +6,7 @@
 
 mod rescue;
 
-pub use rescue::{clear_for_room, room_goal, trim_for_room};
+pub use rescue::{clear_for_room, room_goal, trim_for_room, unbind_room};
 
 use foldhash::HashMap;
 
@@ -237,11 +237,8 @@ impl<'a> PruneCandidates<'a> {
     /// refuse it (`docs/protocols.md` 1.5). Reasoning that we put back is left out by itself, because its
     /// prefix no longer matches.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
-        let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.message);
-        let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
-        let parts = after.flat_map(|message| &message.parts);
-        let out = parts.filter_map(Part::removal_key);
-        out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
+        let first = self.old.last().filter(|_| request.is_bound());
+        first.map_or_else(Vec::new, |first| voided_from(request, first.at.message))
     }
 
     /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
@@ -458,6 +455,13 @@ fn is_users_picture(message: &Message, at: usize) -> bool {
     }
     let mut others = message.parts.iter().enumerate().filter(|(other, _)| *other != at);
     !others.any(|(_, it)| it.span.start <= part.span.start && part.span.end <= it.span.end)
+}
+
+/// The decisions to remove the client's reasoning from this message on, because it is bound to what changes there.
+fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
+    let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
+    let out = parts.filter_map(Part::removal_key);
+    out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
 }
 
 /// The first message that policy protects.

@@ -132,6 +132,7 @@ impl Retry<'_> {
                 RetryState::Planned => Verdict::Unavailable,
                 RetryState::Repaired { round, .. } => self.send_repaired(round, &mut answers).await,
                 RetryState::WithRoom(_) => self.send_with_room(&mut answers).await,
+                RetryState::WithRoomUnbound(_) => self.send_with_room_unbound(&mut answers).await,
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
@@ -295,11 +296,30 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
+        self.send_room(RequestForm::WithRoom, room, answers).await
+    }
+
+    /// Sends the request with room once more, without the reasoning that is bound to what was cut.
+    async fn send_with_room_unbound(&mut self, answers: &mut RetryHistory) -> Verdict {
+        let (Some(pending), Some(room)) = (&mut self.pending, &answers.room) else {
+            return Verdict::Unavailable;
+        };
+        let room = pending.unbind_room(room, self.recorder).await;
+        self.send_room(RequestForm::WithRoomUnbound, room, answers).await
+    }
+
+    /// Sends a form with room; `None` if there is none.
+    async fn send_room(
+        &mut self,
+        form: RequestForm,
+        room: Option<RevisedRequest>,
+        answers: &mut RetryHistory,
+    ) -> Verdict {
         let Some((response, room)) = self.send_revised(room).await else {
             return Verdict::Unavailable;
         };
         answers.room = Some(room);
-        let (form, status) = (RequestForm::WithRoom, response.status());
+        let status = response.status();
         if status == StatusCode::OK {
             return self.judge_accepted(form, response, answers).await;
         }
@@ -420,7 +440,8 @@ impl Retry<'_> {
         }
         let room = answers.room.as_ref();
         let fact = consequence.void.and_then(|scope| self.revocation(scope, revoked, room));
-        let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
+        let is_of_room =
+            matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
         let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
         learned.store_in_time(&self.recorder.proxy, &self.info).await;

@@ -3,6 +3,7 @@
 //! Cuts come first, then a summary, then trims. If any of them panics, it is left out, and the others still count.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -45,6 +46,20 @@ impl PendingExchange {
             is_made |= self.compact_now(&mut planned, overflows, head, recorder).await;
         }
         is_made.then(|| RevisedRequest::new(&prepared, planned))
+    }
+
+    /// The request with room, without the reasoning that is bound to what was cut: its model turned out to bind
+    /// it. `None` if there is no such reasoning.
+    pub(super) async fn unbind_room(
+        &mut self,
+        room: &RevisedRequest,
+        recorder: &ExchangeRecorder,
+    ) -> Option<RevisedRequest> {
+        Arc::make_mut(&mut self.prepared).set_bound();
+        let (prepared, proxy) = (self.prepared.clone(), recorder.proxy.clone());
+        let unbinding = room.planned.without_bound_reasoning(&proxy, &prepared, &self.opened);
+        let planned = AssertUnwindSafe(unbinding).catch_unwind().await.ok().flatten()?;
+        Some(RevisedRequest::new(&prepared, planned))
     }
 
     /// Compacts the request now, if that is possible in the time that is left; returns whether it was

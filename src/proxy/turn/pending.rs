@@ -427,7 +427,7 @@ pub(crate) struct RevisedRequest {
     plain: Bytes,
     /// The beta that the head has to list.
     beta: Option<&'static str>,
-    pub(super) planned: PlannedRequest,
+    pub(crate) planned: PlannedRequest,
 }
 
 impl RevisedRequest {

@@ -56,6 +56,8 @@ const REASONING: RefusalKind =
     RefusalKind { cause: Some(SIGNATURE), overflows: false, is_of_reasoning: true };
 const ROOM: RetryState = RetryState::WithRoom(None);
 const ROOM_OR_ORIGINAL: RetryState = RetryState::WithRoom(Some(OVERFLOW));
+const UNBOUND: RetryState = RetryState::WithRoomUnbound(None);
+const UNBOUND_OR_ORIGINAL: RetryState = RetryState::WithRoomUnbound(Some(OVERFLOW));
 
 const fn repaired(first: RefusalKind, round: u8) -> RetryState {
     RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), round }
@@ -145,7 +147,15 @@ const ROWS: &[Row] = &[
     ("no room can be made",                     PLAIN, ROOM, V::Unavailable, Answer(Planned), None),
     ("it does not fit with room either",        REWRITTEN, ROOM_OR_ORIGINAL, V::DoesNotFit(None), Answer(Planned), None),
     ("an error in place of a reply, again",     REWRITTEN, ROOM_OR_ORIGINAL, V::OverflowInReply, Answer(Planned), None),
-    ("what made room is refused",               REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Answer(Planned), Some(RoomRefused(BOUND))),
+    ("what made room is refused",               REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
+    ("reasoning is bound to what was cut",      REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Send(UNBOUND_OR_ORIGINAL), Some(RoomBound)),
+    ("the same, in an unchanged request",       PLAIN, ROOM, V::Refused(BOUND), Send(UNBOUND), Some(RoomBound)),
+    ("room without that reasoning helped",      REWRITTEN, UNBOUND, V::Accepted, Answer(WithRoomUnbound), Some(RoomMade { saved: true })),
+    ("a limit",                                 REWRITTEN, UNBOUND, V::Failed, Answer(WithRoomUnbound), Some(RoomMade { saved: false })),
+    ("it is refused, too",                      REWRITTEN, UNBOUND, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
+    ("there is no such reasoning",              REWRITTEN, UNBOUND, V::Unavailable, Answer(Planned), Some(RoomRefused(BOUND))),
+    ("it does not fit without it either",       REWRITTEN, UNBOUND, UNFIT, Answer(Planned), None),
+    ("the original may fit",                    REASONING_BACK, UNBOUND_OR_ORIGINAL, V::Refused(STRUCTURE), Send(too_large(OVERFLOW)), Some(RoomRefused(STRUCTURE))),
     ("reasoning put back may be too much",      REASONING_BACK, ROOM_OR_ORIGINAL, V::Unavailable, Send(too_large(OVERFLOW)), None),
     ("the same, and the status blames nobody",  REASONING_BACK, ROOM, V::Unavailable, Answer(Planned), None),
 
@@ -188,6 +198,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (Some(RoomMade { saved: true }),                     REWRITTEN, None, None),
     (Some(AttemptFinding::Repaired { accepted: true }),         REWRITTEN, None, None),
     (Some(RepairRefused(RevocationRetry::Never)),        REWRITTEN, Some(RevocationScope::Repair(RevocationRetry::Never)), None),
+    (Some(RoomBound),                                    REWRITTEN, None, Some(Lesson::ReasoningBound)),
     (Some(RoomRefused(BOUND)),                           REWRITTEN, Some(RevocationScope::Room(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
     (Some(RoomRefused(STRUCTURE)),                       REWRITTEN, Some(RevocationScope::Room(RevocationRetry::Cold)), None),
     (Some(ChangeRefused(BOUND)),                         REWRITTEN, Some(RevocationScope::InBranch), Some(Lesson::ReasoningBound)),
@@ -243,15 +254,18 @@ fn every_path_ends_with_an_answer_that_is_held() {
 #[test]
 fn no_answer_is_held_that_cannot_be_the_last_word() {
     let held = |state: RetryState| {
-        [Planned, WithRoom, Original, LastAccepted].map(|it| state.may_answer(it))
+        [Planned, WithRoom, WithRoomUnbound, Original, LastAccepted].map(|it| state.may_answer(it))
     };
-    assert_eq!(held(PLANNED), [false; 4]);
-    assert_eq!(held(ROOM), [true, false, false, false]);
-    assert_eq!(held(original(BOUND)), [false; 4]);
-    assert_eq!(held(too_large(OVERFLOW)), [true, false, false, false]);
-    assert_eq!(held(last(BOUND, SIGNATURE)), [false, false, true, false]);
-    assert_eq!(held(repaired(FIRST, 1)), [true, false, false, false]);
-    assert_eq!(held(repaired_last(1)), [false, false, true, false]);
+    const PLANNED_ONLY: [bool; 5] = [true, false, false, false, false];
+    const ORIGINAL_ONLY: [bool; 5] = [false, false, false, true, false];
+    assert_eq!(held(PLANNED), [false; 5]);
+    assert_eq!(held(ROOM), PLANNED_ONLY);
+    assert_eq!(held(UNBOUND), PLANNED_ONLY);
+    assert_eq!(held(original(BOUND)), [false; 5]);
+    assert_eq!(held(too_large(OVERFLOW)), PLANNED_ONLY);
+    assert_eq!(held(last(BOUND, SIGNATURE)), ORIGINAL_ONLY);
+    assert_eq!(held(repaired(FIRST, 1)), PLANNED_ONLY);
+    assert_eq!(held(repaired_last(1)), ORIGINAL_ONLY);
 }
 
 fn walk(
@@ -264,6 +278,7 @@ fn walk(
         RetryState::Planned => RequestForm::Planned,
         RetryState::Repaired { round, .. } => RequestForm::Repaired(round),
         RetryState::WithRoom(_) => RequestForm::WithRoom,
+        RetryState::WithRoomUnbound(_) => RequestForm::WithRoomUnbound,
         RetryState::Original { .. } => RequestForm::Original,
         RetryState::LastAccepted { .. } => RequestForm::LastAccepted,
     };

@@ -378,6 +378,26 @@ impl RecordedDecisions {
         }
     }
 
+    /// Whether a decision about the same reasoning is recorded.
+    pub(in crate::context) fn has_decided(&self, fact: &Fact) -> bool {
+        let Fact::ReasoningDecision(decision) = fact else { return false };
+        self.reasoning_decisions.contains_key(&decision.about.0)
+    }
+
+    /// The message of the first cut or summary that this request decided itself; `None` if there is none.
+    pub(in crate::context) fn first_own_change(&self) -> Option<usize> {
+        let is_own = |about: u128, by: &ExchangeId| {
+            self.decision(about, by, &self.exchange) == Decision::New
+        };
+        // Reasoning stays valid behind a summary that carries what the provider read.
+        let summary = self.compact().filter(|(_, one)| one.carries.is_none());
+        let summary = summary.filter(|(_, one)| is_own(one.address().0, &one.exchange));
+        let mut cuts = self.cuts_here();
+        let cut = cuts.find(|(_, _, cut)| is_own(cut.about.0, &cut.exchange));
+        // A summary stands before every cut.
+        summary.map(|(from, _)| from).or(cut.map(|(at, ..)| at.message))
+    }
+
     /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
     /// their unchanged form, and no reasoning comes after them.
     pub fn takes_births(&mut self, of: &Self, exchange: &ExchangeId) {

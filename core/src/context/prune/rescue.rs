@@ -4,7 +4,7 @@
 //! The gates are about cost; here the alternative is a refused request. What policy keeps by name stays; what
 //! it protects as new is protected less. Pure; proposes facts, like its parent module.
 
-use super::{CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
+use super::{CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST, voided_from};
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::{Policy, PrunePolicy};
 use crate::context::{Fact, repair};
@@ -80,6 +80,16 @@ pub fn trim_for_room(
         (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))
     });
     cuts.collect()
+}
+
+/// The decisions to remove the client's reasoning after the first of this request's own changes that made room,
+/// because its model turned out to bind reasoning to what was there. What we put back after it is left out by
+/// itself.
+pub fn unbind_room(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
+    let Some(first) = known.first_own_change() else { return Vec::new() };
+    let mut out = voided_from(request, first);
+    out.retain(|fact| known.may_decide(fact) && !known.has_decided(fact));
+    out
 }
 
 /// Whether its history is here and may be cut.

@@ -68,6 +68,29 @@ impl PlannedRequest {
         })
     }
 
+    /// The same request, with the room that was made in it, without the reasoning that is bound to what was cut.
+    /// `None` if there is none, or it could not be saved. `prepared`: for a model that binds.
+    pub(crate) async fn without_bound_reasoning(
+        &self,
+        proxy: &Proxy,
+        prepared: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
+    ) -> Option<Self> {
+        let size = prepared.body.len();
+        let new = {
+            let (prepared, known) = (prepared.clone(), self.known.clone());
+            let unbinding = move || prune::unbind_room(&prepared.request(), &known);
+            off_thread(size, unbinding).await.ok()?
+        };
+        let saved = match new.is_empty() {
+            true => new,
+            false => save(proxy, opened, new, self.known.suspended).await.ok()?,
+        };
+        let mut planned = self.clone();
+        let is_planned = planned.add_saved(prepared, saved).await;
+        (is_planned && planned.edits != self.edits).then_some(planned)
+    }
+
     /// Whether it has more than `goal` tokens, and no more with a summary in place of its beginning.
     pub(crate) async fn fits_with_summary(
         &self,
