@@ -273,6 +273,23 @@ fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
     assert_eq!(retried.position.thread, again.position.thread);
 }
 
+/// A reply broke off, and a call beside the conversation has its request, under instructions of its own: the reply
+/// before it proves what it continues. Without a reply, other instructions make another conversation.
+#[test]
+fn a_side_call_after_a_broken_reply_continues_its_request() {
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let asks = [user("one"), model("1"), user("two")].join(",");
+    play.send(&body(&asks, "You are calm.", ""), "", Outcome::UpstreamFailed, None);
+    let side = body(&[asks, user("suggest")].join(","), "You suggest.", "");
+    let side = play.send(&side, &words("x"), Outcome::Complete, None);
+    assert_eq!(parent(&side), Some("req-2"));
+    let mut play = Play::default();
+    play.send(&body(&user("one"), "You are calm.", ""), "", Outcome::UpstreamFailed, None);
+    let side = body(&[user("one"), user("suggest")].join(","), "You suggest.", "");
+    assert_eq!(parent(&play.send(&side, &words("x"), Outcome::Complete, None)), None);
+}
+
 /// Twice the model gave the same reply after different thoughts, and the second broke off: the thought tells which reply
 /// it is.
 #[test]
