@@ -303,6 +303,41 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     assert!(view.contains("Overflow: the provider read far less than was sent"), "{view}");
 }
 
+/// In `observe` and `shadow` nothing new is cut. If a request does not fit with the reasoning that was put back before,
+/// and is refused without it, its client hears that it does not fit, and can make room.
+#[tokio::test]
+async fn observe_makes_no_room_for_what_was_put_back() {
+    for mode in ["observe", "shadow"] {
+        let mut play = Play::of("/v1/messages", cuts_alone()).await;
+        let mut talk = vec![message("user", json!("Look."))];
+        let thinking = json!({"type": "thinking", "thinking": "Let me look.", "signature": "c2ln"});
+        for id in ["toolu_01AbCdEfGh12", "toolu_01AbCdEfGh34"] {
+            let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
+            let reply = answers("m1", MODEL, json!([thinking, call]));
+            play.asks(&asks(MODEL, &talk), &reply).await;
+            talk.push(message("assistant", json!([call])));
+            let result = json!({"type": "tool_result", "tool_use_id": id, "content": "Deep."});
+            talk.push(message("user", json!([result])));
+        }
+        play.headers = format!("x-plimsoll-mode: {mode}\r\n");
+        let request = asks(MODEL, &talk);
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        let back = call.message.text().matches("Let me look.").count();
+        assert_eq!(back, 1, "{mode}: what was put back before, and nothing else");
+        call.answer("400 Bad Request", TOO_LONG).await;
+        let mut call = call.wire.request().await;
+        assert_eq!(call.message.text(), request.to_string());
+        call.answer("400 Bad Request", BOUND).await;
+        let answer = client.response().await;
+        assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
+        drop(call);
+        let exchange = play.server.next_exchange().await;
+        play.server.expect_no_exchange();
+        assert_eq!(exchange.done.overflow.map(|overflow| overflow.saved), Some(false));
+    }
+}
+
 /// With its reasoning put back it does not fit, and without it is refused: a client can make room, and cannot
 /// bring back what it does not have.
 #[tokio::test]

@@ -128,10 +128,20 @@ impl Play {
             return Err(format!("{status} for a request that is fine"));
         }
         // Its reasoning stands where the client got it, and is bound to what was sent in place of that.
-        // What outgrew its window by itself is no matter of that.
+        // What outgrew its window by itself is no matter of that. Nor is what outgrew it with reasoning put back,
+        // where the client asks for a mode in which nothing new is cut: it hears that it does not fit.
+        let does_not_fit = |verdict: &RequestVerdict| matches!(verdict, RequestVerdict::Refused(refusal) if refusal.rule == Rule::Overflow);
+        let is_full = checked.mode.is_some()
+            && exchange.done.overflow.is_some()
+            && exchange.done.made.put_back > 0
+            && does_not_fit(&first.verdict);
         let is_bound =
             original.given_rewrites.as_ref().is_err_and(|it| it.rule == Rule::BoundElsewhere);
-        if status >= 400 && is_bound && original.unrewritten.as_ref().is_some_and(Result::is_ok) {
+        if status >= 400
+            && is_bound
+            && !is_full
+            && original.unrewritten.as_ref().is_some_and(Result::is_ok)
+        {
             return Err(format!("an earlier rewrite led to a refusal:\n{}", checked.body));
         }
         Ok(())
