@@ -288,6 +288,14 @@ fn a_side_call_after_a_broken_reply_continues_its_request() {
     play.send(&body(&user("one"), "You are calm.", ""), "", Outcome::UpstreamFailed, None);
     let side = body(&[user("one"), user("suggest")].join(","), "You suggest.", "");
     assert_eq!(parent(&play.send(&side, &words("x"), Outcome::Complete, None)), None);
+    // The turn before had no reply either, so nothing proves it.
+    let mut play = Play::default();
+    let asks = [user("one"), user("two")].join(",");
+    for messages in [user("one"), asks.clone()] {
+        play.send(&body(&messages, "You are calm.", ""), "", Outcome::UpstreamFailed, None);
+    }
+    let side = body(&[asks, user("suggest")].join(","), "You suggest.", "");
+    assert_eq!(parent(&play.send(&side, &words("x"), Outcome::Complete, None)), None);
 }
 
 /// Twice the model gave the same reply after different thoughts, and the second broke off: the thought tells which reply
