@@ -6,7 +6,8 @@
 //! in `play/checks.rs`.
 //! A hostile tenant of the same proxy changes nothing of that, and hears nothing.
 //! `make harmless N=20000` plays that many conversations, and as many under presets; `FROM=5000` begins with that seed;
-//! `PLIMSOLL_HARMLESS_SEED` plays one alone, with `PLIMSOLL_HARMLESS_BODIES=1` it shows what the client and we sent.
+//! `PLIMSOLL_HARMLESS_SEED` plays one alone, with `PLIMSOLL_HARMLESS_BODIES=1` it shows what the client and
+//! we sent, and the answer.
 //! `PLIMSOLL_PRESET_SEED` is the same for a conversation under a preset.
 
 #![allow(

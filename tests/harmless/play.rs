@@ -388,6 +388,9 @@ impl Play {
         self.count(&exchange, mode);
         if self.verbose {
             show(response.0, mode, &body, &exchange, &log);
+            if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
+                println!("  answer {}", response.1.replace('\n', " "));
+            }
         }
         let status = response.0;
         let checked = CheckedExchange {

@@ -129,6 +129,43 @@ async fn each_branch_gets_the_reasoning_of_its_own_reply() {
     }
 }
 
+/// The same with Gemini's signatures, which stand on the calls themselves and not in blocks of their own.
+#[tokio::test]
+async fn each_branch_gets_the_signatures_of_its_own_reply() {
+    let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
+    let question = json!({"role": "user", "parts": [{"text": "Look."}]});
+    let call = json!({"functionCall": {"name": "Read", "args": {"path": "log"}}});
+    let signed = |signature: &str| {
+        let mut signed = call.clone();
+        signed["thoughtSignature"] = json!(signature);
+        signed
+    };
+    let reply = |id: &str, parts: Value| {
+        json!({"responseId": id, "modelVersion": "gemini-3-pro",
+            "candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}],
+            "usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 1, "totalTokenCount": 10}})
+    };
+    let body = |contents: &[Value]| json!({"contents": contents});
+    let mut branches = Vec::new();
+    for (signature, result) in [("c2lnbmF0dXJlMQ==", "Deep."), ("c2lnbmF0dXJlMg==", "Shallow.")] {
+        let mut history = vec![question.clone()];
+        play.asks(&body(&history), &reply(result, json!([signed(signature)]))).await;
+        let result = json!({"functionResponse": {"name": "Read", "response": {"output": result}}});
+        history.push(json!({"role": "model", "parts": [call]}));
+        history.push(json!({"role": "user", "parts": [result]}));
+        let scene = play.asks(&body(&history), &reply("next", json!([{"text": "So."}]))).await;
+        assert_eq!(scene.sent["contents"][1]["parts"], json!([signed(signature)]));
+        branches.push((signature, history));
+    }
+    play.restarts().await;
+    for (signature, mut history) in branches {
+        history.push(json!({"role": "model", "parts": [{"text": "So."}]}));
+        history.push(json!({"role": "user", "parts": [{"text": "And now?"}]}));
+        let scene = play.asks(&body(&history), &reply("end", json!([{"text": "Well."}]))).await;
+        assert_eq!(scene.sent["contents"][1]["parts"], json!([signed(signature)]));
+    }
+}
+
 /// In `shadow` nothing new is put back, also where the model said the same in another branch.
 #[tokio::test]
 async fn shadow_puts_back_no_reasoning_for_the_first_time() {

@@ -17,8 +17,8 @@ use super::repair::RepairDecision;
 use super::signature::signature_key;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
-    Outcome, QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart,
-    Suspension, ThreadId, Turn,
+    Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, Revocation, Sketch,
+    SketchPart, Suspension, ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -34,7 +34,7 @@ pub struct Ledger {
     /// Turns that a later turn continues.
     grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
-    /// Signed reasoning of later replies with the same parts, to a repeated request.
+    /// Signed reasoning, and signatures, of later replies with the same parts to a repeated request.
     repeated_reasoning: HashMap<Chain, Vec<Arc<ReasoningRecord>>>,
     /// The same, and that of replies to a repeated request, by the keys of its signed pieces.
     by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
@@ -177,8 +177,9 @@ impl Ledger {
         let signatures: Vec<_> =
             reasoning.blocks.iter().filter_map(|it| signature_key(&it.raw)).collect();
         let first = self.reasoning.get(&reasoning.after);
-        let mut known = signatures.iter().filter_map(|key| self.by_signature.get(key)).chain(first);
-        if known.any(|known| known.key() == reasoning.key()) {
+        let later = self.repeated_reasoning(reasoning.after);
+        let known = signatures.iter().filter_map(|key| self.by_signature.get(key));
+        if known.chain(first).chain(later).any(|known| known.key() == reasoning.key()) {
             return;
         }
         let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
@@ -196,19 +197,20 @@ impl Ledger {
             (known.at, known.key()) <= (reasoning.at, reasoning.key())
         };
         let after = reasoning.after;
+        let is_signed = |it: &ReasoningRecord| {
+            let is_signed_block = |it: &ReasoningBlock| signature_key(&it.raw).is_some();
+            !it.signatures.is_empty() || it.blocks.iter().any(is_signed_block)
+        };
         let later = if self.reasoning.get(&after).is_none_or(|known| !is_first(known)) {
             reasoning.anchor_keys.iter().for_each(|key| self.add_anchor_key(*key, &reasoning));
             self.reasoning.insert(after, reasoning.clone())
-        } else if signatures.is_empty() {
+        } else if !is_signed(&reasoning) {
             return;
         } else {
             Some(reasoning.clone())
         };
         self.bytes += bytes;
         self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
-        let is_signed = |it: &ReasoningRecord| {
-            it.blocks.iter().any(|block| signature_key(&block.raw).is_some())
-        };
         let later = later.filter(|it| is_signed(it));
         later.into_iter().for_each(|it| self.repeated_reasoning.entry(after).or_default().push(it));
     }
@@ -593,7 +595,6 @@ mod memory;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::ReasoningBlock;
     use crate::context::reasoning::Signature;
 
     /// Gemini signs the last piece of a reply's text; a client sends the text back as one.
