@@ -11,7 +11,7 @@ use plimsoll::tokens::bpe;
 use plimsoll::tokens::classic::SentContent;
 use serde_json::{Value, json};
 
-use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
+use crate::play::{MARK, Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -196,6 +196,47 @@ async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     }
     let edited = play.turn(62).await;
     assert!(!is_compacted(&edited));
+}
+
+/// A summary was written for a question beside the conversation, so the model's boundary stands between it and the
+/// user's message. In the conversation itself the model's reply follows: there it has no boundary.
+#[tokio::test]
+async fn a_summary_has_no_boundary_before_a_reply_of_the_model() {
+    let mut policy = policy();
+    policy.compact.keep_messages = 1;
+    let mut play = Play::of(policy).await;
+    let question = loop {
+        play.says(play.history.len() / 2, 120);
+        play.history.push(json!({"role": "user", "content": "And beside this?"}));
+        let client = play.asks().await;
+        play.history.pop();
+        if tokens(&play.answered(client).await) > MARK {
+            break play.summary().await;
+        }
+    };
+    writes(question, SUMMARY).await;
+    play.is_written(1).await;
+    let roles = |scene: &Scene| -> Vec<String> {
+        let messages = scene.sent["messages"].as_array().unwrap().iter();
+        messages.map(|message| message["role"].as_str().unwrap().to_owned()).collect()
+    };
+    let compacted = loop {
+        let scene = play.turn(play.history.len() / 2).await;
+        if is_compacted(&scene) {
+            break scene;
+        }
+    };
+    let kept = roles(&compacted).len() - 1;
+    let history = &play.history[..play.history.len() - 1];
+    assert_eq!(
+        compacted.sent["messages"].as_array().unwrap()[1..],
+        history[history.len() - kept..]
+    );
+    assert!(roles(&compacted).windows(2).all(|two| two[0] != two[1]), "{}", compacted.bytes);
+    // That form stays.
+    play.restarts().await;
+    let next = play.turn(play.history.len() / 2).await;
+    assert!(next.bytes.starts_with(prefix(&compacted)), "{}", next.bytes);
 }
 
 #[tokio::test]

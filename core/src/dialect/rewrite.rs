@@ -21,7 +21,7 @@ mod ranges;
 
 pub(crate) use blocks::ReasoningInsert;
 pub(super) use compact::message;
-pub use compact::{compact, continued, end_before};
+pub use compact::{compact, continued, end_before, without_boundary};
 pub use display::show_thinking;
 pub use inject::inject;
 #[cfg(any(test, fuzzing))]

@@ -4,14 +4,14 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::policy::{EchoRule, Mode};
+use crate::context::policy::{EchoRule, Mode, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
     ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
     reasoning,
 };
-use crate::dialect::{Dialect, PartIndex, Span};
+use crate::dialect::{Dialect, PartIndex, Span, rewrite};
 use crate::wire::splice::splice;
 
 const FREE: &str = "claude-opus-4-6";
@@ -802,4 +802,26 @@ fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
     };
     assert_eq!(left(BOUND, &[3], strip), 1, "policy takes it out");
     assert_eq!(left(BOUND, &[3], |it| it.name = "another"), 1, "it is another model's");
+}
+
+/// A summary that ends with a boundary of the model is sent without it before a message of the model. One that the
+/// provider wrote is sent as it was written.
+#[test]
+fn a_summary_alternates_with_what_follows() {
+    let of = |letters: &str, by: SummaryAuthor| {
+        let mut scene = SessionFixture::of("claude-opus-4-6", &messages(letters));
+        let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", Some("Go on."));
+        let written = CompactionRecord { raw: raw.into(), by, ..scene.summary(1) };
+        scene.ledger.add(Fact::Summary(Box::new(written.clone())));
+        let mut known = scene.known();
+        let offered = known.summaries[0].1.raw.clone();
+        known.add([Fact::Compact(Box::new(written.clone()))]);
+        scene.ledger.add(Fact::Compact(Box::new(written)));
+        let (now, later) = (known.compact().unwrap().1, scene.known());
+        assert_eq!((&now.raw, &later.compact().unwrap().1.raw), (&offered, &offered));
+        offered.contains("Go on.")
+    };
+    use SummaryAuthor::{Provider, Summary};
+    assert!(!of("uau", Summary));
+    assert!(of("uuau", Summary) && of("uau", Provider));
 }

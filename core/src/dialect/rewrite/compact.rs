@@ -4,7 +4,11 @@
 //! Everything after the cut stays byte for byte, and so does what is between the messages without being a
 //! message (tools that are items of a Responses history).
 
+use std::borrow::Cow;
+
+use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use super::beside::{self, Removal, edit, literal};
 use crate::dialect::{Conversation, Dialect, Span};
@@ -20,6 +24,20 @@ pub fn continued(dialect: Dialect, text: &str, boundary: Option<&str>) -> String
         messages.push_str(&message(dialect, role, boundary));
     }
     messages
+}
+
+/// The same messages without a boundary of the model at their end; `None` if they have none.
+pub fn without_boundary(raw: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Author<'r> {
+        role: Cow<'r, str>,
+    }
+    let list = format!("[{raw}]");
+    let messages: Vec<&RawValue> = serde_json::from_str(&list).ok()?;
+    let (last, before) = messages.split_last().filter(|(_, before)| !before.is_empty())?;
+    let Author { role } = serde_json::from_str(last.get()).ok()?;
+    let before: Vec<&str> = before.iter().map(|message| message.get()).collect();
+    matches!(&*role, "assistant" | "model").then(|| before.join(","))
 }
 
 /// A message with a plain text.
@@ -140,6 +158,24 @@ mod tests {
         assert_eq!(slices.concat(), br#"{"messages":[{"role":"user","content":"a"}]}"#);
         assert_eq!(end_before(&read, body, 0), None);
         assert_eq!(end_before(&read, body, 2), Some(Vec::new()));
+    }
+
+    #[test]
+    fn only_the_models_boundary_is_taken_off() {
+        let dialects =
+            [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
+        for dialect in dialects {
+            let plain = continued(dialect, "They spoke.", None);
+            let with_boundary = continued(dialect, "They spoke.", Some("Go on, \"now\"."));
+            assert_eq!(without_boundary(&with_boundary).as_deref(), Some(&*plain), "{dialect:?}");
+            assert_eq!(without_boundary(&plain), None, "{dialect:?}");
+            let twice = format!("{plain},{plain}");
+            assert_eq!(without_boundary(&twice), None, "{dialect:?}: the user's message is none");
+        }
+        let alone = message(Dialect::Anthropic, "assistant", "Go on.");
+        for raw in [&alone, "", "{", r#"{"a":1},{"b":2}"#, r#"{"role":"user"},1"#] {
+            assert_eq!(without_boundary(raw), None, "{raw}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::{Dialect, HttpResponse, Operation, ReceivedRequest, StrictProvider};
+use super::{Dialect, HttpResponse, Operation, ReceivedRequest, State, StrictProvider};
 use crate::dialect::{Event, anthropic, gemini, openai_chat, openai_responses};
 use crate::provider::{Body, event_stream, full_body, json_response};
 
@@ -87,16 +87,23 @@ async fn respond(
     let Some(request) = request else {
         return Ok(error_response(StatusCode::NOT_FOUND, "no such path here"));
     };
-    let response = provider.respond(&request);
-    let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
-    let cut_after = if streams { provider.state().cut_after.take() } else { None };
-    if let Some(after) = cut_after.filter(|_| request.dialect != Dialect::Gemini) {
-        let events = events(&request, &response.body);
-        let delivered =
-            events.iter().take(after).filter(|event| carries_signature(&request, event)).count();
-        provider.state().store.truncate_last_reply(delivered);
-    }
+    let (response, cut_after) = respond_once(&request, &mut provider.state());
     Ok(http_response(&request, &response, cut_after))
+}
+
+/// The response, and after how many events its stream is cut. The state stays locked meanwhile: another reply would
+/// be the last one then.
+fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, Option<usize>) {
+    let response = state.respond(request);
+    let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
+    let cut_after = if streams { state.cut_after.take() } else { None };
+    if let Some(after) = cut_after.filter(|_| request.dialect != Dialect::Gemini) {
+        let events = events(request, &response.body);
+        let delivered =
+            events.iter().take(after).filter(|event| carries_signature(request, event)).count();
+        state.store.truncate_last_reply(delivered);
+    }
+    (response, cut_after)
 }
 
 /// Whether an event delivers a signature. Gemini's come with any part, and are not distinguished.

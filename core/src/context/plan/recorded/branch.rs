@@ -68,7 +68,8 @@ impl<'l> Branch<'l> {
         Self { ledger, exchange: &placed.exchange, parent, sent, covers, line, keys }
     }
 
-    fn has_sent(&self, key: PartKey) -> bool {
+    /// Whether it has sent a part with this key.
+    pub(super) fn has_sent(&self, key: PartKey) -> bool {
         let keys = || self.sent.iter().flatten().map(|part| part.key).collect();
         self.keys.get_or_init(keys).contains(&key)
     }

@@ -10,7 +10,9 @@ use foldhash::HashMap;
 use super::RecordedDecisions;
 use super::branch::Branch;
 use crate::context::ledger::{self, Ledger};
+use crate::context::policy::SummaryAuthor;
 use crate::context::{CompactionRecord, ForwardedHistory};
+use crate::dialect::rewrite;
 use crate::dialect::{Chain, Conversation, PartKey, PartKind, Role, Span};
 
 /// How many keyed parts before a cut are stored to find it again.
@@ -55,9 +57,13 @@ impl RecordedDecisions {
         let chains: HashMap<Chain, usize> = chains.collect();
         let model = conversation.model.as_deref();
         let suits = |one: &&Arc<CompactionRecord>| one.is_for(model);
-        let placed = |one: &Arc<CompactionRecord>| Some((self.cut_of(&chains, one)?, one.clone()));
+        let placed = |one: &Arc<CompactionRecord>| {
+            let cut = self.cut_of(&chains, one)?;
+            let is_sent = branch.has_sent(one.key());
+            Some((cut, if is_sent { one.clone() } else { self.alternating(cut, one.clone()) }))
+        };
         let used = ledger.compacts_holding(shadow, self.suspended).filter(suits);
-        let used = used.filter(|one| branch.has_compact(one)).filter_map(placed);
+        let used = used.filter_map(placed).filter(|(_, one)| branch.has_compact(one));
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
         let written =
             ledger.summaries_holding(shadow, self.suspended).filter(suits).filter_map(placed);
@@ -65,6 +71,23 @@ impl RecordedDecisions {
         self.compact = used;
         let kept = self.kept_from();
         self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
+    }
+
+    /// A summary in the form in which it is sent before the message at `cut`. It may have been written in another
+    /// branch, where the user's message follows, and end with a boundary of the model. Before a message of the model
+    /// it has none: two of them in a row would be one, and its reasoning would no longer come first.
+    fn alternating(&self, cut: usize, one: Arc<CompactionRecord>) -> Arc<CompactionRecord> {
+        let next = self.keyed_parts.iter().find(|keyed| keyed.at.message >= cut);
+        let is_models = next.is_some_and(|keyed| keyed.role == Role::Assistant);
+        if one.by == SummaryAuthor::Provider || !is_models {
+            return one;
+        }
+        match rewrite::without_boundary(&one.raw) {
+            Some(raw) => {
+                Arc::new(CompactionRecord { raw: raw.into(), ..CompactionRecord::clone(&one) })
+            }
+            None => one,
+        }
     }
 
     /// The summary in use, with the index of the first message that stays.
@@ -92,7 +115,7 @@ impl RecordedDecisions {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
             self.takes_over(compact.address().0, &compact.exchange);
-            self.compact = Some((cut, Arc::new(compact)));
+            self.compact = Some((cut, self.alternating(cut, Arc::new(compact))));
             self.summaries.retain(|(other, _)| *other > cut);
             self.only_kept();
         }
