@@ -33,6 +33,8 @@ pub struct Counts {
     pub passive: u64,
     /// Refusals with an impossible token count.
     pub implausible_overflows: u64,
+    /// Requests that did not fit with reasoning put back, and in which no room could be made.
+    pub without_room: u64,
     /// Moves of the hostile tenant.
     pub hostile_moves: u64,
     /// The rules that clients broke by themselves, with how often.
@@ -59,6 +61,7 @@ impl Counts {
         self.compacted_conversations += other.compacted_conversations;
         self.recovered_overflows += other.recovered_overflows;
         self.passive += other.passive;
+        self.without_room += other.without_room;
         self.implausible_overflows += other.implausible_overflows;
         self.hostile_moves += other.hostile_moves;
         for (rule, count) in &other.broken_rules {
@@ -72,7 +75,7 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
-             reasoning taken out, {} compacted in {} conversations; {} overflows mended; {} times \
+             reasoning taken out, {} compacted in {} conversations; {} overflows mended, {} without room for reasoning that was put back; {} times \
              sent as before; {} at the same time as another; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} in shadow or observe; {} wild refusals; {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
@@ -84,6 +87,7 @@ impl fmt::Display for Counts {
             self.compacted,
             self.compacted_conversations,
             self.recovered_overflows,
+            self.without_room,
             self.revoked,
             self.siblings,
             self.broken_streams,

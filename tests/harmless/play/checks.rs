@@ -94,7 +94,7 @@ impl Play {
     }
 
     /// No refusal that the untouched request would not have had.
-    fn check_no_new_refusal(&self, checked: &CheckedExchange<'_>) -> Result<(), String> {
+    fn check_no_new_refusal(&mut self, checked: &CheckedExchange<'_>) -> Result<(), String> {
         let CheckedExchange { status, exchange, log, original, .. } = *checked;
         let first = &log[0];
         if exchange.done.is_nothing() && !self.is_unchanged(checked.body, first) {
@@ -128,23 +128,31 @@ impl Play {
             return Err(format!("{status} for a request that is fine"));
         }
         // Its reasoning stands where the client got it, and is bound to what was sent in place of that.
-        // What outgrew its window by itself is no matter of that. Nor is what outgrew it with reasoning put back,
-        // where the client asks for a mode in which nothing new is cut: it hears that it does not fit.
-        let does_not_fit = |verdict: &RequestVerdict| matches!(verdict, RequestVerdict::Refused(refusal) if refusal.rule == Rule::Overflow);
-        let is_full = checked.mode.is_some()
-            && exchange.done.overflow.is_some()
-            && exchange.done.made.put_back > 0
-            && does_not_fit(&first.verdict);
+        // What outgrew its window by itself is no matter of that.
         let is_bound =
             original.given_rewrites.as_ref().is_err_and(|it| it.rule == Rule::BoundElsewhere);
-        if status >= 400
-            && is_bound
-            && !is_full
-            && original.unrewritten.as_ref().is_some_and(Result::is_ok)
-        {
+        if status < 400 || !is_bound || !original.unrewritten.as_ref().is_some_and(Result::is_ok) {
+            return Ok(());
+        }
+        if !self.is_full(checked) {
             return Err(format!("an earlier rewrite led to a refusal:\n{}", checked.body));
         }
+        self.counts.without_room += 1;
         Ok(())
+    }
+
+    /// Whether it does not fit with reasoning put back, and no room could be made in it: nothing may be cut, or its
+    /// summary failed. Its client hears that it does not fit.
+    fn is_full(&self, checked: &CheckedExchange<'_>) -> bool {
+        let CheckedExchange { exchange, log, .. } = *checked;
+        let does_not_fit = |entry: &LoggedRequest| match &entry.verdict {
+            RequestVerdict::Refused(refusal) => refusal.rule == Rule::Overflow,
+            RequestVerdict::Accepted(_) => false,
+        };
+        let is_original = |entry: &LoggedRequest| self.is_unchanged(checked.body, entry);
+        exchange.done.overflow.is_some()
+            && exchange.done.made.put_back > 0
+            && log.iter().all(|entry| does_not_fit(entry) || is_original(entry))
     }
 
     /// No silent loss that policy did not accept.
