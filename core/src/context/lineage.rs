@@ -130,9 +130,9 @@ struct AncestorMatch<'l> {
 ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
 ///    its whole first message), or dropped the text beside a tool call;
 /// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
-///    call, a rewind). This proves less, so system prompt and tools must be the same, or the request must have
-///    the reply that the turn continues. No reply is there to tell which of several such turns it is, so the
-///    newest that may have reached its provider is the parent.
+///    call, a rewind). This proves less, so system prompt and tools must be the same, or the turn must be the
+///    broken continuation of a reply that the request has ([`is_broken_continuation`]). No reply is there to
+///    tell which of several such turns it is, so the newest that may have reached its provider is the parent.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -170,8 +170,10 @@ fn longest_prefix<'l>(
         let replied = || prefer(ledger.replied_to(*chain).filter(is_later), position, is_complete);
         let ended = || {
             let ended = ledger.ended_at(*chain).filter(is_later);
+            let goes_on = covers < chains.len();
             let is_proven = |turn: &&Arc<Turn>| {
-                has_head(turn, position) || continues_a_reply(ledger, turn, &chains[..index])
+                let is_broken = || is_broken_continuation(ledger, turn, &chains[..index]);
+                has_head(turn, position) || goes_on && is_broken()
             };
             prefer(ended.filter(is_proven), position, may_be_cached)
         };
@@ -202,8 +204,12 @@ fn newest_reasoning<'l>(
     newest
 }
 
-/// Whether a turn continues a reply that ended at one of these chains.
-fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
+/// Whether a turn continues a reply that ended at one of these chains, and got no whole reply itself. A turn that got
+/// one may be a call beside the conversation that asked the same first (a router, a count).
+fn is_broken_continuation(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
+    if turn.purpose != Purpose::Turn || turn.outcome == Outcome::Complete {
+        return false;
+    }
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
     parent.is_some_and(|parent| !parent.reply.is_empty() && chains.contains(&parent.after))
 }

@@ -298,6 +298,24 @@ fn a_side_call_after_a_broken_reply_continues_its_request() {
     assert_eq!(parent(&play.send(&side, &words("x"), Outcome::Complete, None)), None);
 }
 
+/// The same question is asked beside the conversation first, under other instructions (a router, a count): that call is
+/// not the parent of the question in the conversation, nor of what follows.
+#[test]
+fn a_side_call_that_asked_the_same_is_no_parent() {
+    for outcome in [Outcome::Complete, Outcome::UpstreamFailed] {
+        let mut play = Play::default();
+        play.say(&user("one"), &words("1"));
+        let asks = [user("one"), model("1"), user("two")].join(",");
+        play.send(&body(&asks, "You choose a model.", ""), &words("x"), outcome, None);
+        assert_eq!(parent(&play.say(&asks, &words("2"))), Some("req-1"), "{outcome:?}");
+    }
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let asks = [user("one"), model("1"), user("two")].join(",");
+    play.send(&body(&asks, "You choose a model.", ""), &words("x"), Outcome::Complete, None);
+    assert_eq!(parent(&play.say(&[asks, user("three")].join(","), &words("2"))), Some("req-1"));
+}
+
 /// Twice the model gave the same reply after different thoughts, and the second broke off: the thought tells which reply
 /// it is.
 #[test]
