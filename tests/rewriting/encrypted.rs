@@ -1,4 +1,4 @@
-//! Reasoning that a client of Responses would lose is asked for in the form that can be sent back.
+//! Reasoning that a Responses client would lose is requested in the encrypted form, which can be sent back.
 
 use plimsoll::config::Mode;
 use plimsoll::context::policy::{Policy, ReasoningPolicy, ReinjectPolicy};
@@ -35,7 +35,7 @@ async fn a_client_that_keeps_nothing_at_the_provider_gets_reasoning_it_can_send_
     sent.as_object_mut().unwrap().remove("include");
     assert_eq!(sent, request);
 
-    // So it is there to be put back when the client drops it.
+    // It can be put back when the client drops it.
     let input = request["input"].as_array_mut().unwrap();
     input.push(json!({"type": "function_call", "call_id": "call_AbCdEfGh1234", "name": "read",
         "arguments": "{}"}));
@@ -77,7 +77,7 @@ async fn who_loses_nothing_is_asked_nothing_more() {
         let mut play = play().await;
         assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string(), "{what}");
     }
-    // A model that is not known, and asked to reason, does.
+    // An unknown model counts as one that reasons, if reasoning is requested.
     let mut play = play().await;
     let mut request = with("model", json!("house-model"));
     request["reasoning"] = json!({"effort": "high"});
