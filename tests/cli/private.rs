@@ -46,7 +46,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
             client.response().await;
         }
         serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
-        // Every exchange has its line once the server has ended; the views come before.
+        // Every exchange is logged once the server has ended; the views are read before that.
         let list = serving.ask("/api/v1/sessions").await.text().to_owned();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();
         let mut shown = vec![list, serving.ask("/metrics").await.text().to_owned()];
@@ -73,7 +73,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
     }
 }
 
-/// Some gateways have the key in the path; one that is mistyped, too.
+/// Some gateways have the key in the path, which may also be mistyped.
 #[tokio::test]
 async fn a_key_in_a_path_is_nowhere() {
     const IN_PATH: &str = "sk-in-the-path-that-nobody-may-read-0123456789";
@@ -100,7 +100,7 @@ async fn a_key_in_a_path_is_nowhere() {
     }
 }
 
-/// A request that is rewritten: what is told of the rewrite holds places and sizes alone.
+/// A rewritten request: what is shown of the rewrite are places and sizes only.
 #[tokio::test]
 async fn nothing_private_is_explained() {
     let folder = tempfile::tempdir().unwrap();

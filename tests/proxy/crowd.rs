@@ -1,4 +1,4 @@
-//! Many at once, on several threads: nobody's stream is lost, mixed up or told twice.
+//! Many clients at once, on several threads: no stream is lost, mixed up with another or recorded twice.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::support::within;
 const CLIENTS: usize = 40;
 const REQUESTS: usize = 5;
 
-/// Answers every request on a connection with a stream that names it.
+/// Responds to every request on a connection with a stream that contains the request's name.
 async fn answer(mut call: Call) {
     loop {
         let name = call.message.header("x-name").expect("a name").to_owned();

@@ -1,5 +1,5 @@
-//! Each thing that is waited for, held still in turn under many streams: nobody waits longer than
-//! `docs/waits.md` says, and nobody waits for a stranger. `PLIMSOLL_STALL` says how many streams.
+//! Each thing that a request may wait for is blocked in turn under many streams: no request waits longer than
+//! `docs/waits.md` says, and no request waits because of others. `PLIMSOLL_STALL` sets the number of streams.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -33,17 +33,17 @@ const EVENTS: [&str; 5] = [
     "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
     "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 ];
-/// What a busy machine takes for all the streams of a test beside the waits: less than for ever.
+/// What a busy machine may need for all streams of a test, in addition to the waits.
 const SLACK: Duration = Duration::from_secs(8);
 
-/// A socket that takes nothing for so long is full.
+/// If a socket accepts nothing for this long, it is full.
 const FULL: Duration = Duration::from_millis(200);
 
 fn streams() -> usize {
     std::env::var("PLIMSOLL_STALL").map_or(20, |n| n.parse().unwrap())
 }
 
-/// The waits that can be configured, as the table has them, ms.
+/// The configurable waits in the table, ms.
 struct Table {
     load: u64,
     first_load: u64,
@@ -75,7 +75,7 @@ impl Table {
         }
     }
 
-    /// What the table adds up for a small request that decides nothing.
+    /// The table's sum for a small request without decisions.
     fn before_it_is_sent(&self) -> Duration {
         Duration::from_millis(self.load + self.settle)
     }
@@ -103,12 +103,12 @@ async fn server_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Ta
     TestServer::over(store, config, Matcher::builder().build()).await
 }
 
-/// Asks on a connection of its own: a conversation that has gone on for a while, and names no session.
+/// Sends a request on a connection of its own: a conversation with some history and without a session name.
 async fn asks(server: &TestServer, name: usize) -> Wire {
     says(server, name, &["Go on."]).await
 }
 
-/// The same conversation as far as the user's last words, each before the last answered.
+/// The same conversation with these messages of the user; all but the last have replies.
 async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
     let mut client = Wire::connect(server.address).await;
     let message = |role: &str, text: String| json!({"role": role, "content": text});
@@ -137,7 +137,7 @@ async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
     client
 }
 
-/// All ask at once; their calls as they come to the provider, and how long the last of them took.
+/// Sends all requests at once; returns the clients, the calls at the provider, and how long the last one took.
 async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Call>, Duration) {
     let began = Instant::now();
     let clients = join_all((0..streams()).map(|name| asks(server, name))).await;
@@ -148,7 +148,7 @@ async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Ca
     (clients, calls, began.elapsed())
 }
 
-/// The provider answers all; every client gets all of it.
+/// The provider replies to all; every client gets its whole response.
 async fn all_are_answered(clients: &mut [Wire], calls: &mut [Call]) {
     for call in calls {
         answers(call).await;
@@ -166,7 +166,7 @@ async fn answers(call: &mut Call) {
     call.end().await;
 }
 
-/// A stranger is answered whatever is held.
+/// Another client gets its response, whatever is blocked.
 async fn a_stranger_is_answered(server: &TestServer, provider: &Provider) {
     let mut client = asks(server, usize::MAX).await;
     let mut call = provider.call().await;
@@ -196,7 +196,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     assert_eq!(kept, [], "nothing was begun in the place of what may be there");
 }
 
-/// The first load of a session is waited for longer, once, and by all at the same time.
+/// The first load of a session is waited for longer, only once, and by all requests at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
@@ -221,7 +221,7 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
     store.hold_reads(false);
 }
 
-/// Late is not unknown: once the store answers again, each conversation is found where it was.
+/// A late session is not an unknown one: once the store answers again, each conversation is found in its session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_was_late_is_in_its_session_with_the_next_request() {
     let (provider, table) = (Provider::start().await, Table::read());
@@ -312,7 +312,7 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
     }
 }
 
-/// Nor does a shutdown wait for it longer than the table says.
+/// A shutdown does not wait longer for it than the table says, either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_holds_up_nobody_else() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
@@ -322,7 +322,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
     for call in &mut calls {
         call.begin_events().await;
         let framed = format!("{:x}\r\n{filler}\r\n", filler.len());
-        // Until nothing is taken any more: somebody waits for the client.
+        // Until nothing more is accepted, because the client does not read.
         while let Ok(sent) =
             tokio::time::timeout(FULL, call.wire.stream.write_all(framed.as_bytes())).await
         {
@@ -340,7 +340,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
     drop(clients);
 }
 
-/// The disk stands still: nothing is read and nothing written. Requests pass, and a shutdown is not held up.
+/// The disk hangs: nothing is read and nothing is written. Requests are forwarded, and a shutdown is not delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_stands_still_holds_up_nobody() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
