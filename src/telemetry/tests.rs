@@ -266,7 +266,8 @@ fn a_client_cannot_forge_lines() {
     let forged = "x\n2025-11-21T04:40:00.123Z anthropic POST / 200";
     let session = Some(forged.into());
     let path = format!("/v1/{}", "long".repeat(500));
-    let exchange = Exchange { session, model: Some(forged.into()), path: path.into(), ..sample_exchange() };
+    let exchange =
+        Exchange { session, model: Some(forged.into()), path: path.into(), ..sample_exchange() };
     let text = logged(LogFormat::Text, exchange.clone());
     assert_eq!(text.lines().count(), 1);
     assert!(text.len() < 1_000, "{text}");
@@ -382,7 +383,9 @@ fn a_breakdown_that_is_capped_is_counted_and_logged() {
 #[test]
 fn models_past_the_limit_are_other() {
     let telemetry = Telemetry::silent().unwrap();
-    let asked = |model: String| telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() });
+    let asked = |model: String| {
+        telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() })
+    };
     (0..MODELS + 7).for_each(|number| asked(format!("model-{number}")));
     asked("model-0".into());
     asked("x".repeat(300));

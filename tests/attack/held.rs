@@ -127,7 +127,11 @@ async fn no_request_hides_in_another() {
         let framings = ["content-length", "transfer-encoding"].map(|name| {
             request.lines().iter().filter(|line| line.to_lowercase().starts_with(name)).count()
         });
-        assert!(framings.iter().sum::<usize>() <= 1, "two lengths were forwarded: {}", request.head);
+        assert!(
+            framings.iter().sum::<usize>() <= 1,
+            "two lengths were forwarded: {}",
+            request.head
+        );
     }
 }
 

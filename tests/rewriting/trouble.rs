@@ -121,7 +121,9 @@ impl Store for StoreWithFault {
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         match self.fault {
             StoreFault::Silent => Box::pin(std::future::pending()),
-            StoreFault::Fails | StoreFault::Hangs | StoreFault::Loses | StoreFault::Late => self.inner.scan(scope, newest),
+            StoreFault::Fails | StoreFault::Hangs | StoreFault::Loses | StoreFault::Late => {
+                self.inner.scan(scope, newest)
+            }
         }
     }
 
@@ -151,7 +153,8 @@ impl Store for StoreWithFault {
 }
 
 async fn before(fault: StoreFault) -> Play {
-    let store = Arc::new(StoreWithFault { inner: MemoryStore::default(), fault, answers: Notify::new() });
+    let store =
+        Arc::new(StoreWithFault { inner: MemoryStore::default(), fault, answers: Notify::new() });
     Play::over(store, "/v1/messages", Mode::Active, eager()).await
 }
 

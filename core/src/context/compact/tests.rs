@@ -518,7 +518,11 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
     assert_eq!(of("uauauau", 6, 599), [(0, 5), (5, 6)]);
     assert_eq!(of("uauauau", 6, 200), [(0, 2), (2, 4), (4, 6)]);
     assert_eq!(of("ucrcrcra", 7, 300), [(0, 3), (3, 5), (5, 7)]);
-    assert_eq!(of("ucrcrcra", 7, 1), [(0, 3), (3, 5), (5, 7)], "no call is separated from its result");
+    assert_eq!(
+        of("ucrcrcra", 7, 1),
+        [(0, 3), (3, 5), (5, 7)],
+        "no call is separated from its result"
+    );
     assert_eq!(of("u", 0, 1), [(0, 0)]);
 }
 

@@ -103,7 +103,10 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     // The same limit twice, although the thread grew.
     assert!(capped((20_000, 4_096), (12_000, 4_096)));
     assert!(capped((20_000, 4_090), (12_000, 4_050)), "messages go as a whole");
-    assert!(!capped((20_000, 6_800), (12_000, 4_096)), "the input grew, too: its tokens are larger");
+    assert!(
+        !capped((20_000, 6_800), (12_000, 4_096)),
+        "the input grew, too: its tokens are larger"
+    );
     assert!(!capped((12_500, 4_096), (12_000, 4_096)), "it hardly grew");
     assert!(!capped((5_600, 4_096), (4_100, 4_096)), "not far below");
     assert!(!capped((1_400, 300), (1_000, 300)), "any window holds so little");
@@ -115,7 +118,11 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     let sums = PartSums::of(&now, anchor);
     let known = OverflowEvidence { estimate: Some(&estimate), sums, ..<_>::default() };
     assert!(shown(&read(4_096), Purpose::Turn, &known).is_some());
-    assert_eq!(shown(&cleared, Purpose::Turn, &known), None, "hosted tools ran, so the input is not comparable");
+    assert_eq!(
+        shown(&cleared, Purpose::Turn, &known),
+        None,
+        "hosted tools ran, so the input is not comparable"
+    );
 }
 
 /// Ollama reads as much as its window holds.

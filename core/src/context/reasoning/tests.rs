@@ -495,7 +495,10 @@ fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
     let contents: Vec<Value> = [content("user", json!([{"text": "Look."}]))]
         .into_iter()
         .chain(step(json!([call(1, None)])))
-        .chain([content("model", json!([{"text": "Aye."}])), content("user", json!([{"text": "And?"}]))])
+        .chain([
+            content("model", json!([{"text": "Aye."}])),
+            content("user", json!([{"text": "And?"}])),
+        ])
         .chain(step(json!([call(2, None), call(3, None)])))
         .chain(step(json!([call(4, Some("c2ln"))])))
         .collect();

@@ -98,7 +98,11 @@ fn geminis_reasoning_comes_back_with_its_signature() {
     let gemini = CarryOutlook { dialect: Dialect::Gemini, ..outlook() };
     assert_eq!(back(&gemini, "tW"), ALL);
     assert_eq!(back(&gemini, "tw"), (true, true, true));
-    assert_eq!(back(&gemini, "T"), (true, true, true), "a signature on the thoughts does not count");
+    assert_eq!(
+        back(&gemini, "T"),
+        (true, true, true),
+        "a signature on the thoughts does not count"
+    );
     assert_eq!(back(&gemini, "w"), NOTHING);
     let drops = CarryOutlook { drops: true, ..gemini.clone() };
     assert_eq!(back(&drops, "tW"), ALL, "the signature comes with the text");

@@ -35,7 +35,11 @@ fn what_is_new_begins_after_what_was_sent_and_answered() {
     let (question, reply) = (user("Words 0."), model("Said 1."));
     assert_eq!(first(&[question.clone(), reply.clone(), user("On.")]), 2);
     assert_eq!(first(&[question.clone(), user("On.")]), 1, "the reply does not come");
-    assert_eq!(first(&[question.clone(), model("Else."), user("On.")]), 2, "the reply comes back changed");
+    assert_eq!(
+        first(&[question.clone(), model("Else."), user("On.")]),
+        2,
+        "the reply comes back changed"
+    );
     assert_eq!(first(&[question.clone(), reply.clone(), model("More."), user("On.")]), 3);
     assert_eq!(
         first(&[question.clone(), reply.clone(), user("On."), model("So."), user("Go.")]),

@@ -99,7 +99,10 @@ fn a_summary_costs_what_it_is_counted_as() {
     );
     assert_eq!((before.contents.summaries, after.contents.summaries), (0, 70));
     assert_eq!(after.estimate.new, before.estimate.new + 70);
-    assert!(after.estimate.gone > 0 && after.seen.is_none(), "an error of this estimate teaches nothing");
+    assert!(
+        after.estimate.gone > 0 && after.seen.is_none(),
+        "an error of this estimate teaches nothing"
+    );
     assert_eq!(after.parts.iter().position(|part| part.key == key), Some(0));
     assert_eq!(after.parts[0].tokens, 70);
     // In the next request it is a part like any other.

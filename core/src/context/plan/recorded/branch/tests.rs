@@ -160,7 +160,10 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
         assert!(!stays(Some(&[]), "there", why, left_out()), "{why:?}: it was left out here");
         assert!(stays(Some(&[signature_key.0]), "there", why, new()), "{why:?}");
         assert!(stays(Some(&[]), "there", why, was_sent()), "{why:?}");
-        assert!(stays(Some(&[quoted.0]), "there", why, left_out()), "it was put back, or its client sent it");
+        assert!(
+            stays(Some(&[quoted.0]), "there", why, left_out()),
+            "it was put back, or its client sent it"
+        );
         let later_was_sent = !stays(Some(&[signature_key.0]), "there", why, left_out());
         assert!(later_was_sent, "{why:?}: it was sent again, which is a decision of its own");
         assert!(!stays(None, "there", why, new()), "{why:?}: nobody knows what was sent");
