@@ -236,10 +236,7 @@ fn every_citation_names_a_heading_that_is_there() {
         resolved += more;
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(
-        resolved > 300,
-        "only {resolved} citations were found: are they looked for where they are?"
-    );
+    assert!(resolved > 300, "only {resolved} citations were found: is the search right?");
 }
 
 #[test]

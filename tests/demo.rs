@@ -139,6 +139,6 @@ fn the_demo_ends_with_a_gain_that_the_ledger_knows_and_the_provider_confirms() {
     assert!(whole < 190_000, "it would have fit its window: {whole}");
     assert!(
         (gain - more).abs() < 0.03 * more,
-        "told ${gain:.4}, and it would have cost ${more:.4} more"
+        "reported ${gain:.4}, and it would have cost ${more:.4} more"
     );
 }

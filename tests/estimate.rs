@@ -192,7 +192,7 @@ fn first_calls() -> Vec<FirstCall> {
         let was = std::fs::read_to_string(&path).unwrap();
         assert!(
             was == lines.concat(),
-            "tests/data/first_calls: measured otherwise; PLIMSOLL_BLESS=1"
+            "tests/data/first_calls: the measured values differ; PLIMSOLL_BLESS=1"
         );
     }
     std::fs::read_to_string(&path).unwrap().lines().map(FirstCall::read).collect()

@@ -626,7 +626,7 @@ fn every_test_that_documents_name_exists() {
         // Code blocks contain no test names, and their fences would confuse the search for backticks.
         let text: String = text.split("```").step_by(2).collect();
         let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_test).collect();
-        assert!(named.len() >= *least, "{document} names next to nothing: {named:?}");
+        assert!(named.len() >= *least, "{document} names hardly any test: {named:?}");
         for name in named {
             let is_there = code.contains(&format!("fn {name}("));
             assert!(is_there, "{document} names {name}: no such test");

@@ -363,7 +363,11 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         call.answer("200 OK", &reply(&json!([]))).await;
         client.response().await;
         let exchange = server.next_exchange().await;
-        assert_eq!(exchange.tenant == Some("0000000000000000".into()), !own, "nobody's name");
+        assert_eq!(
+            exchange.tenant == Some("0000000000000000".into()),
+            !own,
+            "it identifies no tenant"
+        );
     }
 }
 
@@ -443,7 +447,7 @@ async fn a_request_id_that_is_a_credential_appears_nowhere() {
         assert_eq!(
             client.response().await.header("x-request-id"),
             Some(id),
-            "it passes all the same"
+            "it is forwarded all the same"
         );
     }
     serving.log_says("generateContent 200").await;

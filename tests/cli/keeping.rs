@@ -260,7 +260,7 @@ async fn a_store_that_is_gone_is_reported_everywhere() {
     let asking = serving.post("/v1/messages", "{}", &[]);
     let (mut client, mut call) = tokio::join!(asking, provider.call());
     call.answer("200 OK", "{}").await;
-    assert_eq!(client.response().await.status(), 200, "traffic goes on");
+    assert_eq!(client.response().await.status(), 200, "requests are still served");
     // Each command shows it first, even if it cannot answer.
     for question in [&["sessions"][..], &["top"], &["context"], &["savings"], &["lessons"]] {
         let looked = serving.look(question).await;

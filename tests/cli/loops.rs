@@ -49,7 +49,7 @@ async fn play(serving: &Serving, provider: &Provider, script: &Script, body: &st
     let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
     let mut client = serving.post(script.path, body, &headers).await;
     let mut call = provider.call().await;
-    assert_eq!(call.message.text(), body, "it goes as it came");
+    assert_eq!(call.message.text(), body, "it is forwarded unchanged");
     call.begin_events().await;
     for event in &script.events {
         call.chunk(event).await;

@@ -67,7 +67,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
         shown.push(log);
         for text in shown {
             for private in [PROMPT, SYSTEM, REPLY, KEY, QUERY, ERROR] {
-                assert!(!text.contains(private), "{private} stands in:\n{text}");
+                assert!(!text.contains(private), "{private} is in:\n{text}");
             }
         }
     }
@@ -96,7 +96,7 @@ async fn a_key_in_a_path_is_nowhere() {
     assert!(serving.log().contains(" 404 "), "{}", serving.log());
     shown.push(serving.log());
     for text in shown {
-        assert!(!text.contains(IN_PATH), "it stands in:\n{text}");
+        assert!(!text.contains(IN_PATH), "it is in:\n{text}");
     }
 }
 
@@ -136,7 +136,7 @@ async fn nothing_private_is_explained() {
     }
     for text in shown {
         for private in [PROMPT, SYSTEM, REPLY, KEY, QUERY] {
-            assert!(!text.contains(private), "{private} stands in:\n{text}");
+            assert!(!text.contains(private), "{private} is in:\n{text}");
         }
     }
 }

@@ -371,7 +371,7 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
         .unwrap()
         .remove(0)
         .scope;
-    let say = async |play: &Play| {
+    let queue_message = async |play: &Play| {
         let queued =
             QueuedMessage { id: "w".into(), number: 1, at: 1, text: QUEUED.into(), repeats: None };
         let fact = Fact::Queued(Box::new(queued));
@@ -386,7 +386,7 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
     // The message is queued when the next request will be compacted.
     let scene = loop {
         if play.request().to_string().len() as u64 / 4 + 250 > THRESHOLD {
-            say(&play).await;
+            queue_message(&play).await;
         }
         let scene = play.turn(play.history.len() / 2).await;
         if is_compacted(&scene) {
@@ -395,7 +395,7 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
     };
     let after = format!("Question {}:", play.history.len() / 2 - 1);
     assert_eq!(scene.bytes.matches(QUEUED).count(), 1, "{}", scene.bytes);
-    assert!(scene.bytes.contains(&after), "said in it, or before");
+    assert!(scene.bytes.contains(&after), "injected in this request, or before");
     assert!(tokens(&scene) < THRESHOLD);
     let later = play.turn(70).await;
     assert!(later.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, later.bytes);

@@ -104,21 +104,21 @@ async fn talk(address: SocketAddr, session: String, histories: Histories) {
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     loop {
         let known = histories.lock().unwrap().get(&session).cloned();
-        let mut history = known.unwrap_or_else(|| vec![says("Begin.")]);
-        let Some(answer) = asks(&client, address, &session, &history).await else { return };
+        let mut history = known.unwrap_or_else(|| vec![user_message("Begin.")]);
+        let Some(answer) = send_request(&client, address, &session, &history).await else { return };
         let content = answer["content"].as_array().unwrap();
         let calls = content.iter().filter(|block| block["type"] == "tool_use");
         let results: Vec<Value> = calls.map(result).collect();
         history.push(json!({"role": "assistant", "content": content}));
         history.push(match results.is_empty() {
-            true => says(&format!("Go on after {}.", history.len())),
+            true => user_message(&format!("Go on after {}.", history.len())),
             false => json!({"role": "user", "content": results}),
         });
         histories.lock().unwrap().insert(session.clone(), history);
     }
 }
 
-fn says(text: &str) -> Value {
+fn user_message(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
@@ -128,7 +128,7 @@ fn result(call: &Value) -> Value {
     json!({"type": "tool_result", "tool_use_id": id, "content": text})
 }
 
-async fn asks(
+async fn send_request(
     client: &Client<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
     session: &str,

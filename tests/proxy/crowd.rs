@@ -68,7 +68,7 @@ async fn a_crowd_of_streams_is_served_and_recorded_one_by_one() {
             event = server.next_exchange() => {
                 assert_eq!(event.outcome, Outcome::Complete, "{event:?}");
                 assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
-                assert_eq!(recorded.insert(event.id.clone(), ()), None, "told twice");
+                assert_eq!(recorded.insert(event.id.clone(), ()), None, "recorded twice");
             }
         }
     }

@@ -171,7 +171,7 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
         client.send(half).await;
         let began = Instant::now();
         client.gone().await;
-        assert!(began.elapsed() >= Duration::from_millis(900), "{half:?} had its time");
+        assert!(began.elapsed() >= Duration::from_millis(900), "{half:?} was closed too early");
     }
     // A response may take longer than that. Afterwards the connection may be idle for the same time again.
     let mut client = Wire::connect(server.address).await;

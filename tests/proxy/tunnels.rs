@@ -432,7 +432,7 @@ async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
     let began = Instant::now();
     assert_eq!(client.rest().await.unwrap(), b"");
     assert_eq!(call.wire.rest().await.unwrap(), b"");
-    assert!(began.elapsed() > SOON / 2, "it had its time");
+    assert!(began.elapsed() > SOON / 2, "it was closed too early");
     let exchange = server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Turned, 1));
 }

@@ -32,7 +32,7 @@ fn every_case_reads_as_expected() {
             count += 1;
         }
     }
-    assert!(wrong.is_empty(), "read otherwise than expected:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "not read as expected:\n{}", wrong.join("\n"));
     assert!(count >= 50, "golden cases are missing: {count}");
 }
 

@@ -133,7 +133,7 @@ async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
             let expected = body_sent.replace("1000", &input).replace("1003", &total);
             let what = format!("{} {streams} {coding}", reply.target);
             assert_eq!(String::from_utf8(body).unwrap(), expected, "{what}");
-            assert!(!head.contains("content-encoding"), "{what}: it comes plain: {head}");
+            assert!(!head.contains("content-encoding"), "{what}: it is not encoded: {head}");
         }
     }
 }

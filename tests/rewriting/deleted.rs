@@ -104,7 +104,7 @@ async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() 
     let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
     assert_eq!(delete(admin(&other, &other.server).await, &scope.session).await, 200);
     let scene = play.asks(&asks(MODEL, &history(2)), &reply("Anew.")).await;
-    assert!(!scene.bytes.contains("Mind the tide."), "what was queued before is not said");
+    assert!(!scene.bytes.contains("Mind the tide."), "the earlier queued message is not sent");
     let kinds: Vec<RecordKind> = kept(&play, &scope).await.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RecordKind::Turn]);
     let scene = play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await;
@@ -132,7 +132,7 @@ async fn a_session_without_turns_is_found_and_deleted() {
     play.restarts().await;
     let here = admin(&play, &play.server).await;
     assert_eq!(kept(&play, &scope).await.len(), 1);
-    assert_eq!(delete(here, &play.session.into()).await, 200, "it holds queued words");
+    assert_eq!(delete(here, &play.session.into()).await, 200, "it has queued messages");
     assert_eq!(kept(&play, &scope).await, []);
     assert_eq!(delete(here, &play.session.into()).await, 404);
 }

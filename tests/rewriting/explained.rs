@@ -72,7 +72,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }
-    assert!(!text.contains("Line 0 of the log"), "never a word of a prompt");
+    assert!(!text.contains("Line 0 of the log"), "no text of a prompt");
 }
 
 /// There is a new cut in the middle: the cache is expected to break there.

@@ -102,7 +102,7 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
         assert_eq!(later.exchange.refusal, None, "{name}");
         let (before, now) =
             (sent[list].as_array().unwrap(), later.sent()[list].as_array().unwrap());
-        assert_eq!(before[..], now[..before.len()], "{name}: what went out before changed");
+        assert_eq!(before[..], now[..before.len()], "{name}: bytes that were sent before changed");
         next = goes_on(&next, &later.answer);
     }
 }

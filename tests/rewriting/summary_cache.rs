@@ -72,7 +72,7 @@ async fn open(policy: Policy) -> Stage {
     stage
 }
 
-async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: ScriptedReply) -> RoundTrip {
+async fn exchange(stage: &mut Stage, history: &mut Vec<Value>, reply: ScriptedReply) -> RoundTrip {
     let trip = stage.asks(TARGET, &request(history), reply).await;
     assert_eq!(trip.status, 200, "{:?}", trip.answer);
     history.push(json!({"role": "assistant", "content": trip.answer["content"]}));
@@ -84,13 +84,13 @@ async fn reads(stage: &mut Stage, history: &mut Vec<Value>) -> RoundTrip {
     history.push(json!({"role": "user", "content": [text(&"Read the logs, all. ".repeat(2_000))]}));
     for number in 0..6 {
         let reply = ScriptedReply::text("I read.").with_call("Read", json!({"path": number}));
-        asks(stage, history, reply).await;
+        exchange(stage, history, reply).await;
         let call = history.last().unwrap()["content"].as_array().unwrap().last().unwrap();
         let text = format!("Line {number} of the log. ").repeat(50);
         let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
         history.push(json!({"role": "user", "content": [result]}));
     }
-    asks(stage, history, ScriptedReply::text("All is read.")).await
+    exchange(stage, history, ScriptedReply::text("All is read.")).await
 }
 
 fn without_markers(value: &Value) -> Value {
@@ -107,9 +107,9 @@ fn without_markers(value: &Value) -> Value {
 }
 
 fn question(trip: &RoundTrip) -> &LoggedRequest {
-    let asks =
+    let is_question =
         |it: &&LoggedRequest| memchr::memmem::find(&it.request.bytes, ASKS.as_bytes()).is_some();
-    let mut questions = trip.log.iter().filter(asks);
+    let mut questions = trip.log.iter().filter(is_question);
     let first = questions.next().expect("a question for the summary");
     assert!(questions.next().is_none(), "one piece");
     first
@@ -145,7 +145,7 @@ async fn a_summary_at_once_begins_with_what_the_cache_holds() {
         // With the last message the history does not fit, cut or not. Without the history it fits.
         history
             .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(3_700))]}));
-        let at_once = asks(&mut stage, &mut history, ScriptedReply::text("That, too.")).await;
+        let at_once = exchange(&mut stage, &mut history, ScriptedReply::text("That, too.")).await;
         let estimates = [&before, &at_once].map(|it| it.exchange.estimate.as_ref().unwrap().tokens);
         assert_eq!(
             at_once.exchange.done.made.compacted, 1,

@@ -185,7 +185,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let request = asks(MODEL, &history(6));
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    assert_eq!(call.message.text(), request.to_string(), "it goes as it came");
+    assert_eq!(call.message.text(), request.to_string(), "it is forwarded unchanged");
     call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
     client.response().await;
     drop(call);
@@ -216,7 +216,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
     play.restarts().await;
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
-    assert_eq!(scene.bytes, request.to_string(), "it goes as it came");
+    assert_eq!(scene.bytes, request.to_string(), "it is forwarded unchanged");
     let scope =
         Scope { tenant: scene.exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = play.store.scan(scope.clone(), 999).await.unwrap();
@@ -300,7 +300,7 @@ async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
     assert!(scene.exchange.fail_open.contains(&FailOpen::FactUnread));
     assert!(scene.exchange.done.made.cut > 0, "the others hold");
     let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
-    assert!(!scene.exchange.fail_open.contains(&FailOpen::FactUnread), "told once");
+    assert!(!scene.exchange.fail_open.contains(&FailOpen::FactUnread), "reported once");
 }
 
 /// A client whose calls and results do not match gets the provider's own error.

@@ -129,7 +129,7 @@ async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
         let gaps = Gaps::watch();
         let all = [&large[..], &last[..]].concat();
         let (_, came) = tokio::join!(call.send(&all), client.exactly(all.len()));
-        assert!(came == all, "it passes as it is");
+        assert!(came == all, "it is forwarded unchanged");
         let exchange = server.next_exchange().await;
         shortest = shortest.min(gaps.longest());
         assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(31)));

@@ -104,12 +104,12 @@ async fn server_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Ta
 }
 
 /// Sends a request on a connection of its own: a conversation with some history and without a session name.
-async fn asks(server: &TestServer, name: usize) -> Wire {
-    says(server, name, &["Go on."]).await
+async fn send_request(server: &TestServer, name: usize) -> Wire {
+    send_conversation(server, name, &["Go on."]).await
 }
 
 /// The same conversation with these messages of the user; all but the last have replies.
-async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
+async fn send_conversation(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
     let mut client = Wire::connect(server.address).await;
     let message = |role: &str, text: String| json!({"role": role, "content": text});
     let mut messages = vec![
@@ -140,7 +140,7 @@ async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
 /// Sends all requests at once; returns the clients, the calls at the provider, and how long the last one took.
 async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Call>, Duration) {
     let began = Instant::now();
-    let clients = join_all((0..streams()).map(|name| asks(server, name))).await;
+    let clients = join_all((0..streams()).map(|name| send_request(server, name))).await;
     let mut calls = Vec::new();
     for _ in 0..streams() {
         calls.push(provider.call().await);
@@ -151,14 +151,14 @@ async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Ca
 /// The provider replies to all; every client gets its whole response.
 async fn all_are_answered(clients: &mut [Wire], calls: &mut [Call]) {
     for call in calls {
-        answers(call).await;
+        send_reply(call).await;
     }
     for client in clients {
         assert_eq!(client.response().await.text(), EVENTS.concat());
     }
 }
 
-async fn answers(call: &mut Call) {
+async fn send_reply(call: &mut Call) {
     call.begin_events().await;
     for event in EVENTS {
         call.chunk(event).await;
@@ -168,9 +168,9 @@ async fn answers(call: &mut Call) {
 
 /// Another client gets its response, whatever is blocked.
 async fn a_stranger_is_answered(server: &TestServer, provider: &Provider) {
-    let mut client = asks(server, usize::MAX).await;
+    let mut client = send_request(server, usize::MAX).await;
     let mut call = provider.call().await;
-    answers(&mut call).await;
+    send_reply(&mut call).await;
     assert_eq!(client.response().await.text(), EVENTS.concat());
 }
 
@@ -193,7 +193,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     }
     store.hold_reads(false);
     let kept = server.ledgers.sessions(plimsoll::store::ScopePage::first(9)).await.unwrap();
-    assert_eq!(kept, [], "nothing was begun in the place of what may be there");
+    assert_eq!(kept, [], "no new session was begun where one may exist");
 }
 
 /// The first load of a session is waited for longer, only once, and by all requests at the same time.
@@ -229,9 +229,9 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
         Arc::new(plimsoll::store::memory::MemoryStore::default());
     let mut before = server(&provider, Held::over(inner.clone()), &table).await;
     let exchange = async |server: &mut TestServer, name: usize, texts: &[&str]| {
-        let mut client = says(server, name, texts).await;
+        let mut client = send_conversation(server, name, texts).await;
         let mut call = provider.call().await;
-        answers(&mut call).await;
+        send_reply(&mut call).await;
         client.response().await;
         server.next_exchange().await
     };
@@ -302,7 +302,7 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
     }
     for client in &mut clients {
         client.head().await;
-        assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came has passed");
+        assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came was forwarded");
     }
     a_stranger_is_answered(&server, &provider).await;
     assert_eq!(server.next_exchange().await.outcome, Outcome::Complete);

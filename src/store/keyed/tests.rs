@@ -68,7 +68,7 @@ async fn no_hash_of_content_stands_in_the_file() {
             .filter(|it| { it.as_ref().unwrap().file_name().to_string_lossy().starts_with('.') })
             .count(),
         0,
-        "nothing is left of making it"
+        "no temporary file is left"
     );
     // The file alone is of no use to another installation.
     let other = KeyedStore {

@@ -346,7 +346,7 @@ async fn an_accepted_request_counts_for_as_long_as_a_lesson_lasts() {
 async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
     let server = LessonsFixture::new().await;
     let other = LessonSource { model: "n", ..by("z") };
-    let say = async |tenants: [&str; 3], now: Millis| {
+    let offer_from = async |tenants: [&str; 3], now: Millis| {
         for tenant in tenants {
             server.lessons.answered(&by(tenant), None, now);
             server.offer_window(tenant, (200_000, 9_000), now).await;
@@ -354,16 +354,16 @@ async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
     };
     server.lessons.answered(&other, Some(50_000), NOW);
     server.lessons.answered(&by("z"), Some(9_000), NOW);
-    say(["a", "b", "c"], NOW).await;
+    offer_from(["a", "b", "c"], NOW).await;
     assert_eq!(server.window("d", NOW), 9_000, "that fits, and another model says nothing of it");
     server.lessons.answered(&by("z"), Some(9_001), NOW + 1);
     server.lessons.answered(&by("z"), Some(100), NOW + 2);
-    say(["a", "b", "c"], NOW + 2).await;
+    offer_from(["a", "b", "c"], NOW + 2).await;
     assert_eq!(server.window("d", NOW + 2), 200_000, "the most counts, whatever came since");
     let until = NOW + 1 + 7 * DAY;
-    say(["a", "b", "c"], until - 1).await;
+    offer_from(["a", "b", "c"], until - 1).await;
     assert_eq!(server.window("d", until - 1), 200_000);
-    say(["a", "b", "c"], until).await;
+    offer_from(["a", "b", "c"], until).await;
     assert_eq!(server.window("d", until), 9_000, "that was long ago");
 }
 

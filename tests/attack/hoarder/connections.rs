@@ -59,7 +59,7 @@ impl Flooded {
                 return;
             }
             assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{flood}: {answer}");
-            assert!(began.elapsed() < TRIES, "{flood}: nobody else is answered: {answer}");
+            assert!(began.elapsed() < TRIES, "{flood}: other clients get no response: {answer}");
             sleep(Duration::from_millis(100)).await;
         }
     }

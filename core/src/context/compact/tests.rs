@@ -619,7 +619,7 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     assert_eq!(of(bound, "uautrau", Swap, plain), Ok((Threshold, 1)));
     assert_eq!(of(bound, "uautr", Swap, plain), Err(OpenLoop));
     assert_eq!(of(bound, "uautr", Must, plain), Ok((Window, 1)));
-    assert_eq!(of(bound, "uaucr", Swap, plain), Ok((Threshold, 0)), "nothing is void");
+    assert_eq!(of(bound, "uaucr", Swap, plain), Ok((Threshold, 0)), "no reasoning becomes invalid");
     assert_eq!(of(free, "uautr", Swap, plain), Ok((Threshold, 0)));
     // Of several summaries the one with the latest cut is used; of equal ones, the first that was written.
     let mut scene = scene::SessionFixture::of(free, &messages("uauauau"));

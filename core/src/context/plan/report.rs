@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(done, expected);
         assert!(RewriteSummary::default().is_nothing() && !done.is_nothing());
         let written = serde_json::to_value(RewriteSummary::default()).unwrap();
-        assert_eq!(written, serde_json::json!({}), "what is nothing is not written");
+        assert_eq!(written, serde_json::json!({}), "empty values are not written");
     }
 
     /// Every reason has a rule in words and a heading of a document.

@@ -169,7 +169,7 @@ fn a_refused_decision_is_void() {
     scene.send(&messages("ucrau"));
     let repeated = scene.ledger.after_suspension(cut(&scene, 2, PRESSURE), None);
     scene.ledger.add(repeated);
-    assert_eq!(cut_in(&scene), [2], "decided anew");
+    assert_eq!(cut_in(&scene), [2], "it was decided again");
     let mut never = plain("ucrau");
     never.ledger.add(cut(&never, 2, PRESSURE));
     never.ledger.add(revoked(&never, RevocationRetry::Never));
@@ -796,7 +796,7 @@ fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
     };
     assert_eq!(left(BOUND, &[3], |_| {}), 0);
     assert_eq!(left(BOUND, &[], |_| {}), 1, "none comes back");
-    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it stands before the cut");
+    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it is before the cut");
     assert_eq!(left(FREE, &[3], |_| {}), 1, "it is not bound");
     assert_eq!(left(BOUND, &[3], |it| it.policy.prune.accept_reasoning_loss = true), 1);
     let strip = |it: &mut SessionFixture| {

@@ -278,7 +278,7 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
     assert_eq!(of("ucrcrcra"), (6, false));
     assert_eq!(of("ucra"), (2, false));
     assert_eq!(of("ucrtra"), (4, true), "thinking costs nothing here: it has no key");
-    assert_eq!(of("utra"), (2, false), "before it");
+    assert_eq!(of("utra"), (2, false), "the reasoning is before the result");
     // A signature may be on the text or the calls themselves.
     let call = |n: usize, signature: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": signature});
     let result = |n: usize| json!({"functionResponse": {"name": "ls", "response": {"output": format!("{n}: {}", "a ".repeat(900))}}});
@@ -496,8 +496,8 @@ fn a_cut_before_bound_reasoning_is_policys_to_allow() {
     assert_eq!(of(BOUND, "ucrtra", false), Err(DecisionReason::Bound));
     assert_eq!(of(BOUND, "ucrtrau", true), always);
     assert_eq!(of(BOUND, "ucrtr", true), Err(DecisionReason::OpenLoop));
-    assert_eq!(of(BOUND, "ucrcr", true), always, "nothing is void");
-    assert_eq!(of(BOUND, "utra", false), always, "it stands before it");
+    assert_eq!(of(BOUND, "ucrcr", true), always, "no reasoning becomes invalid");
+    assert_eq!(of(BOUND, "utra", false), always, "the reasoning is before the cut");
     assert_eq!(of(FREE, "ucrtr", false), always);
 }
 

@@ -386,7 +386,7 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
         let mut cut = turn(done, estimate, usage(left, 5_000, left - 5_000));
         let stored = serde_json::to_string(&cut).unwrap();
         cut.measure_removed(None);
-        assert_eq!(cut.done.measured, None, "{many}: it was claimed as it was");
+        assert_eq!(cut.done.measured, None, "{many}: the claim was right");
         let mut cut: Turn = serde_json::from_str(&stored).unwrap();
         cut.measure_removed(None);
         assert_eq!(cut.done.measured, None, "{many}: so it was stored");
@@ -457,7 +457,7 @@ fn the_removed_share_is_of_all_that_was_sent() {
     let of = |removed, sent| Savings { removed, sent, ..Savings::default() };
     let mut all = Savings::default();
     all.join(&Savings::default());
-    assert_eq!(all.removed_share, None, "of nothing there is no share");
+    assert_eq!(all.removed_share, None, "without tokens there is no share");
     all.join(&of(10, 90));
     assert_eq!(all.removed_share, Some(0.1));
     all.join(&of(40, 60));

@@ -15,7 +15,7 @@ fn response(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
         let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-        assert!(!reading.is_complete(), "nothing tells the end but the end");
+        assert!(!reading.is_complete(), "only the end of the body ends it");
         reading.finish(whole)
     };
     let reply = read(bytes, bytes.len(), true);

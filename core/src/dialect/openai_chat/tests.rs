@@ -313,7 +313,7 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{{"reasoning_details":[{{"type":"reasoning.text","text":"a","format":"anthropic-claude-v1"{end}}}]}}"#
         )
     };
-    assert_eq!(raw(&[&claude("")]), ["none"], "refused without its seal");
+    assert_eq!(raw(&[&claude("")]), ["none"], "refused without its signature");
     let sealed = claude(r#","signature":"s""#);
     assert_eq!(raw(&[&sealed]), [sealed]);
     assert_eq!(

@@ -103,10 +103,10 @@ impl Bench {
     /// The one event that is reported when the tap is dropped.
     fn reported(self) -> Arc<Exchange> {
         let Self { tap, mut reported, .. } = self;
-        assert!(reported.try_recv().is_err(), "told before its end");
+        assert!(reported.try_recv().is_err(), "reported before its end");
         drop(tap);
         let event = reported.try_recv().expect("told at its end");
-        assert!(reported.try_recv().is_err(), "told twice");
+        assert!(reported.try_recv().is_err(), "reported twice");
         event
     }
 }
