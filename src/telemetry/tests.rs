@@ -384,7 +384,7 @@ fn a_breakdown_that_is_capped_is_counted_and_logged() {
 fn models_past_the_limit_are_other() {
     let telemetry = Telemetry::silent().unwrap();
     let asked = |model: String| {
-        telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() })
+        telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() });
     };
     (0..MODELS + 7).for_each(|number| asked(format!("model-{number}")));
     asked("model-0".into());
