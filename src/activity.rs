@@ -114,7 +114,7 @@ mod tests {
         let (again, began) = (activity.clone(), std::time::Instant::now());
         drop(answer);
         tokio::spawn(async move {
-            // What is short begins the wait anew.
+            // A short activity starts the wait again.
             tokio::time::sleep(SHORT / 2).await;
             drop(again.begin());
         });

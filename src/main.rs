@@ -42,11 +42,11 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// Another release of the allocator may number its options otherwise.
+    /// Another release of the allocator may number its options differently.
     #[test]
     #[expect(unsafe_code, reason = "the bindings have no safe way to read an option")]
     fn the_option_is_the_one_whose_default_is_ten() {
-        // SAFETY: reads a number.
+        // SAFETY: it only reads a number.
         let multiplier = || unsafe { libmimalloc_sys::mi_option_get(ARENA_PURGE_MULT) };
         assert_eq!(multiplier(), 10);
         give_memory_back_at_once();

@@ -103,7 +103,7 @@ mod tests {
         let renew = |mode: u32| {
             let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
             let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-            // Longer each time, so that it is noticed whatever the clock says.
+            // Longer each time, so that the change is noticed even if the clock does not show it.
             let chain = format!("{chain}{}", "\n".repeat(mode as usize));
             for (file, text) in [(&files.certificate, chain), (&files.key, key)] {
                 std::fs::write(file, text).unwrap();

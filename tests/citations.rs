@@ -1,7 +1,7 @@
-//! What is cited is here: every heading of `docs` that code, configuration, help or documents name exists.
+//! Every heading of `docs` that code, configuration, help or documents cite exists.
 //!
-//! A citation is a file of `docs`, then numbers (1.5, 3.5) or a heading in quotes; over the end of a line, too.
-//! Reads files as text. Also holds that the tests exist which the table of invariants names.
+//! A citation is a file of `docs`, then numbers (1.5, 3.5) or a heading in quotes; it may continue on the next line.
+//! Files are read as text. Also checks that the tests in the table of invariants exist.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,15 +31,15 @@ const READ: &[&str] = &[
     "Cargo.toml",
     "Makefile",
 ];
-/// Recordings of others, what is built, what is fetched.
+/// Recordings of others, build results, downloads.
 const LEFT_OUT: &[&str] = &["tests/data", "target", "node_modules", "corpus"];
-/// What is text.
+/// The endings of text files.
 const ENDINGS: &[&str] =
     &["rs", "toml", "md", "json", "py", "mjs", "js", "html", "css", "yaml", "yml", "sh", "sql"];
 /// Documents that are not in the repository.
 const ELSEWHERE: &[&str] = &["providers", "estimator", "deviations", "clients", "design", "style"];
 
-/// The headings of one document: numbers, and titles with and without them.
+/// The headings of one document: their numbers, and their titles with and without them.
 #[derive(Default)]
 struct Headings {
     numbers: BTreeSet<String>,
@@ -70,7 +70,7 @@ impl Headings {
     }
 }
 
-/// A heading as a link names it.
+/// The anchor of a heading in links.
 fn anchor(title: &str) -> String {
     let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
@@ -80,7 +80,7 @@ fn is_number(word: &str) -> bool {
     word.split('.').all(|digits| !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit()))
 }
 
-/// A text without line ends and the marks of comments that follow them; each line's first byte in it.
+/// The text without line ends and the comment signs after them, and where each line begins in it.
 fn flat(text: &str) -> (String, Vec<usize>) {
     let (mut flat, mut lines) = (String::new(), Vec::new());
     for line in text.lines() {
@@ -96,7 +96,7 @@ fn flat(text: &str) -> (String, Vec<usize>) {
     (flat, lines)
 }
 
-/// The documents of `docs` that a text names, and under which headings: where, the file, the heading.
+/// The documents of `docs` that a text cites: place, file and heading.
 fn citations(flat: &str) -> Vec<(usize, String, Option<String>)> {
     let mut found = Vec::new();
     for (at, _) in flat.match_indices("docs/") {
@@ -133,12 +133,12 @@ fn first_number(text: &str) -> Option<&str> {
     (!number.is_empty() && is_number(number)).then_some(number)
 }
 
-/// Sections of documents that are not in the repository, and what they are called by.
+/// Citations of documents that are not in the repository.
 fn elsewhere(flat: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for name in ELSEWHERE {
         for (at, cited) in flat.match_indices(&format!("{name}.md")) {
-            // Not a file of `docs`, nor one of another name.
+            // Neither a file of `docs`, nor one with a longer name.
             let before = &flat[..at];
             let is_longer = before.ends_with(|c: char| c == '-' || c == '_' || c.is_alphanumeric());
             if !is_longer && !before.ends_with("docs/") {
@@ -173,7 +173,7 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// All text that is looked at, by its path from the root.
+/// All text files that are checked, by their path from the root.
 fn files() -> Vec<String> {
     fn walk(path: &Path, found: &mut Vec<String>) {
         let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
@@ -199,7 +199,7 @@ fn files() -> Vec<String> {
     found
 }
 
-/// What is wrong with a text's citations, and how many there are.
+/// The errors in a text's citations, and the number of good ones.
 fn faults(file: &str, text: &str, documents: &BTreeMap<String, Headings>) -> (Vec<String>, usize) {
     let (flat, lines) = flat(text);
     let place = |at: usize| format!("{file}:{}", lines.partition_point(|first| *first <= at));
@@ -236,10 +236,7 @@ fn every_citation_names_a_heading_that_is_there() {
         resolved += more;
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(
-        resolved > 300,
-        "only {resolved} citations were found: are they looked for where they are?"
-    );
+    assert!(resolved > 300, "only {resolved} citations were found: is the search right?");
 }
 
 #[test]

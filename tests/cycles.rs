@@ -1,8 +1,9 @@
-//! Files of a package import each other in one direction only: there is no cycle to learn in one piece.
+//! Files of a package import each other in one direction only, so that no group of files has to be learned as one
+//! piece.
 //!
-//! Reads sources as text, from `lib.rs` along `mod` declarations; what only tests and fuzzing build is left out. Every
-//! path in a file counts, and leads to the file that defines the name: through modules, imports and re-exports. What a
-//! file only declares or re-exports counts for nothing.
+//! Reads sources as text, from `lib.rs` along `mod` declarations, without what only tests and fuzzing build. Every path
+//! in a file counts, and leads to the file that defines the name, through modules, imports and re-exports. A name that
+//! a file only declares or re-exports does not count.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
@@ -14,7 +15,7 @@ use std::path::Path;
 
 use blanked::blanked;
 
-/// Packages whose files are looked at, by their folder.
+/// The folders of the packages that are checked.
 const PACKAGES: &[&str] = &["core/src", "src"];
 
 /// Modules by path (`proxy::exchange::retry`), with the files that each imports.
@@ -40,10 +41,10 @@ fn files_import_each_other_in_one_direction() {
     assert!(report.is_empty(), "move what both sides need into a file below both:\n{report}");
 }
 
-/// Most imports in a chain of folders of `src/proxy`: whoever reads the first one climbs down no further.
+/// The most imports in a chain of folders of `src/proxy`: a reader of the first one has no deeper to go.
 const LEVELS: usize = 5;
 
-/// The table of `src/proxy` in docs/architecture.md: what each row names uses its own row and those above it.
+/// The table of `src/proxy` in docs/architecture.md: each row uses only its own folder and those above it.
 #[test]
 fn folders_of_the_proxy_are_in_order() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -80,7 +81,7 @@ fn folders_of_the_proxy_are_in_order() {
     );
 }
 
-/// The longest way along imports that have no cycle.
+/// The longest path along imports without a cycle.
 fn longest_chain(imports: &Imports) -> Vec<String> {
     fn below(imports: &Imports, from: &str) -> Vec<String> {
         let targets = imports.get(from).into_iter().flatten();
@@ -124,7 +125,7 @@ fn a_cycle_is_found_and_what_is_none_is_not() {
     assert!(!found(&calm).contains_key("f"), "a module of tests");
     assert!(cycles(&found(&calm)).is_empty(), "{:?}", cycles(&found(&calm)));
 
-    // Each of these closes a cycle that the one before it does not have.
+    // Each of these adds a cycle.
     let with = |at: &str, text: &str| {
         let mut texts: BTreeMap<&str, &str> = calm.into_iter().collect();
         texts.insert(at, text);
@@ -178,13 +179,13 @@ fn sources(root: &Path) -> BTreeMap<String, String> {
 struct Module {
     /// Files that it declares by `mod name;`.
     children: BTreeSet<String>,
-    /// What it imports or re-exports, by the name that it has here.
+    /// What it imports or re-exports, by its name in this file.
     names: BTreeMap<String, Vec<String>>,
-    /// Paths that its code goes, those of its own imports included.
+    /// The paths in its code, its own imports included.
     paths: Vec<Vec<String>>,
 }
 
-/// The modules that the product has, from the root down.
+/// The modules of the product, from the root down.
 fn modules(sources: &BTreeMap<String, String>) -> BTreeMap<String, Module> {
     let mut all = BTreeMap::new();
     let mut next = vec![String::new()];
@@ -210,14 +211,14 @@ fn imports(modules: &BTreeMap<String, Module>) -> Imports {
     modules.iter().map(of).collect()
 }
 
-/// The file that defines what a path leads to, seen from the module `here`; `None` for what is not ours.
+/// The file that defines what a path leads to, seen from the module `here`; `None` if it is not ours.
 fn origin(
     modules: &BTreeMap<String, Module>,
     here: &str,
     path: &[String],
     depth: usize,
 ) -> Option<String> {
-    /// Re-exports of re-exports. A name that leads to itself is another package.
+    /// The depth of re-exports. A name that leads to itself belongs to another package.
     const DEEPEST: usize = 20;
     if depth > DEEPEST {
         return None;
@@ -252,7 +253,7 @@ fn origin(
             return Some(at).filter(|at| !at.is_empty());
         }
     }
-    // The path of a module alone: what is used of it has a path of its own.
+    // A path that ends at a module: what is used of it has a path of its own.
     None
 }
 
@@ -303,13 +304,13 @@ fn read(text: &str) -> Module {
             at = next;
         }
     }
-    // What is re-exported and used here, too, is imported.
+    // A name that is re-exported and also used here counts as imported.
     let used = surface.into_iter().filter(|(name, _)| names.contains(name.as_str()));
     module.paths.extend(used.map(|(_, path)| path));
     module
 }
 
-/// Takes a tree of paths that begins at a token: each leaf's path, and its name here. Answers what follows it.
+/// Reads a tree of paths that begins at a token: each leaf's path, and its name here. Returns the position after it.
 fn tree(
     prefix: &[String],
     tokens: &[&str],
@@ -378,7 +379,7 @@ fn without_tests(code: &str) -> String {
     out
 }
 
-/// Where the item ends that begins at `from`: at its `;`, or at the end of its body.
+/// The end of the item that begins at `from`: its `;`, or the end of its body.
 fn item_end(code: &str, from: usize) -> usize {
     let mut depth = 0_usize;
     for (at, character) in code[from..].char_indices() {
@@ -397,7 +398,7 @@ fn item_end(code: &str, from: usize) -> usize {
     code.len()
 }
 
-/// Each group of files of which every one leads to every other.
+/// Each group of files that lead to each other.
 fn cycles(imports: &Imports) -> Vec<Vec<String>> {
     let reached = |from: &String| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from]);

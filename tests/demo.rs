@@ -1,5 +1,5 @@
-//! `plimsoll demo`, as a user runs it: it needs no key and no network, what it shows is what the proxy
-//! measured, and what it says was saved is what the session would have cost more.
+//! `plimsoll demo` as a user runs it: it needs no key and no network, it shows what the proxy measured, and the savings
+//! it reports are what the session would have cost in addition.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
@@ -14,11 +14,11 @@ use serde_json::Value;
 /// A demo that is not ready by then is ended.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// One run, and what its admin listener said before it ended.
+/// One run, and the responses of its admin listener.
 struct Demo {
     output: String,
     savings: Value,
-    /// Calls of the session that was pruned.
+    /// The calls of the session that was pruned.
     pruned: Vec<Value>,
 }
 
@@ -81,14 +81,15 @@ fn the_demo_shows_every_call_estimated_and_counted() {
     assert!(!output.contains("refused the rewrite") && !output.contains("(lost)"), "{output}");
 }
 
-/// Dollars of a Claude Sonnet 4.5 call: tokens read from the cache, written to it, processed without.
+/// The cost of a Claude Sonnet 4.5 call in dollars, for tokens read from the cache, written to it, and processed
+/// without it.
 fn dollars(read: u64, written: u64, plain: u64) -> f64 {
     (read as f64 * 0.3 + written as f64 * 3.75 + plain as f64 * 3.0) / 1e6
 }
 
-/// What the session would have cost more if nothing had been cut, from what the provider reported alone: the
-/// history grows by what each call brought, and is read from the cache but for that. Where a cut hides what a
-/// call brought, it is as large as three calls before: its results are of three sizes in turn.
+/// What the session would have cost in addition without cuts, computed only from the provider's reports: the history
+/// grows by what each call added, and the rest is read from the cache. Where a cut hides what a call added, it is that
+/// of three calls earlier, because results have three sizes in turn.
 fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
     let reported = |call: &Value, what: &str| call["usage"][what].as_u64().unwrap();
     let (mut more, mut whole, mut brought) = (0.0, 0, Vec::new());
@@ -106,8 +107,8 @@ fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
     (more, whole)
 }
 
-/// The ending is what the ledger says, to the digit; the gain comes of what was cut, and is what the session
-/// would have cost more, within three percent.
+/// The end of the output is what the ledger has, to the digit. The gain comes from the cuts, and agrees with the
+/// additional cost within three percent.
 #[test]
 fn the_demo_ends_with_a_gain_that_the_ledger_knows_and_the_provider_confirms() {
     let Demo { output, savings, pruned } = &*DEMO;
@@ -138,6 +139,6 @@ fn the_demo_ends_with_a_gain_that_the_ledger_knows_and_the_provider_confirms() {
     assert!(whole < 190_000, "it would have fit its window: {whole}");
     assert!(
         (gain - more).abs() < 0.03 * more,
-        "told ${gain:.4}, and it would have cost ${more:.4} more"
+        "reported ${gain:.4}, and it would have cost ${more:.4} more"
     );
 }

@@ -1,8 +1,8 @@
 //! How wrong the estimate is on recorded conversations of two calls and more.
 //!
-//! Each later call is estimated from the turns before it, as the proxy would, before its usage is
-//! looked at. Small contexts mislead in percent (`docs/estimates.md` 4), so tokens stand beside them. The
-//! classic heuristic (a token for four bytes of the body) is measured on the same calls.
+//! Each later call is estimated from the turns before it, as in the proxy, and then compared with its usage.
+//! Percentages of small contexts are misleading (`docs/estimates.md` 4), so tokens are shown beside them. The classic
+//! heuristic (four bytes of the body a token) is measured on the same calls.
 
 #![allow(
     missing_docs,
@@ -31,19 +31,19 @@ use plimsoll::tokens::learn::{CostPrediction, EstimatorState, NewContent, Observ
 use plimsoll::tokens::retention::ByRetention;
 use serde_json::{Value, json};
 
-/// One estimate against what was reported, tokens.
+/// An estimate and the reported input, tokens.
 struct Pair {
     dialect: Dialect,
     method: EstimateMethod,
     estimate: u64,
     classic: u64,
     actual: u64,
-    /// Before it a tool ran at the provider, or the model reasoned where nobody sees it.
+    /// A tool ran at the provider, or the model reasoned invisibly, before this call.
     hidden: bool,
     cold: Option<FirstCall>,
 }
 
-/// A first call, estimated as if nothing had been learned of its model.
+/// A first call, estimated without anything learned about its model.
 #[derive(Clone, Debug, PartialEq)]
 struct FirstCall {
     family: Family,
@@ -55,7 +55,7 @@ struct FirstCall {
 }
 
 impl FirstCall {
-    /// One that was counted as so many tokens.
+    /// A call that was counted as this many tokens.
     fn new(family: Family, model: &str, source: &str, counted: u64, actual: u64) -> Self {
         let new_content = NewContent { head: Some(1), ..NewContent::default() };
         let counted = ByRetention::from([counted; 4]);
@@ -81,7 +81,7 @@ impl FirstCall {
         (self.guess.low..=self.guess.high).contains(&self.actual)
     }
 
-    /// The kind of call whose bands are one: the tokenizer, and the size of the estimate.
+    /// The calls with the same band: by tokenizer and size of the estimate.
     fn class(&self) -> (Family, usize) {
         (self.family, SIZES.iter().filter(|size| **size <= self.guess.tokens).count())
     }
@@ -123,9 +123,9 @@ fn estimates_on_recorded_conversations() {
     assert!(at(&ours, 0.5) * 4.0 < at(&classic, 0.5), "no better than length/4");
     let exact = anchored.iter().filter(|pair| pair.estimate == pair.actual).count();
     assert!(exact * 5 > anchored.len(), "exact to the token: {exact} of {}", anchored.len());
-    // What was measured, and a little room: a rule that breaks is seen here.
+    // Measured values with a small margin: if a rule breaks, it shows here.
     let bars = match anchored.len() {
-        0..500 => [0.6, 3.0, 6.0, 5.0], // the project's own recordings: few, and small
+        0..500 => [0.6, 3.0, 6.0, 5.0], // only the project's recordings, which are few and small
         _ => [0.6, 1.2, 1.2, 5.0],
     };
     for ((dialect, _), bar) in DIALECTS.into_iter().zip(bars) {
@@ -136,8 +136,8 @@ fn estimates_on_recorded_conversations() {
     }
 }
 
-/// A first call has no turn to grow from: the band says how wrong its estimate may be, and is true nine times
-/// in ten, by tokenizer, size and model.
+/// A first call has no anchor. Its band says how wrong the estimate may be, and must hold nine times in ten, by
+/// tokenizer, size and model.
 #[test]
 fn the_band_of_a_first_call_holds_nine_times_in_ten() {
     let cold = first_calls();
@@ -153,7 +153,7 @@ fn the_band_of_a_first_call_holds_nine_times_in_ten() {
             let (calls, held) = (held.len(), held.iter().filter(|held| **held).count());
             let share = held as f64 / calls.max(1) as f64;
             println!("{name}: {calls} calls, {:.0} % in their band", share * 100.0);
-            // Of fewer calls, chance says more than the band.
+            // Fewer calls would show chance, not the band.
             assert!(calls < 40 || bounds.contains(&share), "{name}: {share:.2} of {calls}");
             calls
         };
@@ -177,7 +177,7 @@ fn the_band_of_a_first_call_holds_nine_times_in_ten() {
     assert!(calls > 800 && share >= 0.88, "{share:.2} of {calls}");
 }
 
-/// All recorded first calls: what was measured of them, and measured again where the recordings are.
+/// All recorded first calls, from a stored table. If the recordings are there, the table is measured again.
 fn first_calls() -> Vec<FirstCall> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/first_calls/calls.tsv");
     if corpus::corpus().is_some() {
@@ -192,14 +192,14 @@ fn first_calls() -> Vec<FirstCall> {
         let was = std::fs::read_to_string(&path).unwrap();
         assert!(
             was == lines.concat(),
-            "tests/data/first_calls: measured otherwise; PLIMSOLL_BLESS=1"
+            "tests/data/first_calls: the measured values differ; PLIMSOLL_BLESS=1"
         );
     }
     std::fs::read_to_string(&path).unwrap().lines().map(FirstCall::read).collect()
 }
 
-/// How many calls there are, and how many are in a band that was made from the calls of other projects alone: from
-/// the 5th to the 95th of a hundred, of the same tokenizer and size.
+/// How many calls there are, and how many are in a band computed only from calls of other projects: from the 5th to the
+/// 95th percentile, for the same tokenizer and size.
 fn by_bands_of_others(cold: &[FirstCall]) -> (usize, usize) {
     let share = |it: &FirstCall| it.actual as f64 / it.guess.tokens.max(1) as f64;
     let (mut calls, mut held) = (0, 0);
@@ -219,8 +219,7 @@ fn by_bands_of_others(cold: &[FirstCall]) -> (usize, usize) {
     (calls, held)
 }
 
-/// The table that is published is what is measured on the project's own recordings.
-/// `PLIMSOLL_BLESS=1` writes it again.
+/// The published table is what is measured on the project's own recordings. `PLIMSOLL_BLESS=1` writes it.
 #[test]
 fn the_table_in_the_docs_is_what_is_measured() {
     let table = table(&played(own));
@@ -238,7 +237,7 @@ fn the_table_in_the_docs_is_what_is_measured() {
     assert_eq!(was, table, "docs/estimates.md: read the difference, then PLIMSOLL_BLESS=1");
 }
 
-/// Anchored pairs by dialect: all, and those before which nothing was hidden.
+/// Pairs with an anchor by dialect: all of them, and those without hidden input.
 fn table(pairs: &[Pair]) -> String {
     let mut table =
         "| | pairs | context, tokens | median | 90 of 100 within | exact | length/4, median |\n\
@@ -268,9 +267,9 @@ fn table(pairs: &[Pair]) -> String {
     table
 }
 
-/// A gateway may leave out reasoning that it is sent, of a model that reads it elsewhere (OpenRouter's Grok 4.1 and
-/// Vercel's GPT-5 do), and a provider may read what another drops (Vertex' Gemini 2.5). The first call that shows
-/// it clearly is the last that is estimated wrong, on other conversations too.
+/// A gateway may leave out reasoning of a model that reads it elsewhere (OpenRouter's Grok 4.1 and Vercel's GPT-5), and
+/// a provider may read what another drops (Gemini 2.5 on Vertex). The first call that shows this clearly is the last
+/// one with a wrong estimate, also in other conversations.
 #[test]
 fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_clear_pair() {
     let chat = |model: &str, word: &str, read: u64| {
@@ -291,7 +290,7 @@ fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_cle
             json!({"endpoint": "/v1/chat/completions", "status": 200,
                 "request": {"model": model, "messages": messages}, "response": reply(&answer, input)})
         };
-        // 40 tokens of the call, and what the result costs.
+        // 40 tokens of the call, and the cost of the result.
         [
             line(json!([question]), 300),
             line(json!([question, answer, result]), 300 + 40 + 16 + read),
@@ -344,19 +343,19 @@ fn played(recordings: fn(&str) -> Vec<PathBuf>) -> Vec<Pair> {
     pairs
 }
 
-/// Recordings in the project, and all of the corpus where there is one.
+/// The whole corpus if there is one, else the recordings in the project.
 fn conversations(name: &str) -> Vec<PathBuf> {
     let of = |root: PathBuf| corpus::files(&root.join("conversations").join(name));
     corpus::corpus().map_or_else(|| own(name), of)
 }
 
-/// Recordings in the project.
+/// The recordings in the project.
 fn own(name: &str) -> Vec<PathBuf> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversations");
     corpus::files(&data.join(name))
 }
 
-/// What answers taught, by model.
+/// What is learned, by model.
 type Known = HashMap<String, EstimatorState>;
 
 fn play(
@@ -379,7 +378,7 @@ fn play(
         let anchor = parent.and_then(|turn| Some((ledger.sketch(&turn)?, turn)));
         let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
         let tokenizer = Tokenizer::whole(model.family);
-        // Each way to a model is an upstream of its own.
+        // Each path to a model counts as an upstream of its own.
         let way = call.target.rsplit_once(name).map_or(&*call.target, |(way, _)| way);
         let known = learned.entry(format!("{way}{name}"));
         let known = known.or_insert_with(|| EstimatorState::new(model.family));
@@ -430,7 +429,7 @@ fn play(
     }
 }
 
-/// The turn of a call that was measured.
+/// The turn of a measured call.
 fn turn(
     conversation: &Conversation,
     call: &Call,
@@ -488,7 +487,7 @@ fn row(name: &str, method: &str, pairs: &[&Pair]) {
     );
 }
 
-/// Absolute errors, percent of what was reported, sorted.
+/// Absolute errors in percent of the reported input, sorted.
 fn percents(pairs: &[&Pair], estimate: impl Fn(&Pair) -> u64) -> Vec<f64> {
     let error = |pair: &&Pair| {
         estimate(pair).abs_diff(pair.actual) as f64 * 100.0 / (pair.actual.max(1)) as f64

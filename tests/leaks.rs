@@ -1,6 +1,5 @@
-//! Nothing is left of exchanges that ended, however they ended: descriptors, tasks and the memory that
-//! traffic holds are what they were. `PLIMSOLL_EXCHANGES=10000` runs as many; alone in its process,
-//! because descriptors are counted.
+//! Nothing is left of ended exchanges, however they ended: descriptors, tasks and memory of requests are what they were
+//! before. `PLIMSOLL_EXCHANGES=10000` sets the number. It is alone in its process, because descriptors are counted.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 #[path = "support/mod.rs"]
@@ -13,9 +12,9 @@ use support::server::TestServer;
 use support::within;
 use tokio::runtime::Handle;
 
-/// How many exchanges, unless somebody says otherwise.
+/// The number of exchanges by default.
 const EXCHANGES: usize = 300;
-/// Before the first count: what is made once is there.
+/// Exchanges before the first measurement, so that what is allocated only once is allocated.
 const WARM_UP: usize = 60;
 
 /// Bytes.
@@ -35,7 +34,7 @@ fn request(number: usize) -> String {
     )
 }
 
-/// One exchange: answered, refused, broken off by the upstream, or left by its client.
+/// One exchange: with a reply, refused, broken off by the upstream, or left by its client.
 async fn exchange(server: &mut TestServer, provider: &Provider, number: usize) {
     let mut client = Wire::connect(server.address).await;
     client.send(request(number)).await;
@@ -91,12 +90,12 @@ async fn nothing_is_left_of_exchanges_however_they_end() {
         exchange(&mut server, &provider, number).await;
     }
     let calm = async |server: &TestServer, most: Option<&Held>| {
-        // What ends with an exchange ends soon after it is told.
+        // Resources of an exchange are released shortly after its event.
         let mut now = held(server);
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let next = held(server);
-            // The newest request of each session stays at hand: a few bytes more where its number is longer.
+            // The latest request of each session stays in memory: a few bytes more if its number is longer.
             let is_enough = most.is_none_or(|most| {
                 let is_bounded = next.bytes <= most.bytes + SLACK;
                 next.descriptors <= most.descriptors && next.tasks <= most.tasks && is_bounded

@@ -1,8 +1,8 @@
-//! Bounds are what they are said to be: `docs/limits.md` names the numbers of the code, and what is counted of
-//! a session is what it takes.
+//! Limits are what they are documented to be: `docs/limits.md` has the numbers of the code, and what is counted for a
+//! session is what it takes.
 //!
-//! Numbers are read from the sources as text, so that a private constant stays private. What memory takes is
-//! what the system says of this process.
+//! Numbers are read from the sources as text, so that constants can stay private. Memory is what the system reports for
+//! this process.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what went wrong by failing")]
 
@@ -14,10 +14,10 @@ use plimsoll::context::Fact;
 use plimsoll::context::ledger::Ledger;
 use serde_json::json;
 
-/// What another test takes meanwhile would be counted as a session's.
+/// Memory that another test takes at the same time would count for the session.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A number for each number of a row's default, by the constant that it is: file and name.
+/// For each number in a row's default, the constant that it comes from: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("memory of the whole process", &[("src/config/memory_limits.rs", "WHOLE")]),
     (
@@ -135,7 +135,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
 ];
 
-/// Held by a test over sockets alone: no constant says it.
+/// Tested over sockets only: there is no constant.
 const NO_CONSTANT: &[&str] = &["a response in flight"];
 
 fn read(file: &str) -> String {
@@ -143,7 +143,7 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// Rows of tables with a number for a default: what they are about, and the default.
+/// Rows of tables with a number as default: the subject, and the default.
 fn documented() -> HashMap<String, String> {
     let limits = read("docs/limits.md");
     let cells = |line: &str| -> Vec<String> {
@@ -166,7 +166,7 @@ fn documented() -> HashMap<String, String> {
     rows
 }
 
-/// The numbers in a text, in bytes where they are of KiB or MiB.
+/// The numbers in a text, in bytes if they have the unit KiB or MiB.
 fn numbers(text: &str) -> Vec<u64> {
     let pieces: Vec<&str> = text.split_whitespace().collect();
     let number = |at: usize| {
@@ -182,7 +182,7 @@ fn numbers(text: &str) -> Vec<u64> {
     (0..pieces.len()).filter_map(number).collect()
 }
 
-/// What a constant of a file is, or an expression of one; a default where the name ends with a colon.
+/// The value of a constant in a file, or of an expression with one. A name that ends with a colon is a default.
 fn constant(file: &str, name: &str) -> u64 {
     let source = read(file);
     let is_name = |word: &&str| {
@@ -191,7 +191,7 @@ fn constant(file: &str, name: &str) -> u64 {
             && word.contains(|it: char| it.is_ascii_uppercase())
     };
     let value = if name.ends_with(':') {
-        // The default stands after the declaration.
+        // The default comes after the declaration.
         let limits = source.split("impl Default for RawLimits").nth(1);
         let defaults = limits.or(source.split("fn default()").nth(1)).unwrap();
         defaults.split(&format!("{name} ")).nth(1).unwrap().split(",\n").next().unwrap().to_owned()
@@ -249,7 +249,7 @@ fn the_bounds_of_the_documentation_are_those_of_the_code() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A turn as an agent's is: some new parts, a reply of two, a tool call that marks it.
+/// A turn like an agent's: some new parts, a reply of two, and a tool call with an id of its own.
 fn turn(number: usize) -> Fact {
     let part =
         |at: usize| json!({"key": key(number * 100 + at), "tokens": 250, "place": "history"});
@@ -273,19 +273,19 @@ fn key(number: usize) -> String {
     format!("{number:032x}")
 }
 
-/// Bytes of this process that are resident.
+/// Resident bytes of this process.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Enough of them that what else the process does is little beside.
+/// So many sessions that other memory of the process matters little.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_session_takes_what_is_counted_of_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Just below and just above where the maps of a session double.
+    // Just below and just above the sizes at which the maps of a session double.
     for (sessions, turns) in [(150, 100), (18, 890), (18, 1_000), (5, 3_500), (5, 4_000)] {
         let before = resident();
         let mut ledgers: Vec<Ledger> = (0..sessions).map(|_| Ledger::default()).collect();
@@ -296,7 +296,7 @@ fn a_session_takes_what_is_counted_of_it() {
         let counted: usize = ledgers.iter().map(Ledger::bytes).sum();
         let case = format!("{sessions} sessions of {turns} turns take {takes}, {counted} counted");
         println!("{case}");
-        // Memory of the sessions before it may be used again: it has not left the process.
+        // The next case could reuse freed memory, which would not show as growth.
         std::mem::forget(ledgers);
         assert!(counted * 20 >= takes * 19, "{case}");
         assert!(counted <= takes * 3 / 2, "{case}");

@@ -1,5 +1,5 @@
-//! One number: what is shown between turns, and what is new, is what the next request is decided by, to
-//! the token. In every preset, in every dialect, whatever was reported.
+//! One number: what is shown between turns, plus what is new, is the number that the next request is decided by, to the
+//! token; in every preset and dialect, whatever was reported.
 #![allow(
     clippy::too_many_lines,
     missing_docs,
@@ -28,14 +28,14 @@ use plimsoll::tokens::unsent::UnsentReasoning;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// What a configuration means that says these keys.
+/// The configuration with these keys.
 fn resolved(settings: &[(&str, &str)]) -> Config {
     let mut variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     variables.extend(settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
     config::load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap().config
 }
 
-/// Every preset, and those keys beside them that say what becomes of reasoning.
+/// Every preset, and variants with keys about reasoning.
 fn policies() -> Vec<(String, Config)> {
     let keys: [&[(&str, &str)]; 4] = [
         &[],
@@ -80,15 +80,15 @@ const MODELS: [(Dialect, &str, &str); 8] = [
 /// One exchange of a session.
 #[derive(Clone, Debug)]
 struct Step {
-    /// The model thinks.
+    /// Whether the model reasons.
     thinks: bool,
-    /// It calls a tool, whose result comes next; else the user speaks next.
+    /// Whether it calls a tool, whose result comes next. Otherwise the user speaks next.
     calls: bool,
-    /// Its text, and that of the user or the tool after it.
+    /// The model's text, and that of the user or tool after it.
     texts: (String, String),
-    /// What the provider reports beyond what was decided by.
+    /// How much the reported input differs from the estimate.
     off: i64,
-    /// Output tokens beside reasoning, and reasoning.
+    /// Output tokens without reasoning, and tokens of reasoning.
     output: (u64, u64),
 }
 
@@ -174,7 +174,7 @@ impl<'a> Session<'a> {
         format!("call_AbCdEfGh{:04}", self.calls)
     }
 
-    /// The reply of a step to a request of so many tokens; its client sends back what it can.
+    /// The reply of a step to a request of this many tokens, and what the client sends back of it.
     fn answers(&self, step: &Step, input: u64) -> (Reply, Vec<Value>) {
         let (id, n) = (self.id(), self.calls);
         let (text, path) = (&step.texts.0, json!({"path": format!("src/{n}.rs")}));
@@ -256,7 +256,7 @@ impl<'a> Session<'a> {
                 if thought > 0 {
                     reply["usageMetadata"]["thoughtsTokenCount"] = json!(thought);
                 }
-                // As the official clients do: thoughts are shown, and not sent back; their signatures are.
+                // The official clients show thoughts and do not send them back; they do send signatures.
                 parts.retain(|part| part.get("thought").is_none());
                 back.push(json!({"role": "model", "parts": parts}));
             }
@@ -266,7 +266,8 @@ impl<'a> Session<'a> {
         (reading.finish(true), back)
     }
 
-    /// Sends the history, and answers what was decided by and shown before, if there was a turn.
+    /// Plays one exchange. If there was a turn before, returns what was shown, what was new and the number that
+    /// decided.
     fn exchange(&mut self, step: &Step) -> Option<Decided> {
         self.calls += 1;
         let body = self.body();
@@ -302,13 +303,13 @@ impl<'a> Session<'a> {
         let estimate = measured.estimate.clone();
         let rules = request.policy.estimate.deciding();
         let new = match (rules, &grown) {
-            // Counted here once more: the messages that came after the reply.
+            // The messages after the reply are counted here independently.
             (Some(rules), Some(_)) => {
                 let last = read.messages.iter().rposition(|it| it.role == dialect::Role::Assistant);
                 let fresh = &read.messages[last.unwrap() + 1..];
                 rules.messages(body.as_bytes(), fresh, |_| SentContent::Whole) as i64
             }
-            // Its parts as they were counted, and what was learned of counting such.
+            // The new parts as they were counted, and the learned correction.
             _ => {
                 let (seen, guess) = (measured.seen.as_ref().unwrap(), &estimate.guess);
                 let counted = seen.counted[guess.retention as usize] as i64;
@@ -324,7 +325,7 @@ impl<'a> Session<'a> {
             assert_eq!(view.total, parts.system + parts.tools + parts.messages);
             Decided { shown: view.total, new, by: estimate.tokens }
         });
-        // What is decided by it, and what is sent then.
+        // The decisions by that number, and what is sent then.
         let cost = prune::RequestCost { tokens: estimate.tokens, parts: &measured.parts, rules };
         let (cuts, _) = prune::propose(&request, &known, cost);
         known.add(cuts.clone());
@@ -395,7 +396,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What was shown before a request, what came new with it, what it was decided by.
+/// What was shown before a request, what was new in it, and the number that decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Decided {
     shown: u64,
@@ -403,7 +404,7 @@ struct Decided {
     by: u64,
 }
 
-/// What is known of a model whose provider counts reasoning that is not sent back.
+/// The learned state for a provider that counts reasoning that is not sent back.
 fn counts_unsent(family: Family) -> EstimatorState {
     let unsent = UnsentReasoning { tokens: 700, counted: false };
     [false, true].into_iter().fold(EstimatorState::new(family), |learned, streams| {
@@ -442,7 +443,7 @@ fn plays(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Shown after a turn, and what is new, is what the next was decided by.
+    /// What is shown after a turn, plus what is new, decides the next request.
     #[test]
     fn what_is_shown_and_what_is_new_is_what_is_decided_by(steps in steps(), unsent in any::<bool>()) {
         for (name, config) in policies_once() {

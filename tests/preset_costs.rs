@@ -1,6 +1,6 @@
-//! What a preset costs stands in the head of its file. `make presets` measures it again, over the recorded
-//! sessions of `tests/data/transcripts/long` (`PLIMSOLL_PRESETS=1`, minutes); `PLIMSOLL_BLESS=1` writes what was
-//! measured. Otherwise it is checked that each file says it, of these sessions and calls.
+//! The head of each preset's file says what the preset costs. `make presets` measures it with the recorded sessions of
+//! `tests/data/transcripts/long` (`PLIMSOLL_PRESETS=1`, takes minutes); `PLIMSOLL_BLESS=1` writes the result. Otherwise
+//! the test only checks that each file states the cost for these sessions and calls.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,9 +12,9 @@ use plimsoll::config::{self, ConfigSources};
 use plimsoll::replay::transcript::TranscriptLine;
 use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 
-/// Tokens that a summary is taken to have.
+/// The assumed size of a summary, tokens.
 const SUMMARY: u32 = 2_000;
-/// The first words of what is said of the cost.
+/// The first words of the statement.
 const BEGINS: &str = "# What it costs: ";
 
 fn root() -> PathBuf {
@@ -41,7 +41,7 @@ fn played(preset: Preset, lines: &[TranscriptLine]) -> WhatIfReport {
     what_if::play(lines, &WhatIfOptions::of(&config::load(&sources).unwrap().config, SUMMARY))
 }
 
-/// What was measured, in words: comment lines.
+/// The result as comment lines.
 fn described(report: &WhatIfReport, sessions: usize) -> String {
     let dollars = report.as_it_was.dollars;
     let after = report.under_policy.dollars + report.spent_on_summaries.dollars;
@@ -78,7 +78,7 @@ fn numbers(text: &str) -> Vec<f64> {
     pieces.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()
 }
 
-/// What a preset's file says of its cost.
+/// The statement in a preset's file.
 fn documented(text: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.starts_with(BEGINS));
     lines.take(3).map(|line| format!("{line}\n")).collect()
@@ -116,7 +116,7 @@ fn check(preset: Preset) {
     let difference =
         format!("{}: the file says\n{documented}and measured is\n{measured}", preset.name());
     assert!(claimed.len() == found.len() && found.len() >= 4, "{difference}");
-    // A better estimate moves them a little.
+    // A better estimate changes the numbers a little.
     let is_near =
         |(claimed, found): (&f64, &f64)| (claimed - found).abs() <= 0.3 + 0.05 * found.abs();
     assert!(claimed.iter().zip(&found).all(is_near), "{difference}");
@@ -152,7 +152,7 @@ fn llxprt_says_what_it_costs() {
     check(Preset::Llxprt);
 }
 
-/// Files and their licences are named beside them.
+/// The README lists the files and their licences.
 #[test]
 fn every_recorded_session_has_a_licence() {
     let folder = root().join("tests/data/transcripts");

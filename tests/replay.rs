@@ -1,4 +1,4 @@
-//! Recorded sessions through the estimator: how wrong it is, and that it cannot look ahead.
+//! Recorded sessions are replayed through the estimator: how wrong it is, and that it cannot look ahead.
 
 #![allow(
     missing_docs,
@@ -45,7 +45,7 @@ fn of(pairs: &[EstimatePair], provider: &str) -> Scores {
     Scores::of(pairs.iter().filter(|pair| pair.visible && pair.provider == provider))
 }
 
-/// What was measured on these few sessions, and a little room: a rule that breaks is seen here.
+/// Measured values with a small margin: if a rule breaks, it shows here.
 #[test]
 fn recorded_sessions_are_estimated_well() {
     let pairs = played(&recorded(), &[ClassicRules::default()]);
@@ -63,12 +63,12 @@ fn recorded_sessions_are_estimated_well() {
     assert!(ours.median_abs_pct * 2.0 < Scores::of(&classic).median_abs_pct);
 }
 
-/// The stated band of a call with an anchor is true by model and by the size of what is new, not only over all.
+/// The band of a call with an anchor holds by model and by the size of what is new, not only on average.
 #[test]
 fn bands_hold_by_model_and_size() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/transcripts");
     let texts = [recorded_in(&folder), recorded_in(&folder.join("long"))].concat();
-    // Of these few calls have a usage that measures: most take time and check nothing.
+    // Few of these calls have comparable usage: most only take time.
     let mut lines = lines(&texts);
     lines.retain(|line| line.source != "entireio-cc");
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
@@ -84,7 +84,7 @@ fn bands_hold_by_model_and_size() {
                 "{model}, new part below {below}: {calls} calls, {:.1} % in band",
                 share * 100.0
             );
-            // Of fewer calls, chance says more than the band.
+            // Fewer calls would show chance, not the band.
             if calls >= 40 {
                 checked += 1;
                 assert!(
@@ -97,8 +97,8 @@ fn bands_hold_by_model_and_size() {
     assert!(checked >= 8, "{checked} groups are large enough");
 }
 
-/// A client may send more than it logs. That is proven where an identical call of the session cost much less, and
-/// by nothing else: no estimate has a say.
+/// A client may send more than it records. That is proven only if an identical call of the session cost much less.
+/// Estimates prove nothing.
 #[test]
 fn input_that_a_recording_lacks_is_proven_by_an_identical_call() {
     let call = |tool: &str, result: &str, cost: u64| (tool.to_owned(), result.to_owned(), cost);
@@ -131,15 +131,15 @@ fn input_that_a_recording_lacks_is_proven_by_an_identical_call() {
     let other = |cost| call("Edit", "Another file has been updated.", cost);
     let dear = [ok.clone(), more.clone(), other(400), more.clone(), ok.clone()];
     assert_eq!(excesses(&dear), [None, Some(104), None, Some(104), None]);
-    // The cheap one may come later; another tool's call, and a few tokens, prove nothing.
+    // The cheaper call may come later. Another tool's call, or a few tokens, prove nothing.
     let late = [more.clone(), call("Bash", "The file has been updated.", 20), ok];
     assert_eq!(excesses(&late), [Some(104), None, None]);
     assert_eq!(excesses(&[other(40), other(99), other(100)]), [None, None, Some(60)]);
-    // Alike and alike dear: nothing is proven.
+    // Equal calls with the same high cost prove nothing.
     assert_eq!(excesses(&[more.clone(), more]), [None, None]);
 }
 
-/// What is reported of the last call of a session, or said in it, changes no estimate before.
+/// The usage and the text of a session's last call change no earlier estimate.
 #[test]
 fn an_estimate_never_knows_what_comes_after_it() {
     let texts = recorded();
@@ -158,7 +158,7 @@ fn an_estimate_never_knows_what_comes_after_it() {
     assert_eq!(tokens(&whole), tokens(&other));
 }
 
-/// A call of a session that was made up for one test.
+/// A call of an invented session.
 fn line(provider: &str, parts: &serde_json::Value) -> TranscriptLine {
     serde_json::from_value(serde_json::json!({
         "session": "s", "model": "m", "provider": provider, "new_parts": parts,
@@ -167,8 +167,8 @@ fn line(provider: &str, parts: &serde_json::Value) -> TranscriptLine {
     .unwrap()
 }
 
-/// Calls that are answered by pictures alone were once taken for words of the user, 17 tokens and more too
-/// little for each.
+/// Calls whose results are only pictures were once read as text of the user, and counted 17 tokens or more too low
+/// each.
 #[test]
 fn results_that_are_pictures_alone_are_results() {
     for (provider, dialect) in [
@@ -198,8 +198,8 @@ fn results_that_are_pictures_alone_are_results() {
     }
 }
 
-/// A recording tells what a client cleared before it ended: from the turn on that its rule says, the replay
-/// sends what the client sent, not what the result once was.
+/// A recording marks what its client cleared later: from the turn on that the client's rule says, the replay sends the
+/// cleared result.
 #[test]
 fn results_that_a_client_cleared_later_are_cleared_in_replay() {
     let result = |at: usize| {

@@ -1,5 +1,5 @@
-//! The rules of the source: floors look down only, files open with their promise, nothing grows too long,
-//! and what we depend on may be used.
+//! The rules of the source: floors import only lower ones, files open with their promise, functions and files stay
+//! short, and dependencies have allowed licences.
 //!
 //! Every finding names `file:line` and what to do. Reads sources as text; knows nothing of types.
 
@@ -15,7 +15,7 @@ use std::process::Command;
 
 use blanked::blanked;
 
-/// What each module may import. Every module stands here.
+/// What each module may import. Every module is listed.
 const SEES: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("dialect", &["wire"]),
@@ -51,11 +51,11 @@ const SEES: &[(&str, &[&str])] = &[
         ],
     ),
     ("main", &["cli"]),
-    // Declares them.
+    // It declares the modules.
     ("lib", &[]),
 ];
 
-/// What `proxy` and `admin` may import: not each other, and nothing above them.
+/// What `proxy` and `admin` may import: neither each other, nor anything above them.
 const BELOW_THE_LISTENERS: &[&str] = &[
     "activity",
     "tls",
@@ -208,7 +208,7 @@ fn names_are_plain_words() {
     });
 }
 
-/// Types that have one name on purpose: the four dialects' own forms of the same thing.
+/// Types that share one name on purpose: the four dialects' forms of the same thing.
 const IN_EVERY_DIALECT: &[(&str, &str)] = &[
     ("Reader", "reads a request"),
     ("ReplyStream", "what the events of a stream have told"),
@@ -220,7 +220,7 @@ const IN_EVERY_DIALECT: &[(&str, &str)] = &[
     ("UsageMembers", "what is read of a report of usage"),
 ];
 
-/// The scripted provider imports nothing of the product, so its type for the same four protocols is its own.
+/// The scripted provider imports nothing of the product, so it has its own type for the same four protocols.
 const IN_SCRIPTED_PROVIDER: &str = "Dialect";
 
 #[test]
@@ -274,8 +274,8 @@ fn declared_types_are_found() {
     assert_eq!(names, ["One", "Two", "Three", "Four", "Five", "Six", "Seven"]);
 }
 
-/// Line and name of each type that code declares, those of `members!` included. A trait names its
-/// associated types: they stand indented, and are no names of ours.
+/// Line and name of each type that code declares, those of `members!` included. The associated types of a trait are
+/// indented, and do not count.
 fn types(code: &str) -> Vec<(usize, String)> {
     let mut all = Vec::new();
     let mut is_in_members = false;
@@ -322,7 +322,7 @@ fn nothing_can_panic_by_choice() {
     });
 }
 
-/// The only file that may read what is recorded of an exchange.
+/// The only file that may read the event of an exchange.
 const RECORDER: &str = "src/proxy/state/exchange_recorder.rs";
 
 #[test]
@@ -359,7 +359,7 @@ fn what_reads_the_event_is_found() {
     }
 }
 
-/// The lines in which a field `event` is anything but the beginning of what is assigned to.
+/// The lines in which a field `event` is used other than as the beginning of an assignment's target.
 fn event_reads(code: &str) -> Vec<usize> {
     let is_inside = |c: char| c.is_alphanumeric() || c == '_';
     let mut found = Vec::new();
@@ -383,12 +383,12 @@ fn event_reads(code: &str) -> Vec<usize> {
     found
 }
 
-/// Whether a line names the event's type, which a variant is called by, too.
+/// Whether a line names the event's type, and not the variant of the same name.
 fn names_event_type(code: &str) -> bool {
     code.trim() != "Exchange," && has_word(&code.replace("InFlight::Exchange", ""), "Exchange")
 }
 
-/// Licences that we may ship in a binary under Apache-2.0 (`deny.toml` holds the same list).
+/// Licences that may be in a binary under Apache-2.0 (`deny.toml` has the same list).
 const LICENCES: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -406,7 +406,7 @@ const LICENCES: &[&str] = &[
     "Zlib",
 ];
 
-/// Crates that must not come in, and why.
+/// Crates that are not allowed, and why.
 const BANNED: &[(&str, &str)] = &[
     ("openssl-sys", "TLS is rustls: one static binary, no system library"),
     ("native-tls", "TLS is rustls"),
@@ -414,7 +414,7 @@ const BANNED: &[(&str, &str)] = &[
     ("chrono", "std::time and milliseconds are enough"),
 ];
 
-/// Crates that stand in the lock file twice, and who asks for the older one.
+/// Crates with two versions in the lock file, and which crate needs the older one.
 const TWICE: &[(&str, &str)] = &[
     ("base64", "tiktoken-rs asks for 0.22"),
     (
@@ -490,7 +490,7 @@ fn licence_expressions_are_understood() {
     }
 }
 
-/// What is installed beside Rust is named by its content, and runs nothing as it is installed.
+/// Everything that is installed besides Rust crates is pinned by a hash, and no script runs during installation.
 #[test]
 fn what_is_installed_is_pinned_by_its_content() {
     let mut found = String::new();
@@ -539,7 +539,7 @@ fn what_is_not_pinned_is_found() {
     }
 }
 
-/// Files that git keeps, from the project's root.
+/// The files in git, from the project's root.
 fn tracked() -> Vec<String> {
     let root = env!("CARGO_MANIFEST_DIR");
     let listed = Command::new("git").arg("ls-files").current_dir(root).output().unwrap();
@@ -547,9 +547,9 @@ fn tracked() -> Vec<String> {
     String::from_utf8(listed.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Lines that install something which could be another thing tomorrow.
+/// Lines that install something whose content may change.
 fn unpinned(name: &str, text: &str) -> Vec<String> {
-    /// Images of our own, and those that stand for a reader's.
+    /// Images of our own, and examples in documents.
     const OWN: [&str; 3] = ["scratch", "plimsoll:", "example.com/"];
     let digest = |text: &str, mark: &str| {
         text.split(mark)
@@ -558,7 +558,7 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
     };
     let is_list = name.ends_with("requirements.txt");
     let is_script = name.starts_with("scripts/") || name == "Makefile" || name.ends_with("/run");
-    // A line that ends with `\` goes on in the next.
+    // A line that ends with `\` continues on the next one.
     let whole = text.replace("\\\n", " ");
     let mut found = Vec::new();
     for line in
@@ -597,7 +597,7 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// Documents whose claims name their tests, and how many they name at least.
+/// Documents whose claims name their tests, and the least number of tests in each.
 const TABLES_OF_TESTS: &[(&str, usize)] = &[
     ("docs/threats.md", 60),
     ("docs/limits.md", 50),
@@ -605,7 +605,7 @@ const TABLES_OF_TESTS: &[(&str, usize)] = &[
     ("docs/keeping.md", 1),
 ];
 
-/// A threat that is said to be held off has a test that tries it, and a limit one that reaches it.
+/// Each threat that is said to be prevented has a test that tries it, and each limit one that reaches it.
 #[test]
 fn every_test_that_documents_name_exists() {
     let mut code = String::new();
@@ -614,7 +614,7 @@ fn every_test_that_documents_name_exists() {
             code.push_str(&std::fs::read_to_string(file).unwrap());
         }
     }
-    // Metrics have our name before them; error codes stand in the code as text.
+    // Metrics begin with our name; error codes are in the code as text.
     let is_test = |name: &&str| {
         name.matches('_').count() > 2
             && !name.starts_with("plimsoll_")
@@ -623,10 +623,10 @@ fn every_test_that_documents_name_exists() {
     };
     for (document, least) in TABLES_OF_TESTS {
         let text = std::fs::read_to_string(document).unwrap();
-        // Blocks of commands are no names, and their fences would shift what stands between backticks.
+        // Code blocks contain no test names, and their fences would confuse the search for backticks.
         let text: String = text.split("```").step_by(2).collect();
         let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_test).collect();
-        assert!(named.len() >= *least, "{document} names next to nothing: {named:?}");
+        assert!(named.len() >= *least, "{document} names hardly any test: {named:?}");
         for name in named {
             let is_there = code.contains(&format!("fn {name}("));
             assert!(is_there, "{document} names {name}: no such test");
@@ -652,20 +652,20 @@ fn the_reader_of_this_test_is_not_fooled() {
     assert!(has_word("use tokio::net", "tokio") && !has_word("tokio_like", "tokio"));
 }
 
-/// Upper parts that nothing below may see.
+/// Parts that no other part may import.
 fn is_upper(part: &str) -> bool {
     matches!(part, "cli" | "demo" | "replay")
 }
 
 /// A source file as the checks see it.
 struct Source {
-    /// From the project's root.
+    /// Path from the project's root.
     name: String,
     /// First component under a `src`, without `.rs`.
     part: String,
-    /// As it stands.
+    /// Unchanged.
     text: String,
-    /// Comments and literals blanked, tests cut off; lines stay where they are.
+    /// Comments and literals blanked, tests removed; the line numbers are the same.
     code: String,
 }
 
@@ -680,13 +680,13 @@ impl Source {
         Self { name: name.to_owned(), part: part.to_owned(), text: text.to_owned(), code }
     }
 
-    /// Numbered lines of the product's code: comments and literals blanked, tests left out.
+    /// Numbered lines of the product's code: comments and literals blanked, tests removed.
     fn product(&self) -> impl Iterator<Item = (usize, &str)> {
         self.code.lines().enumerate().map(|(at, line)| (at + 1, line))
     }
 }
 
-/// Where the test module begins: it stands last in a file. One that has a file of its own is a line.
+/// Where the test module begins, which is last in a file. A module in a file of its own does not count.
 fn tests_at(code: &str) -> Option<usize> {
     code.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(|at| {
         code[*at..]
@@ -727,7 +727,7 @@ fn check(rule: impl Fn(&Source, &mut dyn FnMut(usize, String))) {
     assert!(found.is_empty(), "\n{found}");
 }
 
-/// Modules that a file declares for tests alone, as paths without `.rs`.
+/// Modules that a file declares only for tests, as paths without `.rs`.
 fn test_modules(name: &str, text: &str) -> Vec<String> {
     let here = name.trim_end_matches(".rs").trim_end_matches("/mod").trim_end_matches("/lib");
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
@@ -838,7 +838,7 @@ fn functions(file: &Source) -> Vec<(usize, String, usize)> {
     all
 }
 
-/// What cargo knows of the packages in this build, without the network.
+/// Cargo's metadata of the packages in this build, without the network.
 fn metadata() -> serde_json::Value {
     let out = Command::new(env!("CARGO"))
         .args([
@@ -857,7 +857,7 @@ fn metadata() -> serde_json::Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// Whether an SPDX expression can be satisfied from [`LICENCES`].
+/// Whether an SPDX expression can be satisfied with [`LICENCES`].
 fn licence_allowed(expression: &str) -> bool {
     let spaced = expression
         .replace('/', " OR ")

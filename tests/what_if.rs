@@ -1,4 +1,4 @@
-//! What a policy would have done to recorded sessions, on sessions whose sums can be report by hand.
+//! What a policy would have done to recorded sessions, with sessions whose sums can be computed by hand.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,22 +10,22 @@ use plimsoll::replay::transcript::TranscriptLine;
 use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
 
-/// What each call of the session brings, tokens: a result, and a few words around it.
+/// Tokens of the result that each call adds; some words come with it.
 const RESULT: usize = 3_000;
 
-/// A session of one tool loop: every call brings a large result, the provider caches all but that. Of so
-/// many files the first is read again after the last.
+/// A session of one tool loop: every call adds a large result, and the provider caches everything before it. With fewer
+/// files than calls, the first file is read again after the last.
 fn session(calls: u64, files: u64) -> Vec<TranscriptLine> {
     session_of(("gpt-4.1", "openai"), calls, files, RESULT)
 }
 
-/// The same of a model, with results of so many tokens.
+/// The same with another model, and results of this many tokens.
 fn session_of(of: (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<TranscriptLine> {
     recorded(of, calls, files, tokens, |_| &[])
 }
 
-/// The same as it was recorded, with what is noted of each call. `cold`: of what was sent before, the cache holds the
-/// system prompt and the tools alone.
+/// The same as a recording, with flags for each call. `cold`: of what was sent before, the cache has only system prompt
+/// and tools.
 fn recorded(
     (model, provider): (&str, &str),
     calls: u64,
@@ -80,7 +80,7 @@ fn a_policy_that_does_nothing_changes_nothing() {
     assert_eq!((report.calls, report.priced_calls), (30, 30));
     assert_eq!(report.under_policy, report.as_it_was);
     assert!(report.as_it_was.dollars > 0.0 && report.events.is_empty(), "{report:?}");
-    // 30 calls of 5,000 and what came before each.
+    // 30 calls, each with 5,000 tokens and what earlier calls added.
     assert_eq!(report.as_it_was.input, 30 * 5_000 + (0..30).sum::<u64>() * 3_100);
 }
 
@@ -90,26 +90,27 @@ fn old_results_are_cut_in_batches_and_stay_cut() {
     let report = played("prune", policy, 30);
     let cuts: Vec<u64> = report.events.iter().map(|event| event.call).collect();
     assert!(report.events.iter().all(|event| event.change == Change::Cut), "{report:?}");
-    // Four results are the first that are enough, behind those that are protected.
+    // Behind the protected results, four results are needed for a cut.
     assert!(cuts.len() >= 16 && (6..=8).contains(&cuts[0]), "{cuts:?}");
     let batches = cuts.chunk_by(|one, other| one == other).map(<[u64]>::len);
     assert!(batches.clone().all(|batch| batch >= 4), "{cuts:?}");
-    // Each is left out of every call from then on.
+    // Each cut result is missing in every later call.
     let left_out: u64 = cuts.iter().map(|call| (31 - call) * 2_900).sum();
     let (before, after) = (report.as_it_was.input, report.under_policy.input);
     assert!(before - after > left_out && before - after < left_out * 12 / 10, "{report:?}");
     assert!(report.savings.removed.abs_diff(before - after) * 100 < before - after, "{report:?}");
-    // A cut breaks the cache from there on.
+    // A cut breaks the cache from its place on.
     assert!(report.savings.reprocessed > 0 && report.savings.money.broken > 0.0, "{report:?}");
     assert!(report.under_policy.cache_read < report.as_it_was.cache_read, "{report:?}");
 }
 
-/// What the ledger says was saved is what the calls cost less: what is claimed is what is left out, and what a cut broke
-/// is what is processed again.
+/// The ledger's net saving equals the difference in the cost of the calls: the claim is what was left out, and what a
+/// cut broke is what was processed again.
 #[test]
 fn the_net_is_what_the_calls_cost_less() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
-    // Now and then the cache has gone cold, where nothing is cut: a cut then would be taken for the cause.
+    // Sometimes the cache is cold where nothing is cut. If something were cut there, the cut would be taken for the
+    // cause.
     let flags: fn(u64) -> &'static [&'static str] =
         |call| if [19, 27].contains(&call) { &["cold"] } else { &[] };
     for (model, provider) in
@@ -125,7 +126,7 @@ fn the_net_is_what_the_calls_cost_less() {
     }
 }
 
-/// A call with more cuts than a turn stores tells all of them, and what they broke and saved is that of all.
+/// A call with more cuts than a turn stores reports all of them, and their total effect.
 #[test]
 fn a_batch_larger_than_the_listed_steps_is_reported_whole() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 900\nprotect_messages = 0\nmin_saving_tokens = 25000\n[compact]\nengine = \"off\"\n";
@@ -139,14 +140,14 @@ fn a_batch_larger_than_the_listed_steps_is_reported_whole() {
     assert!((net - less).abs() < broken / 100.0, "{net} is not {less}, {broken} broken");
 }
 
-/// Results that are cut and whose call comes again are report: the agent would have had to ask.
+/// A cut result whose call is repeated later is counted: the agent would have had to call again.
 #[test]
 fn what_is_asked_for_again_after_it_was_cut_is_counted() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
     let never = played_of("never-again", policy, &session(30, 30));
     assert!(never.results_cut >= 16 && never.requested_again == 0, "{never:?}");
     assert_eq!(never.results_cut, never.events.len() as u64);
-    // Of ten files each is read three times: what is cut of the first two times is asked for again.
+    // Each of ten files is read three times. What is cut of the first two readings is called again.
     let repeats = played_of("again", policy, &session(30, 10));
     assert_eq!(repeats.results_cut, never.results_cut, "{repeats:?}");
     let read_twice = repeats.events.iter().filter(|event| event.call <= 20).count() as u64;
@@ -161,15 +162,15 @@ fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\n";
     let report = played("compact", policy, 40);
     let compacted = report.events.iter().filter(|event| event.change == Change::Compacted);
-    // Room for seven results after each: 40 calls fill it at least three times.
+    // Seven results fit after each compaction: 40 calls fill the window at least three times.
     assert!(compacted.clone().count() >= 3, "{report:?}");
     assert!(compacted.clone().all(|event| event.tokens_after < 1_000), "{report:?}");
     assert!(report.summaries >= 2 && report.spent_on_summaries.dollars > 0.0, "{report:?}");
     assert!(report.under_policy.input * 2 < report.as_it_was.input, "{report:?}");
 }
 
-/// Many recordings tell what went in but not what came out of a call: nothing grows from it, but what went in was
-/// paid for, and what a policy leaves out of it is saved.
+/// Many recordings have the input but not the output of a call. Such a call is no anchor, but its input was paid for,
+/// and what a policy leaves out of it is saved.
 #[test]
 fn a_call_whose_output_is_not_known_was_paid_for() {
     let flags: fn(u64) -> &'static [&'static str] =
@@ -186,8 +187,8 @@ fn a_call_whose_output_is_not_known_was_paid_for() {
     );
 }
 
-/// Large results in a window that holds six of them, the newest four protected. At every pressure one result
-/// could go, which would break the cache each turn and buy room for one turn.
+/// Large results in a window for six of them, the newest four protected. Under pressure, one result could be cut in
+/// each turn, which would break the cache each time and make room for one turn only.
 #[test]
 fn one_cut_makes_room_for_several_turns() {
     let session = session_of(("claude-sonnet-4-5", "anthropic"), 30, 30, 25_000);
@@ -205,7 +206,7 @@ fn one_cut_makes_room_for_several_turns() {
     assert!(report.0 > 20 && report.1 * 2 <= report.0 && report.3 < 0.7 * report.2, "{report:?}");
 }
 
-/// What a new cut breaks of the cache begins where it stands in what is sent, not in what came.
+/// A new cut breaks the cache from its place in what is sent, not in what came.
 #[test]
 fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 2000\n[compact]\nengine = \"off\"\n";
@@ -213,12 +214,12 @@ fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
     let calls = report.events.iter().map(|event| event.call);
     let late = calls.filter(|call| *call > 10).count() as u64;
     assert!(late >= 15, "{report:?}");
-    // Each time the result behind it is processed again, wherever it stood in the whole history.
+    // Each time the result after it is processed again, wherever it was in the whole history.
     assert!(report.savings.reprocessed > late * 3_000, "{}", report.savings.reprocessed);
 }
 
-/// As live: a request that does not fit uses the summary that was prepared, which covers one result, before
-/// another one is written. The next is written once it is still too full.
+/// As in the proxy: a request that does not fit uses the prepared summary, which covers one result, before another one
+/// is written. The next one is written if the request is still too large.
 #[test]
 fn a_prepared_summary_is_used_before_another_is_written() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\nprepare = 0.5\n";
@@ -229,7 +230,7 @@ fn a_prepared_summary_is_used_before_another_is_written() {
     assert!(before.len() >= 3 && before.iter().all(is_one), "{before:?}");
 }
 
-/// As live: whoever looks for a compaction that never came finds the reason.
+/// As in the proxy, the reason is reported if a compaction cannot be made.
 #[test]
 fn why_a_history_could_not_be_compacted_is_counted() {
     let policy = "[prune]\ngate = []\n[model.\"gemini-2.5-pro\"]\nwindow_tokens = 60000\n[compact]\nengine = \"provider\"\n";

@@ -174,7 +174,7 @@ mod tests {
         AdminPeer::Address { address: "127.0.0.1:5".parse().unwrap(), loopback }
     }
 
-    /// Asked for what is open to everybody, at a listener on loopback.
+    /// Asks the listener on loopback for what everybody may see.
     fn open(target: &str, headers: &[(&'static str, &str)]) -> Result<AdminRole, AdminRefusal> {
         judge(&request(target, headers), AdminRole::Anybody, by_port(true), &access())
     }

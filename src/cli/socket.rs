@@ -158,7 +158,7 @@ mod tests {
         assert!(!answers(folder.path()).await);
         let (_live, live_file) = listen(folder.path()).await.unwrap();
         drop(file);
-        assert!(answers(folder.path()).await, "who came before does not take it away");
+        assert!(answers(folder.path()).await, "the earlier process does not remove it");
         let refused = listen(folder.path()).await.err().unwrap();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         assert!(answers(folder.path()).await);

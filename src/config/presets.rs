@@ -120,7 +120,7 @@ mod tests {
             (prune.protect_turns, prune.protect_tokens, prune.stop_at_cut),
             (3, 40_000, true)
         );
-        // Of two keys that cannot both hold, the said one holds.
+        // Of two keys that exclude each other, the one that is written in the configuration counts.
         let config = meant("preset = \"claude-code\"\n[prune]\npressure = 0.5");
         assert!((config.policy.prune.threshold(180_000) - 90_000.0).abs() < 1e-9);
         let config = meant("preset = \"claude-code\"\n[compact]\nthreshold = 0.5");

@@ -166,7 +166,7 @@ async fn a_line_sums_up_what_its_turns_report(store: &impl Store) {
     let here = scope("t", "s");
     let records = vec![turn(1, &reported(100), 10), turn(2, &reported(50), 30), turn(3, "odd", 20)];
     store.put_if_absent(here.clone(), records).await.unwrap();
-    // What was there before is not counted again.
+    // Records that existed before are not counted again.
     let cut = Record { kind: RecordKind::Cut, ..turn(9, "c", 40) };
     store.put_if_absent(here, vec![turn(1, &reported(100), 10), cut]).await.unwrap();
     let line = store.scopes(ScopePage::first(1)).await.unwrap().remove(0);
@@ -220,7 +220,7 @@ async fn a_dropped_scope_is_gone(store: &impl Store) {
     assert_eq!(store.scan(scope("t", "s"), 99).await.unwrap(), []);
 }
 
-/// Forgets until there is no more to do; answers what went.
+/// Deletes until there is nothing more to delete, and returns what was deleted.
 async fn expire(store: &impl Store, before: Millis, max_bytes: u64) -> SweepStep {
     let mut gone = SweepStep::default();
     loop {
@@ -243,7 +243,7 @@ async fn what_is_old_expires(store: &impl Store) {
     learned(store).await;
     for n in 0..200 {
         let here = scope("t", &format!("s{n}"));
-        // Begun long ago, used when its name says.
+        // The session began long ago and was last used at the time in its name.
         store.put_if_absent(here.clone(), vec![turn(1, "first", 0)]).await.unwrap();
         store.put_if_absent(here, vec![turn(2, "last", n)]).await.unwrap();
     }
@@ -255,7 +255,7 @@ async fn what_is_old_expires(store: &impl Store) {
     assert_eq!(store.scopes(ScopePage::first(999)).await.unwrap().len(), 50);
     let learned = store.get(scope("", "~"), RecordKind::Learned, 1).await.unwrap();
     assert_eq!(learned, Some("kept".into()));
-    // The session that is in use outlives any time.
+    // A session in use is kept whatever the time limit is.
     expire(store, Millis::MAX, u64::MAX).await;
     assert_eq!(store.scopes(ScopePage::first(999)).await.unwrap().len(), 1);
 }
@@ -278,8 +278,8 @@ async fn what_is_too_much_expires(store: &impl Store) {
     assert_eq!(learned, Some("kept".into()));
 }
 
-/// A decision and what it rests on: reasoning, summaries and words, however old, stay while the session
-/// is in use, and go with it.
+/// While a session is in use, its decisions and what they depend on (reasoning, summaries, texts) stay, however old
+/// they are. They are deleted with the session.
 async fn a_session_goes_as_a_whole(store: &impl Store) {
     let kinds = RecordKind::ALL.iter().copied().filter(|kind| *kind != RecordKind::Learned);
     let old = |kind| Record { kind, ..turn(1, "old", 1) };
@@ -307,7 +307,7 @@ async fn a_session_goes_as_a_whole(store: &impl Store) {
         Some("in use".into())
     );
     assert_eq!(store.session_by_fingerprint("t".into(), vec![7]).await.unwrap(), None);
-    // A name that is used again begins anew, and may leave the signs that the one before it left.
+    // If the name is used again, that is a new session. It may leave the same fingerprints as the deleted one.
     let again =
         vec![turn(5, "again", 40), Record { kind: RecordKind::Fingerprint, ..turn(7, "", 40) }];
     store.put_if_absent(unused.clone(), again).await.unwrap();
@@ -318,7 +318,7 @@ async fn a_session_goes_as_a_whole(store: &impl Store) {
     );
 }
 
-/// Two instances; `US` is the one that looks.
+/// Two instances. `US` is the one that adopts drafts.
 const US: u64 = 1;
 const THEM: u64 = u64::MAX;
 
@@ -329,7 +329,7 @@ fn draft(key: u128, input: u64) -> Draft {
 
 async fn drafts_of_who_is_gone_become_turns(store: &impl Store) {
     store.put_drafts(THEM, vec![draft(1, 1), draft(2, 2)], Vec::new()).await.unwrap();
-    // The newest counts, one ended, and none is a fact.
+    // Of draft 1 the newer version counts, draft 2 ended, and neither is a fact yet.
     store.put_drafts(THEM, vec![draft(1, 40)], vec![2]).await.unwrap();
     store.put_drafts(US, vec![draft(3, 3)], Vec::new()).await.unwrap();
     assert_eq!(store.scopes(ScopePage::first(9)).await.unwrap(), []);
@@ -347,7 +347,7 @@ async fn a_turn_takes_its_draft_away(store: &impl Store) {
     let ended = turn(1, r#"{"kind":"turn","usage":{"input":50},"outcome":"complete"}"#, 10);
     let put = store.put_if_absent(scope("t", "s"), vec![ended.clone()]).await.unwrap();
     assert_eq!(put, [WriteOutcome::Written]);
-    // One that was on its way to the store meanwhile is worth nothing.
+    // A draft that arrives at the store too late is ignored.
     store.put_drafts(THEM, vec![draft(1, 45)], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [ended]);
@@ -355,7 +355,8 @@ async fn a_turn_takes_its_draft_away(store: &impl Store) {
     assert_eq!((line.turns, line.input), (1, 50));
 }
 
-/// Neither does a turn that expired come back from its draft, nor does another record of that key take one away.
+/// A turn that expired does not come back from its draft. Another kind of record with the same key does not remove a
+/// draft.
 async fn a_draft_goes_with_its_turn_alone(store: &impl Store) {
     let other = Draft { scope: scope("t", "other"), ..draft(2, 7) };
     store.put_drafts(THEM, vec![draft(1, 40), other], Vec::new()).await.unwrap();
@@ -368,7 +369,7 @@ async fn a_draft_goes_with_its_turn_alone(store: &impl Store) {
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
-/// An instance was taken for dead and was not: what it says at the end holds, and counts once.
+/// An instance was taken for dead, but was alive: the turn that it writes at the end counts, once.
 async fn a_turn_takes_the_place_of_one_that_was_interrupted(store: &impl Store) {
     store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap().len(), 1);
@@ -389,7 +390,7 @@ async fn the_drafts_of_who_lives_stay(store: &impl Store) {
     store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
     assert_eq!(adopt().await.unwrap(), [], "seen for the first time");
     tokio::time::sleep(LEASE).await;
-    // A beat says that it lives, with nothing new.
+    // An empty write shows that the instance is alive.
     store.put_drafts(THEM, Vec::new(), Vec::new()).await.unwrap();
     assert_eq!(adopt().await.unwrap(), []);
     tokio::time::sleep(LEASE).await;
@@ -404,7 +405,7 @@ async fn drafts_go_with_their_scope(store: &impl Store) {
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
-/// What was in flight when a scope was deleted is not kept; what is begun afterwards is.
+/// What was in flight when a scope was deleted is not kept. What begins afterwards is.
 async fn a_deleted_scope_stays_deleted(store: &impl Store) {
     let (here, before) = (scope("t", "s"), Instant::now());
     store.put_if_absent(here.clone(), vec![turn(1, "a", 1)]).await.unwrap();
@@ -425,7 +426,7 @@ async fn a_deleted_scope_stays_deleted(store: &impl Store) {
     assert!(matches!(late, Err(StoreError::Deleted)), "{late:?}");
     let keys: Vec<u128> = store.scan(here, 9).await.unwrap().iter().map(|it| it.key).collect();
     assert_eq!(keys, [4, 5]);
-    // Another's session of that name is another.
+    // Another tenant's session of that name is another session.
     let put = store.put(scope("u", "s"), vec![turn(1, "u", 1)], Precondition::since(before)).await;
     assert_eq!(put.unwrap(), [WriteOutcome::Written]);
 }

@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(line.len(), 1);
     }
 
-    /// Without the secret nothing can be found: it is waited for, as the file is.
+    /// Without the secret no record can be found, so the store waits for it as it does for the file.
     #[tokio::test]
     async fn a_secret_that_cannot_be_read_is_waited_for() {
         let folder = conformance::folder();

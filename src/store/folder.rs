@@ -176,11 +176,11 @@ mod tests {
         assert_eq!(mode(folder.path()), 0o1777);
     }
 
-    /// A volume in Kubernetes is root's, with a group of ours: it must serve.
+    /// A volume in Kubernetes belongs to root, with one of our groups. It must be usable.
     #[test]
     fn a_folder_of_another_user_is_told_and_served() {
         if !rustix::process::geteuid().is_root() {
-            // Nobody else gives folders away; but root's are there to look at.
+            // Only root can give a folder away, so a folder of root's is used instead.
             let warnings = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
             assert!(warnings.contains("belongs to another user (id 0)"), "{warnings}");
             return;
@@ -205,7 +205,7 @@ mod tests {
         assert!(lock(&home.path().join("missing")).unwrap().is_none(), "nothing can be locked");
     }
 
-    /// A loop of links is no file that is merely missing.
+    /// A symbolic link to itself is an error, not a missing file.
     #[test]
     fn a_file_that_cannot_be_looked_at_is_an_error() {
         let home = crate::store::conformance::folder();

@@ -326,7 +326,7 @@ mod tests {
         let now = Instant::now();
         let ago = |ago: Duration| now.checked_sub(ago).unwrap();
         let minute = Duration::from_secs(60);
-        // The first of them by name is not the oldest.
+        // The first one by name is not the oldest.
         store.tombstones().extend((0..TOMBSTONES - 1).map(|n| (scope(n), ago(minute))));
         store.tombstones().insert(scope(5), ago(2 * minute));
         store.tombstones().insert(scope(TOMBSTONES), ago(TOMBSTONE_LIFE));

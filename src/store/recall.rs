@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Lets the rest after its last failure pass.
+    /// Sets the time of the last failure back, so that the pause after it is over.
     fn rests(recall: &Recall) {
         let mut state = recall.state();
         let long_ago = Instant::now().checked_sub(rest(state.failures)).unwrap();
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(fails().await, RecallOutcome::Failed);
         rests(&recall);
         assert_eq!(fails().await, RecallOutcome::Failed);
-        // As long as it rested after the first.
+        // Only the pause of a first failure has passed, and this was the second.
         let at = Instant::now().checked_sub(rest(1)).unwrap();
         recall.state().progress = RecallProgress::Failed { at };
         assert!(matches!(recall.begin(), RecallStart::Failed));

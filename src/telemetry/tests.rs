@@ -1,4 +1,4 @@
-//! What is told comes out as metrics, lines and live events, and nothing private with it.
+//! Exchanges become metrics, log lines and live events, without anything private in them.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::{Dialect, Note, PartIndex, Purpose, Span, StopReason, Usage};
 
-/// A place for log lines that the test can read.
+/// A log whose lines the test can read.
 #[derive(Clone, Default)]
 struct Page(Arc<Mutex<Vec<u8>>>);
 
@@ -63,7 +63,7 @@ fn estimate(tokens: u64) -> Estimate {
     }
 }
 
-fn told() -> Exchange {
+fn sample_exchange() -> Exchange {
     Exchange {
         upstream: Some("anthropic".into()),
         dialect: Some(Dialect::Anthropic),
@@ -110,7 +110,7 @@ fn logged(form: LogFormat, exchange: Exchange) -> String {
     page.text()
 }
 
-/// One metric's value.
+/// The value of one series.
 fn value(rendered: &str, series: &str) -> f64 {
     let line = rendered.lines().find(|line| line.starts_with(&format!("{series} ")));
     let line = line.unwrap_or_else(|| panic!("{series} is not there:\n{rendered}"));
@@ -120,7 +120,7 @@ fn value(rendered: &str, series: &str) -> f64 {
 #[test]
 fn a_line_for_people() {
     assert_eq!(
-        logged(LogFormat::Text, told()),
+        logged(LogFormat::Text, sample_exchange()),
         "2025-11-21T04:40:00.123Z anthropic POST /v1/messages 200 complete id=6920f0a100000001 \
          model=claude-sonnet-4-5 session=a-session thread=0123456789abcdef stop=tool_use \
          input=51790 output=2000 cache_read=50000 estimated=52100 (51900–52300) actual=51790 error=+310 (+0.6%) \
@@ -128,20 +128,20 @@ fn a_line_for_people() {
     );
 }
 
-/// Written from whole numbers, as `{:+} ({:+.1}%)` would write it.
+/// Computed with integers; the expected text is that of `{:+} ({:+.1}%)`.
 #[test]
 fn an_error_is_told_with_its_sign_and_to_a_tenth_of_a_percent() {
-    let actual = told().usage.input.unwrap();
+    let actual = sample_exchange().usage.input.unwrap();
     for error in [-51_000, -12_345, -517, -52, -5, 0, 5, 52, 517, 12_345, 123_456, 9_999_999] {
         let estimate = Some(estimate((actual as i64 + error) as u64));
-        let line = logged(LogFormat::Text, Exchange { estimate, ..told() });
+        let line = logged(LogFormat::Text, Exchange { estimate, ..sample_exchange() });
         let percent = error as f64 / actual as f64 * 100.0;
         let wanted = format!(" error={error:+} ({percent:+.1}%) ");
         assert!(line.contains(&wanted), "{wanted} is not in {line}");
     }
 }
 
-/// Prometheus sees no increase in a counter that first appears at 1: what alerts ask for is there before.
+/// Prometheus sees no increase in a counter that first appears at 1, so the counters that alerts use start at 0.
 #[test]
 fn what_alerts_ask_for_begins_at_zero() {
     let telemetry = Telemetry::silent().unwrap();
@@ -167,25 +167,25 @@ fn what_alerts_ask_for_begins_at_zero() {
     assert_eq!(value(&page, r#"plimsoll_connections_turned_total{end="closed"}"#), 1.0);
 }
 
-/// The wait for a summary stands beside our own time, and not in it.
+/// The wait for a summary is a field of its own, not part of the overhead.
 #[test]
 fn the_wait_for_a_summary_has_a_field_of_its_own() {
-    let waited = Exchange { compaction_wait_us: Some(1_204_000), ..told() };
+    let waited = Exchange { compaction_wait_us: Some(1_204_000), ..sample_exchange() };
     let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms summary_wait=1204.0ms"), "{line}");
-    assert!(!logged(LogFormat::Text, told()).contains("summary_wait"));
+    assert!(!logged(LogFormat::Text, sample_exchange()).contains("summary_wait"));
 }
 
-/// So does a long wait for a session.
+/// So is a long wait for a session.
 #[test]
 fn a_long_first_load_has_a_field_of_its_own() {
-    let waited = Exchange { session_load_us: Some(1_004_000), ..told() };
+    let waited = Exchange { session_load_us: Some(1_004_000), ..sample_exchange() };
     let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms session_load=1004.0ms"), "{line}");
-    assert!(!logged(LogFormat::Text, told()).contains("session_load"));
+    assert!(!logged(LogFormat::Text, sample_exchange()).contains("session_load"));
 }
 
-/// What a known agent would have predicted stands beside ours, each with its error.
+/// The prediction by an agent's rules is counted beside ours, each with its error.
 #[test]
 fn the_classic_count_stands_beside_ours() {
     let rules = "micro-compact".into();
@@ -198,21 +198,21 @@ fn the_classic_count_stands_beside_ours() {
         system: 0,
         tools: 0,
     };
-    let told = Exchange { classic: Some(classic), ..told() };
-    let line = logged(LogFormat::Text, told.clone());
+    let exchange = Exchange { classic: Some(classic), ..sample_exchange() };
+    let line = logged(LogFormat::Text, exchange.clone());
     let both = "error=+310 (+0.6%) method=anchored classic=56969 (micro-compact) \
                 classic_error=+5179 (+10.0%) ";
     assert!(line.contains(both), "{line}");
     let line: serde_json::Value =
-        serde_json::from_str(&logged(LogFormat::Json, told.clone())).unwrap();
+        serde_json::from_str(&logged(LogFormat::Json, exchange.clone())).unwrap();
     assert_eq!((&line["error"], &line["classic_error"]), (&310.into(), &5_179.into()));
     assert_eq!(line["classic"]["rules"], "micro-compact");
 
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.report(told.clone());
-    // What cannot be compared is not counted.
-    let usage = Usage { input: None, ..told.usage.clone() };
-    telemetry.report(Exchange { usage, ..told });
+    telemetry.report(exchange.clone());
+    // Without reported input there is nothing to compare.
+    let usage = Usage { input: None, ..exchange.usage.clone() };
+    telemetry.report(Exchange { usage, ..exchange });
     let rendered = telemetry.render();
     let by = "context=\"10k_to_100k\",family=\"claude\",method=\"anchored\"";
     let under = |name: &str, by: &str, le: &str| {
@@ -223,13 +223,13 @@ fn the_classic_count_stands_beside_ours() {
     assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
 }
 
-/// The same error weighs more on what was new alone, and next to nothing is not measured in percent.
+/// The same error is a larger share of the new part alone. A very small new part is not measured in percent.
 #[test]
 fn the_new_part_alone_is_measured_where_it_is_large_enough() {
     let telemetry = Telemetry::silent().unwrap();
     for new in [1_310, 410, 0] {
         let estimate = Some(Estimate { new, ..estimate(52_100) });
-        telemetry.report(Exchange { estimate, ..told() });
+        telemetry.report(Exchange { estimate, ..sample_exchange() });
     }
     let page = telemetry.render();
     let under = |le: &str| {
@@ -250,7 +250,7 @@ fn what_is_not_known_is_left_out() {
 
 #[test]
 fn a_line_for_machines() {
-    let line = logged(LogFormat::Json, told());
+    let line = logged(LogFormat::Json, sample_exchange());
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["timestamp"], "2025-11-21T04:40:00.123Z");
     assert_eq!(line["usage"]["input"], 51_790);
@@ -260,13 +260,14 @@ fn a_line_for_machines() {
     assert_eq!(line["outcome"], "complete");
 }
 
-/// A client names sessions and models: it must not be able to write lines of its own.
+/// A client chooses the names of sessions and models. It must not be able to write log lines with them.
 #[test]
 fn a_client_cannot_forge_lines() {
     let forged = "x\n2025-11-21T04:40:00.123Z anthropic POST / 200";
     let session = Some(forged.into());
     let path = format!("/v1/{}", "long".repeat(500));
-    let exchange = Exchange { session, model: Some(forged.into()), path: path.into(), ..told() };
+    let exchange =
+        Exchange { session, model: Some(forged.into()), path: path.into(), ..sample_exchange() };
     let text = logged(LogFormat::Text, exchange.clone());
     assert_eq!(text.lines().count(), 1);
     assert!(text.len() < 1_000, "{text}");
@@ -276,12 +277,12 @@ fn a_client_cannot_forge_lines() {
 #[test]
 fn an_exchange_counts_once_everywhere() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.report(told());
+    telemetry.report(sample_exchange());
     telemetry.report(Exchange {
         estimate: Some(estimate(51_790)),
         fail_open: vec![FailOpen::CommitLate],
         notes: vec![Note::UnknownPart],
-        ..told()
+        ..sample_exchange()
     });
     telemetry.report(Exchange { status: Some(529), outcome: Outcome::Refused, ..blank() });
     let page = telemetry.render();
@@ -333,7 +334,7 @@ fn the_calibration_of_a_model_is_shown() {
 #[test]
 fn an_estimate_that_was_too_low_is_below_zero() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.report(Exchange { estimate: Some(estimate(50_000)), ..told() });
+    telemetry.report(Exchange { estimate: Some(estimate(50_000)), ..sample_exchange() });
     let page = telemetry.render();
     let ratio = "plimsoll_estimate_error_ratio";
     let by = r#"context="10k_to_100k",family="claude",method="anchored""#;
@@ -341,48 +342,50 @@ fn an_estimate_that_was_too_low_is_below_zero() {
     assert!(value(&page, &format!("{ratio}_sum{{{by}}}")) < -0.03);
 }
 
-/// Without reported usage an estimate is not compared; a stream that was cut had reported its input before.
+/// Without reported usage an estimate is not compared. A stream that broke off may have reported its input before.
 #[test]
 fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.report(Exchange { usage: Usage::default(), ..told() });
+    telemetry.report(Exchange { usage: Usage::default(), ..sample_exchange() });
     assert!(!telemetry.render().contains("plimsoll_estimates_comparable_total{"));
     let cut = Usage { input: Some(52_000), lower_bound: true, ..Usage::default() };
-    telemetry.report(Exchange { usage: cut.clone(), ..told() });
+    telemetry.report(Exchange { usage: cut.clone(), ..sample_exchange() });
     let page = telemetry.render();
     let by = "{family=\"claude\",method=\"anchored\"}";
     assert_eq!(value(&page, &format!("plimsoll_estimates_comparable_total{by}")), 1.0);
-    let line = logged(LogFormat::Text, Exchange { usage: cut, ..told() });
+    let line = logged(LogFormat::Text, Exchange { usage: cut, ..sample_exchange() });
     assert!(line.contains(" actual=52000 error=+100 (+0.2%) "), "{line}");
 }
 
-/// A band stands beside the number that it is of, and nowhere else.
+/// A band is logged only with the estimate that it belongs to.
 #[test]
 fn a_number_of_an_agents_rules_has_no_band() {
-    let mut ruled = told();
+    let mut ruled = sample_exchange();
     ruled.estimate.as_mut().unwrap().tokens = 51_000;
     let line = logged(LogFormat::Text, ruled);
     assert!(line.contains(" estimated=51000 actual="), "{line}");
 }
 
-/// Messages that would be fewer than none are 0: a warning says so, and is counted.
+/// If the messages would have fewer than 0 tokens, they are shown as 0, with a warning that is counted.
 #[test]
 fn a_breakdown_that_is_capped_is_counted_and_logged() {
     let telemetry = Telemetry::silent().unwrap();
-    let mut capped = told();
+    let mut capped = sample_exchange();
     capped.estimate.as_mut().unwrap().breakdown.capped = true;
     telemetry.report(capped.clone());
-    telemetry.report(told());
+    telemetry.report(sample_exchange());
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_breakdowns_capped_total{family=\"claude\"}"), 1.0);
     assert!(logged(LogFormat::Text, capped).contains(" breakdown=capped"));
-    assert!(!logged(LogFormat::Text, told()).contains(" breakdown="));
+    assert!(!logged(LogFormat::Text, sample_exchange()).contains(" breakdown="));
 }
 
 #[test]
 fn models_past_the_limit_are_other() {
     let telemetry = Telemetry::silent().unwrap();
-    let asked = |model: String| telemetry.report(Exchange { model: Some(model.into()), ..told() });
+    let asked = |model: String| {
+        telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() });
+    };
     (0..MODELS + 7).for_each(|number| asked(format!("model-{number}")));
     asked("model-0".into());
     asked("x".repeat(300));
@@ -401,7 +404,7 @@ fn models_past_the_limit_are_other() {
 fn odd_model_names_are_other() {
     let telemetry = Telemetry::silent().unwrap();
     for odd in ["tell me a secret", "a\"b", "a\nb", &"x".repeat(81)] {
-        telemetry.report(Exchange { model: Some(odd.into()), ..told() });
+        telemetry.report(Exchange { model: Some(odd.into()), ..sample_exchange() });
     }
     let page = telemetry.render();
     assert!(!page.contains("secret") && page.contains("model=\"other\""));
@@ -431,7 +434,7 @@ fn rewritten() -> Exchange {
         ..ExchangeSavings::default()
     };
     let done = RewriteSummary::of(&steps, Mode::Active);
-    Exchange { done, saved: Some(saved), ..told() }
+    Exchange { done, saved: Some(saved), ..sample_exchange() }
 }
 
 #[test]
@@ -442,7 +445,7 @@ fn rewriting_counts_by_what_why_and_mode() {
     shadow.done.mode = Mode::Shadow;
     shadow.saved = Some(ExchangeSavings { in_shadow: 12_400, ..ExchangeSavings::default() });
     telemetry.report(shadow);
-    telemetry.report(told());
+    telemetry.report(sample_exchange());
     let miss = Some(CacheMiss { cause: CacheMissCause::Messages, tokens: None });
     let mut resent = rewritten();
     (resent.refused, resent.done.resent) =
@@ -479,7 +482,7 @@ fn rewriting_counts_by_what_why_and_mode() {
     let edited = |edited: &str| format!(r#"edited="{edited}",{of}"#);
     assert_eq!(counted("reasoning_withheld_total", &edited("no")), 1.0);
     assert_eq!(counted("cache_input_tokens_total", &edited("new")), 51_790.0);
-    // Shadow, untouched and resent alike: what went out is what came.
+    // Shadow mode, unchanged and resent: the original was sent in all three.
     assert_eq!(counted("cache_read_tokens_total", &edited("no")), 150_000.0);
     let missed = r#"cause="messages",edited="no",model="claude-sonnet-4-5",upstream="anthropic""#;
     assert_eq!(counted("cache_misses_total", missed), 1.0);
@@ -515,7 +518,7 @@ fn what_is_open_is_counted_until_it_is_dropped() {
 fn the_last_exchanges_can_be_asked_for() {
     let telemetry = Telemetry::silent().unwrap();
     for number in 0..=RECENT {
-        telemetry.report(Exchange { id: number.to_string().into(), ..told() });
+        telemetry.report(Exchange { id: number.to_string().into(), ..sample_exchange() });
     }
     assert!(telemetry.recent(&"0".into()).is_none(), "the oldest has left");
     assert_eq!(telemetry.recent(&"1".into()).unwrap().id, "1");
@@ -526,15 +529,15 @@ fn the_last_exchanges_can_be_asked_for() {
 fn subscribers_get_every_exchange() {
     let telemetry = Telemetry::silent().unwrap();
     let mut heard = telemetry.subscribe();
-    telemetry.report(told());
+    telemetry.report(sample_exchange());
     assert_eq!(heard.try_recv().unwrap().id, "6920f0a100000001");
 }
 
-/// Invariant 9: an event holds no prompt, reply or key, so neither do metrics nor lines. The types
-/// see to it; this test would notice a field that is added without thought.
+/// Invariant 9: an event has no field for a prompt, reply or key, so metrics and log lines have none. The types ensure
+/// that; this test notices a new field.
 #[test]
 fn an_exchange_has_no_place_for_what_is_private() {
-    let json = serde_json::to_value(told()).unwrap();
+    let json = serde_json::to_value(sample_exchange()).unwrap();
     let fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(
         fields,
@@ -595,16 +598,16 @@ impl Write for Stuck {
 fn a_log_that_nobody_reads_drops_lines_and_says_so() {
     let (let_go, stuck) = std::sync::mpsc::channel();
     let telemetry = Telemetry::new(Log::to(LogFormat::Json, Stuck(stuck)).unwrap()).unwrap();
-    let line = logged(LogFormat::Json, told()).len();
+    let line = logged(LogFormat::Json, sample_exchange()).len();
     for _ in 0..2 * BACKLOG / line {
-        telemetry.report(told());
+        telemetry.report(sample_exchange());
     }
     assert!(value(&telemetry.render(), "plimsoll_log_lines_dropped_total") > 0.0);
     drop(let_go);
     telemetry.flush();
 }
 
-/// `docs/metrics.md` is the table of what there is.
+/// `docs/metrics.md` lists all metrics.
 #[test]
 fn the_table_of_metrics_is_current() {
     let telemetry = Telemetry::silent().unwrap();

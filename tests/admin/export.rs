@@ -1,4 +1,4 @@
-//! A session is exported without its text, and replay reads the export.
+//! A session is exported without its text, and replay can read the export.
 
 use plimsoll::context::{PromptSection as Where, Sketch, SketchPart};
 use plimsoll::dialect::PartKey;
@@ -77,7 +77,7 @@ async fn replay_says_how_wrong_the_exported_estimates_were() {
     for turn in [call("a", None, 1_000, 10, 100), call("b", Some("a"), 2_000, 11, 30), unmeasured] {
         place.keep(&tenant(1), "s", turn).await;
     }
-    // One that grew from something else says so, and is not compared.
+    // A call with another parent is marked as a fork, and is not compared.
     place.keep(&tenant(1), "s", call("d", Some("a"), 4_000, 14, 30)).await;
     let lines = exported(&place, "s").await;
     assert_eq!((&lines[2]["flags"], &lines[3]["flags"]), (&json!(["no_usage"]), &json!(["fork"])));
@@ -88,7 +88,7 @@ async fn replay_says_how_wrong_the_exported_estimates_were() {
     assert_eq!(shown, [(1, 52_100, 51_790), (2, 52_100, 51_790)]);
 }
 
-/// How many calls a long session has, and bytes of text in each: far more than sockets hold.
+/// The number of calls of a long session, and bytes of text in each: far more than socket buffers hold.
 const CALLS: usize = 300;
 const TEXT_BYTES: usize = 48 << 10;
 
@@ -112,8 +112,8 @@ async fn long(place: &Place) {
     }
 }
 
-/// An export is made as it is taken: a session of any length takes no more memory than its longest line. Where
-/// the store fails in the middle, it breaks off.
+/// An export is written while it is read: it takes no more memory than its longest line, however long the session is.
+/// If the store fails in the middle, it breaks off.
 #[tokio::test]
 async fn an_export_is_made_as_it_is_read() {
     let store = Held::new();
@@ -155,7 +155,7 @@ async fn an_export_is_made_as_it_is_read() {
     assert!(!came.ends_with(b"0\r\n\r\n"), "half an export looks whole");
 }
 
-/// Few at once, whoever asks.
+/// Only a few exports run at the same time.
 #[tokio::test]
 async fn few_sessions_are_exported_at_once() {
     let place = Place::over(Held::new(), access()).await;

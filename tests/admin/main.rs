@@ -1,4 +1,4 @@
-//! The admin listener over real sockets, in front of a memory store filled with turns.
+//! The admin listener over real sockets, with a memory store and some turns.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -25,7 +25,7 @@ async fn probes_answer() {
     assert_eq!((ready.status(), ready.text()), (200, "ready\n"));
 }
 
-/// A liveness probe that waits has the pod restarted.
+/// If a liveness probe had to wait, the pod would be restarted.
 #[tokio::test]
 async fn health_is_answered_however_many_hang() {
     let place = Place::new().await;
@@ -38,7 +38,7 @@ async fn health_is_answered_however_many_hang() {
         }
         assert_eq!(place.get("/healthz").await.text(), "alive\n");
     }
-    // Who has asked once and keeps the connection is one of them.
+    // A client that keeps its connection after a request counts, too.
     for _ in 0..200 {
         let mut wire = support::http1::Wire::connect(place.address).await;
         wire.send(format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", place.address)).await;
@@ -81,7 +81,7 @@ async fn sessions_come_newest_first_and_in_pages() {
     };
     assert_eq!(ids(&page), ["session-4", "session-3"]);
     assert_eq!(page["next"], 2);
-    // By cursor the pages are the same, and what comes meanwhile moves none of them.
+    // With a cursor the pages are the same, and new sessions do not shift them.
     let after = page["next_after"].as_str().unwrap();
     let by_cursor = place.json(&format!("/api/v1/sessions?limit=2&after={after}")).await;
     let by_number = place.json("/api/v1/sessions?limit=2&skip=2").await;
@@ -118,7 +118,7 @@ async fn a_session_shows_its_threads_and_totals() {
     assert_eq!(threads[1]["id"], "title");
 }
 
-/// The view that people see, and the same numbers for machines.
+/// The view as text, and the same numbers as JSON.
 #[tokio::test]
 async fn a_context_is_shown_as_text_and_as_json() {
     let place = Place::new().await;
@@ -139,7 +139,7 @@ async fn a_context_is_shown_as_text_and_as_json() {
     assert_eq!(place::json(&json), view);
 }
 
-/// Side calls come last, but a user who asks for the context means the conversation's.
+/// The last turn is a side call, but a user who asks for the context means the conversation.
 #[tokio::test]
 async fn the_latest_thread_is_the_conversations() {
     let place = Place::new().await;
@@ -154,7 +154,7 @@ async fn the_latest_thread_is_the_conversations() {
     assert_eq!(answer.status(), 404);
 }
 
-/// Session ids come from clients: anything can stand in them.
+/// Clients choose session ids, so they may contain anything.
 #[tokio::test]
 async fn a_clients_own_id_finds_its_session() {
     let place = Place::new().await;
@@ -189,10 +189,10 @@ async fn a_compaction_is_requested_and_an_impossible_one_refused() {
     assert_eq!(place.ask("GET", &path, &[]).await.status(), 405);
     let long = format!("{path}?focus={}", "x".repeat(4001));
     assert_eq!(place.ask("POST", &long, &[]).await.status(), 400);
-    // Of a megabyte nobody reads more than the first line's limit.
+    // Of a megabyte, only as much is read as the limit of a request line allows.
     let endless = format!("{path}?focus={}", "x".repeat(1 << 20));
     let mut wire = support::http1::Wire::connect(place.address).await;
-    // It may be refused and closed before all of it was written.
+    // The request may be refused and the connection closed before all of it was written.
     let ask = format!("POST {endless} HTTP/1.1\r\nhost: {}\r\n\r\n", place.address);
     let _ = tokio::io::AsyncWriteExt::write_all(&mut wire.stream, ask.as_bytes()).await;
     let answer = wire.rest().await.unwrap_or_default();
@@ -247,13 +247,13 @@ async fn exchanges_are_heard_as_they_end() {
     }
 }
 
-/// A reader that is too slow misses events, is told how many, and holds nothing up.
+/// A subscriber that is too slow misses events, gets their number, and delays nothing.
 #[tokio::test]
 async fn a_slow_subscriber_hears_what_it_missed() {
     let place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;
-    // Nothing yields to the listener between these.
+    // Without a pause in between, so that the listener cannot send any.
     (0..1_000).for_each(|number| place.telemetry.report(place::exchange(&number.to_string())));
     wire.until("event: missed\ndata: {\"missed\":").await;
     place.telemetry.report(place::exchange("after"));
@@ -300,7 +300,7 @@ async fn without_a_token_only_probes_and_the_bare_page_are_open() {
     assert_eq!(place.ask("DELETE", "/api/v1/sessions/x", &none).await.status(), 401);
 }
 
-/// A listener on loopback is never talked to by a name that is not this machine's, not even with a token.
+/// A listener on loopback refuses requests for another host's name, even with a token.
 #[tokio::test]
 async fn a_token_does_not_excuse_a_foreign_host() {
     let place = Place::new().await;
@@ -327,7 +327,7 @@ async fn pages_of_others_get_nothing() {
     assert!(answer.header("access-control-allow-origin").is_none());
 }
 
-/// Whatever is answered, a browser shows it to no other site.
+/// Every response has headers that keep other sites from reading it.
 #[tokio::test]
 async fn every_answer_is_hardened() {
     let place = Place::new().await;

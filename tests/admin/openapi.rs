@@ -1,4 +1,4 @@
-//! The OpenAPI file and the table of routes say the same, both ways, and answers are as it says.
+//! The OpenAPI file and the table of routes list the same routes, and responses match the file.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ fn every_name_in_a_path_is_described_and_every_reference_leads_somewhere() {
     }
 }
 
-/// The file says of every route which token it takes, and how it refuses.
+/// For every route, the file says which token it needs and how it refuses.
 #[tokio::test]
 async fn roles_and_refusals_are_as_the_file_says() {
     let place = Place::new().await;
@@ -78,7 +78,7 @@ async fn the_file_is_served() {
     assert_eq!(place.json("/api/v1/openapi.json").await, document());
 }
 
-/// What is answered has the fields that the file requires, and no others.
+/// Responses have the fields that the file requires, and no others.
 #[tokio::test]
 async fn answers_are_as_the_file_says() {
     let place = Place::new().await;
@@ -108,7 +108,7 @@ async fn answers_are_as_the_file_says() {
     hold(&document, &document["components"]["schemas"]["Error"], &place::json(&wrong), "Error");
 }
 
-/// An exchange that is no longer among the last ones is told from its turn, as its explanation is.
+/// An exchange that is no longer among the recent ones is reconstructed from its turn, like its explanation.
 #[tokio::test]
 async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
     let place = Place::new().await;
@@ -121,7 +121,7 @@ async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
     assert_eq!(place.get("/api/v1/requests/never").await.status(), 404);
 }
 
-/// Every refusal that can be met stands in the file, at each path where it can.
+/// Every refusal that can occur is in the file, at each path where it can occur.
 #[tokio::test]
 async fn the_file_lists_the_refusals_that_can_be_met() {
     let document = document();
@@ -158,7 +158,7 @@ async fn the_file_lists_the_refusals_that_can_be_met() {
     assert!(met.is_superset(&BTreeSet::from([401, 403, 421])), "{met:?}");
 }
 
-/// Holds an answer against its schema: fields, types, words.
+/// Checks a response against its schema: fields, types, values.
 fn hold(document: &Value, schema: &Value, answer: &Value, at: &str) {
     if let Some(reference) = schema["$ref"].as_str() {
         let name = reference.rsplit('/').next().unwrap();

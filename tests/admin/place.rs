@@ -1,4 +1,4 @@
-//! An admin listener on a port of its own, and turns to put before it.
+//! An admin listener on a port of its own, and turns for its store.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::support::http1::{Message, Wire};
 use super::support::looking::{TOKEN, access};
 use super::support::within;
 
-/// A header that is left out.
+/// The value of a header that is not sent.
 pub const ABSENT: &str = "absent";
 
 pub struct Place {
@@ -60,13 +60,13 @@ impl Place {
         Self { address, telemetry, draining, store, stop, serving: Some(serving) }
     }
 
-    /// Stops it, and waits until it has.
+    /// Stops it, and waits until it has ended.
     pub async fn stop(&mut self) {
         self.stop.send_replace(true);
         within("the listener to end", self.serving.take().unwrap()).await.unwrap();
     }
 
-    /// Keeps a turn that is part of a thread.
+    /// Stores a turn of a thread.
     pub async fn turn(&self, tenant: &str, session: &str, thread: &str, at: u64) {
         let request = format!("{session}-{thread}-{at}");
         self.keep(tenant, session, turn(&request, thread, at)).await;
@@ -78,7 +78,7 @@ impl Place {
         self.keep_record((tenant, session), RecordKind::Turn, exchange.as_str(), (value, at)).await;
     }
 
-    /// Keeps something of an exchange.
+    /// Stores another record of an exchange.
     pub async fn keep_record(
         &self,
         (tenant, session): (&str, &str),
@@ -92,8 +92,8 @@ impl Place {
         self.store.put_if_absent(scope, vec![record]).await.unwrap();
     }
 
-    /// Sends a request, with the token that may do everything unless another is said, and leaves the answer
-    /// to be read.
+    /// Sends a request, with the full token unless `headers` has another. The response can be read from the returned
+    /// connection.
     pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Wire {
         let mut wire = Wire::connect(self.address).await;
         let mut head = format!("{method} {path} HTTP/1.1\r\n");
@@ -118,7 +118,7 @@ impl Place {
         self.ask("GET", path, &[]).await
     }
 
-    /// Asks with a body.
+    /// Sends a request with a body.
     pub async fn post(&self, path: &str, body: &str) -> Message {
         let mut wire = Wire::connect(self.address).await;
         let (host, length) = (self.address, body.len());
@@ -127,7 +127,7 @@ impl Place {
         wire.response().await
     }
 
-    /// A JSON answer that must be there.
+    /// The JSON of a response with status 200.
     pub async fn json(&self, path: &str) -> Value {
         let answer = self.get(path).await;
         assert_eq!(answer.status(), 200, "{path}: {}", answer.text());
@@ -145,7 +145,7 @@ pub fn json(answer: &Message) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
-/// A tenant as credentials are hashed to.
+/// A tenant id, in the form of hashed credentials.
 pub fn tenant(number: u64) -> String {
     format!("{number:016x}")
 }

@@ -46,13 +46,13 @@ async fn messages_wait_in_order_and_can_be_removed() {
     let gone = place.ask("DELETE", &format!("{path}/{id}"), &[]).await;
     assert_eq!(read(&gone)["removed"], id);
     assert_eq!(waiting(&place, &path).await, [(1, "And \"the\" wind.\nBoth.".into())]);
-    // The live feed tells what happened, and not the text.
-    let heard = live.until("\"step\":\"removed\"").await;
-    let heard = String::from_utf8(heard).unwrap();
-    assert_eq!(heard.matches("event: say").count(), 3, "{heard}");
-    assert_eq!(heard.matches("event: queued\n").count(), 2, "{heard}");
-    assert!(heard.contains("\"position\":2"), "{heard}");
-    assert!(heard.contains("\"step\":\"queued\"") && !heard.contains("tide"), "{heard}");
+    // The live feed says what happened, without the text.
+    let received = live.until("\"step\":\"removed\"").await;
+    let received = String::from_utf8(received).unwrap();
+    assert_eq!(received.matches("event: say").count(), 3, "{received}");
+    assert_eq!(received.matches("event: queued\n").count(), 2, "{received}");
+    assert!(received.contains("\"position\":2"), "{received}");
+    assert!(received.contains("\"step\":\"queued\"") && !received.contains("tide"), "{received}");
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn all_queued_messages_can_be_removed_at_once() {
     assert_eq!(read(&place.post(&path, &text("Again.")).await)["position"], 1);
 }
 
-/// What took messages out of the queue, and what made a context smaller, are live events of their own names.
+/// Events about dequeued messages and about smaller contexts have names of their own.
 #[tokio::test]
 async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let place = Place::new().await;
@@ -83,9 +83,9 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         position: None,
         at: 1,
     });
-    let heard =
+    let received =
         String::from_utf8(live.until("event: dequeued\ndata: {\"id\":\"w1\"").await).unwrap();
-    assert!(heard.contains("event: say\n"), "{heard}");
+    assert!(received.contains("event: say\n"), "{received}");
     let new = ChangeCounts { cut: 3, compacted: 1, ..ChangeCounts::default() };
     let rewriting = RewriteView {
         mode: Mode::Active,
@@ -110,19 +110,19 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         purpose: Purpose::Turn,
         view: ContextView { rewriting: RewriteView { mode, ..rewriting }, ..view.clone() },
     };
-    // What is only measured makes nothing smaller.
+    // In shadow mode nothing becomes smaller.
     place.telemetry.exchange_opened(of(Mode::Shadow));
     place.telemetry.exchange_opened(of(Mode::Active));
-    let heard = String::from_utf8(live.until("\"results\":3").await).unwrap();
+    let received = String::from_utf8(live.until("\"results\":3").await).unwrap();
     let compacted =
         format!("\"before\":{},\"after\":{total},\"strategy\":\"summary\"", total + 900);
-    assert!(heard.contains(&compacted), "{heard}");
+    assert!(received.contains(&compacted), "{received}");
     assert!(
-        heard.contains(&format!("\"before\":{},\"after\":{total},\"results\"", total + 40)),
-        "{heard}"
+        received.contains(&format!("\"before\":{},\"after\":{total},\"results\"", total + 40)),
+        "{received}"
     );
     for event in ["event: compacted\n", "event: pruned\n"] {
-        assert_eq!(heard.matches(event).count(), 1, "{heard}");
+        assert_eq!(received.matches(event).count(), 1, "{received}");
     }
 }
 
@@ -147,7 +147,7 @@ async fn a_message_that_cannot_be_queued_is_refused_with_a_reason() {
     assert_eq!(answer.status(), 404, "{}", answer.text());
     assert!(waiting(&place, &path).await.is_empty());
 
-    // A queue that nobody drains has an end, and says so.
+    // A queue that is not emptied has a limit, and its error says so.
     for number in 0..MOST {
         assert_eq!(place.post(&path, &text(&format!("Message {number}."))).await.status(), 200);
     }

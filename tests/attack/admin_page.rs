@@ -1,9 +1,9 @@
-//! The stranger here is a page in the user's browser that reaches for the admin listener.
+//! The stranger here is a page in the user's browser that sends requests to the admin listener.
 
 use super::program::Serving;
 use super::support::http1::{Message, Provider, Wire};
 
-/// Sends a request as it stands, with the right token: what is refused is refused all the same.
+/// Sends a request with the right token: it has to be refused for another reason.
 async fn send(serving: &Serving, first_line: &str, headers: &[&str]) -> Message {
     let mut wire = Wire::connect(serving.admin).await;
     let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
@@ -53,7 +53,7 @@ async fn a_page_of_another_site_gets_nothing() {
         }
         let path = "POST /api/v1/sessions/x/say";
         assert_eq!(send(&serving, path, &[own, site]).await.status(), 403);
-        // A link on another page leads to ours, which shows nothing by itself, and stands in no frame.
+        // A link on another page may open ours, which shows nothing by itself and cannot be framed.
         let page = send(&serving, "GET /", &[own, site, link[0], link[1]]).await;
         assert_eq!((page.status(), page.header("x-frame-options")), (200, Some("DENY")));
         let sessions = send(&serving, "GET /api/v1/sessions", &[own, site, link[0], link[1]]).await;

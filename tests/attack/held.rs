@@ -1,5 +1,5 @@
-//! Attacks that never worked, kept so that they never do: requests hidden in requests, names that hold
-//! SQL, recordings that are bombs, plain HTTP where TLS is spoken.
+//! Attacks that never worked, kept so that they never will: requests hidden in requests, names that contain SQL,
+//! recordings that are bombs, plain HTTP on a TLS port.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use super::program::{self, Serving};
 use super::support::http1::{Message, Provider, Wire};
 use super::support::{h2, within};
 
-/// A provider that answers every request with its target, and keeps what it was sent.
+/// A provider that responds to every request with its target, and stores the requests.
 #[derive(Clone, Default)]
 struct Echo {
     requests: Arc<Mutex<Vec<Message>>>,
@@ -47,10 +47,10 @@ impl Echo {
     }
 }
 
-/// A body that is a request of its own, if somebody ends the one around it too early.
+/// A body that is itself a request, if the request around it is taken to end too early.
 const HIDDEN: &str = "GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// Ways to disagree about where a request ends.
+/// Requests that two servers could end at different places.
 fn disagreements() -> Vec<String> {
     let length = HIDDEN.len();
     let chunked = format!("0\r\n\r\n{HIDDEN}");
@@ -113,7 +113,7 @@ async fn no_request_hides_in_another() {
         stream.write_all(form.as_bytes()).await.unwrap();
         stream.shutdown().await.unwrap();
         let mut answers = Vec::new();
-        // How it is refused, or that it is answered, is not the question here.
+        // It does not matter here how the request is answered or refused.
         let _ = within("an end", stream.read_to_end(&mut answers)).await;
         let target = format!("/v1/messages?after={at}");
         assert_eq!(response_to(serving.clients, &target).await.text(), target, "after {form:?}");
@@ -121,13 +121,17 @@ async fn no_request_hides_in_another() {
         assert!(!answers.contains("\r\n\r\n/smuggled"), "{form:?} was answered {answers:?}");
     }
     let received = echo.received();
-    assert!(received.len() > disagreements().len(), "the provider heard next to nothing");
+    assert!(received.len() > disagreements().len(), "the provider got hardly any request");
     for request in received {
         assert!(request.first_line().starts_with("POST /v1/messages"), "{request:?}");
         let framings = ["content-length", "transfer-encoding"].map(|name| {
             request.lines().iter().filter(|line| line.to_lowercase().starts_with(name)).count()
         });
-        assert!(framings.iter().sum::<usize>() <= 1, "two lengths went on: {}", request.head);
+        assert!(
+            framings.iter().sum::<usize>() <= 1,
+            "two lengths were forwarded: {}",
+            request.head
+        );
     }
 }
 
@@ -151,7 +155,7 @@ async fn names_are_never_sql() {
     assert_eq!(later.code, 0, "{}", later.err);
 }
 
-/// Files that somebody sends for a look: an error or a table, in bounded time, never a crash.
+/// A user looks at files that a stranger sent: the result is an error or a table, in limited time, never a crash.
 #[tokio::test]
 async fn a_hostile_recording_is_an_error_and_no_more() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! The stranger here is a client that wants to hold more memory than its share, and an upstream that does.
+//! The stranger here is a client that takes more memory than its share, or an upstream that does.
 //!
-//! Each flood meets a process of its own with the default configuration. After it the process has never had
-//! more than 256 MiB resident, and answers as before.
+//! Each flood runs against a process of its own with the default configuration. Afterwards the process must never have
+//! had more than 256 MiB resident, and must respond as before.
 
 mod connections;
 mod streams;
@@ -25,17 +25,17 @@ use upstream::Upstream;
 
 /// What the shipped manifests allow, and what is promised.
 const PROMISED: u64 = 256 << 20;
-/// How long a flood may take; far more than it does.
+/// The longest time for a flood; it takes far less.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const PATH: &str = "/v1/chat/completions";
-/// Nobody reads along with what comes from there.
+/// A path whose responses are not read by the observer.
 const FILE: &str = "/openai/v1/files/f/content";
 
-/// A flooded process, and what stands behind it.
+/// A flooded process, and its upstream.
 struct Flooded {
     serving: Serving,
     upstream: Upstream,
-    /// Bytes that were resident before the flood, once requests were answered.
+    /// Resident bytes before the flood, after some requests.
     before: u64,
 }
 
@@ -43,7 +43,7 @@ impl Flooded {
     async fn start() -> Self {
         let upstream = Upstream::start().await;
         let serving = Serving::start(&upstream.base(), &[]).await;
-        // What is made once, at the first requests, is there before.
+        // What is allocated only once, by the first requests, is allocated before the measurement.
         let body = conversation("m", "How heavy is a ship?");
         ask_at_once(serving.clients, 20, "", body.as_bytes()).await;
         let before = resident_of(&serving);
@@ -54,12 +54,13 @@ impl Flooded {
         self.serving.clients
     }
 
-    /// Bytes that were resident at most since the process began.
+    /// The most bytes that were resident since the process began.
     fn peak(&self) -> u64 {
         status_of(&self.serving, "VmHWM:")
     }
 
-    /// The promise: little was held, and an honest client is answered, its request as it came.
+    /// The promise: the peak is within the limit, and an honest client's request is forwarded unchanged and gets its
+    /// response.
     async fn holds_its_promise(&self, flood: &str) {
         let body = conversation("m", "How heavy is a ship?");
         let answer = ask(self.to(), "x-digest: yes\r\n", body.as_bytes()).await;
@@ -71,19 +72,19 @@ impl Flooded {
         assert!(peak <= PROMISED, "{flood}: {} MiB were resident", peak >> 20);
     }
 
-    /// Waits until the metrics say that this was given up for that reason.
-    async fn stood_aside(&self, reason: &str) {
+    /// Waits until the metrics count that something was skipped for this reason.
+    async fn failed_open_for(&self, reason: &str) {
         let counted = format!("plimsoll_fail_open_total{{reason=\"{reason}\"}}");
         self.serving.counted(&counted).await;
     }
 }
 
-/// Bytes that are resident.
+/// Resident bytes.
 fn resident_of(serving: &Serving) -> u64 {
     status_of(serving, "VmRSS:")
 }
 
-/// What the system says of a process, bytes.
+/// An entry of the process's status in /proc, in bytes.
 fn status_of(serving: &Serving, name: &str) -> u64 {
     let file = format!("/proc/{}/status", serving.process());
     let status = std::fs::read_to_string(file).unwrap();
@@ -103,7 +104,7 @@ fn head(to: SocketAddr, headers: &str, length: usize) -> String {
     )
 }
 
-/// Asks on a connection of its own and reads the whole answer.
+/// Sends a request on a connection of its own, and reads the whole response.
 async fn ask(to: SocketAddr, headers: &str, body: &[u8]) -> Vec<u8> {
     let asking = async {
         let mut stream = TcpStream::connect(to).await.unwrap();
@@ -116,7 +117,7 @@ async fn ask(to: SocketAddr, headers: &str, body: &[u8]) -> Vec<u8> {
     timeout(TIMEOUT, asking).await.unwrap()
 }
 
-/// Asks so many times at once; every one is answered by the upstream.
+/// Sends this many requests at once; each must get a response from the upstream.
 async fn ask_at_once(to: SocketAddr, times: usize, headers: &str, body: &[u8]) {
     for answer in join_all((0..times).map(|_| ask(to, headers, body))).await {
         let start = String::from_utf8_lossy(&answer[..answer.len().min(200)]).into_owned();
@@ -124,7 +125,7 @@ async fn ask_at_once(to: SocketAddr, times: usize, headers: &str, body: &[u8]) {
     }
 }
 
-/// A conversation of so many bytes, in this coding: some kB.
+/// A conversation of this many bytes, compressed to a few kB.
 fn bomb(coding: &str, bytes: usize) -> Vec<u8> {
     let body = conversation("m", &"a".repeat(bytes));
     encoded(coding, body.as_bytes())
@@ -166,10 +167,10 @@ async fn a_header_of_many_codings_costs_nothing() {
         let line = format!("content-encoding: {}gzip\r\n", "br, ".repeat(length / 4));
         ask_at_once(flooded.to(), 4, &line, body.as_bytes()).await;
     }
-    // A line each: hyper takes no more of them.
+    // One header line each: hyper accepts no more of them.
     ask_at_once(flooded.to(), 4, &"content-encoding: zstd\r\n".repeat(90), body.as_bytes()).await;
     flooded.holds_its_promise("many codings of requests").await;
-    flooded.stood_aside("too_many_codings").await;
+    flooded.failed_open_for("too_many_codings").await;
 }
 
 #[tokio::test]
@@ -178,7 +179,7 @@ async fn an_answer_of_many_codings_costs_nothing() {
     let body = conversation("m", "hello");
     ask_at_once(flooded.to(), 4, "x-flood: codings\r\n", body.as_bytes()).await;
     flooded.holds_its_promise("many codings of answers").await;
-    flooded.stood_aside("too_many_codings").await;
+    flooded.failed_open_for("too_many_codings").await;
 }
 
 #[tokio::test]
@@ -186,7 +187,7 @@ async fn requests_that_unfold_share_one_budget() {
     let flooded = Flooded::start().await;
     let mut requests = Vec::new();
     for coding in ["gzip", "deflate", "br", "zstd"] {
-        // One below the limit of a body, one past it.
+        // One just below the body limit, one past it.
         for bytes in [30 << 20, 40 << 20] {
             requests.push((format!("content-encoding: {coding}\r\n"), bomb(coding, bytes)));
         }
@@ -214,7 +215,7 @@ async fn answers_that_unfold_share_one_budget() {
     flooded.holds_its_promise("answers that unfold").await;
 }
 
-/// Small streams whose windows are as large as may be, and that never end.
+/// Small streams that declare the largest possible compression window and never end.
 async fn windows(coding: &str) {
     let flooded = Flooded::start().await;
     let events = ": nothing is kept of a comment\n\n".repeat((9 << 20) / 32);
@@ -232,7 +233,7 @@ async fn windows(coding: &str) {
     sleep(Duration::from_secs(1)).await;
     drop(open);
     flooded.holds_its_promise(&format!("{coding} windows of open streams")).await;
-    flooded.stood_aside("memory_budget").await;
+    flooded.failed_open_for("memory_budget").await;
 }
 
 #[tokio::test]
@@ -252,7 +253,7 @@ async fn messages_that_inflate_share_one_budget() {
     let mut deflate = flate2::Compress::new(Compression::fast(), false);
     let mut payload = Vec::with_capacity(1 << 20);
     deflate.compress_vec(&text, &mut payload, flate2::FlushCompress::Sync).unwrap();
-    // The first of several frames: the message stays open.
+    // The first of several frames: the message is not complete.
     let mut frame = vec![0x41, 0x80 | 127];
     frame.extend_from_slice(&(payload.len() as u64).to_be_bytes());
     frame.extend_from_slice(&[0; 4]);
@@ -277,10 +278,10 @@ async fn messages_that_inflate_share_one_budget() {
     sleep(Duration::from_secs(2)).await;
     drop(open);
     flooded.holds_its_promise("messages that inflate").await;
-    flooded.stood_aside("memory_budget").await;
+    flooded.failed_open_for("memory_budget").await;
 }
 
-/// Uploads that stop short of their end; the one that goes on arrives as it was sent.
+/// Uploads that stop before their end. The one that continues arrives unchanged.
 async fn stalled(uploads: usize) {
     let flooded = Flooded::start().await;
     let to = flooded.to();
@@ -294,7 +295,7 @@ async fn stalled(uploads: usize) {
     });
     let mut open = join_all(begun).await;
     sleep(Duration::from_secs(1)).await;
-    // Those that hold memory give way to one who comes now: it is read.
+    // Uploads that hold memory give way to a new request, which is read.
     let honest = conversation("m", &"word ".repeat(100_000));
     ask_at_once(to, 1, "", honest.as_bytes()).await;
     let first = &mut open[0];
@@ -317,7 +318,7 @@ async fn forty_stalled_uploads_share_one_budget() {
     stalled(40).await;
 }
 
-/// One connection with many uploads that stall.
+/// One connection with many stalled uploads.
 #[tokio::test]
 async fn streams_of_one_connection_that_stall_share_half_of_it() {
     let flooded = Flooded::start().await;
@@ -367,7 +368,7 @@ async fn slow_readers_hold_little_each() {
     flooded.holds_its_promise("slow readers").await;
 }
 
-/// A conversation of so many messages, as short as they can be.
+/// A conversation with this many messages, each as short as possible.
 fn small_parts(messages: usize) -> String {
     let all = vec![r#"{"role":"user","content":"a"}"#; messages].join(",");
     format!(r#"{{"model":"m","messages":[{all}]}}"#)
@@ -378,14 +379,14 @@ async fn many_small_parts_pass_unread() {
     let flooded = Flooded::start().await;
     let (million, many) = (small_parts(1_000_000), small_parts(100_000));
     ask_at_once(flooded.to(), 2, "", million.as_bytes()).await;
-    flooded.stood_aside("analysis_budget").await;
+    flooded.failed_open_for("analysis_budget").await;
     ask_at_once(flooded.to(), 6, "", many.as_bytes()).await;
     let commas = format!(r#"{{"model":"m","messages":[{}1]}}"#, "1,".repeat(10 << 20));
     ask_at_once(flooded.to(), 2, "", commas.as_bytes()).await;
     flooded.holds_its_promise("many small parts").await;
 }
 
-/// Sent by one client, one after the other, each of such bodies costs less than several at once may.
+/// If one client sends such bodies one after the other, each costs less than several together may.
 #[tokio::test]
 async fn a_body_of_many_small_parts_stays_under_200_mb() {
     for (messages, times) in [(1_000_000, 1), (100_000, 12)] {

@@ -1,8 +1,8 @@
-//! Attacks: each is tried over real sockets, the way a stranger would; most against the built program.
+//! Attacks: each is tried over real sockets, as a stranger would; most of them against the built program.
 //!
-//! `docs/threats.md` names the strangers and lists what each of these tests shows. A module is one
-//! stranger. `make attack` runs them all; those that need a second user id run where the tests run as root,
-//! and say so where they do not.
+//! `docs/threats.md` names the strangers and says what each of these tests shows. There is one module for each
+//! stranger. `make attack` runs all of them. Those that need a second user id run only as root, and otherwise print
+//! that they were skipped.
 
 #![allow(
     missing_docs,

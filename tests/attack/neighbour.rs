@@ -1,4 +1,4 @@
-//! The stranger here is another local user, and whoever answers where a Plimsoll should.
+//! The stranger here is another local user, or a server in the place of a Plimsoll.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use super::program::{Done, Serving, plimsoll, run};
 use super::support::http1::Provider;
 use super::support::{h2, wire, within};
 
-/// The other user: nobody.
+/// The id of the other user, `nobody`.
 const OTHER: u32 = 65534;
 const FREE: &str = "127.0.0.1:0";
-/// What a server says of itself, where somebody else makes it up.
+/// A made-up server description.
 const ABOUT: &str = r#"{"version":"0.1.0","started":1,"clients":"http://203.0.113.9:80",
     "admin":"http://203.0.113.9:81","mode":"active","upstreams":[],"in_flight":0}"#;
 
-/// Runs a command to its end, with variables of its own.
+/// Runs a command to its end, with these variables.
 async fn with(mut command: Command, variables: &[(&str, &str)]) -> Done {
     command.envs(variables.iter().copied()).stdin(Stdio::null());
     let done = within("the program to end", command.output()).await.unwrap();
@@ -33,8 +33,7 @@ async fn with(mut command: Command, variables: &[(&str, &str)]) -> Done {
     }
 }
 
-/// A place that the other user can reach, with a copy of the program; none where the tests do not run as
-/// root.
+/// A folder that the other user can reach, with a copy of the program; `None` if the tests do not run as root.
 fn other_users(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         println!("{test}: skipped: only root can act as a second user");
@@ -43,8 +42,8 @@ fn other_users(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     open(folder.path(), 0o755);
     let program = folder.path().join("plimsoll");
-    // By a process of its own: what this one writes to, a process that another test begins meanwhile holds open, and
-    // nobody can run it then.
+    // Copied by another process: if this one wrote the file, a child process of another test could inherit the open
+    // file, and then the program could not be run.
     let mut copy = std::process::Command::new("cp");
     let copied = copy.arg(env!("CARGO_BIN_EXE_plimsoll")).arg(&program).status().unwrap();
     assert!(copied.success());
@@ -56,7 +55,7 @@ fn open(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A program that the other user starts.
+/// A command that is run as the other user.
 fn as_other(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
     let mut command = Command::new(program.as_ref());
     command.args(arguments).env_clear().kill_on_drop(true).uid(OTHER).gid(OTHER);
@@ -64,7 +63,7 @@ fn as_other(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
     command
 }
 
-/// Answers whatever is asked with a server's description, and keeps what was said to it.
+/// A server that responds to everything with a server's description, and stores what was sent to it.
 async fn impostor() -> (String, Arc<Mutex<String>>) {
     let listener = TcpListener::bind(FREE).await.unwrap();
     let (address, heard) =
@@ -96,13 +95,13 @@ async fn make_up(
     }
 }
 
-/// `plimsoll run` of a shell script over a data folder.
+/// `plimsoll run` of a shell script, with this data folder.
 fn running(data: &Path, more: &[&str], script: &str) -> Command {
     let data = data.to_str().unwrap();
     plimsoll(&[&["run", "--data", data], more, &["--", "sh", "-c", script]].concat())
 }
 
-/// One exchange, so that there is a session.
+/// Plays one exchange, so that there is a session.
 async fn talk(serving: &mut Serving, provider: &Provider) {
     let script = wire::anthropic();
     let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
@@ -117,12 +116,12 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
     serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
 }
 
-/// Whoever stands at the admin address is told no token and is not believed.
+/// A false server at the admin address gets no token, and its answers are not trusted.
 #[tokio::test]
 async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    // A server was here before, and left its tokens.
+    // An earlier server left its tokens.
     assert_eq!(
         with(running(&data, &["--listen", FREE, "--admin", FREE], "true"), &[]).await.code,
         0
@@ -151,7 +150,7 @@ async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
     assert!(!heard.to_lowercase().contains("authorization"), "{heard}");
 }
 
-/// Even a process of this user sends no command away from this machine.
+/// Even if the false server is a process of this user, commands send nothing to another machine.
 #[tokio::test]
 async fn a_base_url_that_is_not_loopback_is_refused() {
     let data = tempfile::tempdir().unwrap();
@@ -170,7 +169,7 @@ async fn a_base_url_that_is_not_loopback_is_refused() {
     );
 }
 
-/// Another user's real Plimsoll is not used, wherever it stands.
+/// Another user's real Plimsoll is not used, by address or by data folder.
 #[tokio::test]
 async fn another_users_server_is_not_used() {
     let Some((folder, program)) = other_users("another_users_server_is_not_used") else { return };
@@ -193,7 +192,7 @@ async fn another_users_server_is_not_used() {
         with(running(own.path(), &["--listen", FREE], script), &[("PLIMSOLL_ADMIN", admin)]).await;
     assert!(ran.out.starts_with("http://127.0.0.1:") && ran.out.trim() != clients, "{}", ran.out);
 
-    // Not by its data folder either: it is another user's.
+    // Nor by its data folder, which belongs to another user.
     let ran =
         with(running(Path::new(theirs), &["--listen", FREE, "--admin", FREE], script), &[]).await;
     assert_eq!((ran.code, ran.out.as_str()), (1, ""), "the command does not begin: {}", ran.err);
@@ -201,7 +200,7 @@ async fn another_users_server_is_not_used() {
     assert!(ran.err.contains("another Plimsoll process uses"), "{}", ran.err);
     let looked = run(&["sessions", "--data", theirs]).await;
     assert!(looked.code == 1 && looked.err.contains("is not trusted"), "{}", looked.err);
-    // Nor where they leave their socket in a folder of ours.
+    // Nor if they put their socket into one of our folders.
     let lure = own.path().join("lure");
     std::fs::create_dir(&lure).unwrap();
     std::fs::hard_link(Path::new(theirs).join("admin.sock"), lure.join("admin.sock")).unwrap();
@@ -210,7 +209,7 @@ async fn another_users_server_is_not_used() {
     server.kill().await.unwrap();
 }
 
-/// Another user neither looks in nor speaks: not by the port, not by the socket, not by the files.
+/// Another user can neither read nor send anything: not by the port, by the socket or by the files.
 #[tokio::test]
 async fn another_user_can_neither_look_nor_speak() {
     let Some((_folder, program)) = other_users("another_user_can_neither_look_nor_speak") else {
@@ -221,7 +220,7 @@ async fn another_user_can_neither_look_nor_speak() {
     talk(&mut serving, &provider).await;
     let (admin, data) =
         (serving.admin.to_string(), serving.data.path().to_str().unwrap().to_owned());
-    // The folder is open to look into: files and socket hold by themselves.
+    // The folder is made readable: files and socket are protected by their own permissions.
     open(serving.data.path(), 0o755);
 
     for file in ["admin.token", "read.token"] {
@@ -251,7 +250,7 @@ async fn another_user_can_neither_look_nor_speak() {
             by_socket.out
         );
     }
-    // Were the socket open to all, the kernel would still tell who connects.
+    // Even if the socket is open to all, the kernel tells which user connects.
     open(&serving.data.path().join("admin.sock"), 0o777);
     let by_socket = with(as_other(&program, &["sessions", "--data", &data]), &[]).await;
     assert!(by_socket.code == 1 && by_socket.out.is_empty(), "{}", by_socket.out);
@@ -270,7 +269,7 @@ async fn another_user_can_neither_look_nor_speak() {
     assert_eq!(waiting.out, "No message is queued.\n", "{}", waiting.err);
 }
 
-/// The token that may read changes nothing and shows no words.
+/// The read token changes nothing and shows no text.
 #[tokio::test]
 async fn a_reading_token_only_reads() {
     let provider = Provider::start().await;
@@ -300,8 +299,8 @@ async fn a_reading_token_only_reads() {
     }
 }
 
-/// Fifty guesses at once: few are answered and late, the rest are sent away, and who knows the token waits
-/// for none of them.
+/// Fifty guesses at once: a few get late answers, the others are refused, and a client with the right token does not
+/// wait for them.
 #[tokio::test]
 async fn guessing_takes_its_time_and_a_right_token_does_not() {
     let provider = Provider::start().await;
@@ -317,7 +316,7 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
             })
         })
         .collect();
-    // Once some are sent away, the gate is as full as it gets.
+    // Once some are refused, the waiting list is full.
     let busy = "plimsoll_admin_refusals_total{reason=\"too_many_attempts\"}";
     serving.counted(busy).await;
     let began = Instant::now();
@@ -331,7 +330,7 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
         }
     }
     late.sort();
-    // Two a second: whatever time it took to send them all.
+    // Two a second, however long it took to send them.
     for (number, after) in (1..).zip(&late) {
         assert!(*after >= Duration::from_millis(500) * number, "{late:?}");
     }
@@ -341,7 +340,7 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
     assert_eq!(lines, 1, "{}", serving.log());
 }
 
-/// What changes something leaves a line with who and how, and never the words.
+/// A change leaves a log line that says who made it and how, without any text.
 #[tokio::test]
 async fn a_deleted_message_leaves_a_line_without_its_text() {
     let provider = Provider::start().await;
@@ -385,7 +384,7 @@ async fn a_deleted_message_leaves_a_line_without_its_text() {
     assert!(!log.contains(&serving.token), "no token either: {log}");
 }
 
-/// A command gets none of our secrets, and the keys that it reads itself.
+/// A command started by `plimsoll run` gets none of our secrets, but the keys that it reads itself.
 #[tokio::test]
 async fn a_command_gets_no_secret_of_ours() {
     let folder = tempfile::tempdir().unwrap();
@@ -417,7 +416,7 @@ async fn a_command_gets_no_secret_of_ours() {
     }
 }
 
-/// Where a client token is asked for, the command sends it without being told, and nobody else does.
+/// If a client token is configured, the command gets it in its environment, and none of our other secrets.
 #[tokio::test]
 async fn a_command_can_send_the_client_token() {
     let folder = tempfile::tempdir().unwrap();
@@ -455,11 +454,11 @@ async fn a_command_can_send_the_client_token() {
     );
 }
 
-/// A command that is itself `plimsoll run` finds the server of the one around it.
+/// A command that is itself `plimsoll run` finds the outer server.
 #[tokio::test]
 async fn a_run_within_a_run_uses_the_same_server() {
     let data = tempfile::tempdir().unwrap();
-    // The one within has no secret of the one around it, and needs none.
+    // The inner one has none of the outer one's secrets, and needs none.
     let file = data.path().join("plimsoll.toml");
     let config = "admin_token = \"env:MY_TOKEN\"\n[upstream.team]\nbase_url = \"https://team.example\"\n\
                   credential = \"env:TEAM_KEY\"\n";
@@ -476,10 +475,10 @@ async fn a_run_within_a_run_uses_the_same_server() {
         "{lines:?} {}",
         ran.err
     );
-    assert!(!data.path().join("admin.sock").exists(), "the socket goes with the house");
+    assert!(!data.path().join("admin.sock").exists(), "the socket is removed with its server");
 }
 
-/// Two users of one machine can both `plimsoll run`: who comes second takes other ports.
+/// Two users of a machine can both use `plimsoll run`: the second one gets other ports.
 #[tokio::test]
 async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
     let data = tempfile::tempdir().unwrap();
@@ -493,7 +492,7 @@ async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
     assert_eq!(ran.err.matches("is in use by another process").count(), 2, "{}", ran.err);
 }
 
-/// A second process over the same folder leaves the socket to the first, serves, and says so.
+/// A second process with the same folder leaves the socket to the first, ends, and says why.
 #[tokio::test]
 async fn a_second_server_over_the_same_folder_leaves_the_socket_alone() {
     let provider = Provider::start().await;
@@ -513,8 +512,8 @@ async fn a_second_server_over_the_same_folder_leaves_the_socket_alone() {
     assert_eq!(third.token, first.token, "the token is kept over restarts");
 }
 
-/// With TLS on the admin listener a token is not seen on the wire, and the command line needs no trust in
-/// the certificate.
+/// With TLS on the admin listener, tokens are encrypted on the wire, and the command line need not trust the
+/// certificate.
 #[tokio::test]
 async fn the_admin_listener_can_speak_tls() {
     let certificates = h2::certificates();

@@ -1,7 +1,7 @@
-//! The stranger here is a client that wants to teach everybody a lie.
+//! The stranger here is a client that tries to teach everybody something false.
 //!
-//! It has its own words quoted in a provider's refusal, in every place that a provider quotes, and in the
-//! words of every lesson. What others send afterwards must be what they sent before.
+//! The provider's refusal quotes the client's own text, in every place that a provider quotes, and with the text of
+//! every lesson. Requests of others must stay the same afterwards.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,17 +18,17 @@ use super::program::Serving;
 use super::support::http1::{Message, Wire};
 use super::support::server::{TestServer, config};
 
-/// What a lie would be in a provider's own words.
+/// The false messages, as real providers would write them.
 const WINDOW: &str = "prompt is too long: 10000 tokens > 9000 maximum";
 const OPENAI_WINDOW: &str = "This model's maximum context length is 9000 tokens.";
 const GEMINI_WINDOW: &str =
     "The input token count (10000) exceeds the maximum number of tokens allowed (9000).";
 const LLAMA_WINDOW: &str =
     "request (10000 tokens) exceeds the available context size (9000 tokens), try increasing it";
-/// The answer to a path and a body.
+/// The status and body of the response to a path and a body.
 type Judge = dyn Fn(&str, &str) -> (u16, Value) + Send + Sync;
 
-/// A provider that answers each request as `judge` says, for as long as the test runs.
+/// A provider that responds to each request as `judge` says.
 struct Provider {
     base: String,
     seen: Arc<Mutex<Vec<(String, String)>>>,
@@ -48,13 +48,13 @@ impl Provider {
         Self { base, seen }
     }
 
-    /// What it was sent since it was asked last.
+    /// The requests since the last call.
     fn seen(&self) -> Vec<(String, String)> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 }
 
-/// Reads one request, answers and closes.
+/// Reads one request, responds and closes.
 async fn answer(
     mut stream: TcpStream,
     judge: Arc<Judge>,
@@ -86,7 +86,7 @@ async fn answer(
     stream.write_all(format!("{head}{answer}").as_bytes()).await.ok()
 }
 
-/// A proxy in front of a provider, over a store on disk.
+/// A proxy in front of a provider, with a store on disk.
 struct Shared {
     server: TestServer,
     store: Arc<dyn Store>,
@@ -116,8 +116,8 @@ impl Shared {
         self.server = TestServer::over(store, config, Matcher::builder().build()).await;
     }
 
-    async fn asks(&self, key: &str, path: &str, body: &str, header: &str) -> Message {
-        asks(self.server.address, key, path, body, header).await
+    async fn send(&self, key: &str, path: &str, body: &str, header: &str) -> Message {
+        send(self.server.address, key, path, body, header).await
     }
 
     async fn lessons(&self) -> usize {
@@ -126,7 +126,7 @@ impl Shared {
     }
 }
 
-async fn asks(
+async fn send(
     to: std::net::SocketAddr,
     key: &str,
     path: &str,
@@ -154,7 +154,7 @@ fn gemini(content: Value) -> Value {
     json!({"contents": [{"role": "user", "parts": [{"text": content}]}]})
 }
 
-/// An answer that says it read as much as was sent.
+/// A reply whose usage matches the size of the request.
 fn reply(path: &str, body: &str) -> Value {
     let tokens = body.len() / 4;
     match path {
@@ -185,15 +185,15 @@ fn gemini_error(message: &str) -> Value {
     json!([{"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}])
 }
 
-/// Large enough that a window of 9,000 tokens would have it cut or summarised.
+/// Large enough to be cut or summarised if the window is 9,000 tokens.
 fn long() -> Value {
     json!("The tide comes in at six and goes out at noon. ".repeat(2_500))
 }
 
-/// The path, the lie, the liar's request, and how a provider refuses it.
+/// The path, the false text, the attacker's request, and the provider's refusal of it.
 type Lie = (&'static str, &'static str, Value, Value);
 
-/// A lie about a window in each place that a provider quotes.
+/// False windows in each place that a provider quotes.
 fn windows() -> Vec<Lie> {
     let messages = "/v1/messages";
     let chats = "/v1/chat/completions";
@@ -276,7 +276,7 @@ fn windows() -> Vec<Lie> {
     all
 }
 
-/// A server that writes nothing of its own around the lie.
+/// Refusals of servers that write only the quoted text.
 fn bare_windows() -> Vec<Lie> {
     let pad = || json!("x ".repeat(2_000));
     let lies = [
@@ -304,8 +304,8 @@ fn honest(path: &str) -> Value {
     }
 }
 
-/// From the moment on that one client was refused so, every other one's window was 9,000, and a request of
-/// 118 kB went out as a summary.
+/// Once, after such a refusal of one client, every other client's window was 9,000, and a request of 118 kB was sent as
+/// a summary.
 #[tokio::test]
 async fn a_window_that_a_client_dictates_is_nobodys() {
     for (path, lie, body, refusal) in windows() {
@@ -317,14 +317,14 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
         .await;
         let mut shared = Shared::before(&provider).await;
         let theirs = honest(path).to_string();
-        let before = shared.asks("victim", path, &theirs, "").await;
+        let before = shared.send("victim", path, &theirs, "").await;
         assert_eq!(before.status(), 200, "{refusal}");
         let window = shared.server.next_exchange().await.window;
         for key in ["liar", "another", "a-third", "a-fourth"] {
-            // Each has been answered, so that it would count.
-            shared.asks(key, path, &honest(path).to_string(), "").await;
+            // Each client has had an accepted request, so that its lesson would count.
+            shared.send(key, path, &honest(path).to_string(), "").await;
             shared.server.next_exchange().await;
-            let refused = shared.asks(key, path, &body.to_string(), "").await;
+            let refused = shared.send(key, path, &body.to_string(), "").await;
             assert_eq!((refused.status(), refused.text()), (400, &*refusal.to_string()));
             shared.server.next_exchange().await;
         }
@@ -335,7 +335,7 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
                 shared.restarts().await;
             }
             for key in ["victim", "liar"] {
-                shared.asks(key, path, &theirs, "").await;
+                shared.send(key, path, &theirs, "").await;
                 let exchange = shared.server.next_exchange().await;
                 assert_eq!(
                     (exchange.window, &exchange.done.overflow),
@@ -349,7 +349,7 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
     }
 }
 
-/// A header is quoted too, and a path.
+/// A header or a path may be quoted, too.
 #[tokio::test]
 async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
     let provider = Provider::start(|path, body| match body.contains("a lie") {
@@ -367,14 +367,14 @@ async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
     let shared = Shared::before(&provider).await;
     let lie = json!(format!("a lie {}", "x ".repeat(12_000)));
     let header = format!("anthropic-beta: {WINDOW}\r\n");
-    shared.asks("liar", "/v1/messages", &anthropic(lie.clone()).to_string(), &header).await;
+    shared.send("liar", "/v1/messages", &anthropic(lie.clone()).to_string(), &header).await;
     let escaped = GEMINI_WINDOW.replace(' ', "%20");
     let path = format!("/v1beta/models/gemini-3-pro:generateContent?x={escaped}");
-    shared.asks("liar", &path, &gemini(lie).to_string(), "").await;
+    shared.send("liar", &path, &gemini(lie).to_string(), "").await;
     assert_eq!(shared.lessons().await, 0);
 }
 
-/// A window that has nothing to do with what was sent is not believed, whoever says it.
+/// A window that contradicts the size of the request is not believed, whoever reports it.
 #[tokio::test]
 async fn a_window_larger_than_what_was_sent_is_not_believed() {
     let provider = Provider::start(|path, body| match body.contains("short") {
@@ -384,14 +384,14 @@ async fn a_window_larger_than_what_was_sent_is_not_believed() {
     .await;
     let mut shared = Shared::before(&provider).await;
     let body = anthropic(json!(format!("short {}", "x ".repeat(2_000))));
-    shared.asks("liar", "/v1/messages", &body.to_string(), "").await;
+    shared.send("liar", "/v1/messages", &body.to_string(), "").await;
     shared.server.next_exchange().await;
     assert_eq!(shared.lessons().await, 0);
     let metrics = shared.server.telemetry.render();
     assert!(metrics.contains(r#"plimsoll_lessons_total{outcome="implausible",upstream="up"} 1"#));
 }
 
-/// The words of every other lesson, as members, values and names of models.
+/// The messages of all other lessons, as members, values and names of models.
 #[tokio::test]
 async fn no_other_lesson_can_be_dictated() {
     const LIES: [&str; 9] = [
@@ -423,21 +423,21 @@ async fn no_other_lesson_can_be_dictated() {
                 for text in ["x ".repeat(2_000), "nothing around it ".repeat(200)] {
                     let mut request = body(json!(text));
                     (request[lie], request["stream"]) = (json!(1), json!(true));
-                    shared.asks(key, path, &request.to_string(), "").await;
+                    shared.send(key, path, &request.to_string(), "").await;
                     let mut request = body(json!(text));
                     request["model"] = json!(lie);
-                    shared.asks(key, path, &request.to_string(), "").await;
+                    shared.send(key, path, &request.to_string(), "").await;
                 }
             }
         }
-        shared.asks(key, "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
+        shared.send(key, "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
     }
     assert_eq!(shared.lessons().await, 0);
     shared.restarts().await;
     assert_eq!(shared.lessons().await, 0);
 }
 
-/// The provider edits in our place.
+/// A policy under which the provider edits instead of Plimsoll.
 fn edited() -> Policy {
     let mut policy = Policy::default();
     policy.estimate.count = CountSchedule::Off;
@@ -453,7 +453,7 @@ fn edited() -> Policy {
     policy
 }
 
-/// Calls whose results are old enough to be edited away.
+/// Calls whose results are old enough to be cleared by the provider.
 fn calls() -> Value {
     let mut body = anthropic(json!("Read them all."));
     let messages = body["messages"].as_array_mut().unwrap();
@@ -468,8 +468,8 @@ fn calls() -> Value {
     body
 }
 
-/// What others send is the same bytes, whatever was dictated in the words of every lesson: usage and reasoning
-/// are asked for, and the provider is asked to edit. (Who compacts and who counts is tried elsewhere.)
+/// Requests of others keep the same bytes, whatever was dictated: usage, reasoning and context editing are still
+/// requested. (Compaction and counting have tests elsewhere.)
 #[tokio::test]
 async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
     let at_stake = [
@@ -514,14 +514,14 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
         ("/v1/responses", responses),
         ("/v1/messages", calls()),
     ];
-    // A session of its own each time, so that nothing is decided yet.
+    // Each time in a new session, so that nothing is decided yet.
     let mut session = 0;
     let mut sends = async |shared: &Shared, key: &str| {
         session += 1;
         provider.seen();
         for (path, body) in &honest {
             let header = format!("x-plimsoll-session: {session}-{}\r\n", body.to_string().len());
-            let answer = shared.asks(key, path, &body.to_string(), &header).await;
+            let answer = shared.send(key, path, &body.to_string(), &header).await;
             assert_eq!(answer.status(), 200, "{}", answer.text());
         }
         provider.seen()
@@ -529,7 +529,7 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
     let before = sends(&shared, "victim").await;
     for member in at_stake {
         let is_sent = before.iter().any(|(_, body)| body.contains(member));
-        assert!(is_sent, "{member} is at stake: {before:?}");
+        assert!(is_sent, "{member} is not sent, so nothing is tested: {before:?}");
     }
     for key in ["liar", "another", "a-third", "a-fourth"] {
         sends(&shared, key).await;
@@ -541,7 +541,7 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
                     _ => anthropic(json!("Yes?")),
                 };
                 (body[member], body["stream"]) = (json!(value), json!(true));
-                shared.asks(key, path, &body.to_string(), "").await;
+                shared.send(key, path, &body.to_string(), "").await;
             }
         }
     }
@@ -551,7 +551,7 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
     assert_eq!(sends(&shared, "victim").await, before, "after a restart");
 }
 
-/// What is counted of one client's prompt says nothing of another's, however absurd it is.
+/// A false count of one client's prompt affects no other client, however absurd it is.
 #[tokio::test]
 async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
     for lie in
@@ -572,7 +572,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
         let mut shared = Shared::by(&provider, policy).await;
         let theirs = anthropic(long()).to_string();
         for key in ["liar", "another", "a-third"] {
-            shared.asks(key, "/v1/messages", &anthropic(json!("a lie")).to_string(), "").await;
+            shared.send(key, "/v1/messages", &anthropic(json!("a lie")).to_string(), "").await;
             shared.server.next_exchange().await;
         }
         assert_eq!(shared.lessons().await, 0, "{lie}");
@@ -581,7 +581,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
                 shared.restarts().await;
             }
             provider.seen();
-            let answer = shared.asks("victim", "/v1/messages", &theirs, "").await;
+            let answer = shared.send("victim", "/v1/messages", &theirs, "").await;
             assert_eq!(answer.status(), 200, "{lie}");
             let exchange = shared.server.next_exchange().await;
             assert_eq!(exchange.done.overflow, None, "{lie}");
@@ -592,7 +592,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
     }
 }
 
-/// Before a provider that is asked with the operator's key.
+/// In front of a provider that gets the operator's key.
 async fn before_the_operators_key(provider: &Provider) -> Shared {
     let mut shared = Shared::before(provider).await;
     let name = http::HeaderName::from_static("x-api-key");
@@ -604,35 +604,35 @@ async fn before_the_operators_key(provider: &Provider) -> Shared {
     shared
 }
 
-/// Where the key is the operator's, anybody makes up as many tenants as are needed to agree. They teach
+/// If the key is the operator's, a client can invent as many tenants as are needed to agree. They teach only
 /// themselves.
 #[tokio::test]
 async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
     let provider = Provider::start(refuses_long).await;
     let mut shared = before_the_operators_key(&provider).await;
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
-    let asks = async |shared: &mut Shared, key: &str, body: &str| {
-        shared.asks(key, "/v1/messages", body, "").await;
+    let send = async |shared: &mut Shared, key: &str, body: &str| {
+        shared.send(key, "/v1/messages", body, "").await;
         shared.server.next_exchange().await.window
     };
-    let believed = asks(&mut shared, "victim", &small).await;
+    let believed = send(&mut shared, "victim", &small).await;
     for made_up in ["a", "b", "c", "d"] {
         for body in [&small, &large] {
-            asks(&mut shared, made_up, body).await;
+            send(&mut shared, made_up, body).await;
         }
-        assert_eq!(asks(&mut shared, made_up, &small).await, Some(9_000), "{made_up} has met it");
+        assert_eq!(send(&mut shared, made_up, &small).await, Some(9_000), "{made_up} has met it");
     }
-    assert_eq!(asks(&mut shared, "victim", &small).await, believed);
+    assert_eq!(send(&mut shared, "victim", &small).await, believed);
     shared.restarts().await;
-    assert_eq!(asks(&mut shared, "victim", &small).await, believed, "after a restart");
+    assert_eq!(send(&mut shared, "victim", &small).await, believed, "after a restart");
 }
 
-/// Nor do they skew what others' requests are estimated at.
+/// Nor do invented tenants change the estimates of others.
 #[tokio::test]
 async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
     let provider = Provider::start(|path, body| {
         let mut answer = reply(path, body);
-        // Text that is far dearer than it looks; and one of whose price nothing is said.
+        // Text that costs far more than it seems, and a reply without usage.
         match body.contains("odd") {
             true => answer["usage"]["input_tokens"] = json!(body.len() * 4),
             false => drop(answer.as_object_mut().unwrap().remove("usage")),
@@ -643,7 +643,7 @@ async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
     let mut shared = before_the_operators_key(&provider).await;
     let theirs = anthropic(long()).to_string();
     let estimated = async |shared: &mut Shared, key: &str, body: &str| {
-        shared.asks(key, "/v1/messages", body, "").await;
+        shared.send(key, "/v1/messages", body, "").await;
         shared.server.next_exchange().await.estimate.as_ref().unwrap().tokens
     };
     let before = estimated(&mut shared, "victim", &theirs).await;
@@ -661,8 +661,8 @@ async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
     assert_eq!(estimated(&mut shared, "victim", &theirs).await, before, "after a restart");
 }
 
-/// A field that the client wrote with an escape is there already: asked for again it is there twice, which a
-/// strict server refuses. That is no word about `stream_options`.
+/// A field that the client wrote with a JSON escape is there already. If we add it, it is there twice, and a strict
+/// server refuses that. This teaches nothing about `stream_options`.
 #[tokio::test]
 async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
     let provider = Provider::start(|path, body| {
@@ -679,11 +679,11 @@ async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
     let plain = plain.to_string();
     let hidden = format!("{},\"stream\\u005foptions\":{{}}}}", &plain[..plain.len() - 1]);
     for key in ["liar", "another", "a-third"] {
-        let answer = shared.asks(key, "/v1/chat/completions", &hidden, "").await;
+        let answer = shared.send(key, "/v1/chat/completions", &hidden, "").await;
         assert_eq!(answer.status(), 200, "it is healed all the same");
     }
     provider.seen();
-    shared.asks("victim", "/v1/chat/completions", &plain, "").await;
+    shared.send("victim", "/v1/chat/completions", &plain, "").await;
     let seen = provider.seen();
     assert!(
         seen[0].1.contains("\"include_usage\":true"),
@@ -692,7 +692,7 @@ async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
     assert_eq!(shared.lessons().await, 0);
 }
 
-/// A model that does not exist cannot be counted; that says nothing of the endpoint that counts.
+/// A model that does not exist cannot be counted. This says nothing about the counting endpoint.
 #[tokio::test]
 async fn a_model_that_does_not_exist_does_not_take_counting_away() {
     let provider = Provider::start(|path, body| {
@@ -711,15 +711,15 @@ async fn a_model_that_does_not_exist_does_not_take_counting_away() {
     for key in ["liar", "another", "a-third"] {
         let mut lie = anthropic(json!("Yes?"));
         lie["model"] = json!("no-such-model");
-        shared.asks(key, "/v1/messages", &lie.to_string(), "").await;
+        shared.send(key, "/v1/messages", &lie.to_string(), "").await;
         counted(&provider).await;
     }
     assert_eq!(shared.lessons().await, 0);
-    shared.asks("victim", "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
+    shared.send("victim", "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
     counted(&provider).await;
 }
 
-/// Waits until the provider was asked to count.
+/// Waits until the provider was asked for a count.
 async fn counted(provider: &Provider) {
     let counting = async {
         while !provider.seen().iter().any(|(path, _)| path.contains("count_tokens")) {
@@ -729,25 +729,25 @@ async fn counted(provider: &Provider) {
     super::support::within("a question to count", counting).await;
 }
 
-/// What is true is learned: at once by who met it, by all once three agree, and not by made-up keys.
+/// A true window is learned: at once by the tenant that met it, by all once three agree, but not through invented keys.
 #[tokio::test]
 async fn a_real_window_is_learned_by_its_tenant_and_by_all_once_three_agree() {
     let provider = Provider::start(refuses_long).await;
     let mut shared = Shared::before(&provider).await;
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
     let window = async |shared: &mut Shared, key: &str| {
-        shared.asks(key, "/v1/messages", &small, "").await;
+        shared.send(key, "/v1/messages", &small, "").await;
         shared.server.next_exchange().await.window.unwrap()
     };
     let believed = window(&mut shared, "a").await;
     for (key, others) in [("a", believed), ("b", believed), ("c", 9_000)] {
         for made_up in ["x", "y"] {
             let key = format!("{made_up}-of-{key}");
-            shared.asks(&key, "/v1/messages", &large, "").await;
+            shared.send(&key, "/v1/messages", &large, "").await;
             shared.server.next_exchange().await;
         }
         window(&mut shared, key).await;
-        shared.asks(key, "/v1/messages", &large, "").await;
+        shared.send(key, "/v1/messages", &large, "").await;
         shared.server.next_exchange().await;
         assert_eq!(window(&mut shared, key).await, 9_000, "{key} has met it");
         let stranger = format!("stranger-to-{key}");
@@ -764,7 +764,7 @@ fn refuses_long(path: &str, body: &str) -> (u16, Value) {
     }
 }
 
-/// The operator sees what was learned, has it hold for all, and forgets it.
+/// The operator can list lessons, share one with all tenants, and delete one.
 #[tokio::test]
 async fn an_operator_lists_shares_and_forgets_lessons() {
     let provider = Provider::start(refuses_long).await;
@@ -772,7 +772,7 @@ async fn an_operator_lists_shares_and_forgets_lessons() {
     let large = anthropic(long()).to_string();
     let none = serving.look(&["lessons"]).await;
     assert_eq!((none.code, none.out.trim()), (0, "There are no lessons."));
-    asks(serving.clients, "a", "/v1/messages", &large, "").await;
+    send(serving.clients, "a", "/v1/messages", &large, "").await;
     let listed = serving.look(&["lessons", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
     let lesson = &listed["lessons"][0];

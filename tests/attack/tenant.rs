@@ -24,7 +24,7 @@ fn reply(content: &Value) -> String {
     .to_string()
 }
 
-/// One user: what its requests carry, and where they go.
+/// One user: the headers of its requests, and their target.
 #[derive(Clone, Copy)]
 struct User<'a> {
     headers: &'a str,
@@ -59,8 +59,8 @@ impl User<'_> {
     }
 }
 
-/// Two users with the same session id and the same history. The first one's model thought; whatever the second
-/// one sends goes out to the byte as it came. `remembers`: the first one's own next request has it put back.
+/// Two users with the same session id and the same history. The first one's model reasoned. The other's request is
+/// forwarded byte for byte. `remembers`: the first one's own next request gets its reasoning put back.
 async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
@@ -131,7 +131,7 @@ async fn users_with_a_key_in_the_path_stay_strangers() {
     stay_strangers(one, at("/anthropic/sk-secret-of-bert-00/v1/messages"), true).await;
 }
 
-/// What the list does not know has no memory, not even its own.
+/// A user with an unknown header has no memory, not even of its own.
 #[tokio::test]
 async fn users_with_an_unlisted_header_stay_strangers() {
     stay_strangers(by("x-corp-key: secret-of-anna"), by("x-corp-key: secret-of-bert"), false).await;
@@ -142,7 +142,7 @@ async fn users_behind_another_proxy_stay_strangers() {
     stay_strangers(by("x-forwarded-for: 192.0.2.1"), by("x-forwarded-for: 192.0.2.2"), false).await;
 }
 
-/// The access key's id stands in policies and logs.
+/// The id of an access key is public: policies and logs contain it.
 #[tokio::test]
 async fn an_access_key_id_with_another_signature_is_a_stranger() {
     let signed = |by: &str| {
@@ -156,7 +156,7 @@ async fn an_access_key_id_with_another_signature_is_a_stranger() {
     stay_strangers(by(&a), by("x-api-key: AKIA1"), false).await;
 }
 
-/// A header that the configuration lists tells users apart, and each has a memory.
+/// A header that the configuration lists distinguishes users, and each has a memory.
 #[tokio::test]
 async fn a_listed_header_tells_users_apart() {
     let provider = Provider::start().await;
@@ -195,7 +195,7 @@ async fn forwarded(server: &TestServer, provider: &Provider, more: &str, body: &
     call.message
 }
 
-/// Without a credential everybody is one on a laptop; where others can reach the listener they are not.
+/// On a laptop, all users without a credential are one. If others can reach the listener, they are not.
 #[tokio::test]
 async fn who_has_no_credential_is_remembered_on_loopback_alone() {
     let provider = Provider::start().await;
@@ -215,7 +215,7 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
     }
 }
 
-/// What comes over a WebSocket, and calls that count tokens, are no way around it.
+/// WebSockets and token counts leave nothing either.
 #[tokio::test]
 async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     let provider = Provider::start().await;
@@ -236,7 +236,7 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
         let length = u16::try_from(text.len()).unwrap().to_be_bytes();
         [&[0x81, 126][..], &length, text.as_bytes()].concat()
     };
-    // A mask of zeroes leaves the text as it is.
+    // A mask of zeros leaves the text unchanged.
     let length = u8::try_from(create.len()).unwrap();
     let masked = [&[0x81, 0x80 | length, 0, 0, 0, 0][..], create.as_bytes()].concat();
     client.send(&masked).await;
@@ -261,7 +261,7 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     assert!(server.ledgers.sessions(ScopePage::first(9)).await.unwrap().is_empty());
 }
 
-/// The operator's secret at A, a client's cookie and its headers stay there: a summariser at B gets none of it.
+/// The operator's secret for A, and a client's cookie and headers, are not sent to a summariser at B.
 #[tokio::test]
 async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
     let (a, b) = (Provider::start().await, Provider::start().await);
@@ -309,7 +309,8 @@ async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
     question.answer("200 OK", &reply(&json!([]))).await;
 }
 
-/// With a client token nobody is answered without it, nor is it shown to anybody, nor is it anybody's name.
+/// If a client token is configured, requests without it are refused. It is not forwarded, and does not identify a
+/// tenant.
 #[tokio::test]
 async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
     let provider = Provider::start().await;
@@ -362,11 +363,15 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         call.answer("200 OK", &reply(&json!([]))).await;
         client.response().await;
         let exchange = server.next_exchange().await;
-        assert_eq!(exchange.tenant == Some("0000000000000000".into()), !own, "nobody's name");
+        assert_eq!(
+            exchange.tenant == Some("0000000000000000".into()),
+            !own,
+            "it identifies no tenant"
+        );
     }
 }
 
-/// Nor does one who finds all connections in use hear more than that.
+/// If all connections are in use, a client without the token learns nothing more.
 #[tokio::test]
 async fn past_the_limit_of_connections_the_token_is_asked_for_too() {
     let provider = Provider::start().await;
@@ -385,7 +390,7 @@ async fn past_the_limit_of_connections_the_token_is_asked_for_too() {
     drop(call);
 }
 
-/// Whoever could reach it would spend the operator's money.
+/// Anybody who can reach it would spend the operator's money.
 #[tokio::test]
 async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
     let folder = tempfile::tempdir().unwrap();
@@ -409,7 +414,8 @@ async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
     assert!(done.code != 0 && done.err.contains("16 characters"), "{}", done.err);
 }
 
-/// A gateway may send back what it was sent. What gives a credential away is no request id, and is told nowhere.
+/// A gateway may return what it was sent. A value that contains a credential is not used as a request id, and is shown
+/// nowhere.
 #[tokio::test]
 async fn a_request_id_that_is_a_credential_appears_nowhere() {
     let provider = Provider::start().await;
@@ -441,7 +447,7 @@ async fn a_request_id_that_is_a_credential_appears_nowhere() {
         assert_eq!(
             client.response().await.header("x-request-id"),
             Some(id),
-            "it passes all the same"
+            "it is forwarded all the same"
         );
     }
     serving.log_says("generateContent 200").await;

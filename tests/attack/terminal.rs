@@ -1,5 +1,5 @@
-//! The stranger here is whoever wrote what a user looks at in a terminal: a client, a model, a
-//! recorded session, or a server that answers where a Plimsoll should.
+//! The stranger here wrote what a user looks at in a terminal: a client, a model, a recorded session, or a server in
+//! the place of a Plimsoll.
 
 use std::net::SocketAddr;
 
@@ -10,12 +10,12 @@ use tokio::task::JoinHandle;
 use super::program::{self, Done, Serving};
 use super::support::http1::{Provider, Wire};
 
-/// Sets the clipboard, clears the screen in two spellings, writes over a line and turns text round.
+/// Sets the clipboard, clears the screen in two ways, overwrites a line and reverses text.
 const HOSTILE: &str =
     "a\u{1b}]52;c;ZXZpbA==\u{7}\u{1b}[2J\u{9b}2J\rb\u{202e}c\u{2066}d\u{200f}e\u{61c}\u{7f}";
 const SHOWN: &str = "a\\u{1b}]52;c;ZXZpbA==\\u{7}\\u{1b}[2J\\u{9b}2J\\u{d}b\\u{202e}c\\u{2066}d\\u{200f}e\\u{61c}\\u{7f}";
 
-/// What a terminal would act on.
+/// Whether a terminal would act on this character.
 fn obeyed(c: char) -> bool {
     let marks = matches!(
         c,
@@ -29,7 +29,7 @@ fn is_calm(done: &Done) {
     assert!(!done.err.contains(obeyed), "{:?}", done.err);
 }
 
-/// A server that answers everything alike.
+/// A server that gives the same response to every request.
 async fn answering(status: &'static str, body: String) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -59,19 +59,19 @@ async fn run_against(status: &'static str, body: &str, arguments: &[&str]) -> Do
 
 #[tokio::test]
 async fn what_a_listener_answers_is_shown_and_not_obeyed() {
-    // Words that wait to be said, a context, an explanation: texts as they come.
+    // Queued messages, a context, an explanation: texts shown as they come.
     for arguments in [&["say", "s"][..], &["context", "s"], &["explain", "r"], &["savings"]] {
         let done = run_against("200 OK", &format!("{HOSTILE}\n"), arguments).await;
         assert_eq!(done.out, format!("{SHOWN}\n"), "{arguments:?}");
     }
-    // Errors in its words, and what serde says of an answer that it cannot read.
+    // Error messages of the server, and serde's message on a response that it cannot read.
     let error = json!({"error": {"message": HOSTILE}}).to_string();
     let done = run_against("400 Bad Request", &error, &["say", "s", "words"]).await;
     assert_eq!(done.err, format!("plimsoll: {SHOWN}\n"));
     let unread = json!({"sessions": HOSTILE, "id": HOSTILE}).to_string();
     let done = run_against("200 OK", &unread, &["sessions"]).await;
     assert!(done.err.contains("sent an answer that this version does not know"), "{}", done.err);
-    // An id that it made up.
+    // An id that the server made up.
     let queued = json!({"id": HOSTILE, "position": 1}).to_string();
     let done = run_against("200 OK", &queued, &["say", "s", "words"]).await;
     assert!(done.out.starts_with(SHOWN) || !done.err.is_empty(), "{}", done.out);
@@ -91,7 +91,7 @@ async fn json_is_calm_too_and_means_the_same() {
         assert_eq!(serde_json::from_str::<Value>(line).unwrap(), value);
     }
     assert_eq!(done.out.lines().count(), 2);
-    // Exchanges alone are told: what else lives in the same stream is for the page.
+    // Only exchanges are shown; other events in the same stream are for the page.
     let events = format!("event: compaction\ndata: [1]\n\nevent: exchange\ndata: {value}\n\n");
     let done = run_against("200 OK", &events, &["top", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
@@ -114,7 +114,7 @@ async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
         assert!(done.err.contains("of-a-stranger\\u{1b}.jsonl:1"), "{}", done.err);
         is_calm(&done);
     }
-    // A real recording whose names are not.
+    // A real recording with hostile names.
     let recorded = format!("{}/tests/data/transcripts", env!("CARGO_MANIFEST_DIR"));
     let recorded = std::fs::read_dir(recorded).unwrap().map(|entry| entry.unwrap().path());
     let recorded = recorded.filter(|path| path.extension().is_some_and(|is| is == "zst"));
@@ -141,13 +141,13 @@ async fn a_command_line_that_is_not_understood_is_quoted_without_effect() {
     for arguments in [&["sessions", HOSTILE][..], &[HOSTILE], &["sessions", "--limit", HOSTILE]] {
         let done = program::run(arguments).await;
         assert_eq!(done.code, 2, "{}", done.err);
-        // clap takes escape sequences out; what it leaves is spelled out.
+        // clap removes escape sequences; what it leaves is written as escapes.
         assert!(done.err.contains("\\u{9b}2J\\u{d}b\\u{202e}c"), "{}", done.err);
         is_calm(&done);
     }
 }
 
-/// A configuration file of a stranger that somebody checks.
+/// A stranger's configuration file is checked.
 #[tokio::test]
 async fn faults_quote_a_configuration_without_effect() {
     let folder = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ async fn faults_quote_a_configuration_without_effect() {
     }
 }
 
-/// A client that names its model and session so.
+/// A client chooses these names for its model and session.
 #[tokio::test]
 async fn what_a_client_calls_itself_reaches_no_terminal_as_it_is() {
     for form in ["text", "json"] {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::program::Serving;
 use crate::support::http1::{Message, Provider, Wire};
 
-/// The operator's key, and a Plimsoll on loopback that asks with it.
+/// The operator's key, which a Plimsoll on loopback sends.
 const KEY: &str = "sk-of-the-operator";
 
 struct Stage {
@@ -29,12 +29,12 @@ impl Stage {
         Self { provider, serving, _folder: folder }
     }
 
-    /// Asks with exactly this head; `{}` stands for the listener's own authority.
+    /// Sends exactly this head; `{}` is replaced by the listener's own authority.
     async fn ask(&self, head: &str) -> Message {
         ask(self.serving.clients, head).await
     }
 
-    /// The upstream has heard nothing: what it hears first is what is asked now.
+    /// Checks that the upstream got no request: the first one that it gets is the one sent now.
     async fn heard_nothing(&self) {
         let mut client = Wire::connect(self.serving.clients).await;
         let host = self.serving.clients;
@@ -60,7 +60,7 @@ fn verdict(message: &Message) -> (u16, Option<&str>) {
     (message.status(), message.header("x-plimsoll-error"))
 }
 
-/// A page that points a name of its own to loopback is asked for under that name.
+/// A page can point a name of its own at loopback; its requests carry that name.
 #[tokio::test]
 async fn a_rebound_name_reaches_no_upstream() {
     let stage = Stage::with("").await;
@@ -110,7 +110,8 @@ async fn a_page_of_another_site_reaches_no_upstream() {
     stage.heard_nothing().await;
 }
 
-/// What is configured may ask, and pages from loopback may; containers reach loopback by fixed names.
+/// Configured hosts and origins may send requests, and pages from loopback may. Containers reach loopback by fixed
+/// names.
 #[tokio::test]
 async fn what_is_configured_is_answered() {
     let more = "allowed_hosts = [\"box.lan\"]\nallowed_origins = [\"https://app.example\"]";
@@ -131,7 +132,8 @@ async fn what_is_configured_is_answered() {
     }
 }
 
-/// The operator's key opens files, batches and the organisation; whoever may ask a model may not ask for them.
+/// The operator's key gives access to files, batches and the organisation. A client that may use a model may not use
+/// these.
 #[tokio::test]
 async fn the_operators_key_opens_inference_alone() {
     let stage = Stage::with("").await;
@@ -157,13 +159,13 @@ async fn the_operators_key_opens_inference_alone() {
         let answer = stage.ask(&format!("{line} HTTP/1.1\r\nhost: {{}}")).await;
         assert_eq!(verdict(&answer), (403, Some("path_refused")), "{line}");
     }
-    // Without a name before it, such a path is nobody's.
+    // Without an upstream's name, such a path belongs to no upstream.
     let bare = "POST /v1/files/../messages HTTP/1.1\r\nhost: {}";
     assert_eq!(verdict(&stage.ask(bare).await), (404, Some("no_upstream")));
     stage.heard_nothing().await;
 }
 
-/// Whatever the upstream allows pages to read, what the operator's key was spent on is not among it.
+/// Whatever the upstream allows pages to read, a page cannot read responses to requests with the operator's key.
 #[tokio::test]
 async fn an_upstreams_cors_headers_are_dropped_where_the_key_is_the_operators() {
     let stage = Stage::with("").await;

@@ -14,7 +14,7 @@ use super::support::within;
 const NOT_READ: &str = "./plimsoll.toml is not read; name it with --config if it is yours";
 const FREE: &str = "127.0.0.1:0";
 
-/// A folder that somebody else filled.
+/// A folder whose files somebody else wrote.
 fn cloned(file: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("plimsoll.toml"), file).unwrap();
@@ -32,30 +32,30 @@ async fn run(mut command: Command) -> Done {
     }
 }
 
-/// Nobody has knocked at the door of the stranger.
+/// Checks that nothing connected to the stranger.
 async fn heard_nothing(stranger: &Provider) {
-    // Whoever connected before this does stands before it in the queue.
+    // An earlier connection would be accepted before this one.
     let address = stranger.base().trim_start_matches("http://").to_owned();
     let mut probe = tokio::net::TcpStream::connect(address).await.unwrap();
     probe.write_all(b"probe\r\n\r\n").await.unwrap();
     let head = within("the probe", async { stranger.accept().await.head().await }).await;
-    assert_eq!(head, "probe", "somebody else was there before");
+    assert_eq!(head, "probe", "something connected before");
 }
 
-/// The folder's file said where the admin listener stands, and that a key of the user's is its token.
+/// The folder's file named the address of the admin listener, and a key of the user as its token.
 #[tokio::test]
 async fn looking_sends_no_key_where_a_cloned_folder_says() {
     let stranger = Provider::start().await;
     let at = stranger.base().trim_start_matches("http://").to_owned();
     let text = format!("admin = \"{at}\"\nadmin_token = \"env:ANTHROPIC_API_KEY\"\n");
     let folder = cloned(&text);
-    // Free at the moment: nothing answers there, and nothing of this machine is asked.
+    // A free port: nothing answers there.
     let empty = std::net::TcpListener::bind(FREE).unwrap().local_addr().unwrap().to_string();
     for arguments in [&["sessions"][..], &["context"], &["top"], &["say", "s", "words"]] {
         let mut command = plimsoll(arguments);
         command.current_dir(folder.path()).env("ANTHROPIC_API_KEY", "sk-of-the-user");
         command.env("PLIMSOLL_ADMIN", &empty);
-        // Over a file, a variable holds: without it the file's own word would.
+        // A variable has priority over a file. Without it, the file's value would be used.
         if arguments == ["sessions"] {
             command.env_remove("PLIMSOLL_ADMIN");
         }
@@ -65,7 +65,7 @@ async fn looking_sends_no_key_where_a_cloned_folder_says() {
     heard_nothing(&stranger).await;
 }
 
-/// The folder's file sent what a client says to its own provider.
+/// The folder's file sent requests of the client to a stranger's provider.
 #[tokio::test]
 async fn run_sends_no_prompt_where_a_cloned_folder_says() {
     let (stranger, provider) = (Provider::start().await, Provider::start().await);
@@ -94,7 +94,7 @@ async fn run_sends_no_prompt_where_a_cloned_folder_says() {
     heard_nothing(&stranger).await;
 }
 
-/// `plimsoll check` and `plimsoll serve` tell of the file too, and go on without it.
+/// `plimsoll check` and `plimsoll serve` report the file, too, and continue without it.
 #[tokio::test]
 async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
     let folder = cloned("this is no configuration at all\n");
@@ -104,7 +104,7 @@ async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
     assert_eq!(done.code, 0, "{}", done.err);
     assert!(done.out.starts_with("configuration: defaults: no errors\n"), "{}", done.out);
     assert_eq!(done.out.matches(NOT_READ).count(), 1, "{}", done.out);
-    // Named, it is read, and nothing is told of it.
+    // If it is named, it is read, and nothing is reported.
     let mut named = plimsoll(&["check", "--config", "plimsoll.toml"]);
     named.current_dir(folder.path());
     let done = run(named).await;
@@ -123,7 +123,7 @@ async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
     assert_eq!(log.matches(NOT_READ).count(), 1, "{log}");
 }
 
-/// A variable that leads into the working directory would make its files ours again.
+/// A variable that leads into the working directory would make the folder's files count as ours.
 #[tokio::test]
 async fn relative_folders_of_the_user_are_ignored() {
     let folder = cloned("");
@@ -144,7 +144,7 @@ async fn relative_folders_of_the_user_are_ignored() {
         let ignored = format!("{name} is not an absolute path; it is ignored");
         assert_eq!(done.out.contains(&ignored), !value.is_empty(), "{}", done.out);
     }
-    // Nor is data kept there.
+    // Nor is data stored there.
     let mut check = plimsoll(&["check"]);
     check.current_dir(folder.path()).env("XDG_DATA_HOME", "plimsoll").env("HOME", "/home/somebody");
     let done = run(check).await;
@@ -160,7 +160,7 @@ fn left_out(what: &str) {
     eprintln!("left out: {what}");
 }
 
-/// What anybody may write says nothing of what the user wants.
+/// A file that others may write is no configuration of the user's.
 #[tokio::test]
 async fn files_that_others_may_write_are_refused() {
     let home = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ async fn files_that_others_may_write_are_refused() {
         assert!(done.err.contains(&format!("chmod go-w {path_shown}")), "{}", done.err);
         set_mode(path, before);
     }
-    // Another user's file; only root can make one.
+    // A file of another user; only root can make one.
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&file, Some(12_345), None).unwrap();
         let done = check().await;
@@ -196,7 +196,7 @@ async fn files_that_others_may_write_are_refused() {
     }
 }
 
-/// A volume from a ConfigMap: links into a folder that is replaced as a whole.
+/// A ConfigMap volume of Kubernetes: links into a folder that is replaced as a whole.
 #[tokio::test]
 async fn the_links_of_a_kubernetes_volume_are_followed() {
     let volume = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ async fn the_links_of_a_kubernetes_volume_are_followed() {
     let done = program::run(&["check", "--config", &file]).await;
     assert_eq!(done.code, 0, "{}", done.err);
     assert!(done.out.contains("mode:      observe"), "{}", done.out);
-    // What the links lead to counts.
+    // The permissions of the link's target count.
     set_mode(&at("..2026_11_22/plimsoll.toml"), 0o666);
     let done = program::run(&["check", "--config", &file]).await;
     assert!(done.code == 1 && done.err.contains("can be written"), "{}", done.err);

@@ -1,4 +1,4 @@
-//! No word of a tool result is on disk while `content.keep` is off, whatever is cut and trimmed.
+//! No text of a tool result is on disk while `content.keep` is off, whatever is cut and trimmed.
 
 use std::path::Path;
 
@@ -14,14 +14,14 @@ const CANARY: &str = "kestrel-over-the-quay";
 const TRIMMED: &str = "of this tool result left out";
 const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 260000 tokens > 20000 maximum"}}"#;
 
-/// The files of a folder that hold the canary.
+/// The files in a folder that contain the canary.
 fn holding(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             found.extend(holding(&path));
-        } else if path.is_file() // and not the socket, which holds nothing
+        } else if path.is_file() // not the socket, which has no content
             && memchr::memmem::find(&std::fs::read(&path).unwrap(), CANARY.as_bytes()).is_some()
         {
             found.push(path.display().to_string());
@@ -37,7 +37,8 @@ fn reply() -> String {
     .to_string()
 }
 
-/// One call, which the provider refuses for its length first where it is told to: what reached it last.
+/// One call; if `is_refused`, the provider first refuses it for its length. Returns the last body that the provider
+/// received.
 async fn call(serving: &Serving, provider: &Provider, request: &Value, is_refused: bool) -> String {
     let headers = [("x-api-key", "k"), ("x-plimsoll-session", "the-session")];
     let mut client = serving.post("/v1/messages", &request.to_string(), &headers).await;
@@ -54,7 +55,7 @@ async fn call(serving: &Serving, provider: &Provider, request: &Value, is_refuse
     call.message.text().to_owned()
 }
 
-/// A session under this configuration: small results, then one that is too large; answers what was sent.
+/// A session with this configuration: small results, then one that is too large. Returns what was sent.
 async fn session(configuration: &str, is_refused: bool) -> String {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();

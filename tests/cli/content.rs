@@ -15,7 +15,7 @@ const RESULT: &str = "On the cliff, as the pilot book has it.";
 const REPLY: &str = "It stands on the cliff above the old mole.";
 const TEXTS: [&str; 4] = [PROMPT, SYSTEM, RESULT, REPLY];
 
-/// A server that stores text, with these lines of configuration.
+/// A server that stores text, with these further lines of configuration.
 async fn keeping(provider: &Provider, more: &str) -> Serving {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -23,12 +23,12 @@ async fn keeping(provider: &Provider, more: &str) -> Serving {
     Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await
 }
 
-/// One call of a session: what it sends of the history, what it is answered.
+/// One call of a session: its input and its reply.
 async fn call(serving: &Serving, provider: &Provider, key: &str, input: &[Value], answer: Value) {
     call_after(serving, provider, (key, None), input, answer).await;
 }
 
-/// One that grows from what the provider holds.
+/// A call that continues a response that the provider holds.
 async fn call_after(
     serving: &Serving,
     provider: &Provider,
@@ -45,7 +45,7 @@ async fn call_after(
     let bearer = format!("Bearer {key}");
     let headers = [("x-plimsoll-session", "the-session"), ("authorization", bearer.as_str())];
     let mut client = serving.post("/v1/responses", &sent.to_string(), &headers).await;
-    // As the provider counts what this session adds: nothing is to be learned from it.
+    // The provider counts as we do, so nothing is learned.
     let tokens = [0, 240, 260, 275, 275, 304, 330][input.len()];
     let usage = json!({
         "input_tokens": tokens, "input_tokens_details": {"cached_tokens": 0},
@@ -65,7 +65,7 @@ fn message(role: &str, text: &str) -> Value {
     json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]})
 }
 
-/// Three calls that grow, then one that goes back to the first message.
+/// Three calls that continue each other, then one that goes back to the first message.
 async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
     let asks = json!({
         "type": "function_call", "call_id": "call_Ab12Cd34Ef56", "name": "look",
@@ -86,7 +86,7 @@ async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
     settled(serving).await;
 }
 
-/// Waits until every exchange is recorded: its turn and its text are stored then.
+/// Waits until every exchange is recorded, because its turn and text are stored then.
 async fn settled(serving: &Serving) {
     let settling = async {
         loop {
@@ -109,7 +109,7 @@ fn texts(parts: &Value) -> Vec<String> {
     parts.map(|part| part["text"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// What a replay judges: the call, the estimate with its band, the new part, the truth.
+/// What a replay compares: the call, the estimate with its band, the new part, and the reported input.
 fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
     let lines: Vec<TranscriptLine> =
         lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap()).collect();
@@ -118,7 +118,7 @@ fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
     pairs.iter().map(numbers).collect()
 }
 
-/// All bytes of the data folder's files; its socket holds none.
+/// All bytes in the data folder's files, without the socket.
 fn stored(serving: &Serving) -> Vec<u8> {
     let entries =
         std::fs::read_dir(serving.data.path()).unwrap().map(|entry| entry.unwrap().path());
@@ -140,7 +140,7 @@ async fn texts_are_exported_and_replayed() {
     let export = lines(&export.out);
     assert_eq!(export.len(), 4);
 
-    // Nothing is lost, and each call tells what it added.
+    // Nothing is lost, and each call has what it added.
     assert_eq!(texts(&export[0]["new_parts"])[1..], [SYSTEM, PROMPT]);
     let look = "{\"at\":\"the chart\"}";
     assert_eq!(texts(&export[0]["reply"]), [look]);
@@ -149,27 +149,27 @@ async fn texts_are_exported_and_replayed() {
     assert_eq!((&parts[0]["kind"], &parts[0]["reply"]), (&json!("tool_use"), &json!(true)));
     assert_eq!((&parts[1]["kind"], &parts[1]["role"]), (&json!("tool_result"), &json!("user")));
     assert_eq!(texts(&export[2]["new_parts"]), [REPLY, "And how high is it?"]);
-    // One that went back tells all that it sent, on a thread of its own.
+    // The call that went back has all that it sent, in a thread of its own.
     assert_ne!(export[3]["session"], export[2]["session"]);
     let new = texts(&export[3]["new_parts"]);
     assert_eq!(new[new.len() - 2..], [PROMPT, "Say it in one word, if you please."]);
     assert_eq!(texts(&export[3]["reply"]), ["Cliff."]);
 
-    // The same pairs as without text; and from the text alone, measured again.
+    // The same pairs as without text; then measured again from the text alone.
     let judged = pairs(&sizes);
     assert_eq!(judged.len(), 2, "{judged:?}");
     assert_eq!(pairs(&export), judged);
-    let anew: Vec<Value> = export
+    let remeasured: Vec<Value> = export
         .into_iter()
         .map(|mut line| {
             line.as_object_mut().unwrap().remove("estimate");
             line
         })
         .collect();
-    // The first call teaches something else there, because transcripts have tools that nobody counts.
-    let anew = pairs(&anew);
-    assert_eq!(anew.len(), judged.len());
-    for ([call, tokens, .., new, actual], before) in anew.into_iter().zip(judged) {
+    // The first call teaches something else then, because transcripts do not have the tools.
+    let remeasured = pairs(&remeasured);
+    assert_eq!(remeasured.len(), judged.len());
+    for ([call, tokens, .., new, actual], before) in remeasured.into_iter().zip(judged) {
         assert_eq!((call, actual), (before[0], before[5]));
         assert!(tokens.abs_diff(before[1]) <= 1 && new.abs_diff(before[4]) <= 1, "{tokens} {new}");
     }
@@ -289,7 +289,7 @@ async fn texts_past_their_limits_leave_sizes() {
     assert_eq!(pairs(&export).len(), 2);
 }
 
-/// How often one of the texts stands in a file of the data folder, to the last byte of each.
+/// How often one of the texts is in the data folder's files.
 fn on_disk(serving: &Serving) -> usize {
     let files = std::fs::read_dir(serving.data.path()).unwrap().flatten();
     let counted = files.map(|file| {

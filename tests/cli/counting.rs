@@ -1,4 +1,4 @@
-//! `plimsoll context --count`: the provider counts now, where there is an endpoint and a credential.
+//! `plimsoll context --count`: the provider counts now, if there is an endpoint and a credential.
 
 use serde_json::Value;
 
@@ -7,7 +7,8 @@ use super::running::play;
 use super::support::http1::Provider;
 use super::support::wire;
 
-/// In each protocol that has an endpoint: asked with the session's own credential, told beside the estimate.
+/// In each protocol with an endpoint: the count is requested with the session's own credential, and shown beside the
+/// estimate.
 #[tokio::test]
 async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
     for script in wire::all() {
@@ -46,7 +47,7 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
         assert!(estimated > 0 && view["total"].is_u64(), "{view}");
         assert_eq!(count["tokens"], 4321, "{}", script.path);
         assert_eq!(count["difference"], estimated - 4321);
-        // What was counted is not asked again; people read the same.
+        // The count is not requested again; the text shows the same.
         let text = serving.look(&["context", "the-session", "--count"]).await;
         let line =
             "\nCounted now by the provider: 4,321 tokens, for the newest request as it was sent\n";
@@ -54,7 +55,7 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
     }
 }
 
-/// Where the upstream has a credential of its own, that one counts: the client's is not held for it.
+/// If the upstream has a credential of its own, that one is used. The client's is not kept for that.
 #[tokio::test]
 async fn an_upstreams_own_credential_counts_in_place_of_the_clients() {
     let provider = Provider::start().await;
@@ -82,7 +83,7 @@ async fn an_upstreams_own_credential_counts_in_place_of_the_clients() {
     assert!(done.out.contains("Counted now by the provider: 4,321 tokens"), "{}", done.err);
 }
 
-/// After a restart neither request nor credential is at hand, and the command says so.
+/// After a restart, neither request nor credential is in memory, and the command says so.
 #[tokio::test]
 async fn without_a_request_at_hand_it_says_so() {
     let provider = Provider::start().await;

@@ -1,4 +1,4 @@
-//! The store as whoever runs the program meets it: at the start, in `check`, and as a backup.
+//! The store as a user of the program sees it: at the start, in `check`, and as a backup.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use super::support::http1::{Provider, Wire};
 use super::support::wire;
 use super::support::within;
 
-/// Served over a data folder that is as it is.
+/// A server over a data folder as it is.
 struct Served {
     _child: tokio::process::Child,
     clients: std::net::SocketAddr,
@@ -50,7 +50,7 @@ impl Served {
         answer.text().to_owned()
     }
 
-    /// One exchange, to its last event.
+    /// Plays one exchange, to its last event.
     async fn exchange(&self, provider: &Provider) {
         let script = wire::anthropic();
         let headers = [("x-api-key", "sk-test")];
@@ -105,7 +105,7 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
     served.says("/metrics", "plimsoll_store_unusable 0").await;
     served.exchange(&provider).await;
     served.says("/api/v1/sessions", "\"turns\":1").await;
-    // Whoever looks finds it by its folder now, and whoever scrapes finds the token that is let in.
+    // The commands find the server by its folder now, and a scraper finds the token file.
     let looking = async {
         loop {
             let done = run(&["sessions", "--data", in_the_way.to_str().unwrap()]).await;
@@ -123,8 +123,8 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
     assert!(served.ask("/metrics").await.contains("plimsoll_store_unusable 0"));
 }
 
-/// What stands in the way of forgetting is told by log and metric (whose alert `deploy/prometheus` tests),
-/// keeps no traffic waiting, and is over when it is gone.
+/// If old sessions cannot be deleted, log and metric report it (`deploy/prometheus` tests the alert), requests are not
+/// delayed, and it ends when the cause is gone.
 #[tokio::test]
 async fn a_step_of_forgetting_that_fails_is_logged() {
     let provider = Provider::start().await;
@@ -232,7 +232,7 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
     let left = std::fs::read_dir(data).unwrap().flatten().map(|it| it.file_name());
     let left: Vec<_> = left.filter(|name| name.to_str().unwrap().contains(".db")).collect();
     assert_eq!(left, ["plimsoll.db"]);
-    // Restoring: the copy as the store of another start.
+    // A restore: another start uses the copy as its store.
     for folder in [copies.path(), Path::new(data)] {
         let served = Served::over(folder, &provider).await;
         served.says("/api/v1/sessions", "\"session\":\"the-session\"").await;
@@ -241,7 +241,7 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
     assert!(nothing.code == 1 && nothing.err.contains("/nowhere"), "{}", nothing.err);
 }
 
-/// Who deletes the file is told, and so is whoever asks whether all is well.
+/// If the file is deleted, that is logged, and shown by every command that a user runs.
 #[tokio::test]
 async fn a_store_that_is_gone_is_reported_everywhere() {
     let provider = Provider::start().await;
@@ -260,8 +260,8 @@ async fn a_store_that_is_gone_is_reported_everywhere() {
     let asking = serving.post("/v1/messages", "{}", &[]);
     let (mut client, mut call) = tokio::join!(asking, provider.call());
     call.answer("200 OK", "{}").await;
-    assert_eq!(client.response().await.status(), 200, "traffic goes on");
-    // Whoever looks is told first, whatever they ask, also where it cannot be answered.
+    assert_eq!(client.response().await.status(), 200, "requests are still served");
+    // Each command shows it first, even if it cannot answer.
     for question in [&["sessions"][..], &["top"], &["context"], &["savings"], &["lessons"]] {
         let looked = serving.look(question).await;
         assert!(looked.err.contains("NOTHING IS STORED FOR NOW"), "{question:?}: {}", looked.err);
@@ -282,7 +282,7 @@ async fn where_all_is_kept_nobody_is_warned() {
     assert_eq!(about["store_failure"], Value::Null);
 }
 
-/// Another program holds the file: the reply ends all the same, and that is told.
+/// Another program locks the file: the reply ends all the same, and the failure is logged and counted.
 #[tokio::test]
 async fn a_turn_that_is_not_kept_in_time_is_warned_of_and_counted() {
     let provider = Provider::start().await;
@@ -306,7 +306,7 @@ async fn a_turn_that_is_not_kept_in_time_is_warned_of_and_counted() {
     holder.execute_batch("ROLLBACK").unwrap();
 }
 
-/// Two that do not know of each other's decisions would break each other's caches.
+/// Two processes that do not know each other's decisions would break each other's caches.
 #[tokio::test]
 async fn a_second_process_on_one_data_folder_is_refused() {
     let provider = Provider::start().await;
@@ -317,7 +317,7 @@ async fn a_second_process_on_one_data_folder_is_refused() {
     assert_eq!(second.code, 1, "{}", second.err);
     assert!(second.err.contains("another Plimsoll process uses"), "{}", second.err);
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
-    // A process that was killed holds nothing.
+    // A killed process holds no lock.
     serving.signal("KILL").await;
     let restarted = Serving::start(&provider.base(), &["--data", data]).await;
     assert_eq!(restarted.ask("/readyz").await.status(), 200);
@@ -332,11 +332,11 @@ async fn a_hangup_ends_nothing_and_reads_the_level_of_the_log_again() {
     let mut serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
     serving.signal("HUP").await;
     serving.log_says("SIGHUP: the log's level is info").await;
-    // A file with a fault changes nothing.
+    // A file with an error changes nothing.
     std::fs::write(&file, "log_level = \"loud\"\n").unwrap();
     serving.signal("HUP").await;
     serving.log_says("SIGHUP: the configuration stays as it was").await;
-    // What is told at this level is told no more, once the file was read, and comes back.
+    // Once the file is read, lines of this level are no longer logged; later they are again.
     std::fs::write(&file, "log_level = \"error\"\n").unwrap();
     let silenced = async {
         loop {
@@ -355,7 +355,7 @@ async fn a_hangup_ends_nothing_and_reads_the_level_of_the_log_again() {
     assert_eq!(serving.ask("/healthz").await.status(), 200);
 }
 
-/// Each file is well, and they are not each other's.
+/// Each file is valid, but they do not belong together.
 #[tokio::test]
 async fn check_finds_a_key_that_is_not_the_certificates() {
     let [one, other] = [(); 2].map(|()| super::support::h2::certificates());

@@ -1,4 +1,4 @@
-//! An agent that runs in circles is told wherever somebody looks, and goes on.
+//! An agent that repeats the same call is reported in every view, and its requests are forwarded unchanged.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::program::Serving;
 use super::support::http1::Provider;
 use super::support::wire::{self, Script};
 
-/// The same call with the same result so many times, as the protocol of a script has it.
+/// The same call with the same result this many times, in the protocol of a script.
 fn history(script: &Script, times: usize) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Go."})];
     let mut contents = vec![json!({"role": "user", "parts": [{"text": "Go."}]})];
@@ -49,7 +49,7 @@ async fn play(serving: &Serving, provider: &Provider, script: &Script, body: &st
     let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
     let mut client = serving.post(script.path, body, &headers).await;
     let mut call = provider.call().await;
-    assert_eq!(call.message.text(), body, "it goes as it came");
+    assert_eq!(call.message.text(), body, "it is forwarded unchanged");
     call.begin_events().await;
     for event in &script.events {
         call.chunk(event).await;

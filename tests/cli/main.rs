@@ -1,4 +1,4 @@
-//! The real binary, as a user or a script uses it.
+//! The real binary, as a user or a script runs it.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -65,7 +65,7 @@ async fn check_prints_all_faults_at_once() {
     let done = run(&["check", "--config", file, "--json"]).await;
     let faults: serde_json::Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!((done.code, faults["faults"].as_array().unwrap().len()), (1, 2));
-    // Serving refuses the same, and binds nothing.
+    // `serve` refuses the same file, and binds no port.
     let done = run(&["serve", "--config", file]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
     assert!(done.err.contains("2 errors in the configuration"), "{}", done.err);
@@ -88,7 +88,7 @@ async fn a_port_in_use_is_reported_with_what_to_do() {
     drop(holder);
 }
 
-/// A proxy variable that was set for something else would send every request there unseen.
+/// A proxy variable that was set for something else would send every request there without notice.
 #[tokio::test]
 async fn a_stray_proxy_variable_is_logged_at_start_without_its_credential() {
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +154,7 @@ async fn completions_and_man_page_come_from_the_arguments() {
     assert!(done.code == 0 && done.out.starts_with(".ie") && done.out.contains("serve"));
 }
 
-/// `plimsoll man | head -1`: a reader that is gone is no failure.
+/// `plimsoll man | head -1`: a closed pipe is not an error.
 #[tokio::test]
 async fn a_closed_pipe_is_no_panic() {
     for arguments in [&["man"][..], &["check"], &["check", "--json"], &["completions", "zsh"]] {
@@ -179,7 +179,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
     client.until("message_start").await;
     serving.signal("TERM").await;
     serving.log_says("shutting down: finishing open streams").await;
-    // The stream still flows, and the server says that it wants no more traffic.
+    // The stream continues, and the server reports that it is not ready for new requests.
     call.chunk(script.events[1]).await;
     client.until("content_block_start").await;
     assert_eq!(serving.ask("/readyz").await.status(), 503);
@@ -238,7 +238,7 @@ async fn run_points_the_client_here_and_returns_its_code() {
     let mut line = async || within("a line", lines.next_line()).await.unwrap().unwrap();
     let (root, versioned, gemini) = (line().await, line().await, line().await);
     assert_eq!((versioned, &gemini), (format!("{root}/v1"), &root));
-    // The client's call goes through the proxy that was started for it.
+    // The client's request goes through the proxy that was started for it.
     let address = root.strip_prefix("http://").unwrap().parse().unwrap();
     let request = anthropic();
     let mut client = program::post(address, request.path, request.request, &[]).await;
@@ -259,7 +259,7 @@ async fn run_points_the_client_here_and_returns_its_code() {
     assert!(log.contains(" input=11 output=5"), "{log}");
 }
 
-/// SIGTERM goes on to the command, which decides; its exit code is ours.
+/// SIGTERM is passed on to the command; its exit code is ours.
 #[tokio::test]
 async fn run_passes_signals_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -277,14 +277,14 @@ async fn run_passes_signals_on() {
     let mut line = async || within("a line", out.next_line()).await.unwrap().unwrap();
     assert_eq!(line().await, "waiting");
     program::signal(&child, "TERM").await;
-    // Some shells hear of it only between two commands; others are gone by now.
+    // Some shells handle the signal only between two commands; others have ended by now.
     let _ = child.stdin.as_mut().unwrap().write_all(b"\n").await;
     assert_eq!(line().await, "heard");
     let done = within("the program to end", child.wait()).await.unwrap();
     assert_eq!(done.code(), Some(9));
 }
 
-/// Where a user's calls already go elsewhere, they still do.
+/// If the user has set a base URL, requests still go there.
 #[tokio::test]
 async fn run_keeps_a_base_url_that_is_set() {
     let provider = Provider::start().await;
@@ -317,7 +317,7 @@ async fn run_keeps_a_base_url_that_is_set() {
     assert!(summary["sessions"].is_array(), "{summary}");
 }
 
-/// A proxy that runs already is used, wherever its clients connect.
+/// A running proxy is used, whatever its address for clients is.
 #[tokio::test]
 async fn run_uses_the_proxy_that_runs() {
     let provider = Provider::start().await;

@@ -1,16 +1,16 @@
-//! The operator's mode is a limit: a client lowers it and cannot raise it, unless it is allowed to by name.
+//! The operator's mode is a limit: a client can lower it, and can raise it only if that is explicitly allowed.
 
 use serde_json::{Value, json};
 
 use super::program::Serving;
 use super::support::http1::Provider;
 
-/// Cuts as soon as there is something to cut.
+/// A policy that cuts as soon as there is something to cut.
 pub const EAGER: &str = "[prune]\ngate = [\"always\"]\nprotect_tokens = 100\nprotect_messages = 2\n\
     min_saving_tokens = 50\nmin_messages = 4\n[compact]\nengine = \"off\"\n";
 const CLEARED: &str = "[Old tool result content cleared]";
 
-/// A server with this configuration, above the eager one.
+/// A server with these lines of configuration before the eager policy.
 pub async fn serving(provider: &Provider, above: &str, flags: &[&str]) -> Serving {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -19,7 +19,7 @@ pub async fn serving(provider: &Provider, above: &str, flags: &[&str]) -> Servin
     Serving::start(&provider.base(), &arguments).await
 }
 
-/// A history of calls, each answered with these words and its number.
+/// A history of calls with results of this text.
 pub fn history(count: usize, text: impl Fn(usize) -> String) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them all."})];
     for number in 0..count {
@@ -32,7 +32,7 @@ pub fn history(count: usize, text: impl Fn(usize) -> String) -> Value {
     json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": messages})
 }
 
-/// What a session begins with, and what of it reaches the provider when its client asks for `mode`.
+/// A session's first request, and what reaches the provider if the client requests `mode`.
 async fn sent(serving: &Serving, provider: &Provider, mode: &str) -> (String, String) {
     let request = history(6, |number| format!("Line {number} of the log. ").repeat(40)).to_string();
     let session = format!("the-session-of-{mode}");
@@ -101,7 +101,7 @@ async fn a_client_lowers_it_and_raises_it_where_that_is_allowed_by_name() {
     }
 }
 
-/// `include_usage = "never"` is a line of its own, as the README has it, and an upstream goes over it.
+/// `include_usage = "never"` is a single line, as in the README, and an upstream's own setting has priority.
 #[tokio::test]
 async fn include_usage_is_turned_off_by_one_line() {
     let provider = Provider::start().await;

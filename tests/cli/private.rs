@@ -46,7 +46,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
             client.response().await;
         }
         serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
-        // Every exchange has its line once the server has ended; the views come before.
+        // Every exchange is logged once the server has ended; the views are read before that.
         let list = serving.ask("/api/v1/sessions").await.text().to_owned();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();
         let mut shown = vec![list, serving.ask("/metrics").await.text().to_owned()];
@@ -67,13 +67,13 @@ async fn nothing_private_is_logged_counted_or_shown() {
         shown.push(log);
         for text in shown {
             for private in [PROMPT, SYSTEM, REPLY, KEY, QUERY, ERROR] {
-                assert!(!text.contains(private), "{private} stands in:\n{text}");
+                assert!(!text.contains(private), "{private} is in:\n{text}");
             }
         }
     }
 }
 
-/// Some gateways have the key in the path; one that is mistyped, too.
+/// Some gateways have the key in the path, which may also be mistyped.
 #[tokio::test]
 async fn a_key_in_a_path_is_nowhere() {
     const IN_PATH: &str = "sk-in-the-path-that-nobody-may-read-0123456789";
@@ -96,11 +96,11 @@ async fn a_key_in_a_path_is_nowhere() {
     assert!(serving.log().contains(" 404 "), "{}", serving.log());
     shown.push(serving.log());
     for text in shown {
-        assert!(!text.contains(IN_PATH), "it stands in:\n{text}");
+        assert!(!text.contains(IN_PATH), "it is in:\n{text}");
     }
 }
 
-/// A request that is rewritten: what is told of the rewrite holds places and sizes alone.
+/// A rewritten request: what is shown of the rewrite are places and sizes only.
 #[tokio::test]
 async fn nothing_private_is_explained() {
     let folder = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ async fn nothing_private_is_explained() {
     }
     for text in shown {
         for private in [PROMPT, SYSTEM, REPLY, KEY, QUERY] {
-            assert!(!text.contains(private), "{private} stands in:\n{text}");
+            assert!(!text.contains(private), "{private} is in:\n{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The binary as a child process, with none of this machine's configuration.
+//! The binary as a child process, without this machine's configuration.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::support::http1::{Message, Wire};
 use super::support::within;
 
-/// A command that is killed if the test ends before it.
+/// A command that is killed if the test ends first.
 pub fn plimsoll(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     command.args(arguments).env_clear().kill_on_drop(true);
@@ -42,7 +42,7 @@ pub fn lines<R: AsyncRead + Unpin>(from: R) -> Lines<BufReader<R>> {
     BufReader::new(from).lines()
 }
 
-/// Sends a POST and leaves the answer to be read.
+/// Sends a POST; the response can be read from the returned connection.
 pub async fn post(to: SocketAddr, path: &str, body: &str, headers: &[(&str, &str)]) -> Wire {
     let mut wire = Wire::connect(to).await;
     let headers: String =
@@ -60,9 +60,9 @@ pub struct Serving {
     child: Child,
     pub clients: SocketAddr,
     pub admin: SocketAddr,
-    /// The admin listener's, as the ready line's link carries it; empty where one is configured.
+    /// The admin listener's token, from the link in the ready line; empty if one is configured.
     pub token: String,
-    /// What it prints after the ready line: the mode, the data folder, and on loopback a line to try.
+    /// What is printed after the ready line: the mode, the data folder, and on loopback an example.
     pub first_steps: Vec<String>,
     log: Arc<Mutex<String>>,
     grown: watch::Receiver<()>,
@@ -119,7 +119,7 @@ impl Serving {
         post(self.clients, path, body, headers).await
     }
 
-    /// Asks the admin listener.
+    /// Sends a GET to the admin listener.
     pub async fn ask(&self, path: &str) -> Message {
         let mut wire = Wire::connect(self.admin).await;
         let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n", self.admin);
@@ -127,7 +127,7 @@ impl Serving {
         wire.response().await
     }
 
-    /// Asks the admin listener in another way, with another token, or with none where that is empty.
+    /// Sends another request to the admin listener, with this token, or without one if it is empty.
     pub async fn ask_as(&self, method: &str, path: &str, token: &str, body: &str) -> Message {
         let mut wire = Wire::connect(self.admin).await;
         let (host, length) = (self.admin, body.len());
@@ -141,7 +141,7 @@ impl Serving {
         wire.response().await
     }
 
-    /// Asks for the metrics until they contain `text`.
+    /// Reads the metrics until they contain `text`.
     pub async fn metrics_say(&self, text: &str) -> String {
         let saying = async {
             loop {
@@ -154,7 +154,7 @@ impl Serving {
         within(text, saying).await
     }
 
-    /// Asks for the metrics until something was counted in this series, which may begin at 0.
+    /// Reads the metrics until this series, which may begin at 0, is above 0.
     pub async fn counted(&self, series: &str) {
         let is_counted = |line: &str| {
             let value = line.strip_prefix(series).map(|rest| rest.trim().parse::<f64>());
@@ -168,7 +168,7 @@ impl Serving {
         within(series, counting).await;
     }
 
-    /// Runs a looking sub-command against it.
+    /// Runs a sub-command that queries this server.
     pub async fn look(&self, arguments: &[&str]) -> Done {
         let data = self.data.path().to_str().unwrap();
         run(&[arguments, &["--data", data]].concat()).await
@@ -189,7 +189,7 @@ impl Serving {
         within(text, saying).await;
     }
 
-    /// All that it logged, once it logs no more.
+    /// The whole log, once the program has ended.
     #[allow(dead_code, reason = "the faults ask for it")]
     pub async fn log_to_its_end(&mut self) -> String {
         let ending = async { while self.grown.changed().await.is_ok() {} };
@@ -197,7 +197,7 @@ impl Serving {
         self.log()
     }
 
-    /// The number of its process.
+    /// The process id.
     #[allow(dead_code, reason = "the attacks ask for it")]
     pub fn process(&self) -> u32 {
         self.child.id().unwrap()
@@ -207,7 +207,7 @@ impl Serving {
         signal(&self.child, name).await;
     }
 
-    /// Waits until it is gone, however.
+    /// Waits until the process has ended in any way.
     #[allow(dead_code, reason = "not every target that runs the program kills it")]
     pub async fn gone(&mut self) {
         within("the program to end", self.child.wait()).await.unwrap();
@@ -225,7 +225,7 @@ pub async fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// Reads a log as it is written.
+/// Reads a log while it is written.
 fn follow(
     from: impl AsyncRead + Unpin + Send + 'static,
 ) -> (Arc<Mutex<String>>, watch::Receiver<()>) {

@@ -1,4 +1,5 @@
-//! What cannot be replayed says why, and recordings are read as they are kept.
+//! If a recording cannot be replayed, the error says why. Recordings are read in all the forms in which they are
+//! stored.
 
 use serde_json::json;
 
@@ -11,7 +12,7 @@ fn line(call: u64) -> String {
     .to_string()
 }
 
-/// A line of an export: sizes and what was estimated, no word.
+/// A line of an export: sizes and the estimate, no text.
 fn sized() -> String {
     json!({"session": "s", "source": "plimsoll", "model": "gpt-4.1", "provider": "openai", "ts": 1,
         "flags": [], "new_parts": [{"role": "user", "kind": "text", "tokens": 5}],
@@ -32,7 +33,7 @@ async fn a_policy_over_recordings_without_text_is_an_error_with_its_reason() {
     assert_eq!((done.code, done.out.as_str()), (1, ""), "{}", done.err);
     assert!(done.err.contains("these recordings have no content"), "{}", done.err);
     assert!(done.err.contains("--content"), "{}", done.err);
-    // Its estimates can be judged all the same.
+    // Its estimates can still be compared.
     let done = run(&["replay", export]).await;
     assert_eq!(done.code, 0, "{}", done.err);
 }
@@ -86,7 +87,7 @@ async fn a_compressed_recording_is_read() {
     assert!(done.code == 1 && done.err.contains("cannot be read"), "{}", done.err);
 }
 
-/// How good a fit is shows on sessions that it left out: they are played with costs of their own.
+/// Fitted costs are judged by sessions that were left out of the fit: these are replayed with given costs.
 #[tokio::test]
 async fn costs_that_are_given_hold_in_place_of_the_fitted_ones() {
     let folder = tempfile::tempdir().unwrap();

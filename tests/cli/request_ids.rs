@@ -1,4 +1,4 @@
-//! The provider's id of a request is found wherever somebody looks: its support asks for it.
+//! The provider's request id, which its support asks for, is shown everywhere.
 
 use serde_json::Value;
 
@@ -9,8 +9,8 @@ use super::support::wire;
 const HEADERS: [(&str, &str); 2] =
     [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
 
-/// In every dialect, in the header in which its providers send it: log, API, explanation and the page's row,
-/// after a restart too.
+/// In every dialect, in the header that its providers use: in log, API, explanation and the page's row, after a restart
+/// too.
 #[tokio::test]
 async fn a_providers_request_id_is_shown_in_every_dialect() {
     let sent = [
@@ -43,7 +43,7 @@ async fn a_providers_request_id_is_shown_in_every_dialect() {
     }
 }
 
-/// The session's last exchange.
+/// The id of the session's last exchange.
 async fn request(serving: &Serving) -> String {
     let session: Value = json(serving, "/api/v1/sessions/the-session").await;
     session["threads"][0]["request"].as_str().unwrap().to_owned()
@@ -68,7 +68,7 @@ async fn is_shown(serving: &Serving, request: &str, id: &str) {
     );
 }
 
-/// A refusal is no turn, and is what most questions to a provider's support are about.
+/// A refusal is not a turn, but most questions to a provider's support are about refusals.
 #[tokio::test]
 async fn a_refusal_is_shown_with_its_request_id() {
     let provider = Provider::start().await;

@@ -1,4 +1,4 @@
-//! What can be seen of a running server.
+//! What the commands show of a running server.
 
 use plimsoll::context::budget::grouped;
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ async fn sessions_and_contexts_are_shown() {
         none.err
     );
 
-    // Standard output is no terminal here: one picture.
+    // Standard output is not a terminal here, so `top` prints once.
     let top = serving.look(&["top"]).await;
     assert!(
         top.code == 0 && top.out.contains("the-session") && !top.out.contains('\x1b'),
@@ -113,7 +113,7 @@ async fn sessions_and_contexts_are_shown() {
     );
 }
 
-/// One exchange of a session whose history has so many messages.
+/// One exchange of a session with this many messages in its history.
 async fn talk(serving: &mut Serving, provider: &Provider, session: &str, messages: usize) {
     let role = |number: usize| if number.is_multiple_of(2) { "user" } else { "assistant" };
     let text = |number: usize| format!("Message {number}. {}", "More of the same. ".repeat(200));
@@ -207,7 +207,7 @@ async fn the_log_for_machines_is_json_throughout() {
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
 }
 
-/// Whose fault it was stands in the answer and in the log.
+/// The response and the log say whose fault it was.
 #[tokio::test]
 async fn an_upstream_that_does_not_answer_is_reported() {
     let gone = Provider::start().await.base();
@@ -222,7 +222,7 @@ async fn an_upstream_that_does_not_answer_is_reported() {
     serving.log_says(" 502 upstream_failed ").await;
 }
 
-/// Queued, listed and taken back in the terminal, and said in the session's next request.
+/// Messages are queued, listed and removed by commands, and sent in the session's next request.
 #[tokio::test]
 async fn messages_are_queued_and_sent() {
     let provider = Provider::start().await;
@@ -260,7 +260,7 @@ async fn messages_are_queued_and_sent() {
     assert!(late.code == 1 && late.err.contains("already sent"), "{}", late.err);
 }
 
-/// The vocabularies are there before it is ready: the first request is counted by its own, as the next is.
+/// The vocabularies are loaded before the server is ready: the first request is counted by its own, like the next one.
 #[tokio::test]
 async fn the_first_request_is_counted_by_the_vocabulary() {
     let text = "Eine Donaudampfschifffahrtsgesellschaft zzyzx qwrtplkjh 0x7f3a. ".repeat(40);
@@ -274,7 +274,7 @@ async fn the_first_request_is_counted_by_the_vocabulary() {
             let headers = [("x-plimsoll-session", session), ("authorization", "Bearer sk-test")];
             let path = "/v1/chat/completions";
             let mut client = serving.post(path, &body.to_string(), &headers).await;
-            // It says nothing of usage, so that nothing is learned from it.
+            // Without usage, nothing is learned from it.
             provider.call().await.answer("200 OK", r#"{"choices": []}"#).await;
             assert_eq!(client.response().await.status(), 200);
             serving.log_says(&format!(" session={session} ")).await;

@@ -1,5 +1,5 @@
-//! Compaction asked for from outside: a look at what it would do, at once where a summariser has a
-//! credential of its own, and a clear word where it cannot be.
+//! Compaction requested through the admin API: a preview, a start at once if the summariser has a credential of its
+//! own, and a clear reason if it cannot be done.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ async fn admin(play: &Play) -> SocketAddr {
     address
 }
 
-/// Asks for compaction; `query` begins with `?` where there is one.
+/// Requests compaction; `query` begins with `?` unless it is empty.
 async fn compact(admin: SocketAddr, session: &str, query: &str) -> (u16, Value) {
     let mut wire = Wire::connect(admin).await;
     let path = format!("/api/v1/sessions/{session}/compact{query}");
@@ -64,7 +64,7 @@ async fn a_look_says_what_would_be_cut_and_saved_and_does_nothing() {
     play.turn(5).await;
     assert!(play.more_summaries().is_empty(), "nothing was done");
 
-    // Nobody but its client has a credential: its next request begins it.
+    // Only the client has a credential: its next request starts the compaction.
     let (status, requested) = compact(admin, "s", "").await;
     assert_eq!((status, &requested["begins"]), (200, &"next_request".into()));
     assert!(play.more_summaries().is_empty());
@@ -122,12 +122,12 @@ async fn what_cannot_be_compacted_is_refused_with_a_reason() {
     assert_eq!((status, &answer["error"]["code"]), (400, &"bad_query".into()));
     let (status, _) = compact(admin, "s", &format!("?focus={}", "x".repeat(1 << 20))).await;
     assert!((400..500).contains(&status), "{status}");
-    // The conversation goes on, and nothing waits.
+    // The conversation continues, and no compaction is pending.
     for number in 1..5 {
         play.turn(number).await;
     }
     assert!(play.more_summaries().is_empty());
-    // A history lives in memory alone: after a restart it is not at hand until the next request.
+    // A history is held in memory only: after a restart it is missing until the next request.
     play.restarts().await;
     let admin = self::admin(&play).await;
     let (status, answer) = compact(admin, "s", "?dry_run=true").await;

@@ -1,5 +1,5 @@
-//! Every order in which processes can meet at a claim, step by step of the store: one at a time has it, one always
-//! gets it, and what a process that died had claimed is free in its time.
+//! Every order in which processes can meet at a claim, step by step of the store: only one at a time has it, one of
+//! them always gets it, and the claim of a process that died expires.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -16,13 +16,13 @@ const WORK: &str = "a summary";
 const NOW: u64 = 5;
 const UNTIL: u64 = 100;
 
-/// Lets another process go on.
+/// Lets another process run.
 async fn step() {
     let mut is_first = true;
     poll_fn(|_| if std::mem::take(&mut is_first) { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
-/// Claims, works where it may, and gives back.
+/// Claims, works if it got the claim, and releases it.
 async fn works(claims: Claims, holder: u64, at_work: &Cell<Option<u64>>) -> bool {
     if !claims.claim(WORK, holder, NOW, UNTIL).await.unwrap() {
         return false;
@@ -36,8 +36,8 @@ async fn works(claims: Claims, holder: u64, at_work: &Cell<Option<u64>>) -> bool
 
 type Process<'p> = Pin<&'p mut (dyn Future<Output = bool> + 'p)>;
 
-/// Lets processes go on in an order, step by step, until all have ended; answers who got the work. The first dies
-/// after so many steps, if it takes as many.
+/// Runs the processes in one order, step by step, until all have ended; returns which ones got the claim. The first
+/// dies after `dies_after` steps, if it takes that many.
 fn meet(processes: &mut [Process<'_>], dies_after: usize, choices: &mut Choices) -> Vec<bool> {
     let mut context = Context::from_waker(Waker::noop());
     let mut steps = 0;
@@ -59,7 +59,7 @@ fn meet(processes: &mut [Process<'_>], dies_after: usize, choices: &mut Choices)
     got
 }
 
-/// Whether somebody who comes later gets the work.
+/// Whether a process that comes later gets the claim.
 fn is_free(store: &Arc<Held>, at: u64) -> bool {
     let claims = Claims::new(store.clone());
     let mut later = pin!(claims.claim(WORK, 9, at, at + UNTIL));
@@ -79,7 +79,7 @@ fn however_two_processes_meet_at_a_claim_one_at_a_time_has_it() {
         let (mut one, mut other) = (pin!(works(1)), pin!(works(2)));
         let got = meet(&mut [one.as_mut(), other.as_mut()], usize::MAX, choices);
         assert!(got.contains(&true), "nobody got it");
-        assert!(is_free(&store, NOW), "both are done with it");
+        assert!(is_free(&store, NOW), "both have released it");
     });
     assert!(runs > 100, "{runs} orders");
 }
@@ -95,7 +95,7 @@ fn whenever_a_process_dies_its_claim_holds_for_its_time_and_no_longer() {
             if at_work.get().is_some() {
                 assert!(!is_free(&store, NOW), "its work is not done");
             }
-            assert!(is_free(&store, UNTIL), "its time is over");
+            assert!(is_free(&store, UNTIL), "the claim has expired");
         });
     }
 }

@@ -1,5 +1,5 @@
-//! Whoever looks at a context, or asks what was done to a request, sees what was compacted: when, by whom,
-//! why, how much of it is left, and what that cost.
+//! The context view and the explanation of a request show what was compacted: when, by whom, why, how much of it is
+//! left, and what that cost.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ fn explain(scene: &Scene) -> String {
     format!("/api/v1/requests/{}/explain", scene.exchange.id)
 }
 
-/// Turns until this summary is in use.
+/// Plays turns until this summary is used.
 async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;
@@ -65,11 +65,11 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
         "spent": {"input": 900, "output": 20}, "dollars": used["dollars"],
     });
     assert_eq!(*used, expected);
-    // At the catalogue's 3 and 15 dollars a million.
+    // At the catalogue's prices of 3 and 15 dollars a million.
     assert!((used["dollars"].as_f64().unwrap() - (900.0 * 3.0 + 20.0 * 15.0) / 1e6).abs() < 1e-9);
     assert!(used["at"].as_u64().unwrap() >= ready["at"].as_u64().unwrap());
 
-    // The second folds the first; after a restart too, and for a turn that only repeats it.
+    // The second summary includes the first; after a restart too, and for a turn that only repeats it.
     compacted(&mut play, "Both of them.", 2).await;
     play.restarts().await;
     let last = play.turn(80).await;
@@ -97,12 +97,11 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        assert!(!text.contains("Both of them."), "never a word of a summary");
+        assert!(!text.contains("Both of them."), "no text of a summary");
     }
 }
 
-/// What stood before the cut rests on no summary.
-/// What summaries cost is taken from what was saved, in a session and in all of them.
+/// The cost of summaries is subtracted from the savings, in a session and in the total.
 #[tokio::test]
 async fn summaries_are_paid_for_in_the_savings() {
     let mut play = Play::of(policy()).await;
@@ -116,8 +115,8 @@ async fn summaries_are_paid_for_in_the_savings() {
     assert_eq!((count("written"), count("priced")), (2, 2), "{all}");
     assert_eq!((count("input"), count("output")), (2 * 900, 2 * 20), "{all}");
     assert!(count("tokens_compacted") > last.exchange.done.tokens_compacted, "on each turn: {all}");
-    // At the catalogue's 3 and 15 dollars a million. What they took the place of would have been processed at
-    // the former: this provider caches nothing.
+    // At the catalogue's prices of 3 and 15 dollars a million. This provider caches nothing, so what the summaries
+    // replaced would have cost 3 dollars a million.
     let cost = 2.0 * (900.0 * 3.0 + 20.0 * 15.0) / 1e6;
     let saved = count("tokens_compacted") as f64 * 3.0 / 1e6;
     let dollars = |of: &Value| of.as_f64().unwrap();
@@ -135,6 +134,7 @@ async fn summaries_are_paid_for_in_the_savings() {
     }
 }
 
+/// A turn before the cut depends on no summary.
 #[tokio::test]
 async fn a_rewind_to_before_the_cut_shows_none() {
     let mut play = Play::of(policy()).await;

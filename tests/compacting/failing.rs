@@ -1,5 +1,5 @@
-//! A summariser that fails, in every way: the conversation goes on, nothing of it reaches the client,
-//! and the thread rests.
+//! A summariser that fails in every way: the conversation continues, the client sees nothing of it, and no summary is
+//! requested for a while.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::dialect::refusal::RefusalCause;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::play::{DEMANDS, MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, tokens, writes};
 use crate::support::http1::Call;
 
-/// What is answered to a question for a summary, and how that counts.
+/// Responds to a summary request; checks the counted outcome, and that the next requests are sent whole.
 async fn check(play: &mut Play, question: Call, answers: impl AsyncFnOnce(Call), outcome: &str) {
     answers(question).await;
     play.counts(&format!("outcome=\"{outcome}\""), 1).await;
@@ -18,7 +18,7 @@ async fn check(play: &mut Play, question: Call, answers: impl AsyncFnOnce(Call),
         assert_eq!(sent.len() + 1, play.history.len(), "all of it is sent, word for word");
         assert!(tokens(&scene) > MARK);
     }
-    assert!(play.more_summaries().is_empty(), "the thread rests");
+    assert!(play.more_summaries().is_empty(), "no summary is requested for a while");
 }
 
 async fn refused(answers: impl AsyncFnOnce(Call), outcome: &str) {
@@ -65,8 +65,8 @@ async fn what_is_cut_off_is_no_summary() {
     refused(begins, "upstream_failed").await;
 }
 
-/// One that ended at its length may lack what matters most: it is used only where the conversation would
-/// end otherwise.
+/// A summary that ended at its length limit may lack what matters most: it is used only if the request would not fit
+/// otherwise.
 #[tokio::test]
 async fn a_summary_that_is_cut_short_will_do_only_where_the_request_does_not_fit() {
     let mut short = answer("The person asks numbered", 900);
@@ -104,7 +104,7 @@ async fn one_that_never_answers_is_given_up() {
     check(&mut play, question, async |call: Call| held = Some(call), "timed_out").await;
 }
 
-/// Where nothing helps, the request goes as it is: the provider's word on it is the client's.
+/// If no summary comes, the request is sent whole, and the client gets the provider's error.
 #[tokio::test]
 async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
     let mut policy = policy();
@@ -126,7 +126,7 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
     drop(question);
 }
 
-/// Our own time is what we take; the wait for a provider's summary is told by itself.
+/// The wait for a provider's summary is not part of our own time; it is measured separately.
 #[tokio::test]
 async fn the_wait_for_a_summary_is_not_our_own_time() {
     let mut policy = policy();
@@ -150,8 +150,8 @@ async fn the_wait_for_a_summary_is_not_our_own_time() {
     drop(question);
 }
 
-/// It waits before it is sent, and where its provider then says that it does not fit, not once more: all its
-/// waits together are bounded, well below what the least patient client allows.
+/// The request waits before it is sent. If the provider then refuses it for its size, it does not wait again: all its
+/// waits together are limited, far below the timeout of any client.
 #[tokio::test]
 async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
     let mut policy = policy();
@@ -170,7 +170,7 @@ async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
     drop(question);
 }
 
-/// The client's own request for a summary is its own affair, and so is when it compacts.
+/// The client's own request for a summary is left alone, and so is its own compaction.
 #[tokio::test]
 async fn a_client_that_compacts_by_itself_is_left_alone() {
     let mut play = Play::of(policy()).await;
@@ -190,14 +190,14 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
     assert!(play.more_summaries().is_empty());
 }
 
-/// A summary that a provider refused is void where it was refused, and not in the way of another.
+/// A summary that a provider refused is not used again on that branch, and does not prevent a new one.
 #[tokio::test]
 async fn after_a_refusal_the_history_is_summarised_anew() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     writes(question, "The person asks numbered questions.").await;
     play.is_written(1).await;
-    // The newest turn stays, and its question.
+    // The newest turn and the question before it stay.
     let cut = play.history.len() - 4;
     let refused = loop {
         let number = play.history.len();
@@ -210,12 +210,13 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
     };
     assert_eq!(refused.sent["messages"].as_array().unwrap().len(), play.history.len() - 1);
     assert_eq!(play.cuts(&refused).await.len(), 1);
-    // What stayed was past the mark again.
+    // What stayed is past the threshold again.
     let question = play.summary().await;
     writes(question, "The whole of it was asked for.").await;
     play.is_written(2).await;
 
-    // What lies between the cut and the newest turn is dropped, and more said than fits beside the rest.
+    // Everything between the cut and the newest turn is dropped, and a message is added that does not fit beside the
+    // rest.
     let newest = play.history.split_off(play.history.len() - 2);
     play.history.truncate(cut);
     play.history.extend(newest);
@@ -234,8 +235,8 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
     assert_eq!(scene.exchange.done.made.compacted, 1);
 }
 
-/// A provider that demands the reasoning of an open loop, which a summary makes void, is asked for it once: from
-/// then on nobody waits for a summary in an open loop, and the next turn has it.
+/// The provider demands the reasoning of an open tool loop, which a summary would invalidate. It refuses such a summary
+/// once. From then on no request in an open loop waits for a summary, and the next turn uses it.
 #[tokio::test]
 async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
     let mut play = Play::of(policy()).await;
@@ -267,8 +268,8 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
     assert!(scene.bytes.contains("Much was read."), "{}", scene.bytes);
 }
 
-/// A history that is read in pieces: the second goes without the reasoning that is bound to the first, also where
-/// that is not known before it is refused.
+/// A history is summarised in pieces. The second piece is sent without the reasoning that is bound to the first one,
+/// even if that is known only after a refusal.
 #[tokio::test]
 async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
     const BOUND: &str = r#"{"type":"error","error":{"message":"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\"."}}"#;
@@ -290,7 +291,7 @@ async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
     assert_eq!(scene.exchange.done.new.compacted, 1, "{:?}", scene.exchange.done);
 }
 
-/// A turn whose tool loop is open, and which does not fit, with results of these sizes, in words.
+/// A turn with an open tool loop that does not fit, with results of these sizes, in words.
 fn in_a_loop(play: &mut Play, sizes: [usize; 3]) {
     play.history.push(json!({"role": "user", "content": "Read it."}));
     for (number, size) in sizes.into_iter().enumerate() {

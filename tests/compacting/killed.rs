@@ -1,5 +1,5 @@
-//! The real program over the embedded store: killed while a summary is written, after it was written and
-//! after it was used. One summary, or none, and never two different beginnings.
+//! The real program with the embedded store is killed while a summary is written, after it was written, and after it
+//! was used. There is one summary or none, and never two different beginnings.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::support::http1::{Call, Provider, Wire};
 use crate::support::within;
 
 const SUMMARY: &str = "The person asks numbered questions.";
-/// How long a claim lasts: what died with its process is asked for again then.
+/// How long a claim lasts: after that, a summary is requested again if its process died.
 const LASTS_S: u64 = 2;
 
 /// Words of a turn that fills the window.
@@ -71,7 +71,7 @@ impl Replica {
         self.child.kill().await.unwrap();
     }
 
-    /// Whether a summary is written and waits for the threshold.
+    /// Whether a summary is written and will be used at the threshold.
     async fn has_one_ready(&self) -> bool {
         let mut wire = Wire::connect(self.admin).await;
         let path = "/api/v1/sessions/s/threads/latest/context";
@@ -82,14 +82,14 @@ impl Replica {
     }
 }
 
-/// A client that sends its whole history each time, to whichever replica.
+/// A client that sends its whole history each time, to either replica.
 struct Talk {
     stage: Stage,
     history: Vec<Value>,
 }
 
 impl Talk {
-    /// One turn of so many words: what the provider received of it.
+    /// One turn with this many words; returns what the provider received.
     async fn turn(&mut self, replica: &Replica, count: usize) -> Value {
         let text = format!("Question {}: {}", self.history.len() / 2, "more ".repeat(count));
         self.history.push(json!({"role": "user", "content": text}));
@@ -110,8 +110,7 @@ impl Talk {
         serde_json::from_str(&sent).unwrap()
     }
 
-    /// Turns of so many words until a summary is asked for. None of them is compacted: the history goes
-    /// out whole.
+    /// Plays turns until a summary is requested. None of them is compacted: the history is sent whole.
     async fn until_question(&mut self, replicas: &[&Replica], count: usize) -> Call {
         for number in 0..200 {
             let sent = self.turn(replicas[number % replicas.len()], count).await;
@@ -124,7 +123,7 @@ impl Talk {
         panic!("nobody asked for a summary");
     }
 
-    /// Turns until a summary is in use: what stands at the beginning then.
+    /// Plays turns until a summary is used; returns the first message of that request.
     async fn is_used(&mut self, replicas: &[&Replica]) -> Value {
         for number in 0..40 {
             let sent = self.turn(replicas[number % replicas.len()], MANY).await;
@@ -150,7 +149,7 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     replica.dies().await;
     drop(question);
 
-    // It was never written: nothing of it is used, and once the claim has run out it is asked for again.
+    // The summary was never written: nothing is used, and it is requested again once the claim has expired.
     let replica = Replica::start(data.path(), &base).await;
     let question = talk.until_question(&[&replica], 1).await;
     writes(question, SUMMARY).await;
@@ -162,7 +161,7 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     within("a summary that is ready", written).await;
     replica.dies().await;
 
-    // It was written and not used: the next process uses it, and asks nobody.
+    // It was written and not used: the next process uses it without a new request.
     let replica = Replica::start(data.path(), &base).await;
     let first = talk.is_used(&[&replica]).await;
     replica.dies().await;
@@ -171,7 +170,7 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     let replica = Replica::start(data.path(), &base).await;
     let sent = talk.turn(&replica, 1).await;
     assert_eq!(sent["messages"][0], first);
-    // What came since may need the next one, which begins with it.
+    // Later messages may need the next summary, whose request begins with this one.
     if let Ok(question) = talk.stage.summaries.try_recv() {
         let question = question.message.text().to_owned();
         assert!(question.contains(SUMMARY), "asked again for what was written: {question}");

@@ -1,6 +1,6 @@
-//! Micro-compaction, all of it, over sockets: old results are cleared, the threshold is looked at, a summary is
-//! asked for with an analysis before it, a tail stays, and a boundary names type and count. Each step has
-//! its key, and is left out where that says so.
+//! All steps of micro-compaction, over sockets: old results are cleared, the threshold is checked, a summary with an
+//! analysis is requested, a tail stays, and a boundary names type and count. Each step has its own key and can be
+//! switched off.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::play::{Play, Scene};
 
-/// Tokens. 80,000 are effective, and past 67,000 there is pressure.
+/// Tokens. 80,000 are effective, and the threshold is 67,000.
 const WINDOW: u64 = 100_000;
 const CLEARED: &str = "[Old tool result content cleared]";
 const BOUNDARY: &str = "[CompactBoundary] type=auto messages=";
@@ -32,7 +32,7 @@ impl Reader {
         Self { play, questions, turns: 0 }
     }
 
-    /// The user asks with so many words, the model has read a file, and is asked to go on.
+    /// The user asks with this many words, the model reads a file, and a reply is requested.
     async fn turn(&mut self, count: usize) -> Scene {
         let id = format!("toolu_{:08}AbCd", self.turns);
         self.turns += 1;
@@ -46,7 +46,7 @@ impl Reader {
         self.play.answered(client).await
     }
 
-    /// Turns until something is compacted.
+    /// Plays turns until something is compacted.
     async fn fills(&mut self) -> Scene {
         for _ in 0..40 {
             let scene = self.turn(8_000).await;
@@ -54,7 +54,7 @@ impl Reader {
                 return scene;
             }
         }
-        panic!("nothing is compacted")
+        panic!("nothing was compacted")
     }
 }
 
@@ -78,7 +78,7 @@ fn results(body: &Value) -> (usize, usize) {
 #[tokio::test]
 async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_boundary() {
     let mut reader = Reader::under("").await;
-    // Cleared first: of 10 messages and more, all results but those among the newest 8.
+    // Clearing: from 10 messages on, all results except those in the newest 8 messages.
     for turn in 1..=4usize {
         let scene = reader.turn(30).await;
         let sent = turn * 4 - 1;
@@ -87,22 +87,23 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
         assert_eq!(results(&scene.sent), (cleared, turn - cleared), "turn {turn}");
         assert!(!is_compacted(&scene));
     }
-    // Checked then: under the threshold nothing is asked for.
+    // The check: below the threshold, no summary is requested.
     assert!(reader.questions.lock().unwrap().is_empty());
 
     let scene = reader.fills().await;
-    // Summarised: the history as it was cleared, whole otherwise, and the instruction at its end.
+    // The summary: its request is the history with cleared results, otherwise unchanged, and the instruction at its
+    // end.
     let question = reader.questions.lock().unwrap()[0].clone();
     let (cleared, whole) = results(&question);
     assert!(cleared >= 2 && whole <= 2, "{cleared} cleared, {whole} whole");
     let last = messages(&question).last().unwrap()["content"].to_string();
     assert!(last.contains("<analysis> and </analysis>") && last.contains("call no tool"), "{last}");
-    // In its place stand the summary without its analysis, and no words of the user's beside it.
+    // The summary without its analysis replaces it, and no text of the user is quoted.
     let sent = messages(&scene.sent);
     let first = sent[0]["content"].as_str().unwrap();
     assert!(first.contains(SUMMARY) && !first.contains("Many files."), "{first}");
     assert!(!scene.bytes.contains("Question 1:"), "none of the first words");
-    // The tail is that of the client, at least the newest 8 messages of when it was written.
+    // The tail is the client's: at least the newest 8 messages at the time of writing.
     let all = messages(&reader.play.request()).to_vec();
     let boundary = sent.iter().position(|it| it.to_string().contains(BOUNDARY));
     let tail = &sent[boundary.map_or(1, |at| at + 1)..];
@@ -113,16 +114,16 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     }
     let open = tail[0]["content"].to_string().contains("tool_result");
     assert!(!open, "no result without its call: {}", tail[0]);
-    // A step of the model's follows: it stands where the boundary would.
+    // A message of the model follows, so there is no place for the boundary.
     assert_eq!((boundary, &tail[0]["role"]), (None, &json!("assistant")));
     let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
     assert!(roles.windows(2).all(|pair| pair[0] != pair[1]), "{roles:?}");
-    // It stays so, to the byte, but for what is cleared next.
+    // It stays the same, except for what is cleared next.
     let next = reader.turn(30).await;
     assert_eq!(messages(&next.sent)[0], sent[0]);
 }
 
-/// Clearing off: nothing is cleared, and the history is summarised as it came.
+/// Without clearing, the history is summarised as it came.
 #[tokio::test]
 async fn micro_compact_clears_nothing_without_its_gate() {
     let mut reader = Reader::under("prune.gate = []").await;
@@ -134,7 +135,7 @@ async fn micro_compact_clears_nothing_without_its_gate() {
     assert_eq!(results(&question).0, 0);
 }
 
-/// The check: another threshold is another moment.
+/// Another threshold leads to another moment.
 #[tokio::test]
 async fn micro_compact_checks_by_the_configured_threshold() {
     let mut reader = Reader::under("").await;
@@ -145,7 +146,7 @@ async fn micro_compact_checks_by_the_configured_threshold() {
     assert!(reader.turns <= 6, "{} turns to 30,000", reader.turns);
 }
 
-/// The summary off: results are cleared, and nothing is asked for however full it is.
+/// Without a summary engine results are cleared, and no summary is requested however full the context is.
 #[tokio::test]
 async fn micro_compact_writes_no_summary_without_its_engine() {
     let mut reader = Reader::under("compact.engine = \"off\"").await;
@@ -156,7 +157,7 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
     assert!(reader.questions.lock().unwrap().is_empty());
 }
 
-/// The tagged analysis off: another prompt is asked, and its answer is taken whole.
+/// Without the tagged analysis, another prompt is used, and its reply is used as a whole.
 #[tokio::test]
 async fn micro_compact_asks_with_the_configured_prompt() {
     let prompt = "Write a summary of the conversation, in one line.";
@@ -167,14 +168,14 @@ async fn micro_compact_asks_with_the_configured_prompt() {
     assert!(scene.bytes.contains(SUMMARY));
 }
 
-/// The tail: at least as many messages as are said stay, or as few as policy otherwise has it.
+/// The tail: at least the configured number of messages stays, or as few as the policy says otherwise.
 #[tokio::test]
 async fn micro_compact_keeps_the_configured_tail() {
     let tail = async |also: &str| {
         let mut reader = Reader::under(also).await;
         let scene = reader.fills().await;
         let sent = messages(&scene.sent);
-        // What came since the summary was written stays, too.
+        // Messages that came since the summary was written stay, too.
         let written = messages(&reader.questions.lock().unwrap()[0]).len();
         let all = messages(&reader.play.request()).len() - 1; // less the reply to it
         let since = all.saturating_sub(written);
@@ -187,8 +188,8 @@ async fn micro_compact_keeps_the_configured_tail() {
     assert!(few < 8, "{few}");
 }
 
-/// The boundary names type and count where the user speaks next. Off, none is sent, and no message
-/// without words in its place.
+/// The boundary names type and count if the user speaks next. If it is switched off, none is sent, and no empty message
+/// instead of it.
 #[tokio::test]
 async fn micro_compact_sends_no_boundary_where_none_is_configured() {
     // The eleventh message from the end is the user's.
@@ -203,7 +204,7 @@ async fn micro_compact_sends_no_boundary_where_none_is_configured() {
         if is_there {
             let boundary = sent[1]["content"].as_str().unwrap();
             let count: usize = boundary.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
-            // All messages of the request that it was written of, which may be that before this one.
+            // The number of messages in the request that was summarised, which may be the one before this one.
             assert!((8..reader.play.history.len()).contains(&count) && count % 4 == 3, "{count}");
         }
     }

@@ -1,5 +1,5 @@
-//! A client, a provider and the proxy between: turns are answered by themselves, requests for a summary
-//! wait for the test.
+//! A client, a provider and the proxy between them: turns get replies automatically, summary requests wait for the
+//! test.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,40 +20,41 @@ use crate::support::server::{self, TestServer};
 use crate::support::within;
 
 pub const MODEL: &str = "claude-sonnet-4-5";
-/// What the window holds, tokens; a quarter of it is held free.
+/// The window in tokens; a quarter of it is kept free.
 pub const WINDOW: u64 = 4000;
-/// Past so many tokens a summary is written, and used; so many fit.
+/// A summary is written past `MARK` tokens and used past `THRESHOLD`; `USABLE` tokens fit.
 pub const MARK: u64 = 1080;
 pub const THRESHOLD: u64 = 1800;
 pub const USABLE: u64 = 3000;
-/// Part of every request for a summary, as the prompts of the policy and of `micro-compact` have it.
+/// Part of every summary request, in the prompts of the default policy and of `micro-compact`.
 const ASKS: [&str; 2] =
     ["Write a summary of the conversation", "write a detailed summary of this conversation"];
 /// Part of every request for a compaction block.
 const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
-/// What the provider finds too long, however much it is.
+/// The provider refuses a request with this text as too long, whatever its size.
 pub const TOO_LONG: &str = "More than fits.";
-/// Beside this and a number the provider takes no more bytes than that. It tells its window, but not beside
-/// `UNTOLD`.
+/// After this text and a number, the provider accepts at most that many bytes. Its error names the window, unless the
+/// request has `UNTOLD`.
 pub const HOLDS: &str = "No more bytes than ";
 pub const UNTOLD: &str = "Say not how many.";
-/// This the provider never answers.
+/// The provider never responds to a request with this text.
 pub const NEVER: &str = "Say nothing.";
-/// Beside this the provider takes no summary.
+/// With this text in the request, the provider refuses summaries.
 pub const WHOLE: &str = "The whole of it.";
-/// Nor in an open tool loop of which this is the newest result: it demands the loop's reasoning.
+/// With this text in the newest result of an open tool loop, it refuses summaries, too: it demands the loop's
+/// reasoning.
 pub const DEMANDS: &str = "Think on.";
-/// Beside this the provider thinks before it answers.
+/// With this text in the request, the model reasons before it replies.
 pub const THINKS: &str = "Think aloud.";
-/// Part of every summary of ours.
+/// Part of every summary message of ours.
 const CONTINUED: &str = "continued from an earlier part";
 
-/// A provider that answers turns by itself.
+/// A provider that replies to turns by itself.
 pub struct Stage {
     /// Requests for a summary.
     pub summaries: mpsc::UnboundedReceiver<Call>,
-    /// Bodies of all other requests, and their heads.
+    /// Heads and bodies of all other requests.
     pub turns: Arc<Mutex<Vec<(String, String)>>>,
 }
 
@@ -71,7 +72,7 @@ pub struct Play {
     pub store: Arc<dyn Store>,
     pub config: Config,
     pub server: TestServer,
-    /// Processes over the same store that nobody asks any more.
+    /// Earlier processes over the same store, which get no more requests.
     others: Vec<TestServer>,
     pub history: Vec<Value>,
     pub session: &'static str,
@@ -79,14 +80,14 @@ pub struct Play {
     pub system: &'static str,
 }
 
-/// What came of one exchange.
+/// The record of one exchange.
 pub struct Scene {
     pub sent: Value,
     pub bytes: String,
     pub exchange: Arc<Exchange>,
 }
 
-/// A policy whose marks a few messages reach.
+/// A policy whose thresholds a few messages reach.
 pub fn policy() -> Policy {
     let compact = CompactPolicy {
         engine: SummaryEngine::Summary,
@@ -126,8 +127,7 @@ impl Play {
         }
     }
 
-    /// The same under a preset, with these lines of a configuration beside it, in a window of so many
-    /// tokens.
+    /// The same under a preset, with these further lines of configuration and a window of this many tokens.
     pub async fn under(preset: Preset, also: &str, window: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("plimsoll.toml");
@@ -142,7 +142,7 @@ impl Play {
         play
     }
 
-    /// Has every question for a summary answered with this summary from now on; answers what is asked.
+    /// Replies to every summary request with this summary from now on; returns the log of these requests.
     pub fn writes_always(&mut self, summary: &'static str) -> Arc<Mutex<Vec<Value>>> {
         let (_, none) = mpsc::unbounded_channel();
         let mut summaries = std::mem::replace(&mut self.stage.summaries, none);
@@ -157,13 +157,13 @@ impl Play {
         questions
     }
 
-    /// Another process over the same store; the one before it lives on.
+    /// Starts another process over the same store; the earlier one keeps running.
     pub async fn restarts(&mut self) {
         let next = open(&self.store, &self.config).await;
         self.others.push(std::mem::replace(&mut self.server, next));
     }
 
-    /// The user sends a message of so many words.
+    /// The user sends a message of this many words.
     pub fn says(&mut self, number: usize, count: usize) {
         let text = format!("Question {number}: {}", "more of it ".repeat(count / 3));
         self.history.push(json!({"role": "user", "content": text}));
@@ -187,14 +187,14 @@ impl Play {
         client
     }
 
-    /// The user sends a message, and is answered.
+    /// The user sends a message and gets a reply.
     pub async fn turn(&mut self, number: usize) -> Scene {
         self.says(number, 120);
         let client = self.asks().await;
         self.answered(client).await
     }
 
-    /// What came of a request; its answer is kept in the history.
+    /// Reads the response; its reply is added to the history.
     pub async fn answered(&mut self, mut client: Wire) -> Scene {
         let response = client.response().await;
         assert_eq!(response.status(), 200, "{}", response.text());
@@ -205,12 +205,12 @@ impl Play {
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, exchange }
     }
 
-    /// The head of the request that the provider received last, as it was sent.
+    /// The head of the last request that the provider received.
     pub fn head(&self) -> String {
         self.stage.turns.lock().unwrap().last().unwrap().0.clone()
     }
 
-    /// Waits until the provider has received this text so many times.
+    /// Waits until the provider has received this text in this many requests.
     pub async fn is_received(&self, text: &str, times: usize) {
         let turns = &self.stage.turns;
         let received = async {
@@ -227,18 +227,18 @@ impl Play {
         within("a request for a summary", self.stage.summaries.recv()).await.unwrap()
     }
 
-    /// The requests for a summary that came by now.
+    /// The summary requests that have arrived by now.
     pub fn more_questions(&mut self) -> Vec<Call> {
         std::iter::from_fn(|| self.stage.summaries.try_recv().ok()).collect()
     }
 
-    /// What they ask.
+    /// Their bodies.
     pub fn more_summaries(&mut self) -> Vec<String> {
         let calls = self.more_questions().into_iter();
         calls.map(|call| call.message.text().to_owned()).collect()
     }
 
-    /// Turns until a summary is asked for: the last of them, and the question.
+    /// Plays turns until a summary is requested; returns the last turn and the summary request.
     pub async fn fills(&mut self) -> (Scene, Call) {
         for number in self.history.len() / 2.. {
             let scene = self.turn(number).await;
@@ -249,7 +249,7 @@ impl Play {
         unreachable!()
     }
 
-    /// The chains at which summaries that were used cut, in the session of an exchange.
+    /// The chains at which used summaries cut, in the session of this exchange.
     pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
         let (tenant, session) = (of.exchange.tenant.clone(), of.exchange.session.clone());
         let (tenant, session) = (tenant.unwrap(), session.unwrap());
@@ -262,8 +262,8 @@ impl Play {
         self.counts("outcome=\"written\"", count).await;
     }
 
-    /// Answers every question for a summary with this one, in however many pieces a history is read,
-    /// until so many are written.
+    /// Replies to every summary request with this summary, also if a history is summarised in pieces, until `count`
+    /// summaries are written.
     pub async fn writes_until(&mut self, summary: &str, count: u64) {
         loop {
             tokio::select! {
@@ -274,7 +274,7 @@ impl Play {
         }
     }
 
-    /// Waits until so many summaries ended with these labels.
+    /// Waits until this many summaries ended with these labels.
     pub async fn counts(&self, labels: &str, count: u64) {
         counts(&self.server, labels, count).await;
     }
@@ -295,12 +295,12 @@ async fn counts(server: &TestServer, labels: &str, count: u64) {
     within(labels, counted).await;
 }
 
-/// What a request was estimated to cost.
+/// The estimate of a request.
 pub fn tokens(scene: &Scene) -> u64 {
     scene.exchange.estimate.as_ref().unwrap().tokens
 }
 
-/// Answers what is no question for a summary.
+/// Replies to everything that is not a summary request.
 async fn answers(
     provider: Provider,
     sender: mpsc::UnboundedSender<Call>,
@@ -369,7 +369,7 @@ async fn answers(
     }
 }
 
-/// What the provider says of a request with more bytes than it takes.
+/// The provider's error for a request with more bytes than it accepts.
 fn overflow(text: &str) -> Option<String> {
     let (_, holds) = text.split_once(HOLDS)?;
     let holds: usize = holds.split_once('.')?.0.parse().unwrap();
@@ -393,11 +393,11 @@ pub fn answer(text: &str, input: u64) -> Value {
     })
 }
 
-/// What a provider writes in place of a history, as it stands in a body.
+/// A provider's own summary, as it is written in a body.
 pub const BLOCK: &str =
     r#"{"type":"compaction","content":"Much was asked.","signature":"c2ln","tool_changes":[]}"#;
 
-/// Answers a question for a compaction block.
+/// Replies to a request for a compaction block.
 pub async fn compacts(mut question: Call) {
     let usage = r#"{"input_tokens":0,"output_tokens":0,"iterations":[{"type":"compaction","input_tokens":900,"output_tokens":21,"cache_read_input_tokens":0,"cache_creation_input_tokens":0}]}"#;
     let reply = format!(
@@ -406,7 +406,7 @@ pub async fn compacts(mut question: Call) {
     question.answer("200 OK", &reply).await;
 }
 
-/// Answers a question for a summary, and closes the connection.
+/// Replies to a summary request, and closes the connection.
 pub async fn writes(mut question: Call, summary: &str) {
     question.answer("200 OK", &answer(summary, 900).to_string()).await;
 }

@@ -1,5 +1,5 @@
-//! After a compaction every preset has one number: what the context shows, what the next request is decided
-//! by, and what the provider counts.
+//! After a compaction, one number is shown in the context, used for the next decision and counted by the provider, in
+//! every preset.
 
 use plimsoll::config::presets::Preset;
 use plimsoll::context::plan::{Change, Decision};
@@ -11,14 +11,14 @@ use crate::support::looking::Looking;
 
 const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
 const SUMMARY: &str = "The person asks numbered questions.";
-/// Tokens. Large enough for the reserves of all presets but one.
+/// Tokens. The reserves of all presets but one fit into it.
 const WINDOW: u64 = 100_000;
-/// Words of each question: some 7,300 tokens.
+/// Words of each question: about 7,300 tokens.
 const QUESTION_WORDS: usize = 8_000;
-/// What the provider says of each answer.
+/// The reported output of each reply.
 const OUTPUT: u64 = 20;
 
-/// What the scripted provider counts: a quarter of a token a byte, of what it received.
+/// The scripted provider's count of what it received: four bytes a token.
 fn counted(scene: &Scene) -> u64 {
     scene.bytes.len() as u64 / 4
 }
@@ -39,8 +39,8 @@ async fn compacted(preset: Preset) -> (Play, Scene) {
     panic!("{preset:?} compacts nothing")
 }
 
-/// `context` after the newest exchange, of which its provider counted so much: as JSON, and the same
-/// total in words.
+/// The context after the newest exchange, whose input the provider counted as `counted`: as JSON. The text must have
+/// the same total.
 async fn shown(play: &Play, counted: u64) -> Value {
     let looking = Looking::at(&play.server, &play.config).await;
     let view = looking.json(CONTEXT).await;
@@ -52,13 +52,13 @@ async fn shown(play: &Play, counted: u64) -> Value {
     view
 }
 
-/// How far apart two counts are, percent of the second.
+/// The difference of two counts in percent of the second.
 fn apart(one: u64, other: u64) -> f64 {
     one.abs_diff(other) as f64 * 100.0 / other as f64
 }
 
-/// `most_apart`: how far the request that is compacted may be off, percent: the scripted provider counts
-/// by length, as some presets do, and not as a tokenizer does.
+/// `most_apart`: the largest error allowed for the compacted request, percent. The scripted provider counts by length,
+/// as some presets do, and not as a tokenizer does.
 async fn agrees(preset: Preset, most_apart: f64) {
     let (mut play, scene) = compacted(preset).await;
     assert!(scene.bytes.contains(SUMMARY), "{preset:?}");
@@ -79,11 +79,11 @@ async fn agrees(preset: Preset, most_apart: f64) {
     assert!(view["contents"]["summaries"].as_u64() > Some(0), "{preset:?}: {view}");
     let error = view["last_error_percent"].as_f64().unwrap().abs();
     assert!((error - off).abs() < 1e-9, "the error of the request before: {view}");
-    // It is below the point where the next compaction begins.
+    // It is below the threshold of the next compaction.
     let compacting = view["thresholds"]["compacting"]["tokens"].as_u64().unwrap();
     assert!(total < compacting, "{preset:?}: {view}");
 
-    // The next request: what was shown, and what is new; as the provider counts it, too.
+    // The next request is estimated as the number shown plus what is new, and the provider counts the same.
     let next = play.turn(40).await;
     let estimate = next.exchange.estimate.as_ref().unwrap();
     assert_eq!(estimate.method, EstimateMethod::Anchored, "{preset:?}");
@@ -118,7 +118,7 @@ async fn after_a_compaction_claude_code_shows_decides_and_is_counted_alike() {
     agrees(Preset::ClaudeCode, 15.0).await;
 }
 
-/// A third is put on top of what it estimates alone; what was reported is taken as it is.
+/// It adds a third to what it estimates itself; reported numbers are used as they are.
 #[tokio::test]
 async fn after_a_compaction_micro_compact_shows_decides_and_is_counted_alike() {
     agrees(Preset::MicroCompact, 36.0).await;

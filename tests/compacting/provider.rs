@@ -1,5 +1,5 @@
-//! A summary by the provider itself: taken as it was written, learned where there is none, and void for
-//! another model.
+//! A summary by the provider itself: it is sent back unchanged; a provider that has none is remembered; and it is not
+//! valid for another model.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, SummaryEngine};
@@ -23,7 +23,7 @@ async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
     assert!(question.message.head.contains(BETA), "{}", question.message.head);
     assert!(question.message.head.contains("x-api-key: k\r\n"));
-    // The history before the cut, word for word, and nothing after it.
+    // The history before the cut, unchanged, and nothing after it.
     let messages = request["messages"].as_array().unwrap();
     let sent = scene.sent["messages"].as_array().unwrap();
     assert!(!messages.is_empty() && messages.len() < sent.len());
@@ -50,7 +50,7 @@ async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
         (step.change, step.decision, step.why),
         (Change::Compacted, Decision::New, DecisionReason::Threshold)
     );
-    // It goes on so, across a restart; what it cost is counted apart.
+    // It is repeated, also across a restart. Its cost is counted separately.
     play.restarts().await;
     let later = play.turn(90).await;
     assert!(later.bytes.contains(&first) && play.head().contains(BETA));
@@ -71,7 +71,7 @@ async fn what_it_cost_is_overhead() {
     assert_eq!((counted("input"), counted("output")), (Some("900".into()), Some("21".into())));
 }
 
-/// A provider that has none is asked once: then the model is, across restarts.
+/// A provider that writes none is asked once. From then on the model is asked, across restarts.
 #[tokio::test]
 async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
@@ -91,7 +91,7 @@ async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
     assert!(tokens(&scene) > MARK && !question.message.text().contains("summarize"));
 }
 
-/// One that takes what it does not know for nothing goes on with the task: that is no summary.
+/// A provider that ignores the unknown member continues the task: its reply is not used as a summary.
 #[tokio::test]
 async fn an_answer_in_place_of_a_block_is_no_summary() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
@@ -102,7 +102,7 @@ async fn an_answer_in_place_of_a_block_is_no_summary() {
     drop(question);
 }
 
-/// What says that it is only this moment's trouble teaches nothing; nor does the client see any of it.
+/// A temporary failure teaches nothing, and the client sees nothing of it.
 #[tokio::test]
 async fn a_passing_failure_teaches_nothing() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
@@ -122,7 +122,7 @@ async fn a_passing_failure_teaches_nothing() {
     drop(question);
 }
 
-/// With `provider` nobody else is asked.
+/// With `provider` no other writer is used.
 #[tokio::test]
 async fn where_only_the_provider_may_nobody_else_is_asked() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
@@ -136,7 +136,7 @@ async fn where_only_the_provider_may_nobody_else_is_asked() {
     assert!(play.more_summaries().is_empty());
 }
 
-/// A block is of one model: for another the history is sent whole, and summarised again.
+/// A block is valid for one model. For another, the history is sent whole, and summarised again.
 #[tokio::test]
 async fn another_model_reads_its_own_history() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;

@@ -1,5 +1,4 @@
-//! Two replicas on one store, and one that dies in the middle: one summary, or none, and never two
-//! different beginnings.
+//! Two replicas with one store, one of which may die: there is one summary or none, and never two different beginnings.
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::Mode;
@@ -11,8 +10,8 @@ use crate::support::server::TestServer;
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
-/// The other replica meets the same conversation while the first still writes: it asks nobody, and
-/// uses what the first wrote.
+/// The other replica gets the same conversation while the first still writes: it requests no summary, and uses the one
+/// that the first wrote.
 #[tokio::test]
 async fn another_replica_waits_for_the_summary_and_repeats_it() {
     let mut play = Play::of(policy()).await;
@@ -31,7 +30,7 @@ async fn another_replica_waits_for_the_summary_and_repeats_it() {
         }
         assert!(play.history.len() < 60, "never used");
     };
-    // The first replica knows nothing of that yet: it asks the store before it does anything.
+    // The first replica does not know of it yet: it asks the store first.
     play.config = first;
     play.restarts().await;
     let other = play.turn(play.history.len() / 2).await;
@@ -40,19 +39,19 @@ async fn another_replica_waits_for_the_summary_and_repeats_it() {
     assert_eq!(one.sent["messages"][0], other.sent["messages"][0]);
 }
 
-/// A process that dies while its summary is written leaves none: the history is sent whole until its
-/// claim has run out.
+/// If a process dies while its summary is written, there is no summary: the history is sent whole until the claim has
+/// expired.
 #[tokio::test]
 async fn a_summary_that_died_with_its_process_is_none() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
     let (_, question) = play.fills().await;
-    // The process is gone before it heard the answer, without a stop.
+    // The process is gone before it got the reply, without a clean stop.
     play.restarts().await;
     let scene = play.turn(play.history.len() / 2).await;
     assert_eq!(scene.sent["messages"].as_array().unwrap().len() + 1, play.history.len());
-    // What was claimed and never written is given up in time, and then asked for again.
+    // The expired claim is given up, and the summary is requested again.
     play.counts("outcome=\"not_kept\"", 1).await;
     drop(question);
     play.turn(play.history.len() / 2).await;
@@ -60,7 +59,7 @@ async fn a_summary_that_died_with_its_process_is_none() {
     play.is_written(1).await;
 }
 
-/// A stop gives back what was claimed: the next start need not wait until it has run out.
+/// A clean stop releases the claim, so the next start need not wait until it expires.
 #[tokio::test]
 async fn a_clean_stop_gives_its_claim_back() {
     let mut play = Play::of(policy()).await;
@@ -76,12 +75,12 @@ async fn a_clean_stop_gives_its_claim_back() {
     drop(question);
 }
 
-/// A store that cannot say who writes says nothing of others: nobody is waited for, and the next request tries
-/// it again.
+/// If the store cannot say who writes the summary, no other writer is assumed: no request waits, and the next one tries
+/// again.
 #[tokio::test]
 async fn an_error_while_looking_for_a_claim_is_not_that_another_writes() {
     let mut policy = policy();
-    // Longer than this test: who waited for another would wait past its end.
+    // Longer than this test may take: a request that waited for another writer would exceed it.
     policy.compact.timeout_s = 600;
     let store = Held::new();
     let mut play = Play::over(store.clone(), policy, Mode::Active).await;

@@ -1,5 +1,5 @@
-//! A requested compaction happens: it outlives refused and cancelled requests, is not taken by requests beside
-//! the conversation, and goes with its session.
+//! A requested compaction is carried out: refused and cancelled requests do not lose it, requests beside the
+//! conversation do not use it, and it is deleted with its session.
 
 use plimsoll::context::Outcome;
 use plimsoll::context::policy::{Policy, SummaryEngine};
@@ -10,14 +10,14 @@ use crate::play::{Play, policy, writes};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
-/// Nothing is compacted but on request.
+/// A policy that compacts only on request.
 fn on_request() -> Policy {
     let mut policy = policy();
     policy.compact.engine = SummaryEngine::Off;
     policy
 }
 
-/// A session of a few turns whose compaction somebody wants.
+/// A session of a few turns with a requested compaction.
 async fn requested() -> (Play, Scope) {
     let mut play = Play::of(on_request()).await;
     for number in 0..4 {
@@ -30,8 +30,8 @@ async fn requested() -> (Play, Scope) {
     (play, scope)
 }
 
-/// The next turn has it written, and the one after uses it.
-async fn comes_true(play: &mut Play, scope: &Scope) {
+/// The next turn starts the summary, and the turn after it uses the summary.
+async fn is_carried_out(play: &mut Play, scope: &Scope) {
     play.turn(7).await;
     let question = play.summary().await;
     assert!(question.message.text().contains("Look above all at this: The second question."));
@@ -52,7 +52,7 @@ async fn a_requested_compaction_outlives_a_refused_request() {
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
     assert!(play.server.ledgers.has_pending_compaction(&scope), "it waits again");
-    comes_true(&mut play, &scope).await;
+    is_carried_out(&mut play, &scope).await;
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
     }
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
-    comes_true(&mut play, &scope).await;
+    is_carried_out(&mut play, &scope).await;
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
 async fn a_sub_agent_does_not_take_a_requested_compaction() {
     let (mut play, scope) = requested().await;
     let main = std::mem::take(&mut play.history);
-    // As long as the main line is, and of other text.
+    // As long as the main line, with other text.
     for number in 0..9 {
         let role = if number % 2 == 0 { "user" } else { "assistant" };
         let text = format!("Chart {number}. ").repeat(40);
@@ -110,7 +110,7 @@ async fn a_sub_agent_does_not_take_a_requested_compaction() {
     assert!(play.more_summaries().is_empty());
     assert!(play.server.ledgers.has_pending_compaction(&scope));
     (play.history, play.system) = (main, "You are calm.");
-    comes_true(&mut play, &scope).await;
+    is_carried_out(&mut play, &scope).await;
 }
 
 #[tokio::test]

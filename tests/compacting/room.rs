@@ -1,5 +1,5 @@
-//! Room in a request that its provider refused: what is old gives way to a summary before a result that no model
-//! has read is trimmed.
+//! Making room in a request that its provider refused: old messages are replaced by a summary before a new result,
+//! which no model has read, is trimmed.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::SummaryEngine;
@@ -12,18 +12,18 @@ use crate::play::{HOLDS, Play, UNTOLD, policy};
 use crate::support::http1::Call;
 
 const SUMMARY: &str = "Numbered questions were asked.";
-/// What trims leave of a result says so.
+/// Part of every trimmed result.
 const LEFT_OUT: &str = "of this tool result left out";
 
-/// A conversation of some 2,200 tokens, and a new result of so many words with `ending` at its end.
+/// A conversation of about 2,200 tokens, and a new result of `result` words with `ending` at its end.
 async fn full(engine: SummaryEngine, wait_s: u64, result: usize, ending: &str) -> Play {
-    // Tokens are counted alike before and after.
+    // The same tokenizer must count before and after.
     bpe::load(Family::Claude);
     let mut policy = policy();
     (policy.compact.engine, policy.compact.wait_s) = (engine, wait_s);
     policy.compact.quote_tokens = 50;
     let mut play = Play::of(policy).await;
-    // Nobody knows how little fits.
+    // The real, smaller window is not known to the proxy.
     play.config.upstreams[0].window = Some(40_000);
     play.restarts().await;
     for number in 0..6 {
@@ -39,7 +39,7 @@ async fn full(engine: SummaryEngine, wait_s: u64, result: usize, ending: &str) -
     play
 }
 
-/// The new changes: what and why.
+/// The new changes and their reasons.
 fn new(exchange: &Exchange) -> Vec<(Change, DecisionReason)> {
     let new = exchange.done.steps.iter().filter(|step| step.decision == Decision::New);
     new.map(|step| (step.change, step.why)).collect()
@@ -49,13 +49,13 @@ fn is_saved(exchange: &Exchange) -> bool {
     exchange.done.overflow.is_some_and(|overflow| overflow.saved)
 }
 
-/// Whether or not its provider tells how much fits. Where nobody writes summaries, the result gives way.
+/// Whether or not the error names the window. If no summaries are written, the result is trimmed.
 #[tokio::test]
 async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
     for ending in [format!("{HOLDS}11000."), format!("{HOLDS}11000. {UNTOLD}")] {
         let mut play = full(SummaryEngine::Summary, 5, 1_200, &ending).await;
         let result = play.history.last().unwrap().to_string();
-        // A small window is told: the history is read in pieces.
+        // If the window is named, it is small, and the history is summarised in pieces.
         let questions = play.writes_always(SUMMARY);
         let client = play.asks().await;
         let scene = play.answered(client).await;
@@ -73,7 +73,7 @@ async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
     }
 }
 
-/// A summary that fails, or does not come in time, costs nothing but the wait.
+/// A summary that fails or is late costs only the wait.
 #[tokio::test]
 async fn new_results_are_trimmed_where_no_summary_comes() {
     let fails = async |mut call: Call| {
@@ -96,7 +96,7 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
     }
 }
 
-/// Nobody waits for a summary that would not be enough.
+/// If a summary would not be enough, no request waits for it.
 #[tokio::test]
 async fn a_result_that_no_summary_makes_fit_is_trimmed_at_once() {
     let ending = format!("{HOLDS}34000. {UNTOLD}");

@@ -24,12 +24,12 @@ fn is_compacted(scene: &Scene) -> bool {
     scene.bytes.contains(SUMMARY)
 }
 
-/// The history as far as a prompt cache would know it.
+/// The part of the request that a prompt cache could have.
 fn prefix(scene: &Scene) -> &str {
     &scene.bytes[..scene.bytes.rfind("]").unwrap()]
 }
 
-/// A play whose summary is written, and in use with the scene that is answered.
+/// A play whose summary is written, and used in the returned exchange.
 async fn compacted() -> (Play, Scene) {
     compacted_under(policy()).await
 }
@@ -47,7 +47,7 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
     }
 }
 
-/// A compaction is a live event as its request goes out: what it was, what it is now, who wrote the summary.
+/// A compaction is a live event when its request is sent: the size before and after, and who wrote the summary.
 #[tokio::test]
 async fn a_compaction_is_announced_live() {
     let mut play = Play::of(policy()).await;
@@ -67,12 +67,12 @@ async fn a_compaction_is_announced_live() {
     let after = scene.exchange.estimate.as_ref().unwrap().tokens;
     assert_eq!((event.before, event.after), (after + scene.exchange.done.tokens_compacted, after));
     assert!(event.before > event.after);
-    // There is one event: a repetition has none.
+    // A repetition of the compaction is no event.
     play.turn(play.history.len() / 2).await;
     assert!(live.try_recv().is_err());
 }
 
-/// Right after a compaction an agent's own count is that of what was sent, the summary included.
+/// Right after a compaction, an agent's own count is that of what was sent, the summary included.
 #[tokio::test]
 async fn rules_count_what_was_sent_after_a_compaction() {
     for preset in [Preset::Dexto, Preset::MicroCompact, Preset::Opencode, Preset::GeminiCli] {
@@ -101,7 +101,7 @@ async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
     let messages = request["messages"].as_array().unwrap();
     let sent = scene.sent["messages"].as_array().unwrap();
-    // The request before it, the instruction last; the same credential.
+    // The request before it with the instruction at its end, and the same credential.
     assert_eq!(messages.len(), sent.len());
     assert_eq!(messages[..sent.len() - 1], sent[..sent.len() - 1]);
     assert_eq!(request["system"], scene.sent["system"]);
@@ -113,13 +113,13 @@ async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
 
 #[tokio::test]
 async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
-    // As when a server is ready, whichever tests ran before.
+    // The vocabulary is loaded, as in a server that is ready.
     bpe::load(Family::Claude);
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     writes(question, &format!("Hm. <summary>{SUMMARY}</summary>")).await;
     play.is_written(1).await;
-    // Nothing of it is sent before the threshold.
+    // It is not used before the threshold.
     let scene = loop {
         let before = play.history.clone();
         let scene = play.turn(play.history.len() / 2).await;
@@ -132,7 +132,7 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Threshold)]);
     assert!(tokens(&scene) < THRESHOLD, "{}", tokens(&scene));
     assert_eq!(scene.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Compacted);
-    // The frame of a summary has a number that is drawn, so its size differs a little.
+    // A summary's frame contains a random number, so its size varies a little.
     let done = &scene.exchange.done;
     let (before, after) = (done.steps[0].tokens_before, done.steps[0].tokens_after);
     assert_eq!(done.tokens_compacted, before - after);
@@ -141,7 +141,7 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     let first = sent[0]["content"].as_str().unwrap();
     assert!(first.contains(SUMMARY) && !first.contains("Hm."), "{first}");
     assert!(first.contains("Question 0"), "the first words are quoted");
-    // Roles alternate, and what stays is what the client sent.
+    // Roles alternate, and what remains is the client's.
     let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
     assert!(roles.windows(2).all(|pair| pair[0] != pair[1]), "{roles:?}");
     let request = play.request();
@@ -149,7 +149,7 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     let tail = sent.len() - 2;
     assert_eq!(sent[2..], all[all.len() - 1 - tail..all.len() - 1]);
 
-    // The next turns repeat it byte for byte, across a restart and whatever policy then says.
+    // Later turns repeat it byte for byte, across a restart and under another policy.
     let later = play.turn(90).await;
     assert!(later.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, later.bytes);
     assert_eq!(later.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
@@ -158,7 +158,7 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     let later = play.turn(91).await;
     assert!(later.bytes.starts_with(prefix(&scene)));
     assert_eq!(later.exchange.done.made.compacted, 1);
-    // The same beginning is summarised once: what is asked now grows from the first summary.
+    // The same beginning is summarised only once: later summary requests contain the first summary.
     assert!(play.more_summaries().iter().all(|text| text.contains(SUMMARY)));
 }
 
@@ -178,7 +178,7 @@ async fn a_rewind_to_before_the_cut_has_its_whole_history_again() {
 #[tokio::test]
 async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     let (mut play, first) = compacted().await;
-    // A fork: another message in place of the newest.
+    // A fork: another message instead of the newest.
     let history = play.history.clone();
     play.history.truncate(history.len() - 2);
     let fork = play.turn(60).await;
@@ -189,7 +189,7 @@ async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     play.history[0]["content"] = json!("Question 0, as of today.");
     let changed = play.turn(61).await;
     assert_eq!(changed.sent["messages"][0], first.sent["messages"][0]);
-    // One that edits the message just before the cut is another history: all of it is sent.
+    // If the client edits the message just before the cut, it is another history, and all of it is sent.
     let cut = play.history.len() - changed.sent["messages"].as_array().unwrap().len();
     for message in &mut play.history[..=cut] {
         message["content"] = json!("Something else.");
@@ -264,8 +264,7 @@ async fn the_second_compaction_folds_the_first() {
     assert!(later.bytes.starts_with(prefix(&scene)));
 }
 
-/// What somebody asks for is written with the next request and used by the one after, however little
-/// the context holds.
+/// A requested compaction is written with the next request and used by the one after it, however small the context is.
 #[tokio::test]
 async fn a_session_is_compacted_on_request() {
     let mut policy = policy();
@@ -294,14 +293,14 @@ async fn a_session_is_compacted_on_request() {
     let scene = play.turn(5).await;
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Requested)]);
     assert!(is_compacted(&scene) && scene.exchange.done.tokens_compacted > 0);
-    // Once.
+    // Only once.
     assert!(steps(&play.turn(6).await).is_empty());
     assert!(
         !play.server.ledgers.has_pending_compaction(&scope) && play.more_summaries().is_empty()
     );
 }
 
-/// It waits where it could not fit, and only there.
+/// A request waits only if it would not fit otherwise.
 #[tokio::test]
 async fn a_request_that_would_not_fit_waits_for_its_summary() {
     let mut play = Play::of(policy()).await;
@@ -331,7 +330,7 @@ async fn one_that_crosses_the_threshold_before_the_summary_is_there_goes_on_with
     drop(question);
 }
 
-/// A client that leaves in the middle cancels the wait, not the summary.
+/// A client that leaves cancels the wait, not the summary.
 #[tokio::test]
 async fn a_client_that_leaves_does_not_cancel_the_summary() {
     let mut play = Play::of(policy()).await;
@@ -364,7 +363,7 @@ async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
     }
 }
 
-/// What is said for an upstream or a model holds for its requests alone, the model's above the upstream's.
+/// A threshold for an upstream or a model applies to its requests only; that of the model has priority.
 #[tokio::test]
 async fn an_upstream_or_a_model_has_its_own_threshold() {
     let over =
@@ -396,8 +395,8 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
     assert_eq!(first_compaction(None, vec![("claude-*".into(), never)]).await, None);
 }
 
-/// Words from outside and a summary meet in one request: both are there, stay to the byte, and what a later
-/// summary stands for is not said again.
+/// An injected message and a summary are new in one request: both are there, and stay the same. A message that a later
+/// summary replaces is not sent again.
 #[tokio::test]
 async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
     const QUEUED: &str = "Mind the tide.";
@@ -413,7 +412,7 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
         .unwrap()
         .remove(0)
         .scope;
-    let say = async |play: &Play| {
+    let queue_message = async |play: &Play| {
         let queued =
             QueuedMessage { id: "w".into(), number: 1, at: 1, text: QUEUED.into(), repeats: None };
         let fact = Fact::Queued(Box::new(queued));
@@ -425,10 +424,10 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
                 .is_ok()
         );
     };
-    // They are queued once the next request would be compacted.
+    // The message is queued when the next request will be compacted.
     let scene = loop {
         if play.request().to_string().len() as u64 / 4 + 250 > THRESHOLD {
-            say(&play).await;
+            queue_message(&play).await;
         }
         let scene = play.turn(play.history.len() / 2).await;
         if is_compacted(&scene) {
@@ -437,7 +436,7 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
     };
     let after = format!("Question {}:", play.history.len() / 2 - 1);
     assert_eq!(scene.bytes.matches(QUEUED).count(), 1, "{}", scene.bytes);
-    assert!(scene.bytes.contains(&after), "said in it, or before");
+    assert!(scene.bytes.contains(&after), "injected in this request, or before");
     assert!(tokens(&scene) < THRESHOLD);
     let later = play.turn(70).await;
     assert!(later.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, later.bytes);
@@ -454,7 +453,7 @@ async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
     loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains("Both of them.") {
-            // They go with the message that they follow, and stay with it.
+            // The injected message is removed or stays with the message that it follows.
             let stays = scene.bytes.contains(&after);
             assert_eq!(scene.bytes.matches(QUEUED).count(), usize::from(stays), "{}", scene.bytes);
             break;

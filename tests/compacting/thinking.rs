@@ -1,4 +1,4 @@
-//! Reasoning behind a summary, of a model that binds it to what stands before it.
+//! Reasoning after a summary, with a model that binds it to its prefix.
 
 use serde_json::{Value, json};
 
@@ -14,15 +14,15 @@ fn sent(scene: &Scene) -> Vec<String> {
     signatures(scene.sent["messages"].as_array().unwrap())
 }
 
-/// What a client leaves out when the summary is used, it may send again later: that is void behind the
-/// summary, and goes. What was thought after it stays.
+/// A client left reasoning out when the summary was first used, and sends it later: it is invalid after the summary,
+/// and is removed. Reasoning that was made after the summary stays.
 #[tokio::test]
 async fn reasoning_that_a_client_sends_again_behind_a_summary_is_removed() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     play.history.push(json!({"role": "user", "content": THINKS}));
     play.history.push(json!({"role": "assistant", "content": "I will."}));
-    // The client keeps all, and sends none of it.
+    // The client stores all reasoning, and sends none of it.
     let mut whole = play.history.clone();
     let compacted = loop {
         play.says(play.history.len() / 2, 120);

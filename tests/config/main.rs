@@ -1,6 +1,6 @@
-//! Configurations as data: a file in, every fault or what is meant out.
+//! Configurations as data: a file is read, and the result is every error, or the resolved configuration.
 //!
-//! Also holds the generated reference file and JSON Schema against the code.
+//! Also compares the generated reference file and JSON Schema with the code.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use plimsoll::config::{self, ConfigFlag, ConfigSources, schema};
 
-/// Writes what a test would compare, where asked to.
+/// Compares with a file, or writes the file if `PLIMSOLL_BLESS` is set.
 fn compare(path: &Path, is: &str) {
     if std::env::var_os("PLIMSOLL_BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -26,7 +26,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The surroundings that a test file asks for in its comments.
+/// The variables and flags that a test file lists in its comments.
 fn sources(path: &Path) -> ConfigSources {
     let text = std::fs::read_to_string(path).unwrap();
     let listed = |kind: &str| -> Vec<(String, String)> {
@@ -36,7 +36,7 @@ fn sources(path: &Path) -> ConfigSources {
     };
     let mut variables = listed("# variable ");
     variables.push(("HOME".into(), "/home/somebody".into()));
-    // What the manifests grant, whatever this machine grants.
+    // The memory limit of the manifests, whatever this machine has.
     if !text.contains("process_bytes") {
         variables.push(("PLIMSOLL_LIMITS_PROCESS_BYTES".into(), (256 << 20).to_string()));
     }
@@ -52,7 +52,7 @@ fn sources(path: &Path) -> ConfigSources {
     }
 }
 
-/// Everything a user would be told, with the path as they would have typed it.
+/// Everything that a user would be shown, with the path as the user would have typed it.
 fn verdict(path: &Path) -> String {
     let text = match config::load(&sources(path)) {
         Err(faults) => faults.to_string(),
@@ -184,7 +184,7 @@ fn a_file_that_was_named_must_be_there() {
     assert!(faults.contains("/nowhere/plimsoll.toml: cannot be read"), "{faults}");
 }
 
-/// What a file names lies beside it, wherever the program is started.
+/// A relative path in a file is relative to that file, wherever the program is started.
 #[test]
 fn a_relative_path_in_a_file_starts_at_its_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ fn a_relative_path_in_a_file_starts_at_its_folder() {
         (config.admin_token.unwrap().0.as_str(), config.data),
         ("sk-beside-the-file", at("d"))
     );
-    // What is typed starts where it is typed.
+    // A relative path on the command line is relative to the working directory.
     let flags = vec![ConfigFlag { name: "--data".into(), key: "data".into(), value: "d".into() }];
     let typed = config::load(&ConfigSources { flags, ..ConfigSources::default() }).unwrap().config;
     assert_eq!(typed.data, Path::new("d"));
@@ -242,14 +242,14 @@ fn authorities_that_others_may_write_are_refused() {
         set_mode(&at("ca.pem"), mode);
         config::load(&ConfigSources { file: Some(at("plimsoll.toml")), ..ConfigSources::default() })
     };
-    // Everybody may read them.
+    // The certificates may be readable for everybody.
     assert_eq!(load(0o644).unwrap().warnings, Vec::<String>::new());
     let faults = load(0o646).unwrap_err().to_string();
     assert!(faults.contains("extra_ca: ") && faults.contains("can be written"), "{faults}");
 }
 
 proptest::proptest! {
-    /// Whatever stands in a file, the answer is a configuration or faults with places.
+    /// Whatever a file contains, the result is a configuration, or errors with places.
     #[test]
     fn no_text_makes_it_panic(text in "([a-z_]{1,9}(\\.[a-z]{1,4})? ?= ?[0-9a-z\"\\[\\]{},. -]{0,12}\n|\\[{1,2}[a-z.\"]{0,12}\\]{0,2}\n|[ -~é]{0,20}\n){0,12}") {
         let folder = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ fn the_schema_is_current() {
     compare(&root().join("config/schema.json"), &format!("{schema}\n"));
 }
 
-/// The reference file with its comment signs taken off is a configuration, and says the defaults.
+/// The reference file without its comment signs is a valid configuration, and contains the defaults.
 #[test]
 fn the_reference_file_says_the_defaults() {
     let mut text = String::new();
@@ -294,7 +294,7 @@ fn the_reference_file_says_the_defaults() {
     assert!(text.contains("[limits]") && text.contains("listen = "), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
-    // TLS has no defaults: there is none, unless it is said.
+    // TLS has no defaults: without configuration there is none.
     let mut is_tls = false;
     let has_default = |line: &&str| {
         is_tls = if line.starts_with('[') { *line == "[tls]" } else { is_tls };
@@ -310,7 +310,7 @@ fn the_reference_file_says_the_defaults() {
     assert_eq!(format!("{:?}", loaded.config), default);
 }
 
-/// The table lists every wait, with the default of each that can be configured, and adds them up.
+/// The table lists every wait with its default, and the sums.
 #[test]
 fn the_table_of_waits_lists_every_wait() {
     let table = std::fs::read_to_string(root().join("docs/waits.md")).unwrap();
@@ -333,7 +333,7 @@ fn the_table_of_waits_lists_every_wait() {
         let documented = row[2].split(',').next().unwrap();
         assert_eq!(documented, format!("{value} {unit}"), "{key}");
     }
-    // Those that cannot be configured, where they stand.
+    // The waits that cannot be configured, and the constants that they come from.
     for (file, constant, row) in [
         ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
         (
@@ -382,7 +382,7 @@ fn the_table_of_waits_lists_every_wait() {
     }
 }
 
-/// The store may take its bound and a tenth, and 64 MiB for its log: every volume in `deploy/` has that room.
+/// The store may take its limit, a tenth more, and 64 MiB for its log. Every volume in `deploy/` is large enough.
 #[test]
 fn the_default_bound_fits_the_volumes_that_are_shipped() {
     let loaded = config::load(&ConfigSources {

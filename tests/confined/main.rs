@@ -1,8 +1,8 @@
-//! A long session comes back whole after `kill -9`, wherever the program runs.
+//! A long session is complete after `kill -9`, wherever the program runs.
 //!
-//! `tests/confined/run` runs this, and the store's own tests, as the container image does: a root that
-//! cannot be written to, another user, no folder for temporary files, and a data folder
-//! (`PLIMSOLL_TEST_DATA`) that is all there is to write to.
+//! `tests/confined/run` runs this, and the store's own tests, as the container image does: with a read-only root, as
+//! another user, without a folder for temporary files, and with a data folder (`PLIMSOLL_TEST_DATA`) as the only
+//! writable one.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -24,8 +24,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 const SESSION: &str = "a-long-session";
-/// Facts of the session, and how long each is: three times what is sorted in memory before a disk is
-/// asked for.
+/// The number of facts in the session, and their length: three times as much as SQLite sorts in memory before it needs
+/// a temporary file.
 const FACTS: u64 = 120;
 const LENGTH: usize = 50_000;
 
@@ -66,8 +66,8 @@ async fn a_long_session_comes_back_whole_after_kill_9() {
     assert_eq!(long as u64, FACTS);
 }
 
-/// A volume that fills while it runs: traffic goes on, it is told, and facts are kept again as soon as there
-/// is room. The script makes the volume (`PLIMSOLL_TEST_SMALL`): a small one can only be made by root.
+/// A volume fills while the program runs: requests continue, it is reported, and facts are stored again as soon as
+/// there is room. The script makes the volume (`PLIMSOLL_TEST_SMALL`), because only root can.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(clippy::print_stdout, reason = "what is left out is told")]
 async fn a_volume_that_fills_holds_up_nobody() {
@@ -82,14 +82,14 @@ async fn a_volume_that_fills_holds_up_nobody() {
             .unwrap();
     let running = Running::start(&volume.join("data"), provider.address()).await;
     running.turn("one").await;
-    // All but a little of the room is taken by somebody else, and then all of it.
+    // First nearly all of the room is taken, and then all of it.
     let ballast = volume.join("ballast");
     let mut file = std::fs::File::create(&ballast).unwrap();
     let block = vec![1u8; 64 << 10];
     while std::io::Write::write_all(&mut file, &block).is_ok() {}
     let until = std::time::Instant::now() + Duration::from_secs(60);
     let mut turns = 1;
-    // Emptying the log makes a little room, now and then.
+    // Emptying the log frees a little room now and then.
     let state = loop {
         let ready = running.ask("/readyz").await;
         if ready != "ready\n" {
@@ -104,7 +104,7 @@ async fn a_volume_that_fills_holds_up_nobody() {
     assert!(!metrics.contains("plimsoll_store_failures_total{operation=\"put\"} 0\n"), "{metrics}");
     std::fs::remove_file(&ballast).unwrap();
     drop(file);
-    // The next write that is kept says that there is room.
+    // The next successful write shows that there is room again.
     while running.ask("/readyz").await != "ready\n" {
         assert!(std::time::Instant::now() < until, "it does not come back");
         running.turn("is there room?").await;
@@ -115,7 +115,7 @@ async fn a_volume_that_fills_holds_up_nobody() {
     running.kill().await;
 }
 
-/// Turns of the session in the store.
+/// The number of turns of the session in the store.
 async fn kept(running: &Running) -> u64 {
     let session = running.ask("/api/v1/sessions?limit=1").await;
     let session: Value = serde_json::from_str(&session).unwrap();
@@ -145,7 +145,7 @@ struct Running {
     child: Child,
     clients: SocketAddr,
     admin: SocketAddr,
-    /// The admin listener's, as the ready line's link carries it.
+    /// The admin listener's token, from the link in the ready line.
     token: String,
 }
 
@@ -156,7 +156,7 @@ impl Running {
             .arg(data)
             .args(["--upstream", &format!("anthropic=http://{provider}")])
             .env_clear()
-            // A busy machine is no reason to go on without the store here.
+            // On a busy machine, too, this test must wait for the store.
             .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
             .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
             .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")

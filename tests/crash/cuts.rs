@@ -1,5 +1,5 @@
-//! What was cut stays cut: after `kill -9` the first request of each session is sent with the cuts of the
-//! last one, byte for byte (`docs/rewriting.md` "Rules for every rewrite").
+//! What was cut stays cut: after `kill -9`, the first request of each session is sent with the cuts of the last one,
+//! byte for byte (`docs/rewriting.md` "Rules for every rewrite").
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -17,20 +17,20 @@ use serde_json::{Value, json};
 use crate::{rounds, start};
 
 const CLIENTS: usize = 4;
-/// What stands in place of a result that was cut.
+/// The placeholder of a cut result.
 const CLEARED: &str = "[Old tool result content cleared]";
-/// Old results are cut a few at a time, as soon as that saves something.
+/// Old results are cut a few at a time, as soon as that saves enough.
 const POLICY: [(&str, &str); 6] = [
     ("PLIMSOLL_PRUNE_GATE", "always"),
     ("PLIMSOLL_PRUNE_PROTECT_TOKENS", "0"),
     ("PLIMSOLL_PRUNE_PROTECT_MESSAGES", "2"),
     ("PLIMSOLL_PRUNE_MIN_MESSAGES", "0"),
     ("PLIMSOLL_PRUNE_MIN_SAVING_TOKENS", "2000"),
-    // The wait for a late store is bounded, and tested elsewhere.
+    // The limit on this wait has tests of its own.
     ("PLIMSOLL_LIMITS_FIRST_LOAD_MS", "10000"),
 ];
 
-/// What each session's client has of its history.
+/// The history that each session's client has.
 type Histories = Arc<Mutex<HashMap<String, Vec<Value>>>>;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,10 +66,10 @@ async fn what_was_cut_before_kill_9_is_cut_in_the_first_request_after_it() {
         }
     }
     println!("{crashes} first requests after a crash, with {cuts} cuts repeated");
-    assert!(crashes > 0 && cuts > 0, "nothing was at stake: {crashes} requests, {cuts} cuts");
+    assert!(crashes > 0 && cuts > 0, "nothing was tested: {crashes} requests, {cuts} cuts");
 }
 
-/// The session of a request, and what it sent; panics where it was refused.
+/// The session of a request, and its messages; panics if it was refused.
 fn read(entry: &LoggedRequest) -> (String, Vec<Value>) {
     let body = &entry.request.body;
     assert_eq!(entry.verdict.broken_rule(), None, "{:?}", entry.verdict);
@@ -77,8 +77,7 @@ fn read(entry: &LoggedRequest) -> (String, Vec<Value>) {
     (session, body["messages"].as_array().unwrap().clone())
 }
 
-/// Whether `sent` begins with what was sent before, but for results that are newly cut; answers how many cuts
-/// it repeats.
+/// Checks that `sent` begins with what was sent before, except for new cuts; returns how many cuts it repeats.
 fn repeats(before: &[Value], sent: &[Value]) -> Result<usize, String> {
     let mut kept = 0;
     for (at, was) in before.iter().enumerate() {
@@ -99,27 +98,27 @@ fn repeats(before: &[Value], sent: &[Value]) -> Result<usize, String> {
     Ok(kept)
 }
 
-/// One request after the other in one session, until something breaks: the model calls tools, and gets large
+/// Sends one request after the other in one session until something fails: the model calls tools and gets large
 /// results.
 async fn talk(address: SocketAddr, session: String, histories: Histories) {
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     loop {
         let known = histories.lock().unwrap().get(&session).cloned();
-        let mut history = known.unwrap_or_else(|| vec![says("Begin.")]);
-        let Some(answer) = asks(&client, address, &session, &history).await else { return };
+        let mut history = known.unwrap_or_else(|| vec![user_message("Begin.")]);
+        let Some(answer) = send_request(&client, address, &session, &history).await else { return };
         let content = answer["content"].as_array().unwrap();
         let calls = content.iter().filter(|block| block["type"] == "tool_use");
         let results: Vec<Value> = calls.map(result).collect();
         history.push(json!({"role": "assistant", "content": content}));
         history.push(match results.is_empty() {
-            true => says(&format!("Go on after {}.", history.len())),
+            true => user_message(&format!("Go on after {}.", history.len())),
             false => json!({"role": "user", "content": results}),
         });
         histories.lock().unwrap().insert(session.clone(), history);
     }
 }
 
-fn says(text: &str) -> Value {
+fn user_message(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
@@ -129,7 +128,7 @@ fn result(call: &Value) -> Value {
     json!({"type": "tool_result", "tool_use_id": id, "content": text})
 }
 
-async fn asks(
+async fn send_request(
     client: &Client<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
     session: &str,

@@ -1,4 +1,4 @@
-//! What was on its way when the program was killed is known afterwards, once, and nothing else is.
+//! Exchanges that were in flight when the program was killed are known afterwards, once each, and no others are.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const REFUSAL: &str =
 const START: &str = r#"{"type":"message_start","message":{"id":"msg_2","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[],"usage":{"input_tokens":40,"cache_read_input_tokens":8,"output_tokens":1}}}"#;
 const BLOCK: &str =
     r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
-/// What must not be found in any file.
+/// Text that must not be in any file.
 const SECRET: &str = "Barnacle Bill the sailor";
 
 fn body(session: u8, stream: bool) -> String {
@@ -35,7 +35,7 @@ async fn event(call: &mut Call, data: &str) {
     call.chunk(format!("data: {data}\n\n")).await;
 }
 
-/// The beginning of a stream, of which the client has seen all.
+/// The beginning of a stream, which the client has seen.
 async fn begin(provider: &Provider, wire: &mut Wire) -> Call {
     let mut call = provider.call().await;
     call.begin_events().await;
@@ -50,7 +50,7 @@ async fn begin(provider: &Provider, wire: &mut Wire) -> Call {
     call
 }
 
-/// The first column of a query, as words.
+/// The first column of a query's result.
 fn rows(data: &Path, query: &str) -> Vec<String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
     let connection = Connection::open_with_flags(data.join("plimsoll.db"), flags).unwrap();
@@ -80,7 +80,7 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     let arguments = ["--data", data.to_str().unwrap()];
     let mut server = Serving::start(&provider.base(), &arguments).await;
 
-    // One that ends, one that is refused after a while, one whose client leaves: none stays begun.
+    // One exchange ends, one is refused after a while, the client of one leaves: none of them remains open.
     let mut wire = ask(&server, 1, false).await;
     provider.call().await.answer("200 OK", REPLY).await;
     assert_eq!(wire.response().await.status(), 200);
@@ -99,7 +99,7 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     drop(left);
     until(data, DRAFTS, &["0"]).await;
 
-    // And one in the middle of which the program is killed, once what has come of it is written.
+    // During another one the program is killed, after its progress was written.
     let mut wire = ask(&server, 4, true).await;
     let _call = begin(&provider, &mut wire).await;
     let query = "SELECT CAST(value ->> '$.usage.input' AS TEXT) FROM drafts
@@ -115,7 +115,7 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     server.metrics_say("plimsoll_interrupted_exchanges_total 1").await;
     is_shown(&server, data).await;
 
-    // The client asks again: that is another exchange of the same thread, and the first stays one.
+    // The client retries: that is another exchange of the same thread, and the interrupted one stays one turn.
     let mut wire = ask(&server, 4, true).await;
     let mut call = begin(&provider, &mut wire).await;
     let stop = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":90}}"#;
@@ -132,7 +132,7 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     no_word_is_in(data);
 }
 
-/// Wherever people look, it says that it was interrupted, and what was known.
+/// Every view says that it was interrupted, and shows what was known.
 async fn is_shown(server: &Serving, data: &Path) {
     let known = "SELECT request FROM turns WHERE outcome = 'interrupted' AND estimated > 0
                  AND input = 48 AND output > 100 AND error IS NOT NULL AND thread IS NOT NULL";

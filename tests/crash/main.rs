@@ -1,9 +1,8 @@
 //! Invariant 12: after `kill -9`, every acknowledged turn is there, and what was cut is cut as before.
 //!
-//! Clients talk through the real binary; once one has seen the end of a reply, that turn counts. The
-//! binary is killed at a random moment, the store is opened and searched for every turn that counts,
-//! and the next request of each session must find the turn before it. `PLIMSOLL_CRASH_ROUNDS` says
-//! how many times (10).
+//! Clients send turns through the real binary. Once a client has seen the end of a reply, its turn counts. The binary
+//! is killed at a random moment, the store is opened and searched for every turn that counts, and the next request of
+//! each session must find its parent turn. `PLIMSOLL_CRASH_ROUNDS` says how many times (10).
 
 #![allow(
     missing_docs,
@@ -44,7 +43,7 @@ use tokio::process::{Child, Command};
 
 const CLIENTS: usize = 8;
 
-/// What each session's client knows to be acknowledged: its history, and the ids of the replies.
+/// What each session's client has seen acknowledged: its history, and the ids of the replies.
 type Sessions = Arc<Mutex<HashMap<String, Known>>>;
 
 #[derive(Clone, Default)]
@@ -80,7 +79,7 @@ async fn invariant_12_acknowledged_turns_survive_kill_9() {
     }
     anchors_are_found(data.path(), provider.address(), &sessions).await;
     println!("{rounds} rounds, {counted} acknowledged turns, none lost");
-    assert!(counted > rounds, "the load was no load: {counted}");
+    assert!(counted > rounds, "hardly any turn was acknowledged: {counted}");
 }
 
 fn rounds() -> usize {
@@ -96,9 +95,9 @@ async fn start(
         .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data"])
         .arg(data)
         .args(["--upstream", &format!("anthropic=http://{provider}")])
-        // The wait for a commit is bounded (20 ms), and a busy disk may pass it; that is told, and
-        // tested elsewhere. Here the promise itself is: what was waited for is kept. So is the wait for
-        // what the store knows of a session (50 ms).
+        // The wait for a commit is limited (20 ms), and a busy disk may exceed that; this is reported, and tested
+        // elsewhere. Here the promise is tested: a turn that was waited for is stored. The same holds for the wait for
+        // a session's data (50 ms).
         .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
         .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
         .envs(environment.iter().copied())
@@ -121,7 +120,7 @@ async fn start(
     (child, address)
 }
 
-/// One turn after the other in one session, until something breaks.
+/// Plays one turn after the other in one session, until something fails.
 async fn talk(address: SocketAddr, session: String, sessions: Sessions) {
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     loop {
@@ -137,7 +136,7 @@ async fn talk(address: SocketAddr, session: String, sessions: Sessions) {
     }
 }
 
-/// Sends one turn; its reply's id and text, if the reply came to its end.
+/// Sends one turn; returns its reply's id and text if the reply was complete.
 async fn turn(
     client: &Client<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
@@ -167,7 +166,7 @@ async fn turn(
     Some((id, texts.collect()))
 }
 
-/// Every turn that counts is in the store; answers how many there are.
+/// Checks that every turn that counts is in the store; returns their number.
 async fn check(data: &Path, sessions: &Sessions) -> usize {
     let sessions = sessions.lock().unwrap().clone();
     let mut counted = 0;
@@ -202,7 +201,7 @@ async fn turns(data: &Path) -> HashMap<String, Vec<Turn>> {
     turns
 }
 
-/// After the last crash, the next request of each session grows from the turn before it.
+/// After the last crash, the next request of each session has the turn before it as its parent.
 async fn anchors_are_found(data: &Path, provider: SocketAddr, sessions: &Sessions) {
     let (mut child, address) = start(data, provider, &[]).await;
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());

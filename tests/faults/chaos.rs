@@ -1,7 +1,7 @@
-//! The program between clients and an upstream that both misbehave, while its store and its life are in danger.
+//! The program between clients and an upstream that both misbehave, while its store fails and the program is killed.
 //!
-//! `PLIMSOLL_CHAOS_MINUTES` says for how long (12 s without), `PLIMSOLL_CHAOS_SEED` which dice. Where
-//! `PLIMSOLL_CHAOS_SMALL` names a small disk, the data folder is there and the disk is filled now and then.
+//! `PLIMSOLL_CHAOS_MINUTES` sets the duration (12 s by default), `PLIMSOLL_CHAOS_SEED` the random seed. If
+//! `PLIMSOLL_CHAOS_SMALL` names a small disk, the data folder is on it, and the disk is filled now and then.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -29,14 +29,14 @@ use super::support::digest;
 use super::upstream::{Fault, Upstream, events};
 
 const CLIENTS: u64 = 8;
-/// The defaults, with an id by which a client finds what is told of its exchange.
+/// The defaults, with a request id by which a client finds the log line of its exchange.
 const CONFIG: &str = "request_id_header = true\n";
-/// How often it is killed before it begins with an empty folder.
+/// How often the program is killed before the next folder begins.
 const KILLS: usize = 3;
-/// Past this a close may come after a request was read, as `docs/limits.md` says ("Connection retries"): its client
-/// hears 502. Here it takes a machine that had no time for the upstream, which closes on time.
+/// A close later than this may have come after the request was read, as `docs/limits.md` says ("Connection retries"):
+/// the client gets 502. Here that happens only if the machine delays the upstream, which closes in time.
 const CROSSING: Duration = Duration::from_millis(50);
-/// Why the program says that of an exchange nothing is kept, or not in time.
+/// Reasons in the log for a turn that is not stored, or not in time.
 const NOT_KEPT: [&str; 5] =
     ["store", "commit_late", "session_late", "memory_budget", "analysis_budget"];
 
@@ -74,24 +74,24 @@ async fn chaos() {
 /// A reply whose end its client saw.
 struct Acknowledged {
     id: u64,
-    /// As the program names it.
+    /// The request id that the program gave it.
     request: String,
 }
 
-/// What clients and the run share.
+/// What the clients and the run share.
 struct World {
     upstream: Upstream,
-    /// Where the program serves, while it lives.
+    /// The program's address while it runs.
     address: Mutex<Option<SocketAddr>>,
-    /// How often it began or ended.
+    /// How often it was started or ended.
     epoch: AtomicU64,
     next: AtomicU64,
     ends: AtomicBool,
-    /// Requests that clients wait for.
+    /// Requests without a complete response.
     under_way: Mutex<BTreeSet<u64>>,
-    /// Not looked for yet.
+    /// Not checked yet.
     acknowledged: Mutex<Vec<Acknowledged>>,
-    /// What became of those that were looked for.
+    /// The results of those that were checked.
     fates: Mutex<BTreeMap<String, u64>>,
     outcomes: Mutex<BTreeMap<String, u64>>,
     /// What should not have happened.
@@ -119,13 +119,13 @@ impl World {
         self.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A run goes on, and says at its end what was wrong.
+    /// Records a fault. The run continues, and fails at its end.
     fn is_wrong(&self, what: String) {
         println!("WRONG after {} requests: {what}", self.next.load(Ordering::Relaxed));
         lock(&self.wrong).push(what);
     }
 
-    /// Waits until nobody waits for a request from before now.
+    /// Waits until all earlier requests have their responses.
     async fn answered(&self) {
         let before = {
             let _begun = lock(&self.under_way);
@@ -136,10 +136,10 @@ impl World {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(Duration::from_secs(90), answered).await.expect("clients do not end");
+        timeout(Duration::from_secs(90), answered).await.expect("clients wait for ever");
     }
 
-    /// Waits until the program has logged all that was answered: one that is killed logs nothing more.
+    /// Waits until the program has logged all acknowledged replies: after a kill it logs nothing more.
     async fn all_logged(&self, serving: &Serving) {
         self.answered().await;
         let telling = async {
@@ -151,7 +151,7 @@ impl World {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(Duration::from_secs(30), telling).await.expect("an exchange is not told of");
+        timeout(Duration::from_secs(30), telling).await.expect("an exchange is not logged");
     }
 
     fn verdict(&self) {
@@ -180,18 +180,18 @@ impl World {
     }
 }
 
-/// A failed assertion elsewhere is told as itself.
+/// Ignores poisoning, so that a failed assertion elsewhere is reported as itself.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the log tells of an exchange.
+/// The log line of an exchange.
 fn line<'l>(log: &'l str, request: &str) -> Option<&'l str> {
     let name = format!(" id={request} ");
     log.lines().find(|line| line.contains(&name))
 }
 
-/// One data folder: the program serves, is killed, and serves again.
+/// One data folder: the program is started and killed several times.
 async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
     let folder = match small {
         Some(small) => tempfile::tempdir_in(small).unwrap(),
@@ -229,7 +229,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
             was_full = true;
             sleep(Duration::from_millis(dice.random_range(0..1000))).await;
         }
-        // What it answers from now on it may answer because it ends.
+        // A response from now on may have been affected by the end of the program.
         world.serves_at(None);
         if ends_full {
             world.all_logged(&serving).await;
@@ -243,7 +243,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
     }
 }
 
-/// Another program writes to the store.
+/// Another program locks the store for a while.
 async fn hold(data: &Path, time: Duration) {
     let Ok(holder) = rusqlite::Connection::open(data.join("plimsoll.db")) else { return };
     if holder.execute_batch("BEGIN IMMEDIATE").is_ok() {
@@ -251,7 +251,7 @@ async fn hold(data: &Path, time: Duration) {
     }
 }
 
-/// A disk without room, until this is dropped.
+/// A full disk, until this is dropped.
 struct FullDisk(PathBuf);
 
 impl FullDisk {
@@ -270,9 +270,9 @@ impl Drop for FullDisk {
     }
 }
 
-/// What was acknowledged is in the store of a program that has ended, unless the program told otherwise of that very
-/// exchange. That the store failed counts only where its disk `was_full`. Where it told nothing, because it was
-/// killed, there is no excuse.
+/// After the program has ended, checks that its store has every acknowledged turn, unless its log gave a reason for
+/// that exchange. "The store failed" is a valid reason only if the disk `was_full`. A turn without a log line, because
+/// the program was killed, must be there.
 async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     let acknowledged = std::mem::take(&mut *lock(&world.acknowledged));
     let store = SqliteStore::open(&data.join("plimsoll.db")).unwrap();
@@ -308,7 +308,7 @@ async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     }
 }
 
-/// How an answer ended.
+/// How a response ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Whole,
@@ -317,7 +317,7 @@ enum End {
     Left,
 }
 
-/// What a client got.
+/// The response that a client got.
 #[derive(Debug)]
 struct Answer {
     status: Option<StatusCode>,
@@ -344,7 +344,7 @@ async fn ask_until_the_end(world: Arc<World>, number: u64, mut dice: StdRng) {
         }
         let id = under_way.id;
         let fault = Fault::ALL[dice.random_range(0..Fault::ALL.len())];
-        // Now and then a flood of small parts, which may pass unread.
+        // Sometimes a request has very many small parts, and may be forwarded unread.
         let is_flood = dice.random_bool(0.02);
         let messages = if is_flood { 20_000 } else { dice.random_range(1..6) };
         let sent = request((id, number), fault, address, messages);
@@ -362,14 +362,14 @@ async fn ask_until_the_end(world: Arc<World>, number: u64, mut dice: StdRng) {
     }
 }
 
-/// A request that a client waits for, until this is dropped.
+/// A request without a complete response, until this is dropped.
 struct UnderWay<'w> {
     world: &'w World,
     id: u64,
 }
 
 impl<'w> UnderWay<'w> {
-    /// The next request, and where the program serves; `None` while it does not.
+    /// Begins the next request; returns the program's address, too. `None` while it does not run.
     fn new(world: &'w World) -> Option<(Self, SocketAddr)> {
         let mut under_way = lock(&world.under_way);
         let address = (*lock(&world.address))?;
@@ -448,11 +448,11 @@ async fn ask(
     answer
 }
 
-/// How an outcome is told where the machine had no time.
+/// Added to an outcome that a slow machine explains.
 const LATE: &str = ", for this machine was late";
 
-/// The client got what the upstream sent, or has a broken end; the upstream got the request once.
-/// `lived`: the program lived all the while.
+/// Checks that the client got what the upstream sent, or a broken end, and that the upstream got the request once.
+/// `lived`: the program ran all the time.
 fn judge(world: &World, (id, fault, lived): (u64, Fault, bool), answer: &Answer) {
     let what = format!("request {id} ({fault:?}): {:?} {:?}", answer.status, answer.end);
     let sent = events(id).concat();

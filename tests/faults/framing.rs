@@ -1,4 +1,4 @@
-//! Messages at the edges of HTTP: two lengths at once, many headers, odd targets, what is no request.
+//! Unusual HTTP messages: two lengths at once, many headers, odd targets, and bytes that are no request.
 
 use http::Request;
 
@@ -6,7 +6,7 @@ use crate::support::h2;
 use crate::support::http1::{Provider, Wire};
 use crate::support::server::TestServer;
 
-/// RFC 9112, Message Body Length: chunked wins over a length beside it.
+/// RFC 9112, Message Body Length: chunked has priority over a content length.
 #[tokio::test]
 async fn an_answer_with_a_length_and_chunks_is_read_by_its_chunks() {
     let provider = Provider::start().await;
@@ -42,7 +42,7 @@ async fn a_304_keeps_the_length_that_it_names() {
     let answer = client.message(false).await;
     assert_eq!(answer.status(), 304);
     assert_eq!(answer.lines(), ["etag: x", "content-length: 4711"]);
-    // And the connection goes on.
+    // The connection can be used again.
     client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = call.wire.request().await;
     call.answer("200 OK", "{}").await;
@@ -69,7 +69,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
     }
 }
 
-/// What an address cannot hold is refused with what to write in its place, and goes nowhere.
+/// A target with bytes that no URI may have is refused with advice, and is not forwarded.
 #[tokio::test]
 async fn bytes_that_an_address_cannot_hold_are_refused_and_recorded() {
     let provider = Provider::start().await;
@@ -91,7 +91,7 @@ async fn bytes_that_an_address_cannot_hold_are_refused_and_recorded() {
     }
 }
 
-/// Only bytes bound headers (`limits.header_bytes`), not their number.
+/// Headers are limited by their bytes only (`limits.header_bytes`), not by their number.
 #[tokio::test]
 async fn many_headers_pass_both_ways() {
     const MANY: usize = 400;
@@ -108,7 +108,7 @@ async fn many_headers_pass_both_ways() {
     assert_eq!(answer.header("x-399"), Some("399"));
 }
 
-/// Whatever we refuse before there is a request carries our mark as well, and is counted.
+/// Errors before there is a request carry our header, too, and are counted.
 #[tokio::test]
 async fn what_is_no_request_hears_who_refused_it() {
     let server = TestServer::before("http://127.0.0.1:1").await;

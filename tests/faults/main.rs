@@ -1,9 +1,9 @@
 //! Faults: what breaks around the program breaks nothing else.
 //!
-//! `chaos` runs the built program between clients and an upstream that fails in every way at random moments, while
-//! its store is locked, its disk is full and it is killed. After each exchange it checks three things: the
-//! client got what the upstream sent or a broken end; the upstream got the request once; what was acknowledged
-//! is there. `make chaos` runs it for as long as one likes.
+//! `chaos` runs the built program between clients and an upstream that fails in every way at random moments, while its
+//! store is locked, its disk is full and it is killed. After each exchange it checks three things: the client got what
+//! the upstream sent, or a broken end; the upstream got the request once; every acknowledged turn is stored. `make
+//! chaos` runs it for as long as you like.
 
 #![allow(
     missing_docs,

@@ -1,5 +1,5 @@
-//! Connections that are kept between requests: one that the provider closed in the meantime is our
-//! trouble, not the client's. What the provider may have read is not sent twice.
+//! Connections that are kept between requests. If the provider has closed one in the meantime, the proxy handles that,
+//! not the client. A request that the provider may have read is not sent twice.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use futures_util::stream::FuturesUnordered;
 const ASK: &str =
     "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
 
-/// A provider, a server before it, and a client whose first request opened the connection that is kept.
+/// A provider, a proxy before it, a client, and the kept connection that its first request opened.
 struct Kept {
     provider: Provider,
     server: TestServer,
@@ -38,7 +38,7 @@ impl Kept {
     }
 }
 
-/// The request as it comes on another connection, answered; `None` where the client hears that it is lost.
+/// The request as it arrives on another connection, where it gets a response; `None` if the client gets 502.
 async fn answered_on_another(provider: &Provider, client: &mut Wire) -> Option<Call> {
     let mut retry = tokio::select! {
         retry = provider.call() => retry,
@@ -52,7 +52,7 @@ async fn answered_on_another(provider: &Provider, client: &mut Wire) -> Option<C
     Some(retry)
 }
 
-/// How many were sent again because a kept connection had closed.
+/// How many requests were sent again because a kept connection had closed.
 fn repeats_of(server: &TestServer) -> u64 {
     repeats_for(server, "closed_while_idle")
 }
@@ -63,8 +63,8 @@ fn repeats_for(server: &TestServer, cause: &str) -> u64 {
     page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
 }
 
-/// The provider closes when a request comes on the kept connection, and has not read it. A machine that has no
-/// time for us may make that later than what is believed; not again and again.
+/// The provider closes the kept connection when a request arrives, without reading it. On a slow machine this may come
+/// too late to be believed, but not five times in a row.
 async fn replaces(ask: &str) {
     for _ in 0..5 {
         let Kept { provider, server, mut client, connection } = Kept::new().await;
@@ -77,7 +77,7 @@ async fn replaces(ask: &str) {
             return;
         }
     }
-    panic!("it is never sent again");
+    panic!("the request was never sent again");
 }
 
 #[tokio::test]
@@ -85,14 +85,14 @@ async fn a_connection_that_closed_while_idle_is_replaced() {
     replaces(ASK).await;
 }
 
-/// Whatever the path: without a body, and with a small one that nobody reads.
+/// On any path: a request without a body, and one with a small body that is not collected.
 #[tokio::test]
 async fn what_nobody_reads_is_sent_again_too() {
     replaces("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     replaces("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc").await;
 }
 
-/// The connection that a repeat opened is kept like any other, and may close like any other.
+/// The connection of a repeated request is kept like any other, and may be closed like any other.
 #[tokio::test]
 async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
     'tries: for _ in 0..5 {
@@ -109,7 +109,7 @@ async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
         }
         return;
     }
-    panic!("there is always one that is lost");
+    panic!("a request was lost in every try");
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn a_fresh_connection_that_closes_is_not_asked_twice() {
     assert_eq!(client.response().await.status(), 502);
 }
 
-/// Connections that many used at once do not stay open for ever: a few are kept, the others are closed.
+/// After many connections were in use at once, a few are kept and the others are closed.
 #[tokio::test]
 async fn few_idle_connections_to_an_upstream_are_kept() {
     const KEPT: usize = 128;
@@ -153,7 +153,7 @@ async fn few_idle_connections_to_an_upstream_are_kept() {
     assert!(server.telemetry.render().contains(&idle));
 }
 
-/// It took the request, and may have worked on it.
+/// The provider read the request, and may have worked on it.
 #[tokio::test]
 async fn what_was_read_and_not_answered_for_long_is_not_sent_again() {
     for pause in [300, 900] {
@@ -187,7 +187,7 @@ async fn what_was_answered_in_part_is_not_sent_again() {
     }
 }
 
-/// What streams through is here once.
+/// A body that streams through cannot be sent again.
 #[tokio::test]
 async fn a_body_that_streams_through_is_not_sent_again() {
     let Kept { provider, server: _server, mut client, connection } = Kept::new().await;
@@ -202,7 +202,7 @@ async fn a_body_that_streams_through_is_not_sent_again() {
     }
 }
 
-/// A provider that closes connections on which nothing came for so long, and counts what it read.
+/// A provider that closes connections that are idle for this long, and counts the requests that it read.
 struct IdleCloser {
     address: std::net::SocketAddr,
     read: Arc<Mutex<HashMap<String, usize>>>,
@@ -225,7 +225,7 @@ impl IdleCloser {
     }
 }
 
-/// Answers until nothing comes for as long as `idle`.
+/// Responds to requests until the connection is idle for `idle`.
 async fn answers(
     stream: tokio::net::TcpStream,
     idle: Duration,
@@ -247,7 +247,7 @@ async fn answers(
     }
 }
 
-/// As often as `PLIMSOLL_REUSED` says; some hundred times without.
+/// `PLIMSOLL_REUSED` sets the number of repetitions; some hundred by default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twice() {
     let many = std::env::var("PLIMSOLL_REUSED").map_or(300, |many| many.parse().unwrap());
@@ -268,7 +268,7 @@ async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twi
                     .await;
                     let answer = wire.response().await;
                     assert_eq!(answer.status(), 200, "{body} after {idle:?}: {}", answer.text());
-                    // Around when the provider closes, earlier and later.
+                    // Around the time at which the provider closes, before it and after it.
                     let about = idle.as_micros() as u64 * (80 + number % 41) / 100;
                     sleep(Duration::from_micros(about)).await;
                 }

@@ -1,4 +1,4 @@
-//! An upstream that fails as it is asked to, and counts what it read of each request.
+//! An upstream that fails as each request says, and counts the requests that it read.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,23 +16,23 @@ use super::support::{digest, wire};
 /// How an upstream fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fault {
-    /// Not at all.
+    /// It does not fail.
     None,
-    /// It answers, and closes the connection where nothing comes for some milliseconds.
+    /// It responds, and closes the connection after some idle milliseconds.
     ClosesIdle,
-    /// It answers, and closes the connection at once.
+    /// It responds, and closes the connection at once.
     AnswersOnce,
-    /// It pauses in the middle of its answer.
+    /// It pauses in the middle of its response.
     Stalls,
-    /// It reads the request, and closes some time later without a word.
+    /// It reads the request, and closes some time later without a response.
     ClosesUnanswered,
     /// It reads the request, and resets the connection some time later.
     ResetsUnanswered,
     /// It breaks off in the middle of its headers.
     CutsHead,
-    /// It closes in the middle of its answer.
+    /// It closes in the middle of its response.
     CutsBody,
-    /// It resets in the middle of its answer.
+    /// It resets the connection in the middle of its response.
     ResetsBody,
 }
 
@@ -49,18 +49,18 @@ impl Fault {
         Self::ResetsBody,
     ];
 
-    /// As the request names it.
+    /// The fault with this name, as in a request.
     pub fn named(name: &str) -> Self {
         Self::ALL.into_iter().find(|fault| format!("{fault:?}") == name).unwrap()
     }
 
-    /// Whether its answer is whole.
+    /// Whether its response is complete.
     pub fn is_whole(self) -> bool {
         matches!(self, Self::None | Self::ClosesIdle | Self::AnswersOnce | Self::Stalls)
     }
 }
 
-/// What it read, and what was wrong about it.
+/// How often it read each request, and what was wrong with them.
 #[derive(Default)]
 pub struct UpstreamLog {
     pub times: HashMap<u64, usize>,
@@ -89,7 +89,7 @@ impl Upstream {
     }
 }
 
-/// The events that answer this request.
+/// The events of the response to this request.
 pub fn events(id: u64) -> Vec<String> {
     let id = format!("msg_{id}");
     wire::anthropic().events.iter().map(|event| event.replace("msg_1", &id)).collect()
@@ -102,7 +102,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Answers until it fails, or nobody asks any more.
+    /// Responds until it fails, or until no more requests come.
     async fn serve(mut self) {
         while let Some((id, fault)) = self.request().await {
             let dice = StdRng::seed_from_u64(id);
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// The next request, once all of it is read.
+    /// The next request, once it is read completely.
     async fn request(&mut self) -> Option<(u64, Fault)> {
         let end = loop {
             match memchr::memmem::find(&self.read, b"\r\n\r\n") {
@@ -150,10 +150,10 @@ impl Connection {
         self.stream.write_all(bytes.as_bytes()).await.ok()
     }
 
-    /// Answers; `None` where the connection is to close.
+    /// Responds; `None` if the connection is to be closed.
     async fn answer(&mut self, id: u64, fault: Fault, mut dice: StdRng) -> Option<()> {
         const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
-        // Long enough to be no close that crossed the request.
+        // Late enough that the close cannot have crossed the request.
         let later = Duration::from_millis(dice.random_range(300..900));
         match fault {
             Fault::ClosesUnanswered | Fault::ResetsUnanswered => {

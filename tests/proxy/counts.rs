@@ -1,4 +1,5 @@
-//! Token counts that an upstream does not make are answered with our estimate, and nothing else is.
+//! If an upstream has no endpoint that counts tokens, Plimsoll responds with its estimate; other responses are
+//! forwarded.
 
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use serde_json::{Value, json};
 use crate::support::http1::{Message, Provider, Wire};
 use crate::support::server::{TestServer, config};
 
-/// A protocol that counts: where, what is asked there, and where a turn is asked with what.
+/// A protocol that counts: the counting path, its body, and path, body and reply of a turn.
 struct Endpoint {
     target: &'static str,
     body: Value,
-    /// The answer for so many tokens.
+    /// The response for this many tokens.
     answer: fn(u64) -> Value,
     turn: (&'static str, Value, Value),
 }
@@ -89,7 +90,7 @@ fn active(provider: &Provider) -> Config {
     config
 }
 
-/// The number in an answer of ours, which is in its endpoint's shape and within its band.
+/// The number in one of our responses, which must have the shape of its endpoint and be within its band.
 fn estimated(answer: &Message, endpoint: &Endpoint) -> u64 {
     assert_eq!(answer.status(), 200, "{}", answer.head);
     assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -111,8 +112,8 @@ async fn is_recorded(server: &mut TestServer, why: Option<CountEstimate>) -> Arc
     exchange
 }
 
-/// In each protocol that counts: the upstream's 404 becomes the estimate, and once the upstream has answered a
-/// turn it is not asked any more.
+/// In each protocol that counts, the upstream's 404 is replaced by the estimate. Once the upstream has replied to a
+/// turn, it is no longer asked for counts.
 #[tokio::test]
 async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
     for endpoint in endpoints() {
@@ -133,7 +134,7 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
         provider.call().await.answer("200 OK", &answer.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         is_recorded(&mut server, None).await;
-        // Nobody answers at the provider: the client does not wait for it.
+        // The provider does not respond: the client does not wait for it.
         let mut client = post(&server, endpoint.target, &endpoint.body).await;
         estimated(&client.response().await, &endpoint);
         is_recorded(&mut server, Some(CountEstimate::Learned)).await;
@@ -146,7 +147,7 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
     }
 }
 
-/// Which answers say that nothing counts there.
+/// Which responses say that the counting endpoint is missing.
 #[tokio::test]
 async fn a_missing_endpoint_is_distinguished_from_a_missing_model() {
     let provider = Provider::start().await;
@@ -195,7 +196,7 @@ async fn a_missing_endpoint_is_distinguished_from_a_missing_model() {
     }
 }
 
-/// What only observes changes nothing; what the configuration says is done in every mode.
+/// Observe and shadow change nothing by themselves; an explicit configuration applies in every mode.
 #[tokio::test]
 async fn the_configuration_says_who_counts() {
     for (mode, wanted) in [
@@ -225,7 +226,7 @@ async fn the_configuration_says_who_counts() {
     }
 }
 
-/// Whoever cannot be told apart teaches nobody, and is answered all the same.
+/// A client whose credential is unknown gets the estimate, but teaches nothing.
 #[tokio::test]
 async fn a_client_with_an_unknown_credential_gets_an_estimate_and_teaches_nothing() {
     let provider = Provider::start().await;

@@ -1,4 +1,4 @@
-//! Many at once, on several threads: nobody's stream is lost, mixed up or told twice.
+//! Many clients at once, on several threads: no stream is lost, mixed up with another or recorded twice.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::support::within;
 const CLIENTS: usize = 40;
 const REQUESTS: usize = 5;
 
-/// Answers every request on a connection with a stream that names it.
+/// Responds to every request on a connection with a stream that contains the request's name.
 async fn answer(mut call: Call) {
     loop {
         let name = call.message.header("x-name").expect("a name").to_owned();
@@ -68,7 +68,7 @@ async fn a_crowd_of_streams_is_served_and_recorded_one_by_one() {
             event = server.next_exchange() => {
                 assert_eq!(event.outcome, Outcome::Complete, "{event:?}");
                 assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
-                assert_eq!(recorded.insert(event.id.clone(), ()), None, "told twice");
+                assert_eq!(recorded.insert(event.id.clone(), ()), None, "recorded twice");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Every ending: what breaks upstream breaks downstream, who leaves is let go, who drains finishes.
+//! Every ending: what breaks upstream breaks for the client, a client that leaves frees its upstream stream, and a
+//! drain lets streams finish.
 
 use http::Request;
 use plimsoll::context::Outcome;
@@ -41,12 +42,12 @@ async fn a_cut_chunked_body_never_ends_cleanly() {
         } else {
             drop(call);
         }
-        // Not even the terminating chunk.
+        // Nor is there a terminating chunk.
         assert_eq!(client.rest().await.unwrap_or_default(), b"");
     }
 }
 
-/// What came in the same breath as the cut still reaches the client.
+/// What arrived together with the break still reaches the client.
 #[tokio::test]
 async fn nothing_that_came_before_a_cut_is_lost() {
     let heads = ["content-length: 999999", "transfer-encoding: chunked"];
@@ -130,7 +131,7 @@ async fn a_client_that_leaves_cancels_the_upstream_at_once() {
     drop(client);
     call.wire.gone().await;
 
-    // Also while it waits for the first header.
+    // Also while the proxy waits for the response's headers.
     let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
@@ -155,7 +156,7 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
     call.wire.gone().await;
 }
 
-/// Half an answer with a clean end would be taken for a whole one: a reset without an error over HTTP/2, a
+/// Half a reply with a clean end would count as a whole one. The break is a reset without an error over HTTP/2, and a
 /// last chunk over HTTP/1.
 #[tokio::test]
 async fn a_stream_that_ends_without_its_terminal_event_breaks() {
@@ -168,7 +169,7 @@ async fn a_stream_that_ends_without_its_terminal_event_breaks() {
     client.head().await;
     feed.send_data(HALF.into()).await.unwrap();
     assert_eq!(client.chunk().await, HALF.as_bytes());
-    // hyper ends it cleanly; its client side takes a reset with NO_ERROR for the same.
+    // hyper ends the stream cleanly; its client side treats a reset with NO_ERROR like that.
     drop(feed);
     let rest = client.rest().await.unwrap_or_default();
     assert_ne!(rest, b"0\r\n\r\n", "a clean end");
@@ -187,7 +188,7 @@ async fn a_stream_that_ends_without_its_terminal_event_breaks() {
     assert_ne!(client.rest().await.unwrap_or_default(), b"0\r\n\r\n", "a clean end");
     assert_eq!(over1.next_exchange().await.outcome, Outcome::UpstreamFailed);
 
-    // An error that the provider told ends as it was told.
+    // If the provider sent an error, the stream ends as the provider ended it.
     let mut client = Wire::connect(over1.address).await;
     client.send(ASK).await;
     let mut call = call.wire.request().await;
@@ -214,7 +215,7 @@ async fn draining_finishes_streams_and_takes_no_more() {
     call.begin_events().await;
     client.head().await;
     server.stop();
-    // An idle connection ends at once, one that never spoke too; the stream goes on.
+    // An idle connection is closed at once, also one that never sent a request. The stream continues.
     idle.gone().await;
     silent.gone().await;
     call.chunk("data: 1\n\n").await;
@@ -274,10 +275,10 @@ async fn a_client_that_leaves_cancels_an_http2_upstreams_stream() {
     let mut feed = provider.call().await.begin();
     client.head().await;
     drop(client);
-    // The provider notices as soon as it has more to say.
+    // The provider notices when it sends more.
     let noticed = async { while feed.send_data("data: 1\n\n".into()).await.is_ok() {} };
     within("the stream to be cancelled", noticed).await;
-    // The connection lives on for others.
+    // The connection stays open for others.
     let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut feed = provider.call().await.begin();

@@ -1,5 +1,5 @@
-//! An error inside a success is no answer: one outcome for all dialects, with its kind, and a client that asks
-//! again goes on where it was.
+//! An error inside a response with status 200 is not a reply: it has the same outcome in all dialects, with its kind,
+//! and a client that retries continues its thread.
 
 use plimsoll::context::Outcome;
 use plimsoll::dialect::StopReason;
@@ -11,7 +11,7 @@ use crate::support::server::TestServer;
 
 const QUESTION: &str = "How deep is she?";
 
-/// A request of each dialect, and where it goes.
+/// A path and a request for each dialect.
 fn requests() -> [(&'static str, String); 4] {
     let chat = json!({"model": "m", "stream": true, "stream_options": {"include_usage": true},
         "messages": [{"role": "user", "content": QUESTION}]});
@@ -30,7 +30,7 @@ fn requests() -> [(&'static str, String); 4] {
     ]
 }
 
-/// An error as a body, and as the events of a stream, with the kind that it is of.
+/// An error as a body and as an event, with its kind and stop reason.
 fn answers(target: &str) -> [(String, ErrorKind, StopReason); 2] {
     let (kind, filtered) = match target {
         "/v1/messages" => (
@@ -75,7 +75,7 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
                 let provider = Provider::start().await;
                 let mut server = TestServer::before(&provider.base()).await;
                 let mut threads = Vec::new();
-                // The client asks the same again: no new branch.
+                // The client retries: no new branch begins.
                 for _ in 0..2 {
                     let mut client = ask(&server, target, &body).await;
                     let mut call = provider.call().await;
@@ -111,7 +111,7 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
     }
 }
 
-/// Sends `events` as a stream of the upstream, or as its body if there is one alone.
+/// Sends `events` as a stream, or the only event as a body.
 async fn answered(call: &mut Call, events: &[&str], as_stream: bool) {
     if !as_stream {
         return call.answer("200 OK", events[0]).await;
@@ -124,8 +124,8 @@ async fn answered(call: &mut Call, events: &[&str], as_stream: bool) {
     call.end().await;
 }
 
-/// A reply may say that it failed without an error: `finish_reason: error` of OpenRouter, a call that Gemini could
-/// not read, `status: failed`.
+/// A reply may report its failure without an error: OpenRouter's `finish_reason: error`, a call that Gemini could not
+/// read, `status: failed`.
 #[tokio::test]
 async fn a_reply_that_says_that_it_failed_is_no_answer() {
     let begun = r#"{"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"Three"},"finish_reason":null}]}"#;
@@ -147,7 +147,7 @@ async fn a_reply_that_says_that_it_failed_is_no_answer() {
         let mut client = ask(&server, request.0, &request.1).await;
         answered(&mut provider.call().await, events, as_stream).await;
         let response = client.response().await;
-        // The client gets what came.
+        // The client gets what the upstream sent.
         assert!(events.iter().all(|event| response.text().contains(event)), "{}", response.text());
         let exchange = server.next_exchange().await;
         let case = format!("{} {events:?}", request.0);
@@ -160,8 +160,7 @@ async fn a_reply_that_says_that_it_failed_is_no_answer() {
     }
 }
 
-/// An error after some words, in a thread that had an answer before: the client asks again and goes on, on the same
-/// thread.
+/// An error after some text, in a thread with an earlier reply: the client retries and continues on the same thread.
 #[tokio::test]
 async fn a_retry_after_a_failure_goes_on_where_it_was() {
     let message = |role: &str, text: &str| json!({"role": role, "content": text});
@@ -200,7 +199,7 @@ async fn a_retry_after_a_failure_goes_on_where_it_was() {
     }
 }
 
-/// The body that Azure sends for a prompt that its filter stops.
+/// Azure's body for a prompt that its filter blocks.
 #[tokio::test]
 async fn azures_filter_has_its_kind_whatever_the_status() {
     let filtered = json!({"error": {
@@ -226,7 +225,7 @@ async fn azures_filter_has_its_kind_whatever_the_status() {
     }
 }
 
-/// What a status tells is told with its kind, too; an answer has none.
+/// A refusal has a kind from its status; a reply has none.
 #[tokio::test]
 async fn a_refusal_has_a_kind_and_an_answer_none() {
     let provider = Provider::start().await;

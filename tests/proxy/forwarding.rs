@@ -1,4 +1,4 @@
-//! Requests and responses pass as they are: bodies by digest, heads line by line.
+//! Requests and responses are forwarded unchanged: bodies are compared by digest, heads line by line.
 
 use http::{HeaderMap, Request};
 use hyper_util::client::proxy::matcher::Matcher;
@@ -24,7 +24,7 @@ async fn heads_pass_line_by_line() {
     let mut call = provider.call().await;
     assert_eq!(call.message.first_line(), "POST /v1/files?x=%2F&y HTTP/1.1");
     let host = provider.base().replace("http://", "Host: ");
-    // hyper writes lines of the same name together.
+    // hyper groups lines with the same name.
     assert_eq!(
         call.message.lines(),
         [
@@ -52,7 +52,7 @@ async fn heads_pass_line_by_line() {
     assert_eq!(response.text(), "ok");
 }
 
-/// Conversations are collected, other bodies stream through: neither shows in the framing.
+/// Conversations are collected, other bodies stream through: the framing is the same in both cases.
 #[tokio::test]
 async fn framing_is_kept() {
     for path in ["/v1/messages", "/v1/files"] {
@@ -318,7 +318,7 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// What ends by closing has an end all the same, and a client of HTTP/1.0 gets no chunks.
+/// A body that ends with its connection has an end, and a client of HTTP/1.0 gets no chunks.
 #[tokio::test]
 async fn bodies_that_end_with_the_connection_pass() {
     let provider = Provider::start().await;
@@ -341,7 +341,7 @@ async fn bodies_that_end_with_the_connection_pass() {
     assert!(!got.contains("chunked"), "{got}");
 }
 
-/// More streams at once than one HTTP/2 connection may carry do not wait for each other.
+/// More streams than one HTTP/2 connection may carry do not wait for each other.
 #[tokio::test]
 async fn more_streams_than_an_http2_connection_allows_go_on_together() {
     const STREAMS: usize = 220;

@@ -1,4 +1,4 @@
-//! Every limit at its edge: what happens past it is said, with whose fault it is.
+//! Every limit, at it and past it: the error says what happened, and whose fault it is.
 
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,11 @@ async fn one_connection_too_many_is_refused() {
     let turned = ask(&server, "/v1/messages").await;
     assert_eq!(code(&turned), (503, "too_many_connections"));
     assert!(turned.text().contains("limits.connections"), "{}", turned.text());
-    // The one that has its place is served.
+    // The connection that was accepted is served.
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
     drop(client);
-    // A place that is given back can be had again; the proxy notices the end in its own time.
+    // A free place can be used again; the proxy needs a moment to notice.
     let mut next = Box::pin(call.wire.request());
     loop {
         let mut client = Wire::connect(server.address).await;
@@ -50,7 +50,7 @@ async fn one_connection_too_many_is_refused() {
     }
 }
 
-/// However many there are: each hears 503, or is counted as closed.
+/// However many connections there are, each gets 503 or is counted as closed.
 #[tokio::test]
 async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     const MANY: usize = 100;
@@ -61,7 +61,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let _call = provider.call().await;
-    // Those that ask nothing take all the places of those that are answered one by one.
+    // Connections without a request use up all places for individual 503 responses.
     let mut silent = Vec::new();
     for _ in 0..MANY {
         silent.push(Wire::connect(server.address).await);
@@ -96,7 +96,7 @@ async fn headers_at_the_limit_pass_and_past_it_are_refused() {
     config.limits.header_bytes = 1000;
     let server = TestServer::with(config).await;
     let mut client = Wire::connect(server.address).await;
-    // "host: localhost" and "x:" with their separators are 17 and 5 bytes.
+    // With their separators, "host: localhost" and "x:" are 17 and 5 bytes.
     let request = |filler: usize| {
         format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(filler))
     };
@@ -165,15 +165,15 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     let mut config = config(&provider.base());
     config.limits.header_s = 1;
     let server = TestServer::with(config).await;
-    // Nothing at all, half of HTTP/2's first words, half a request's headers.
+    // Nothing, half of HTTP/2's preface, half of a request's headers.
     for half in ["", "PRI * HTTP/2.0\r\n", "GET /v1/models HTTP/1.1\r\nhost: localhos"] {
         let mut client = Wire::connect(server.address).await;
         client.send(half).await;
         let began = Instant::now();
         client.gone().await;
-        assert!(began.elapsed() >= Duration::from_millis(900), "{half:?} had its time");
+        assert!(began.elapsed() >= Duration::from_millis(900), "{half:?} was closed too early");
     }
-    // Past that time an answer still comes, on the same connection, which then waits as long again.
+    // A response may take longer than that. Afterwards the connection may be idle for the same time again.
     let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
@@ -184,7 +184,7 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     client.gone().await;
 }
 
-/// hyper has a clock for HTTP/1 alone.
+/// hyper has such a timeout for HTTP/1 only.
 #[tokio::test]
 async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answer_is_not() {
     let provider = Provider::start().await;
@@ -209,7 +209,7 @@ async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answ
     })
     .await;
     counted(&server, "plimsoll_client_timeouts_total{kind=\"idle\"} 1").await;
-    // Another one is served as ever.
+    // A new connection is served as usual.
     let mut client = h2::Client::connect(server.address).await;
     let (response, ()) = tokio::join!(client.request(request().await), async {
         let mut call = wire.request().await;
@@ -218,7 +218,7 @@ async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answ
     assert_eq!(response.status(), 200);
 }
 
-/// Both a body that is read and one that streams through.
+/// For a body that is collected, and for one that streams through.
 #[tokio::test]
 async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
     let provider = Provider::start().await;
@@ -240,7 +240,7 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
         let line = format!("plimsoll_client_timeouts_total{{kind=\"body\"}} {}", number + 1);
         counted(&server, &line).await;
     }
-    // What comes bit by bit is no stall.
+    // A slow body is not a stalled one.
     let mut client = Wire::connect(server.address).await;
     client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n").await;
     for byte in ["{", " ", " ", "}"] {
@@ -252,7 +252,7 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// Waits until the metrics say so.
+/// Waits until the metrics contain this line.
 async fn counted(server: &TestServer, line: &str) {
     let waiting = async {
         while !server.telemetry.render().lines().any(|it| it == line) {

@@ -1,4 +1,4 @@
-//! What passes is read as it passes: every event at once to the client, and its usage told.
+//! Streams are read while they are forwarded: every event goes to the client at once, and its usage is recorded.
 
 use plimsoll::context::Outcome;
 use plimsoll::dialect::Note;
@@ -19,8 +19,8 @@ fn post(path: &str, more: &str, body: &[u8]) -> Vec<u8> {
     request
 }
 
-/// The client holds event n before the provider has sent n + 1, whatever the dialect and encoding;
-/// comments and pings are events like any other.
+/// The client has event n before the provider has sent event n + 1, in every dialect and encoding. Comments and pings
+/// count as events.
 #[tokio::test]
 async fn every_event_leaves_before_the_next_comes() {
     for script in wire::all() {
@@ -87,7 +87,7 @@ async fn an_http2_client_has_each_event_at_once_too() {
     }
 }
 
-/// Codex closes on `response.completed`, OpenAI's SDKs on `[DONE]`: that is success.
+/// Codex closes the connection on `response.completed`, OpenAI's SDKs on `[DONE]`: such exchanges are complete.
 #[tokio::test]
 async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
     for script in [wire::anthropic(), wire::chat(), wire::responses()] {
@@ -126,7 +126,7 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
         let provider = Provider::start().await;
         let mut server = TestServer::before(&provider.base()).await;
         let mut client = Wire::connect(server.address).await;
-        // The request is compressed just as well, and passes as it is.
+        // The request is compressed, too, and is forwarded unchanged.
         let sent = Encoder::whole(coding, request);
         let encoded = format!("content-encoding: {coding}\r\n");
         client.send(post("/v1/messages", &encoded, &sent)).await;
@@ -152,7 +152,7 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
     }
 }
 
-/// Invariant 1: with nothing to rewrite, what is forwarded is what came, at the limit and past it.
+/// Invariant 1: if nothing is rewritten, the body is forwarded unchanged, at the limit and past it.
 #[tokio::test]
 async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
     let limit = 100_000;
@@ -200,7 +200,7 @@ async fn what_cannot_be_read_passes_and_is_recorded() {
         client.send(post("/v1/messages", more, body)).await;
         let mut call = provider.call().await;
         assert_eq!(call.message.body, body);
-        // Nor can the answer: an encoding that nobody knows, and one that is broken.
+        // Nor can these responses be read: one in an unknown encoding, and one that is broken.
         call.send("HTTP/1.1 200 OK\r\ncontent-encoding: rot13\r\ncontent-length: 4\r\n\r\nfher")
             .await;
         assert_eq!(client.response().await.text(), "fher");
@@ -230,7 +230,7 @@ async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
     assert_eq!(server.next_exchange().await.fail_open, [FailOpen::ReplyUnread]);
 }
 
-/// A header-only answer, a refusal, a path that holds no conversation: each is told once.
+/// A response without a body, a refusal, a path without a conversation: each is recorded once.
 #[tokio::test]
 async fn invariant_6_every_kind_of_exchange_is_told_once() {
     let provider = Provider::start().await;
@@ -255,7 +255,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     assert_eq!((exchange.outcome, exchange.status), (Outcome::Refused, Some(429)));
     assert_eq!(&*exchange.path, "/v1/messages");
 
-    // The provider hangs up instead of answering, on the kept connection and on a fresh one.
+    // The provider closes instead of responding, on the kept connection and on a new one.
     client.send(post("/v1/messages", "", b"{}")).await;
     drop(call.wire.request().await);
     drop(provider.call().await);
@@ -274,7 +274,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     server.expect_no_exchange();
 }
 
-/// Invariant 9: canaries in every place a secret can stand are nowhere in what is told.
+/// Invariant 9: canaries in every place that may contain a secret appear in no event and no metric.
 #[tokio::test]
 async fn invariant_9_no_prompt_reply_or_key_is_told() {
     let provider = Provider::start().await;
@@ -300,7 +300,7 @@ async fn invariant_9_no_prompt_reply_or_key_is_told() {
     assert!(metrics.contains("plimsoll") && !metrics.contains("CANARY"), "{metrics}");
 }
 
-/// Large bodies are read off the async threads; nothing else is different.
+/// Large bodies are read off the async threads, with the same result.
 #[tokio::test]
 async fn a_large_conversation_is_read_and_measured() {
     let provider = Provider::start().await;

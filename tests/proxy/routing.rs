@@ -6,7 +6,7 @@ use crate::support::h2;
 use crate::support::http1::{Provider, Wire};
 use crate::support::server::{TestServer, config, upstream};
 
-/// A key and a prompt whose path has a letter wrong reach nobody, and who sent them hears what was meant.
+/// If the path has a typing error, key and prompt reach no upstream, and the error names the nearest upstream.
 #[tokio::test]
 async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
     let provider = Provider::start().await;
@@ -38,7 +38,7 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
         let exchange = server.next_exchange().await;
         assert_eq!((exchange.status, exchange.upstream.as_deref()), (Some(404), None), "{path}");
     }
-    // Past all of them the provider has heard nothing: its first connection is this one.
+    // The provider got none of these requests: its first connection is this one.
     let mut client = Wire::connect(server.address).await;
     client
         .send(
@@ -51,7 +51,7 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// Of one upstream too, a path names it or is an API's own.
+/// With only one upstream, a path must name it, too, or be a path of an API.
 #[tokio::test]
 async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
     let provider = Provider::start().await;

@@ -1,4 +1,4 @@
-//! Streams on which the upstream says nothing: counted, kept open or broken, as the configuration says.
+//! Streams on which the upstream sends nothing: counted, kept open or ended, as configured.
 
 use plimsoll::context::Outcome;
 
@@ -6,7 +6,7 @@ use crate::support::http1::{Call, Provider, Wire};
 use crate::support::server::{TestServer, config};
 use crate::support::wire::{self, Script};
 
-/// A proxy with these limits, s; a client and an upstream that began to answer.
+/// A proxy with these limits in seconds, a client, and an upstream that has begun its response.
 async fn begun(
     script: &Script,
     (silent_s, keep_alive_s): (u64, u64),
@@ -31,7 +31,7 @@ async fn begun(
     (server, client, call, provider)
 }
 
-/// In every dialect: the client gets an error event of its protocol, then a clean end.
+/// In every dialect, the client gets an error event of its protocol, then a clean end.
 #[tokio::test]
 async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
     for script in wire::all() {
@@ -53,7 +53,7 @@ async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
     }
 }
 
-/// Half an event cannot be mended: the connection breaks.
+/// An event that was cut in the middle cannot be completed: the connection breaks.
 #[tokio::test]
 async fn a_stream_that_is_silent_within_an_event_breaks() {
     let script = wire::anthropic();
@@ -65,7 +65,7 @@ async fn a_stream_that_is_silent_within_an_event_breaks() {
     assert_eq!((exchange.outcome, exchange.silent_stream), (Outcome::UpstreamFailed, true));
 }
 
-/// In every dialect: comments between events, and every byte of the upstream's as it came.
+/// In every dialect, comments are inserted between events, and the upstream's bytes are unchanged.
 #[tokio::test]
 async fn a_client_that_waits_hears_that_the_stream_goes_on() {
     for script in wire::all() {
@@ -80,7 +80,7 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
         loop {
             match client.chunk().await {
                 chunk if chunk.is_empty() => break,
-                // The machine may have been slow before the rest came.
+                // A slow machine may have inserted more before the rest came.
                 chunk if chunk == b": keep-alive\n\n" => {}
                 chunk => got.extend(chunk),
             }
@@ -102,7 +102,7 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
     }
 }
 
-/// As it is by default: nothing is added and nothing broken, and the gaps are told.
+/// By default nothing is inserted, no stream is ended, and the gaps are counted.
 #[tokio::test]
 async fn without_limits_a_stream_passes_as_it_is() {
     for script in wire::all() {

@@ -1,5 +1,5 @@
-//! Many streams over HTTP/2 upstreams: nobody waits for a stranger's stream to end, and what a peer
-//! allows is heeded.
+//! Many streams over HTTP/2 upstreams: no stream waits for another client's stream to end, and the peer's limits are
+//! respected.
 
 mod peer;
 
@@ -17,7 +17,7 @@ use crate::support::http1::Wire;
 use crate::support::server::TestServer;
 use crate::support::{h2, within};
 
-/// A client that has as many streams as it likes.
+/// A client without a limit on its streams.
 struct Client {
     connection: h2::Client,
     server: TestServer,
@@ -30,12 +30,12 @@ impl Client {
         Self { connection, server }
     }
 
-    /// Asks, and reads the first byte; answers the rest of the body.
+    /// Sends a request, and reads the first byte; returns the rest of the body.
     async fn ask(&self) -> impl Future<Output = Incoming> + Send + use<> {
         self.ask_at("/v1/files").await
     }
 
-    /// What is asked at an inference path is read whole, and can be sent twice.
+    /// A request at an inference path is collected, so it can be sent twice.
     async fn ask_at(&self, path: &str) -> impl Future<Output = Incoming> + Send + use<> {
         let mut sender = self.connection.sender.clone();
         let request = Request::post(format!("http://localhost{path}"));
@@ -50,7 +50,7 @@ impl Client {
         }
     }
 
-    /// What the metric of this name says of the upstream.
+    /// The value of this metric for the upstream.
     fn metric(&self, name: &str) -> f64 {
         let text = self.server.telemetry.render();
         let line = format!("{name}{{upstream=\"up\"}} ");
@@ -77,7 +77,7 @@ async fn ended(mut body: Incoming) -> Bytes {
     all.into()
 }
 
-/// All streams are open at once before any of them ends, over as few connections as carry them.
+/// All streams are open before any of them ends, over as few connections as possible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn however_many_streams_are_open_each_begins_at_once() {
     for (streams, connections) in [(50, 1), (400, 4), (1000, 10)] {
@@ -105,7 +105,7 @@ async fn however_many_streams_are_open_each_begins_at_once() {
     }
 }
 
-/// As many as `docs/limits.md` says: one more waits in the client until another has ended.
+/// The number in `docs/limits.md`: one more stream waits in the client until another has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_of_a_client_carries_so_many_streams_and_no_more() {
     const STREAMS: usize = 1000;
@@ -137,7 +137,7 @@ async fn a_connection_of_a_client_carries_so_many_streams_and_no_more() {
     assert_eq!(client.metric("plimsoll_upstream_idle_connections"), provider.links() as f64);
 }
 
-/// At a steady number of streams each new one went into the same connection until it was full.
+/// With a constant number of streams, each new one once went to the same connection until that was full.
 #[tokio::test]
 async fn at_a_steady_number_of_streams_new_ones_do_not_wait() {
     const STEADY: usize = 200;
@@ -202,7 +202,7 @@ async fn a_limit_that_is_lowered_in_mid_flight_is_heeded() {
     call.begin();
     drop(asking.await.unwrap());
     assert_eq!(first.open(), 3);
-    // And raised: there is room again, without a stream having ended.
+    // The limit is raised: there is room without a stream having ended.
     first.allow(4);
     while !matches!(provider.event().await, Event::Acknowledged(0)) {}
     let asking = tokio::spawn(client.ask().await);
@@ -229,7 +229,7 @@ async fn what_a_peer_that_goes_away_did_not_work_on_is_sent_again() {
     retry.begin();
     retry.end();
     assert_eq!(ended(second.await.unwrap()).await, "two");
-    // What it works on goes on, and what comes later does not go there.
+    // Streams that it works on continue; later ones go to another connection.
     let third = tokio::spawn(client.ask().await);
     let call = provider.call().await;
     assert_eq!(call.link.number, 1);
@@ -259,7 +259,8 @@ async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
     assert_eq!(wire.response().await.status(), 502);
 }
 
-/// A close within a round trip says that the peer had left before. Later it may have worked on the request.
+/// If the connection closes within a round trip, the peer had closed it before. Later, it may have worked on the
+/// request.
 #[tokio::test]
 async fn what_a_kept_connection_took_and_did_not_answer_for_long_is_not_sent_again() {
     let mut provider = Provider::start(100).await;
@@ -285,7 +286,7 @@ async fn what_a_kept_connection_took_and_did_not_answer_for_long_is_not_sent_aga
 async fn a_client_that_leaves_gives_its_stream_back() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
-    // Once before the head, once in the body.
+    // Once before the response's head, once in its body.
     for begins in [false, true] {
         let mut wire = Wire::connect(client.server.address).await;
         wire.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
@@ -321,7 +322,7 @@ async fn a_connection_that_breaks_takes_only_its_own_streams_with_it() {
     client.rests().await;
 }
 
-/// Takes 45 s: so long a silent peer is trusted, because thinking models are silent as well.
+/// This takes 45 s: a silent peer is trusted that long, because reasoning models are silent, too.
 #[tokio::test]
 async fn a_peer_that_dies_silently_is_given_up() {
     let mut provider = Provider::start(1).await;
@@ -337,7 +338,7 @@ async fn a_peer_that_dies_silently_is_given_up() {
     silent.link.die_silently();
     let cut = tokio::time::timeout(std::time::Duration::from_secs(120), lost.frame()).await;
     assert!(cut.expect("it is given up").is_none_or(|frame| frame.is_err()));
-    // The other one goes on, and what comes now goes to a new one.
+    // The other connection continues, and new requests go to a new one.
     let asking = tokio::spawn(client.ask().await);
     let call = provider.call().await;
     assert_eq!(call.link.number, 2);
@@ -350,7 +351,7 @@ async fn a_peer_that_dies_silently_is_given_up() {
     client.rests().await;
 }
 
-/// A request waits for its stream, but not for ever, and it takes no place with it when it goes.
+/// A request waits for its stream for a limited time, and frees its place in the queue.
 #[tokio::test]
 async fn who_finds_no_room_is_told_in_time() {
     let mut provider = Provider::start(100).await;
@@ -361,7 +362,7 @@ async fn who_finds_no_room_is_told_in_time() {
     let call = provider.call().await;
     call.begin();
     let body = asking.await.unwrap();
-    // The connection is full, and so is any other.
+    // The connection is full, and so would be any other.
     provider.refuse_more();
     call.link.allow(1);
     while !matches!(provider.event().await, Event::Acknowledged(0)) {}
@@ -375,7 +376,7 @@ async fn who_finds_no_room_is_told_in_time() {
     client.rests().await;
 }
 
-/// What a provider speaks is asked by the first connection, which is used then.
+/// The first connection finds out the provider's protocol, and is then used.
 #[tokio::test]
 async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -1,4 +1,4 @@
-//! TLS on the listener: both protocols by ALPN, certificates that change under way.
+//! TLS on the listener: both protocols by ALPN, and certificates that change while it runs.
 
 use std::sync::Arc;
 

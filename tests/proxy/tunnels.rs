@@ -1,4 +1,4 @@
-//! Upgrades: carried byte for byte, or refused where policy says so.
+//! Upgrades: forwarded byte for byte, or refused if policy says so.
 
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ async fn policy_refuses_with_426() {
     assert_eq!(response.header("x-plimsoll-error"), Some("upgrade_refused"));
 }
 
-/// Java's client offers h2c with every first request; it does not want to leave HTTP.
+/// Java's client offers h2c with every first request, although it does not want to leave HTTP.
 #[tokio::test]
 async fn an_h2c_offer_is_passed_over() {
     let provider = Provider::start().await;
@@ -107,7 +107,7 @@ async fn an_h2c_offer_is_passed_over() {
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// An upstream that took the h2c part of an offer would be sent requests that nobody has seen.
+/// If an upstream accepted the h2c part of an offer, later requests would bypass the proxy.
 #[tokio::test]
 async fn of_an_offer_with_h2c_the_rest_goes_on() {
     let provider = Provider::start().await;
@@ -164,7 +164,7 @@ const CREATE: &str = r#"{"type":"response.create","model":"gpt-5","prompt_cache_
 const DELTA: &str = r#"{"type":"response.output_text.delta","sequence_number":1,"item_id":"m","output_index":0,"content_index":0,"delta":"Hello"}"#;
 const COMPLETED: &str = r#"{"type":"response.completed","sequence_number":2,"response":{"id":"resp_1","status":"completed","model":"gpt-5","output":[{"id":"m","type":"message","role":"assistant","status":"completed","content":[{"type":"output_text","text":"Hello","annotations":[]}]}],"usage":{"input_tokens":31,"output_tokens":2,"total_tokens":33}}}"#;
 
-/// Usage of OpenAI Responses over WebSocket is read from the frames, which pass as they are.
+/// The usage of OpenAI Responses over WebSocket is read from the frames, which are forwarded unchanged.
 #[tokio::test]
 async fn responses_on_a_websocket_are_recorded_as_exchanges() {
     let provider = Provider::start().await;
@@ -178,7 +178,7 @@ async fn responses_on_a_websocket_are_recorded_as_exchanges() {
         let request = frame(CREATE, true);
         client.send(&request).await;
         assert_eq!(call.wire.exactly(request.len()).await, request);
-        // Frames arrive in pieces, and leave in the same bytes.
+        // Frames arrive byte by byte, and are forwarded unchanged.
         for byte in frame(event, false) {
             call.send([byte]).await;
             assert_eq!(client.exactly(1).await, [byte]);
@@ -205,7 +205,7 @@ async fn responses_on_a_websocket_are_recorded_as_exchanges() {
     server.expect_no_exchange();
 }
 
-/// A reply that says that it failed is no answer there either, with an error and without.
+/// Over WebSocket, too, a failed reply is not a reply, with an error and without.
 #[tokio::test]
 async fn a_reply_on_a_websocket_that_says_that_it_failed_is_no_answer() {
     let provider = Provider::start().await;
@@ -238,13 +238,13 @@ async fn a_reply_on_a_websocket_that_says_that_it_failed_is_no_answer() {
     }
 }
 
-/// A turn on a connection: the request, and what it is answered with in the end.
+/// A turn on a connection: the request, and its terminal event.
 struct Turn {
     request: String,
     answered: String,
 }
 
-/// `more`: further members. `reply`: the text that answers it.
+/// `more`: further members of the request. `reply`: the text of the reply.
 fn turn(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Turn {
     let reply =
         if reply.is_empty() { String::new() } else { message("assistant", "output", reply) };
@@ -263,8 +263,8 @@ fn message(role: &str, way: &str, text: &str) -> String {
     )
 }
 
-/// Codex opens a connection with a warm-up, and says so in the headers; in a new process it opens
-/// another and tells the whole history again. The user sees one thread, measured all along.
+/// Codex begins a connection with a warm-up, which its headers announce. A new process opens another connection and
+/// sends the whole history again. It is one thread, measured all the time.
 #[tokio::test]
 async fn a_conversation_goes_on_on_another_websocket() {
     let provider = Provider::start().await;
@@ -319,7 +319,7 @@ async fn a_conversation_goes_on_on_another_websocket() {
     }
 }
 
-/// What is no WebSocket frame passes all the same.
+/// Bytes that are no WebSocket frames are forwarded all the same.
 #[tokio::test]
 async fn nonsense_on_a_websocket_passes() {
     let provider = Provider::start().await;
@@ -336,7 +336,7 @@ async fn nonsense_on_a_websocket_passes() {
     assert_eq!(client.exactly(100).await, [0x0f; 100]);
 }
 
-/// A drain waits for the reply that is under way, not for a connection that stands idle.
+/// A drain waits for a reply in flight, not for an idle connection.
 #[tokio::test]
 async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     let provider = Provider::start().await;
@@ -359,7 +359,7 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     assert_eq!(server.drained().await, DrainOutcome::Whole);
 }
 
-/// Requests that come faster than the store answers: a few are kept, and each of the others is told at once.
+/// Requests arrive faster than the store answers: a few wait, and each of the others is recorded at once.
 #[tokio::test]
 async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     const MANY: usize = 100;
@@ -386,7 +386,7 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     let under_way = format!("plimsoll_websocket_requests {AT_ONCE}\n");
     assert!(server.telemetry.render().contains(&under_way));
     store.hold_reads(false);
-    // Those beyond the newest sixteen were given up: there is room again.
+    // Of the waiting requests, only the newest sixteen were kept, so there is room again.
     for _ in 16..AT_ONCE {
         assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
     }
@@ -396,11 +396,11 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     assert_eq!(client.exactly(completed.len()).await, completed);
 }
 
-/// A time that passes while a test waits, and one that does not.
+/// A time that passes during a test, and one that does not.
 const SOON: Duration = Duration::from_millis(1500);
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// Both ends of a tunnel whose quiet times are these.
+/// Both ends of a tunnel with these timeouts.
 async fn tunnel(idle: Duration, half_closed: Duration) -> (TestServer, Wire, Call) {
     let provider = Provider::start().await;
     let check = Duration::from_millis(20);
@@ -414,7 +414,7 @@ async fn tunnel(idle: Duration, half_closed: Duration) -> (TestServer, Wire, Cal
     (server, client, call)
 }
 
-/// Has the upstream say something now and then for three times as long as may be quiet.
+/// The upstream sends something now and then, for three times as long as a tunnel may be idle.
 async fn continues_on(client: &mut Wire, call: &mut Call) {
     let began = Instant::now();
     while began.elapsed() < 3 * SOON {
@@ -432,7 +432,7 @@ async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
     let began = Instant::now();
     assert_eq!(client.rest().await.unwrap(), b"");
     assert_eq!(call.wire.rest().await.unwrap(), b"");
-    assert!(began.elapsed() > SOON / 2, "it had its time");
+    assert!(began.elapsed() > SOON / 2, "it was closed too early");
     let exchange = server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Turned, 1));
 }
@@ -442,7 +442,7 @@ async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
     let (_server, mut client, mut call) = tunnel(NEVER, SOON).await;
     client.stream.shutdown().await.unwrap();
     assert_eq!(call.wire.rest().await.unwrap(), b"", "the end is passed on");
-    // The upstream has more to say, and says it.
+    // The upstream has more to send, and sends it.
     continues_on(&mut client, &mut call).await;
     assert_eq!(client.rest().await.unwrap(), b"");
     drop(call);

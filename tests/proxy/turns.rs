@@ -1,4 +1,4 @@
-//! What an exchange teaches is kept before its end is seen, and a store in trouble costs no answer.
+//! What is learned from an exchange is stored before its end is seen, and a failing store never costs a reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ const FIRST: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":64,"messages":[
 const SECOND: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":64,"messages":[{"role":"user","content":"Say hello."},{"role":"assistant","content":"Hello."},{"role":"user","content":"Again."}]}"#;
 const REPLY: &str = r#"{"id":"msg_1","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"thinking","thinking":"Hm.","signature":"c2ln"},{"type":"text","text":"Hello."}],"stop_reason":"end_turn","usage":{"input_tokens":11,"output_tokens":9}}"#;
 
-/// The turns of the one session, as they are after a restart: read from the store.
+/// The turns of the only session, read from the store as after a restart.
 async fn kept(server: &TestServer, store: Arc<dyn Store>) -> Vec<Turn> {
     let fresh = plimsoll::store::ledgers::Ledgers::new(store);
     let scopes = server.ledgers.scopes_of(&SESSION.into()).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_conversation_is_one_thread_of_turns() {
     let mut call = provider.call().await;
     call.answer("200 OK", REPLY).await;
     client.response().await;
-    // The client has seen the end: the turn is in the store already.
+    // The client has seen the end: the turn is already in the store.
     let turns = kept(&server, store.clone()).await;
     let [first] = turns.as_slice() else { panic!("{turns:?}") };
     assert_eq!((first.usage.input, first.usage.output), (Some(11), Some(9)));
@@ -98,13 +98,13 @@ async fn a_conversation_is_one_thread_of_turns() {
     assert_eq!(exchange.session, Some(SESSION.into()));
     assert_eq!(exchange.tenant.as_ref().map(|tenant| tenant.as_str().len()), Some(16));
 
-    // What the first call taught of its head; the second one's reports the same input for more.
+    // The first call teaches the cost of its head; the second one has more content and the same reported input.
     let metrics = server.telemetry.render();
     let lessons = r#"plimsoll_calibration_lessons{model="claude-sonnet-4-5",upstream="up"} "#;
     let lessons = metrics.lines().find_map(|line| line.strip_prefix(lessons)?.parse::<f64>().ok());
     assert!(lessons >= Some(1.0), "{lessons:?}");
 
-    // A refusal is no turn, and counting neither.
+    // A refusal is not a turn, and a token count is not either.
     ask(&mut client, SECOND).await;
     let mut call = call.wire.request().await;
     call.answer("529 Overloaded", r#"{"type":"error","error":{"type":"overloaded_error"}}"#).await;
@@ -132,7 +132,7 @@ async fn a_partial_reply_is_a_turn_too() {
     call.wire.gone().await;
     assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
     server.stop();
-    // Draining waits for what is being kept.
+    // A drain waits for turns that are being stored.
     let ledgers = server.ledgers.clone();
     server.drained().await;
     let scope = &ledgers.scopes_of(&SESSION.into()).await.unwrap()[0];
@@ -141,7 +141,7 @@ async fn a_partial_reply_is_a_turn_too() {
     assert!(turn.usage.lower_bound);
 }
 
-/// A store in trouble, in one way or another.
+/// A store that fails in one way or another.
 struct Troubled {
     inner: MemoryStore,
     trouble: How,
@@ -152,15 +152,15 @@ struct Troubled {
 
 #[derive(Clone, Copy, PartialEq)]
 enum How {
-    /// Every answer is a failure.
+    /// Every answer is an error.
     Fails,
     /// Loading a session panics.
     PanicsLoading,
     /// Writing panics.
     PanicsWriting,
-    /// Loading a session takes until it is released.
+    /// Loading a session waits until it is released.
     HangsLoading,
-    /// Writing takes until it is released.
+    /// Writing waits until it is released.
     HangsWriting,
 }
 
@@ -279,7 +279,7 @@ async fn answered(provider: &Provider, server: &TestServer) -> (Wire, Call) {
     (client, call)
 }
 
-/// Promise 2: whatever goes wrong inside, the client gets what it would have got without us.
+/// Promise 2: whatever fails inside, the client gets what it would get without the proxy.
 #[tokio::test]
 async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
     for (trouble, aside) in [
@@ -303,7 +303,7 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
     }
 }
 
-/// Nobody waits for the turn of a client that left: what becomes of it is told all the same.
+/// The turn of a client that left is not waited for, but its failure is recorded.
 #[tokio::test]
 async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
     for (trouble, aside) in
@@ -328,7 +328,7 @@ async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
     }
 }
 
-/// Promise 8: the end of a reply is not seen before its turn is kept.
+/// Promise 8: the end of a reply is not seen before its turn is stored.
 #[tokio::test]
 async fn the_end_of_a_reply_waits_for_its_turn() {
     let provider = Provider::start().await;

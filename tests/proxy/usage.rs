@@ -1,4 +1,4 @@
-//! Usage is asked for where the client did not, and the client never sees it.
+//! Usage is requested if the client did not request it, and the client never sees it.
 
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -30,8 +30,8 @@ async fn ask(server: &TestServer, body: &str) -> Wire {
     client
 }
 
-/// What the upstream sends, and what it would have sent had nobody asked: `"usage":null` is its own, where it is
-/// not known to be there for the asking.
+/// The upstream's events, and what the client gets, who did not request usage. An upstream may send `"usage":null` on
+/// its own.
 fn events() -> Vec<(&'static str, String)> {
     let shown = |event: &str| {
         if event.contains("\"choices\":[]") { String::new() } else { event.to_owned() }
@@ -39,7 +39,7 @@ fn events() -> Vec<(&'static str, String)> {
     wire::chat().events.into_iter().map(|event| (event, shown(event))).collect()
 }
 
-/// Invariant 2: outside the edit, what goes out is what came in.
+/// Invariant 2: outside the edit, the sent bytes are the received ones.
 #[tokio::test]
 async fn invariant_2_usage_is_requested_by_splicing_and_its_traces_are_hidden() {
     let provider = Provider::start().await;
@@ -125,7 +125,7 @@ async fn refuse(call: &mut Call, status: &str) {
     call.answer(status, "{\"error\":{\"message\":\"Unknown parameter: 'stream_options'.\"}}").await;
 }
 
-/// A 400 that the client did not earn is ours: the original is sent once more, and it is learned.
+/// A 400 that our edit caused: the original is sent once more, and the lesson is learned.
 #[tokio::test]
 async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_again() {
     for status in ["400 Bad Request", "422 Unprocessable Entity"] {
@@ -156,7 +156,7 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
             next = retry.wire.request() => next,
         };
         assert_eq!(next.message.text(), BODY, "learned");
-        // Also after a restart, once the lesson is in the store.
+        // It applies after a restart, too, once the lesson is in the store.
         let day = UNIX_EPOCH.elapsed().unwrap().as_secs() / (24 * 3600);
         let session = format!("~lessons of day {day}").into();
         let scope = Scope { tenant: "".into(), session };
@@ -172,8 +172,8 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
     }
 }
 
-/// Modes that change nothing else ask for usage as well, and hide it as well. A refusal that names it is not the
-/// client's: the request goes out once more without it.
+/// Observe and shadow also request usage and hide it. If a refusal names the field, the request is sent once more
+/// without it.
 #[tokio::test]
 async fn shadow_and_observe_ask_for_usage_too() {
     for mode in [Mode::Shadow, Mode::Observe] {
@@ -217,8 +217,8 @@ async fn shadow_and_observe_ask_for_usage_too() {
     }
 }
 
-/// A refusal that does not name what we asked for is the client's: it is passed on at once, and nothing is
-/// sent twice or learned.
+/// A refusal that does not name our field is the client's: it is forwarded at once, nothing is sent twice, and nothing
+/// is learned.
 #[tokio::test]
 async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
     const GONE: &str = r#"{"error":{"message":"The model `m` has been deprecated."}}"#;
@@ -263,7 +263,7 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
     assert_eq!(server.next_exchange().await.outcome, Outcome::UpstreamFailed);
 }
 
-/// What no request says is no error of counting: it has a metric of its own, and the view says why.
+/// Input that is in no request is no counting error: it has its own metric, and the view gives the reason.
 #[tokio::test]
 async fn hidden_input_is_not_an_error_of_the_estimate() {
     let hosted = r#"{"id":"msg_1","type":"message","role":"assistant","content":[
@@ -278,8 +278,8 @@ async fn hidden_input_is_not_an_error_of_the_estimate() {
         {"type":"text","text":"Yes."}],"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":3}}"#;
     let messages = r#"{"model":"claude-sonnet-4-5","max_tokens":99,"messages":[{"role":"user","content":"When?"}]}"#;
     let continued = r#"{"model":"gpt-5","previous_response_id":"resp_1","input":"And then?"}"#;
-    // The provider's instructions to write a compaction are in no request, and only it can read the result:
-    // recorded, 156 tokens for a history of 60, and 276 with a compaction of 2,764 bytes at its start.
+    // The provider's instructions for a compaction are in no request, and only the provider can read the result.
+    // Recorded: 156 tokens for a history of 60, and 276 with a compaction of 2,764 bytes at its start.
     let item = |bytes: usize| {
         format!(r#"{{"type":"compaction","id":"cmp","encrypted_content":"{}"}}"#, "g".repeat(bytes))
     };
@@ -311,7 +311,7 @@ async fn hidden_input_is_not_an_error_of_the_estimate() {
         ("/v1/messages", messages, seen, None),
         ("/v1/responses/compact", &history, &compacted, Some(HiddenInput::ProviderEdit)),
         ("/v1/responses", &after, &first, Some(HiddenInput::ProviderEdit)),
-        // With a turn to grow from, its cost is known.
+        // With a parent turn, its cost is known.
         ("/v1/responses", &grown, &then, None),
     ] {
         let mut client = Wire::connect(server.address).await;
@@ -324,7 +324,7 @@ async fn hidden_input_is_not_an_error_of_the_estimate() {
         assert_eq!(exchange.hidden_input(), hidden, "{path}");
         assert!(exchange.error().is_some(), "{path}");
         if body.contains("compaction") {
-            // By its encrypted length; counted as nothing, it was 264 off.
+            // It is estimated from the encrypted length. Without that, the estimate was wrong by 264.
             assert!(exchange.error().unwrap().abs() < 20, "{body}: {:?}", exchange.error());
         }
     }

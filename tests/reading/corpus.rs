@@ -13,7 +13,7 @@ pub(crate) const DIALECTS: [(Dialect, &str); 4] = [
     (Dialect::Gemini, "gemini"),
 ];
 
-/// The corpus of recorded traffic, or a line that says what is skipped.
+/// The corpus of recorded traffic; prints what is skipped if there is none.
 pub(crate) fn corpus() -> Option<PathBuf> {
     let Some(root) = std::env::var_os("PLIMSOLL_CORPUS") else {
         println!("skipped: PLIMSOLL_CORPUS names no folder of recorded traffic");

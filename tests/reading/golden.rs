@@ -1,7 +1,7 @@
-//! Golden cases: a folder each, holding what went over the wire and what we read in it.
+//! Golden cases: each is a folder with what was on the wire and what we read in it.
 //!
-//! `PLIMSOLL_BLESS=1` writes the expectations again; a change in them is then reviewed as a diff. A
-//! new provider quirk is a new folder, and no Rust.
+//! `PLIMSOLL_BLESS=1` writes the expectations; changes are then reviewed as a diff. A new provider quirk is a new
+//! folder, and no Rust.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ fn every_case_reads_as_expected() {
             count += 1;
         }
     }
-    assert!(wrong.is_empty(), "read otherwise than expected:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "not read as expected:\n{}", wrong.join("\n"));
     assert!(count >= 50, "golden cases are missing: {count}");
 }
 
@@ -64,7 +64,7 @@ fn conversation(read: &Conversation, body: &[u8]) -> Value {
     })
 }
 
-/// A part in one line: kind, role, ids, the bytes of each text, its media and its key.
+/// A part in one line: kind, role, ids, the length of each text, its media and its key.
 fn part(part: &Part, body: &[u8]) -> Value {
     let texts: Vec<usize> = part.texts.iter().map(|text| text.of(body).len()).collect();
     let word = |value: Value| value.as_str().unwrap_or_default().to_owned();

@@ -1,5 +1,5 @@
-//! Chat Completions with its look-alikes, and Gemini: recorded traffic holds no surprise that is not
-//! known by name, and requests of real clients grow from the replies they got.
+//! Chat Completions, its look-alikes, and Gemini: recorded traffic contains no unexpected thing that is not listed
+//! here, and requests of real clients continue the replies they got.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::corpus::{calls, corpus, files, read};
 const HERE: [(Dialect, &str); 2] =
     [(Dialect::OpenaiChat, "openai-chat"), (Dialect::Gemini, "gemini")];
 
-/// Whose numbers do not add up (`docs/protocols.md` 4.1): by the beginning of the file's name.
+/// Providers whose token numbers do not add up (`docs/protocols.md` 4.1), by the beginning of the file's name.
 const MISCOUNT: &[&str] = &[
     "azure__ruby_llm__", // Grok
     "doubleword__rig__response_identity_edge",
@@ -22,7 +22,7 @@ const MISCOUNT: &[&str] = &[
     "vercel-gateway__",
 ];
 
-/// Streams that broke off, and a body that is no answer.
+/// Streams that broke off, and a body that is no reply.
 const INCOMPLETE: &[(&str, bool)] = &[
     (
         "gpustack__ruby_llm__chat_with_extended_thinking_gpustack_qwen3_streams_thinking_content_when_available.sse",
@@ -74,7 +74,7 @@ fn check(path: &Path, reply: &Reply) {
     let miscounts = MISCOUNT.iter().any(|known| file.starts_with(known));
     let strange = |note: &&Note| !(miscounts && **note == Note::UsageMismatch);
     assert_eq!(reply.notes.iter().find(strange), None, "{file}");
-    // An answer ends for a known reason, and says what it cost unless nobody asked.
+    // A reply ends for a known reason, and has usage unless none was requested.
     assert!(reply.error.is_some() || reply.stop.is_some() || reply.counted.is_some(), "{file}");
     assert_ne!(reply.stop, Some(dialect::StopReason::Other), "{file}");
 }
@@ -118,7 +118,7 @@ fn real_clients_are_understood() {
     }
     println!("{count} requests of real clients, {grown} grew from a reply");
     assert!(count > 150 && grown > 120, "the recordings are not whole: {count}, {grown}");
-    // Its examples are assistant messages that nobody answered.
+    // Its examples are assistant messages that were no replies.
     assert_eq!(strays, ["aider-openai"; 2]);
     let beside: Vec<_> =
         beside.iter().map(|(client, purpose)| (client.as_str(), *purpose)).collect();

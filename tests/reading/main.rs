@@ -1,8 +1,7 @@
-//! Recorded provider traffic, read: nothing panics, no event is lost, cuts change nothing, and the
-//! usage agrees with what was recorded.
+//! Recorded provider traffic is read: nothing panics, no event is lost, cuts change nothing, and usage agrees with what
+//! was recorded.
 //!
-//! Golden cases live in the project (`tests/data/golden`). A larger collection is read where
-//! `PLIMSOLL_CORPUS` names one.
+//! Golden cases are in the project (`tests/data/golden`). A larger collection is read if `PLIMSOLL_CORPUS` names one.
 
 #![allow(
     missing_docs,

@@ -1,4 +1,4 @@
-//! Recorded refusals: those that say that a request does not fit are recognised, and no other.
+//! Recorded refusals: exactly those are recognised that say that a request does not fit.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
             }
             None if status == 429 => {
                 limits += 1;
-                // Nor where a gateway answers it with a status of its own.
+                // Nor if a gateway uses another status.
                 for status in [400, 413, 200] {
                     assert_eq!(overflow(&ErrorResponse { status, host: "", body }), None, "{line}");
                 }
@@ -43,7 +43,7 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
         ("google-vertex", Some(1_048_576), Some(1_250_074)),
         ("llamacpp", Some(512), Some(2009)),
         ("openai", None, None),
-        // "About" is no count.
+        // "About" a number is no count.
         ("openrouter", Some(200_000), None),
         ("perplexity", None, None),
     ];

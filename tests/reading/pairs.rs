@@ -1,4 +1,4 @@
-//! Recorded conversations: requests read whole, and usage as the corpus's table has it.
+//! Recorded conversations: requests are read completely, and usage agrees with the corpus's table.
 
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ fn ranges_fit(read: &dialect::Conversation, call: &Call) {
     }
 }
 
-/// A row of the table: what each call of a pair cost.
+/// A row of the table: the tokens of both calls of a pair.
 struct Row<'t>(HashMap<&'t str, &'t str>);
 
 impl Row<'_> {
@@ -48,7 +48,7 @@ impl Row<'_> {
 
 type Column = (&'static str, fn(&Usage) -> Option<u64>);
 
-/// What the table says of a pair's first call, and of its second.
+/// The columns of a pair's first call, and of its second.
 const FIRST: &[Column] = &[
     ("input_k", |usage| usage.input),
     ("cached_k", |usage| usage.cache_read),
@@ -93,9 +93,9 @@ fn usage_agrees_with_the_table() {
     assert!(count > 2000, "the corpus is not whole: {count}");
 }
 
-/// Where the table holds a provider's raw number and ours is normalised: Gemini's tool-use prompt is
-/// part of our input; Mistral reports cached tokens in fields of its own that the table does not know; a
-/// gateway counts reasoning beside the completion, which it is part of for us.
+/// Where the table has the provider's raw number and ours is normalised: Gemini's tool-use prompt is part of our input;
+/// Mistral reports cached tokens in fields that the table does not have; a gateway counts reasoning beside the
+/// completion, and for us it is part of it.
 fn is_explained(column: &str, row: &Row<'_>, usage: &Usage) -> bool {
     match (row.0["provider"], column) {
         ("google", "input_k" | "input_k1") => {

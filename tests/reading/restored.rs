@@ -1,5 +1,5 @@
-//! Recorded conversations whose client is made to drop all reasoning: what goes out is what the real
-//! client sent, part for part.
+//! Recorded conversations, played with a client that drops all reasoning: what is sent equals what the real client
+//! sent, part for part.
 
 use std::path::Path;
 
@@ -40,21 +40,21 @@ fn reasoning_that_a_client_drops_goes_out_as_if_it_had_not() {
     }
 }
 
-/// Recorded requests that differ, each for a reason of its client's. May shrink, must not grow.
+/// Recorded requests that differ, each because of its client. The number may shrink, but must not grow.
 fn most_other(dialect: Dialect) -> usize {
     match dialect {
         Dialect::Anthropic | Dialect::OpenaiResponses => 0,
-        // It sends details of Gemini back without their seal, which OpenRouter's rule forbids
+        // The client sends back Gemini's details without their signature, which OpenRouter's rule forbids
         // (`docs/protocols.md` 4.2).
         Dialect::OpenaiChat => 1,
-        // Its clients copy one signature onto each parallel call, move a text's onto a thought, or
-        // leave out what they were given.
+        // The clients copy one signature onto each parallel call, move a text's signature onto a thought, or leave out
+        // parts.
         Dialect::Gemini => 14,
     }
 }
 
-/// Plays a conversation with a client that drops all reasoning. For each request in which the real
-/// client sent any: whether what goes out is the same.
+/// Plays a conversation with a client that drops all reasoning. For each request in which the real client sent
+/// reasoning: whether what is sent is the same.
 fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
     let mut ledger = Ledger::default();
     let catalogue = Catalogue::new(Vec::new());
@@ -76,7 +76,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let out = splice(&Bytes::from(dropped.clone()), plan.edits.clone()).unwrap().concat();
         let out = dialect::read(dialect, &call.target, &out).parts_and(&out);
         let real = dialect::read(dialect, &call.target, &call.request).parts_and(&call.request);
-        // Reasoning that was made elsewhere cannot be known.
+        // Reasoning from elsewhere is not known.
         let made_here = |seen: &&Seen| thought.iter().any(|raw| raw.contains(&seen.identity));
         let mut thinking = real.iter().filter(|seen| seen.thinks).peekable();
         let is_known = thinking.peek().is_some() && thinking.all(|seen| made_here(&seen));
@@ -173,7 +173,7 @@ fn turn(
     }
 }
 
-/// A part as it matters here: what it is, and its signature or text.
+/// What is compared of a part: its kind, and its signature or text.
 #[derive(Debug, PartialEq)]
 struct Seen {
     what: String,
@@ -203,8 +203,7 @@ impl Shown for Conversation {
             let thinks = part.role == Role::Assistant && !identity.is_empty();
             Seen { what, identity, thinks }
         };
-        // A field that says nothing is nothing, and so is an empty text; summaries of Gemini's
-        // thoughts need not go back.
+        // An empty field or text counts as none. Summaries of Gemini's thoughts need not be sent back.
         let is_gemini = self.dialect == Dialect::Gemini;
         let is_something = |part: &&Part| match part.kind {
             PartKind::Reasoning if is_gemini => part.signature.is_some(),
@@ -216,13 +215,13 @@ impl Shown for Conversation {
     }
 }
 
-/// A JSON string's meaning.
+/// The value of a JSON string.
 fn normal(literal: &[u8]) -> String {
     let text: Value = serde_json::from_slice(literal).unwrap_or_default();
     spelled(text.as_str().unwrap_or_default())
 }
 
-/// Base64 in one alphabet.
+/// Base64 in the standard alphabet.
 fn spelled(text: &str) -> String {
     text.replace('-', "+").replace('_', "/").trim_end_matches('=').to_owned()
 }

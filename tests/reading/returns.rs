@@ -1,5 +1,4 @@
-//! What a model said is known again when the client sends it back, and requests of real clients are
-//! understood.
+//! A reply is recognised when the client sends it back, and requests of real clients are understood.
 
 use std::path::Path;
 
@@ -30,8 +29,8 @@ fn a_reply_is_found_again_in_the_next_request() {
     }
 }
 
-/// Recorded replies that their clients altered on the way back: a call repaired to another name,
-/// arguments taken out of their wrapping. May shrink, must not grow.
+/// Recorded replies that their clients changed before sending them back: a call with a repaired name, arguments without
+/// their wrapping. The number may shrink, but must not grow.
 fn most_lost(dialect: Dialect) -> usize {
     match dialect {
         Dialect::Anthropic => 1,
@@ -40,8 +39,7 @@ fn most_lost(dialect: Dialect) -> usize {
     }
 }
 
-/// Whether the second request holds what the first sent and was answered; nothing where the provider
-/// holds the history.
+/// Whether the second request contains the first one and its reply; `None` if the provider holds the history.
 fn comes_back(dialect: Dialect, one: &Call, two: &Call) -> Option<bool> {
     let request = |call: &Call| dialect::read(dialect, &call.target, &call.request);
     let next = request(two);
@@ -58,7 +56,7 @@ struct Recorded {
     client: String,
     conversation: Conversation,
     headers: http::HeaderMap,
-    /// The chain after the answer it got.
+    /// The chain after the reply it got.
     after: Option<Chain>,
 }
 
@@ -90,7 +88,7 @@ fn recorded(path: &Path) -> Vec<Recorded> {
         .collect()
 }
 
-/// Clients that name their session on the wire (`docs/protocols.md` 8).
+/// Clients that send a session name (`docs/protocols.md` 8).
 const NAME_THEMSELVES: &[&str] = &["codex", "opencode"];
 
 #[test]
@@ -122,11 +120,11 @@ fn real_clients_of_responses_are_understood() {
     }
     println!("{count} requests of real clients, {grown} grew from a reply");
     assert!(count > 100, "the recordings are not whole: {count}");
-    // It sends the second turn with the first one's last words alone.
+    // This client sends its second turn with only the last text of the first.
     assert_eq!(strays, ["js-ai-openai-nostream"]);
 }
 
-/// Not of this dialect, whatever their folder says; or two responses in one stream.
+/// Responses of another dialect than their folder says, and streams with two responses.
 const STRANGE: &[(&str, Note)] = &[
     ("azure__ai__azure-deepseek-reasoning.1.json", Note::UnknownStructure),
     (

@@ -1,4 +1,4 @@
-//! Codex over WebSocket, as it was recorded, framed again: requests chain, replies and usage are read.
+//! Codex over WebSocket, from recordings framed again: requests form a chain, replies and usage are read.
 
 use flate2::{Compress, FlushCompress};
 use plimsoll::dialect::reading::SocketReader;
@@ -13,7 +13,7 @@ fn unlimited() -> Box<dyn plimsoll::wire::memory::Memory> {
     Box::new(plimsoll::wire::memory::MemoryLimit(usize::MAX))
 }
 
-/// A text frame whose payload is deflated; a client's is masked.
+/// A text frame with a compressed payload; a client's is masked.
 fn frame(deflate: &mut Compress, text: &str, masked: bool) -> Vec<u8> {
     let mut payload = Vec::with_capacity(text.len() + 1024);
     deflate.compress_vec(text.as_bytes(), &mut payload, FlushCompress::Sync).unwrap();
@@ -27,7 +27,7 @@ fn frame(deflate: &mut Compress, text: &str, masked: bool) -> Vec<u8> {
     out
 }
 
-/// One end's bytes, pushed in pieces of 11.
+/// The messages in these bytes, which are pushed in pieces of 11.
 fn messages(reader: &mut MessageDecoder, bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     bytes.chunks(11).for_each(|piece| reader.push(piece, |text| all.push(text.to_vec())));
@@ -53,7 +53,7 @@ impl Connection {
         }
     }
 
-    /// A request, and the events that answered it.
+    /// Reads a request and the events of its reply.
     fn turn(&mut self, request: &str, events: &[serde_json::Value]) -> (Conversation, Reply) {
         let bytes = frame(&mut self.client.0, request, true);
         let [request] = messages(&mut self.client.1, &bytes).try_into().unwrap();

@@ -39,7 +39,7 @@ fn check(dialect: Dialect, path: &Path, bytes: &[u8]) {
     }
     assert_eq!(framed(bytes), expected_events(bytes), "{path:?}");
     assert!(!whole.notes.contains(&Note::NotJson), "{path:?}: {:?}", whole.notes);
-    // Each cut of a short stream, some of a long one.
+    // Each cut of a short stream, some cuts of a long one.
     for at in (0..bytes.len()).step_by(if bytes.len() < 800 { 1 } else { bytes.len() / 12 + 1 }) {
         let (first, second) = bytes.split_at(at);
         let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 16 << 20);
@@ -49,8 +49,8 @@ fn check(dialect: Dialect, path: &Path, bytes: &[u8]) {
     }
 }
 
-/// Invariant 10: every strict prefix is incomplete or as complete as the whole, and never an error
-/// that the whole does not hold.
+/// Invariant 10: every strict prefix is incomplete or as complete as the whole, and has no error that the whole does
+/// not have.
 fn prefix(dialect: Dialect, bytes: &[u8], whole: &Reply) {
     let reply = read(dialect, 200, bytes, 4096, false);
     assert!(reply.error.is_none() || whole.error.is_some());
@@ -71,8 +71,7 @@ fn framed(bytes: &[u8]) -> usize {
     count
 }
 
-/// Events counted the slow way: blocks between blank lines that hold a `data` line, and bare error
-/// lines.
+/// Events counted in a simple way: blocks between blank lines that contain a `data` line, and bare error lines.
 fn expected_events(bytes: &[u8]) -> usize {
     let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n").replace('\r', "\n");
     let has_data = |block: &&str| block.lines().any(|line| line.trim_start().starts_with("data"));
@@ -91,7 +90,7 @@ fn bodies_are_read_to_the_end() {
             assert_eq!(read(dialect, 200, &bytes, 5, true), whole, "{path:?}");
             let has_reply = !whole.parts.is_empty() || whole.usage.input.is_some();
             let other = whole.error.is_some() || whole.counted.is_some() || !whole.notes.is_empty();
-            let empty = whole.complete; // an answer without content is one all the same
+            let empty = whole.complete; // a reply without content is a reply
             assert!(has_reply || other || empty, "{path:?}: nothing was understood");
             let cut = read(dialect, 200, &bytes[..bytes.len() / 2], usize::MAX, false);
             assert!(!cut.complete, "{path:?}: half a body is not complete");

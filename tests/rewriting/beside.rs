@@ -1,6 +1,5 @@
-//! Calls beside a conversation (counts, titles, routers, warm-ups, the client's own compaction) repeat
-//! what was decided, and decide nothing: requests of real clients, played under a policy that would
-//! cut everything.
+//! Calls beside a conversation (counts, titles, routers, warm-ups, the client's own compaction) repeat earlier
+//! decisions and make none. Requests of real clients are played under a policy that would cut everything.
 
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use serde_json::Value;
 use crate::play::Play;
 use crate::support::http1::Wire;
 
-/// Cuts all that can be cut, at once, and demands reasoning everywhere.
+/// Cuts everything that can be cut, at once. (The play also demands reasoning everywhere.)
 fn greedy() -> Policy {
     let prune = PrunePolicy {
         gate: vec![PruneGate::Always],
@@ -30,14 +29,14 @@ fn greedy() -> Policy {
     Policy { prune, ..Policy::default() }
 }
 
-/// What the requests of one recording came to.
+/// What happened to the requests of one recording.
 #[derive(Default)]
 struct Seen {
     /// Turns for which something was decided.
     decided: usize,
     /// Calls beside them.
     beside: usize,
-    /// Of these, those that repeated something.
+    /// Of these, calls that repeated a decision.
     repeated: usize,
     wrong: Vec<String>,
 }
@@ -61,12 +60,12 @@ async fn calls_beside_a_conversation_decide_nothing() {
         all.repeated += seen.repeated;
     }
     assert!(all.wrong.is_empty(), "\n{}", all.wrong.join("\n"));
-    // The policy does cut turns, and there are such calls, some on top of what was cut.
+    // The policy does cut turns, and there are such calls, some of which repeat cuts.
     assert!(all.decided > 50, "{} turns were changed", all.decided);
     assert!(all.beside > 300 && all.repeated > 50, "{} beside, {}", all.beside, all.repeated);
 }
 
-/// Each request twice: first as its client's own compaction of the same history, then as it was.
+/// Plays each request twice: first as its client's own compaction of the same history, then as it was.
 async fn play(calls: impl Iterator<Item = Value>) -> Seen {
     let mut play = Play::of("/", greedy()).await;
     play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);

@@ -12,7 +12,7 @@ use crate::stage::{RoundTrip, Stage};
 const FREE: &str = "claude-opus-4-6";
 const BOUND: &str = "claude-opus-5-5";
 
-/// How many results are cut in what was sent, in Anthropic's form.
+/// How many results are cut in a request of Anthropic's dialect.
 fn cleared(sent: &Value) -> usize {
     sent.to_string().matches(CLEARED).count()
 }
@@ -21,20 +21,20 @@ fn assistant(text: &str) -> Value {
     message("assistant", json!([{"type": "text", "text": text}]))
 }
 
-/// The reply as a client that keeps everything sends it back.
+/// The reply as a client sends it back that keeps everything.
 fn kept(answer: &Value) -> Value {
     message("assistant", answer["content"].clone())
 }
 
-/// A result of the only call in a reply.
+/// The result of the only call in a reply.
 fn result_of(answer: &Value, text: &str) -> Value {
     let blocks = answer["content"].as_array().unwrap();
     let call = blocks.iter().find(|block| block["type"] == "tool_use").unwrap();
     message("user", json!([{"type": "tool_result", "tool_use_id": call["id"], "content": text}]))
 }
 
-/// A session in which an unbound model cut old results, and a bound one answered after that: its history up
-/// to then, and the answer, which calls a tool.
+/// A session in which old results were cut for a model that does not bind reasoning, and then a model that does
+/// replied. Returns the history up to then, and that reply, which calls a tool.
 async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, RoundTrip) {
     let rules = Rules { cache_min: Some(1), ..Rules::default() };
     let mut stage = Stage::open(rules, policy).await;
@@ -52,13 +52,14 @@ async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, RoundTrip) {
     (stage, messages, bound)
 }
 
-/// A fork cuts what the bound branch sent whole: that stays whole there, and its thinking valid.
+/// A fork cuts a result that the other branch sent whole to a model that binds reasoning. There it stays whole, and the
+/// reasoning stays valid.
 #[tokio::test]
 async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
     let (mut stage, history, thought) = thought_after_cuts(eager()).await;
     let (before, answer) = (cleared(thought.sent()), &thought.answer);
 
-    // The fork is answered by the unbound model, from the same words.
+    // In the fork, the other model replies to the same history.
     let mut fork = history.clone();
     stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("Deep.")).await;
     fork.extend([assistant("Deep."), message("user", json!("On."))]);
@@ -85,15 +86,15 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
         bound.extend([assistant("It is deep."), message("user", json!("How deep?"))]);
         stage.restarts().await;
     }
-    // The fork keeps what it has.
+    // The fork keeps its own cuts.
     fork.extend([assistant("On it is."), message("user", json!("And now?"))]);
     let forked_on =
         stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("So.")).await;
     assert!(cleared(forked_on.sent()) >= cleared(forked.sent()));
 }
 
-/// What was cut over another model's reasoning stays cut once this model is known to be bound: its own reasoning
-/// stands on that.
+/// A result was cut before another model's reasoning. It stays cut once this model turns out to bind reasoning, because
+/// its own reasoning was made after the cut.
 #[tokio::test]
 async fn what_was_cut_over_another_models_reasoning_stays_cut() {
     let rules = Rules { cache_min: Some(1), binding: Some(true), ..Rules::default() };
@@ -117,8 +118,8 @@ async fn what_was_cut_over_another_models_reasoning_stays_cut() {
     assert_eq!((cleared_in(1), cleared_in(2)), (0, cleared(cut.sent())));
 }
 
-/// After a rewind, the newest results are whole where this branch sent them so, or has not sent them yet,
-/// whatever was cut of them meanwhile.
+/// After a rewind, the newest results are whole if this branch sent them whole or has not sent them yet, even if
+/// another branch has cut them since.
 #[tokio::test]
 async fn the_newest_results_are_whole_after_a_rewind() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -130,7 +131,7 @@ async fn the_newest_results_are_whole_after_a_rewind() {
     let short = asks(FREE, &history(6));
     let rewound = play.asks(&short, &reply).await;
     assert_eq!(rewound.sent["messages"][12], short["messages"][12], "{:?}", rewound.steps());
-    // Asked once more, after it has grown there too.
+    // The longer request is sent once more, after this branch has grown, too.
     let later = play.asks(&asks(FREE, &history(10)), &reply).await;
     assert_eq!(later.sent["messages"][12]["content"][0]["content"], CLEARED);
     for _ in 0..2 {
@@ -139,8 +140,8 @@ async fn the_newest_results_are_whole_after_a_rewind() {
     }
 }
 
-/// The same where the last reply did not pass through here, so that nobody knows what its branch sent: older
-/// results stay as they were cut, the newest has no reply yet.
+/// The last reply did not come through this proxy, so it is not known what its branch sent: older results stay cut, the
+/// newest, which has no reply yet, is whole.
 #[tokio::test]
 async fn the_newest_result_is_whole_where_the_branch_is_unknown() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -157,7 +158,7 @@ async fn the_newest_result_is_whole_where_the_branch_is_unknown() {
     }
 }
 
-/// What a branch takes over of another's decisions is its own from then on, and told as new once.
+/// A decision that a branch adopts from another is its own from then on, and is reported as new once.
 #[tokio::test]
 async fn what_a_branch_takes_over_is_its_own() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -182,7 +183,7 @@ async fn what_a_branch_takes_over_is_its_own() {
     assert_eq!((cleared(&three.sent), three.exchange.done.new.cut), (cleared(&one.sent), 0));
 }
 
-/// On Responses the same would lose reasoning in silence.
+/// With Responses, the same cut would lose reasoning without an error.
 #[tokio::test]
 async fn what_a_fork_cut_loses_no_encrypted_reasoning() {
     const TARGET: &str = "/v1/responses";

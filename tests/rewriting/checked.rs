@@ -1,4 +1,4 @@
-//! A provider's counting endpoint, asked beside the request: what it says, and that nothing waits for it.
+//! A provider's counting endpoint is queried beside the request: the result is used, and nothing waits for it.
 
 use plimsoll::context::ProviderCount;
 use plimsoll::context::policy::{CountSchedule, Policy};
@@ -19,7 +19,7 @@ fn asking(count: CountSchedule) -> Policy {
     policy
 }
 
-/// The turn and the count, which come in any order.
+/// The turn and the count, which may arrive in either order.
 async fn both(play: &mut Play) -> (Call, Call) {
     let (one, other) = (play.provider.call().await, play.provider.call().await);
     let is_count = |call: &Call| call.message.first_line().contains("/v1/messages/count_tokens ");
@@ -31,7 +31,7 @@ fn reply(id: &str) -> String {
     answers(id, MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
 }
 
-/// How often it was asked, by what became of it.
+/// How many counting requests had this outcome.
 fn questions(play: &Play, outcome: &str) -> u64 {
     let metrics = play.server.telemetry.render();
     let label = format!("outcome=\"{outcome}\"");
@@ -95,7 +95,7 @@ async fn no_answer_waits_for_a_count() {
     count.answer("200 OK", "<html>").await;
     until_questions(&play, "failed", 1).await;
     drop((turn, count));
-    // It is then left alone for a while.
+    // The endpoint is not queried for a while.
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
@@ -141,7 +141,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
-    // A second question would be the next that the provider sees.
+    // A second count would be the next request that the provider gets.
     play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
     assert_eq!(counted(&play).await.iter().flatten().count(), 1);
 }
@@ -157,7 +157,7 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
         price: None,
     }];
     play.restarts().await;
-    // A question would be what the provider sees next.
+    // A count would be the next request that the provider gets.
     let small = vec![message("user", json!("word ".repeat(5_000)))];
     play.asks(&asks(MODEL, &small), &answers("m1", MODEL, json!([]))).await;
     assert_eq!(counted(&play).await, [None]);
@@ -205,7 +205,7 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
     assert_eq!(questions(&play, "paused"), 1);
 }
 
-/// Gemini CLI asks `countTokens` where there are pictures or documents, and nowhere else.
+/// Gemini CLI's preset has requests with pictures or documents counted, and no others.
 #[tokio::test]
 async fn gemini_cli_has_requests_with_media_counted() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";

@@ -1,5 +1,5 @@
-//! The usage that clients get where something was cut: the provider's number, or the one of the history
-//! as if nothing had been; whole and streamed, compressed and plain, in every dialect.
+//! The usage that clients get if something was cut: the provider's number, or that of the whole history; as one body
+//! and streamed, compressed and plain, in every dialect.
 
 use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, ReportedUsage};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::play::{Play, message};
 use crate::support::coding::Encoder;
 
-/// A dialect: where it is asked, with what, and what it answers: one JSON value, or events.
+/// A dialect: the paths, a request, and the reply as one JSON value and as events.
 struct ScriptedReply {
     target: &'static str,
     streamed: &'static str,
@@ -85,7 +85,7 @@ fn policy(reported: ReportedUsage) -> Policy {
     Policy { prune, client_usage: reported, ..Policy::default() }
 }
 
-/// What the client gets: head and body; and how much was cut.
+/// What the client gets, head and body, and how many tokens were cut.
 async fn exchange(
     reported: ReportedUsage,
     reply: &ScriptedReply,
@@ -133,7 +133,7 @@ async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
             let expected = body_sent.replace("1000", &input).replace("1003", &total);
             let what = format!("{} {streams} {coding}", reply.target);
             assert_eq!(String::from_utf8(body).unwrap(), expected, "{what}");
-            assert!(!head.contains("content-encoding"), "{what}: it comes plain: {head}");
+            assert!(!head.contains("content-encoding"), "{what}: it is not encoded: {head}");
         }
     }
 }
@@ -149,7 +149,7 @@ async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
     }
 }
 
-/// With nothing cut, nothing is added, and nothing is held or decoded.
+/// If nothing was cut, nothing is added to the response, and it is neither held back nor decoded.
 #[tokio::test]
 async fn where_nothing_was_cut_nothing_is_retold() {
     let reply = &replies()[0];

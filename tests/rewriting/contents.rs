@@ -1,4 +1,4 @@
-//! What messages are made of, as the context view breaks them down.
+//! What messages consist of, as the context view shows it.
 
 use plimsoll::context::budget::{ContextView, MessageTokens, ToolTokens};
 use plimsoll::context::policy::Policy;
@@ -23,7 +23,7 @@ fn picture() -> Value {
     json!([{"type": "text", "text": "Look."}, {"type": "image", "source": source}])
 }
 
-/// A reply whose usage is as large as said.
+/// A reply that reports this usage.
 fn reply(content: Value, input: u64, output: u64) -> Value {
     let mut reply = answers("m1", MODEL, content);
     reply["usage"] = json!({"input_tokens": input, "output_tokens": output});
@@ -39,7 +39,7 @@ fn check_sum(view: &ContextView) -> MessageTokens {
     contents
 }
 
-/// Of each kind there is something, and results are told by tool; the reply is in it at once.
+/// Each kind of content is there, and results are listed by tool. The reply is counted at once.
 #[tokio::test]
 async fn messages_break_down_by_role_and_tool() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -68,7 +68,7 @@ async fn messages_break_down_by_role_and_tool() {
     let tools: Vec<&str> = contents.tool_results.iter().map(|it| &*it.tool).collect();
     assert_eq!(tools, ["Read", "Bash"], "the largest first");
     assert!(contents.tool_results[0].tokens > 5 * contents.tool_results[1].tokens, "{view}");
-    // The reply's reasoning, which its loop needs again, is there at once.
+    // The reply's reasoning, which its tool loop needs again, is counted at once.
     assert!((2_900..3_020).contains(&contents.reasoning), "{view}");
     let text = view.to_string();
     let lines: Vec<&str> = text.lines().map(|line| line.split(':').next().unwrap()).collect();
@@ -86,7 +86,7 @@ async fn messages_break_down_by_role_and_tool() {
     assert_eq!(lines[at + 1..at + 9], under, "{text}");
 }
 
-/// A tool that is not loaded is listed, and costs nothing.
+/// A tool whose loading is deferred is listed, and costs nothing.
 #[tokio::test]
 async fn deferred_tools_are_listed_at_nothing() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -111,7 +111,7 @@ async fn deferred_tools_are_listed_at_nothing() {
     );
 }
 
-/// What Gemini's own tools brought is input that is paid for; it is told apart and is not in the context.
+/// What Gemini's own tools added is billed as input. It is shown separately and is not part of the context.
 #[tokio::test]
 async fn geminis_tool_use_prompt_is_counted_apart() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
@@ -130,7 +130,7 @@ async fn geminis_tool_use_prompt_is_counted_apart() {
     check_sum(&view);
 }
 
-/// What we say in a session is the user's, and a summary is a summary: also where an agent's rules count.
+/// An injected message counts as the user's, and a summary as a summary, also if an agent's rules count.
 #[tokio::test]
 async fn contents_add_up_by_an_agents_rules_too() {
     use plimsoll::config::presets::Preset;

@@ -1,4 +1,4 @@
-//! Calls that count tokens answer for what would be sent, and leave no trace.
+//! Requests that count tokens get the count of what would be sent, and leave no trace.
 
 use plimsoll::config::ProviderCounting;
 use plimsoll::context::plan::Decision;
@@ -12,7 +12,7 @@ use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 
-/// Without what a count does not have.
+/// A request without the members that a count does not have.
 fn counting(messages: &[Value]) -> Value {
     let mut request = asks(MODEL, messages);
     request.as_object_mut().unwrap().remove("max_tokens");
@@ -38,7 +38,7 @@ async fn threads(play: &Play) -> Vec<usize> {
 #[tokio::test]
 async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    // Nothing was decided yet: the count decides nothing.
+    // Nothing was decided yet, and the count decides nothing.
     let request = counting(&history(6));
     let scene = count(&mut play, &request).await;
     assert_eq!(scene.bytes, request.to_string());
@@ -54,7 +54,7 @@ async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
     let before = turn.sent["messages"].as_array().unwrap();
     assert_eq!(sent[..before.len()], before[..]);
 
-    // No thread was opened, and the next turn grows as if nothing had been asked.
+    // The count began no thread, and the next turn has the same parent as without it.
     assert_eq!(threads(&play).await, [1]);
     assert!(scene.exchange.thread.is_none() && scene.exchange.estimate.is_none());
     let mut longer = history(6);
@@ -73,14 +73,14 @@ async fn a_client_that_names_no_session_is_found_by_its_messages() {
     let mut longer = history(6);
     longer.push(message("assistant", content));
     longer.push(message("user", json!("And now?")));
-    // By memory, and by the store alone.
+    // With the session in memory, and with the store alone.
     for _ in 0..2 {
         let scene = count(&mut play, &counting(&longer)).await;
         assert_eq!(scene.exchange.done.made.cut, turn.exchange.done.made.cut);
         assert_eq!(scene.exchange.session, turn.exchange.session);
         play.restarts().await;
     }
-    // One that is not known begins no session.
+    // A count in an unknown session begins none.
     let scene = count(&mut play, &counting(&[message("user", json!("Hm."))])).await;
     assert_eq!(scene.exchange.session, None);
 }
@@ -131,13 +131,12 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
-    // The thread is not set aside: what was cut stays cut.
+    // The thread is not suspended: what was cut stays cut.
     let done = play.asks(&asks(MODEL, &longer), &reply).await.exchange.done.clone();
     assert!(done.made.cut - done.new.cut == cut && done.resent.is_none(), "{done:?}");
 }
 
-/// Only a count that could reach the trigger carries the question: Claude Code counts its tools one by
-/// one.
+/// Only a count that could reach the trigger requests the provider's editing: Claude Code counts its tools one by one.
 #[tokio::test]
 async fn the_providers_own_cut_is_in_the_count() {
     let mut policy = eager();
@@ -150,7 +149,7 @@ async fn the_providers_own_cut_is_in_the_count() {
     assert_eq!(count(&mut play, &small).await.bytes, small.to_string());
 }
 
-/// `generateContentRequest`: what is edited stands one level deeper.
+/// In `generateContentRequest`, the edited members are one level deeper.
 #[tokio::test]
 async fn geminis_wrapped_count_is_edited_where_it_stands() {
     let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", eager()).await;

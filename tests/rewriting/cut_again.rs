@@ -1,4 +1,4 @@
-//! Results that are too large: what is trimmed, what is not, and what becomes of it later.
+//! Results that are too large: which ones are trimmed, and what becomes of them later.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, SummaryEngine};
@@ -18,7 +18,7 @@ fn content(sent: &Value, message: usize) -> &str {
     sent["messages"][message]["content"][0]["content"].as_str().unwrap()
 }
 
-/// A history whose first result is very large, as long as that, and the policy that trims it.
+/// A history of `count` calls whose first result is very large, and a policy that trims it.
 fn large(count: usize) -> (Vec<Value>, Policy) {
     let mut policy = eager();
     policy.prune.max_result_tokens = Some(500);
@@ -42,7 +42,7 @@ async fn a_trimmed_result_is_cleared_later_like_any_other() {
         assert_eq!((later.bytes, later.exchange.done.new.cut), (cleared.bytes.clone(), 0));
         play.restarts().await;
     }
-    // A rewind to where it was trimmed alone.
+    // A rewind to the point at which it was only trimmed.
     let back = play.asks(&asks(MODEL, &first), &reply()).await;
     assert_eq!(back.bytes, trimmed.bytes);
 }
@@ -66,8 +66,8 @@ async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// A result that was cleared in one branch, once it was read there, is not cleared in another that has not read it,
-/// also if it is too large for what policy says by then.
+/// A result that one branch cleared after it was read is not cleared in a branch that has not read it yet, even if it
+/// is too large for the present policy.
 #[tokio::test]
 async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
     let (long, policy) = large(6);
@@ -85,7 +85,7 @@ async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
     assert_eq!(content(&later.sent, 2), CLEARED, "{:?}", later.steps());
 }
 
-/// What policy keeps by name or as an error is not trimmed, nor what is small.
+/// A result is not trimmed if policy keeps its tool or errors, or if it is small.
 #[tokio::test]
 async fn trims_heed_what_policy_keeps() {
     for (errs, except, limit, is_trimmed) in [
@@ -102,7 +102,7 @@ async fn trims_heed_what_policy_keeps() {
         let scene = play.asks(&asks(MODEL, &first), &reply()).await;
         assert_eq!(content(&scene.sent, 2).contains("left out"), is_trimmed, "{errs} {except}");
     }
-    // However little room there is: 96 bytes are not too large.
+    // However little room there is, 96 bytes are not too large.
     let mut policy = Policy::default();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
@@ -116,7 +116,7 @@ async fn trims_heed_what_policy_keeps() {
     assert!(play.server.next_exchange().await.done.made.is_nothing());
 }
 
-/// What cuts of the same request make fit is not trimmed as well.
+/// If cuts in the same request make a result fit, it is not trimmed as well.
 #[tokio::test]
 async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
     let mut policy = eager();
@@ -135,7 +135,7 @@ async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
     assert!(!content(&scene.sent, last).contains("left out"), "{steps:?}");
 }
 
-/// Where room has to be made, pictures in old results go with their words.
+/// If room has to be made, pictures in old results are cut with the text.
 #[tokio::test]
 async fn making_room_clears_pictures_too() {
     let mut policy = Policy::default();
@@ -154,8 +154,8 @@ async fn making_room_clears_pictures_too() {
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// A message of the window that contradicts what was sent cuts nothing, and teaches nothing: also beside a
-/// picture, and also without numbers where any window holds what was sent.
+/// An overflow message that contradicts what was sent leads to no cut and no lesson: also if the request has a picture,
+/// and also if the message has no numbers but the request would fit any window.
 #[tokio::test]
 async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
     const WILD: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#;
@@ -163,7 +163,7 @@ async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
     let mut shown = history(6);
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});
     shown[0]["content"] = json!([{"type": "text", "text": "Look."}, picture]);
-    // Two results that a cut would make shorter, of some hundred tokens.
+    // Results of some hundred tokens, two of which a cut would make shorter.
     let mut small = history(4);
     for at in [2, 4, 6, 8] {
         small[at]["content"][0]["content"] = json!("Deep water. ".repeat(15));

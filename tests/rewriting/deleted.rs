@@ -1,5 +1,5 @@
-//! A deleted session stays deleted: what was in flight does not come back, whoever deleted it, and what its
-//! client asks afterwards begins a new one.
+//! A deleted session stays deleted: exchanges in flight do not bring it back, whichever process deleted it, and later
+//! requests begin a new session.
 
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
     address
 }
 
-/// Deletes a session by its id.
+/// Deletes a session by its id; returns the status.
 async fn delete(admin: SocketAddr, session: &SessionId) -> u16 {
     let mut wire = Wire::connect(admin).await;
     let head = format!("DELETE /api/v1/sessions/{session} HTTP/1.1\r\nhost: {admin}");
@@ -49,7 +49,7 @@ async fn kept(play: &Play, scope: &Scope) -> Vec<Record> {
     play.store.scan(scope.clone(), 999).await.unwrap()
 }
 
-/// The first exchange of a session, and its scope.
+/// Plays the first exchange of a session, and returns its scope.
 async fn begun(play: &mut Play) -> Scope {
     let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
     let (tenant, session) = (scene.exchange.tenant.clone(), scene.exchange.session.clone());
@@ -63,7 +63,7 @@ async fn queue(server: &TestServer, scope: &Scope) {
     server.ledgers.store_fact_if_absent(&server.ledgers.handle(scope), queued).await.unwrap();
 }
 
-/// A turn, its decisions and what it says are on their way when another process deletes the session.
+/// A turn, its decisions and its messages are in flight when another process deletes the session.
 #[tokio::test]
 async fn what_another_process_deleted_does_not_come_back() {
     for is_refused in [false, true] {
@@ -86,7 +86,7 @@ async fn what_another_process_deleted_does_not_come_back() {
         drop(call);
         play.server.next_exchange().await;
         assert_eq!(kept(&play, &scope).await, [], "refused: {is_refused}");
-        // What its client asks from then on is a session of its own, without what was said before.
+        // The next request begins a new session, without the injected message.
         let scene = play.asks(&asks(MODEL, &history(7)), &reply("Anew.")).await;
         assert!(!scene.bytes.contains("Mind the tide."));
         let turns: Vec<Record> = kept(&play, &scope).await;
@@ -95,7 +95,7 @@ async fn what_another_process_deleted_does_not_come_back() {
     }
 }
 
-/// A process that remembers a session which another deleted forgets it, and what begins then is kept.
+/// A process forgets a session that another process deleted, and keeps the new session that begins then.
 #[tokio::test]
 async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -104,7 +104,7 @@ async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() 
     let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
     assert_eq!(delete(admin(&other, &other.server).await, &scope.session).await, 200);
     let scene = play.asks(&asks(MODEL, &history(2)), &reply("Anew.")).await;
-    assert!(!scene.bytes.contains("Mind the tide."), "what was queued before is not said");
+    assert!(!scene.bytes.contains("Mind the tide."), "the earlier queued message is not sent");
     let kinds: Vec<RecordKind> = kept(&play, &scope).await.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RecordKind::Turn]);
     let scene = play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await;
@@ -113,7 +113,7 @@ async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() 
     assert_eq!(turns.iter().filter(|it| it.kind == RecordKind::Turn).count(), 2);
 }
 
-/// A session is found by its id from its first request on, and where it holds only queued words.
+/// A session can be found and deleted from its first request on, even if it has only queued messages.
 #[tokio::test]
 async fn a_session_without_turns_is_found_and_deleted() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -132,7 +132,7 @@ async fn a_session_without_turns_is_found_and_deleted() {
     play.restarts().await;
     let here = admin(&play, &play.server).await;
     assert_eq!(kept(&play, &scope).await.len(), 1);
-    assert_eq!(delete(here, &play.session.into()).await, 200, "it holds queued words");
+    assert_eq!(delete(here, &play.session.into()).await, 200, "it has queued messages");
     assert_eq!(kept(&play, &scope).await, []);
     assert_eq!(delete(here, &play.session.into()).await, 404);
 }

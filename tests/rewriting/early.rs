@@ -1,5 +1,5 @@
-//! An overflow that is told inside an accepted answer: mended where the client has seen nothing yet, passed
-//! on as it is where it has.
+//! An overflow that is reported inside an accepted response. If the client has seen nothing yet, room is made;
+//! otherwise the error is forwarded.
 
 use plimsoll::context::overflow::OverflowSign;
 use plimsoll::context::policy::{Policy, SummaryEngine};
@@ -18,7 +18,7 @@ const SAYS: &str = "event: content_block_start\ndata: {\"type\":\"content_block_
 const TOO_LONG: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\
     \"message\":\"prompt is too long: 2600 tokens > 2000 maximum\"}}\n\n";
 
-/// A play in which the model's window is believed to be so large, and nobody is asked for a summary.
+/// A play in which the model's window is configured, and no summary is written.
 async fn play(target: &'static str, window: u64) -> Play {
     let mut policy = Policy::default();
     policy.compact.engine = SummaryEngine::Off;
@@ -28,7 +28,7 @@ async fn play(target: &'static str, window: u64) -> Play {
     play
 }
 
-/// The same history in the words of Chat Completions.
+/// The same history in Chat Completions.
 fn chat() -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them."})];
     for number in 0..8 {
@@ -62,12 +62,12 @@ fn stream() -> Value {
     request
 }
 
-/// What the client got, up to the end of the stream.
-async fn heard(client: &mut Wire) -> String {
+/// The response that the client got, to its end.
+async fn response_text(client: &mut Wire) -> String {
     client.response().await.text().to_owned()
 }
 
-/// The request that follows, on the same connection or on another.
+/// The next request, on the same connection or on another.
 async fn next_call(play: &Play, call: Call) -> Call {
     tokio::select! {
         call = play.provider.call() => call,
@@ -75,7 +75,7 @@ async fn next_call(play: &Play, call: Call) -> Call {
     }
 }
 
-/// The first answer is thrown away and the second one is all that the client sees.
+/// The first response is dropped, and the client sees only the second.
 async fn mended(target: &'static str, request: Value, first: &str, second: &str) {
     let mut play = play(target, 3000).await;
     let mut client = play.sends(&request).await;
@@ -89,7 +89,7 @@ async fn mended(target: &'static str, request: Value, first: &str, second: &str)
     call.begin_events().await;
     call.chunk(second).await;
     call.end().await;
-    assert_eq!(heard(&mut client).await, second);
+    assert_eq!(response_text(&mut client).await, second);
     let exchange = play.server.next_exchange().await;
     play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
@@ -115,7 +115,7 @@ async fn so_it_is_in_the_other_protocols() {
     let error = json!({"error": {"code": 400, "type": "exceed_context_size_error",
         "message": "request (4831 tokens) exceeds the available context size (2048 tokens)"}});
     mended("/v1/chat/completions", chat(), &format!("data: {error}\n\n"), &says).await;
-    // As llama.cpp behind gpustack ends a stream.
+    // The end of a stream of llama.cpp behind gpustack.
     mended("/v1/chat/completions", chat(), &format!("error: {}\n\n", error["error"]), &says).await;
 
     let created = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":\
@@ -131,7 +131,7 @@ async fn so_it_is_in_the_other_protocols() {
     mended("/v1/responses", responses(), &failed, &says).await;
 }
 
-/// MiniMax answers 200 and says in `base_resp` that it did not answer.
+/// MiniMax responds with 200 and reports an error in `base_resp`.
 #[tokio::test]
 async fn a_success_that_holds_an_error_is_mended() {
     let mut play = play("/v1/chat/completions", 3000).await;
@@ -154,7 +154,7 @@ async fn a_success_that_holds_an_error_is_mended() {
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, true));
 }
 
-/// What the client has begun to read is the answer.
+/// Once the client has begun to read a response, the response is not replaced.
 #[tokio::test]
 async fn after_a_word_the_error_passes() {
     let mut play = play("/v1/messages", 3000).await;
@@ -164,12 +164,12 @@ async fn after_a_word_the_error_passes() {
     let all = [BEGINS, SAYS, TOO_LONG].concat();
     call.chunk(&*all).await;
     call.end().await;
-    assert_eq!(heard(&mut client).await, all);
+    assert_eq!(response_text(&mut client).await, all);
     let overflow = play.server.next_exchange().await.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::InReply, false));
 }
 
-/// The first answer is the client's, byte for byte.
+/// The client gets the first response, byte for byte.
 #[tokio::test]
 async fn what_still_does_not_fit_is_answered_as_it_was_at_first() {
     let mut play = play("/v1/messages", 3000).await;
@@ -182,14 +182,14 @@ async fn what_still_does_not_fit_is_answered_as_it_was_at_first() {
     call.begin_events().await;
     call.chunk(TOO_LONG).await;
     call.end().await;
-    assert_eq!(heard(&mut client).await, [BEGINS, TOO_LONG].concat());
+    assert_eq!(response_text(&mut client).await, [BEGINS, TOO_LONG].concat());
     let exchange = play.server.next_exchange().await;
     play.server.expect_no_exchange();
     assert_eq!(exchange.done.overflow.map(|overflow| overflow.saved), Some(false));
 }
 
-/// An answer whose words take their time is not waited for: what came of it goes on. Nor is one to a
-/// request that surely fits.
+/// If the text of a response is late, its beginning is not held back. Nor is that of a response to a request that
+/// surely fits.
 #[tokio::test]
 async fn a_slow_answer_is_not_held_back() {
     for window in [3000, 200_000] {
@@ -207,7 +207,7 @@ async fn a_slow_answer_is_not_held_back() {
     }
 }
 
-/// A window that was named once and is smaller than what is read is not believed any more.
+/// A window that an error named is forgotten if the provider later reads more than that.
 #[tokio::test]
 async fn a_learned_window_that_proves_too_small_is_forgotten() {
     let mut play = play("/v1/messages", 200_000).await;

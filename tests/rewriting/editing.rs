@@ -1,5 +1,5 @@
-//! The provider cuts in our place: its own context editing is asked for, read back, and given up
-//! where it is refused.
+//! The provider cuts instead of Plimsoll: its own context editing is requested, its report is read, and it is no longer
+//! requested if it was refused.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, PruneMethod};
@@ -16,14 +16,14 @@ const BOUND: &str = "claude-sonnet-5-5";
 const BETA: &str = "context-management-2025-06-27";
 const REFUSED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"context_management: Extra inputs are not permitted"}}"#;
 
-/// As eager as we are, but the provider cuts.
+/// The eager policy, with this method.
 fn by(method: PruneMethod) -> Policy {
     let mut policy = eager();
     policy.prune.method = method;
     policy
 }
 
-/// The reply's input after `tokens` were cleared.
+/// A reply that reports this input after `tokens` were cleared.
 fn cleared(id: &str, input: u64, uses: u64, tokens: u64) -> Value {
     let mut reply = answers(id, FREE, json!([{"type": "text", "text": "Go on."}]));
     reply["usage"] = json!({"input_tokens": input, "output_tokens": 3});
@@ -61,11 +61,11 @@ async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
     assert_eq!(sent, request);
     assert!(scene.bytes.ends_with(&request.to_string()[1..]), "all else byte for byte");
     assert_eq!(betas(&scene), ["b-1,a-2", &format!("c-3,{BETA}")]);
-    // What we would have cut is the provider's affair.
+    // What we would have cut is left to the provider.
     assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Provider)]);
     assert!(scene.exchange.done.made.is_nothing());
 
-    // The same policy asks the same in the same words, after a restart too; a beta is listed once.
+    // The same policy requests the same edit in the same bytes, after a restart too. A beta is listed once.
     play.headers = format!("anthropic-beta: {BETA}\r\n");
     play.restarts().await;
     let later = play.asks(&asks(FREE, &grown("And now?")), &answers("m2", FREE, json!([]))).await;
@@ -93,7 +93,7 @@ async fn a_client_that_manages_its_context_keeps_its_own() {
     assert_eq!(betas(&scene), [""; 0]);
 }
 
-/// Where our own cut would void reasoning the provider cuts, elsewhere we do.
+/// With `auto`, the provider cuts if our own cut would invalidate reasoning; otherwise we cut.
 #[tokio::test]
 async fn auto_takes_the_provider_where_reasoning_is_bound() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Auto)).await;
@@ -104,7 +104,7 @@ async fn auto_takes_the_provider_where_reasoning_is_bound() {
     play.session = "free";
     let scene = play.asks(&asks(FREE, &history(6)), &reply).await;
     assert!(scene.sent["context_management"].is_null() && scene.exchange.done.made.cut >= 3);
-    // A thread of another dialect, or in another mode, is not asked for it.
+    // A thread of another dialect, or in another mode, does not request it.
     play.session = "shadow";
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
     let request = asks(BOUND, &history(6));
@@ -146,18 +146,18 @@ async fn a_refusal_is_learned_and_the_original_sent() {
         "the history was not to blame"
     );
 
-    // It is not tried again, after a restart neither; and nobody else cuts.
+    // It is not tried again, after a restart neither, and we do not cut instead.
     for _ in 0..2 {
         let longer = asks(FREE, &grown("And now?"));
         assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
         play.restarts().await;
     }
-    // Another model is asked: support goes by model.
+    // For another model it is requested: support depends on the model.
     let other = asks(BOUND, &history(6));
     assert!(play.asks(&other, &reply).await.sent["context_management"].is_object());
 }
 
-/// The thread is not set aside for a refusal that names what was asked beside its rewrite.
+/// A refusal that names the requested editing does not suspend a thread with other rewrites.
 #[tokio::test]
 async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -175,7 +175,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     client.response().await;
     drop(call);
     assert!(!play.server.next_exchange().await.suspends_branch());
-    // What was cut before the provider's turn came stays cut.
+    // What was cut before the provider was to cut stays cut.
     let scene = play.asks(&longer, &reply).await;
     assert_eq!(scene.exchange.done.made.cut, cut);
     assert!(scene.sent["context_management"].is_null());
@@ -219,8 +219,8 @@ async fn a_stream_says_at_its_end_what_was_cleared() {
     assert_eq!(play.server.next_exchange().await.usage.cleared, Some(expected));
 }
 
-/// The next estimate grows from what was left, while the provider goes on clearing; once it does not,
-/// what was cleared is back in the count.
+/// While the provider goes on clearing, the next estimate starts from the input after clearing. Once clearing is no
+/// longer requested, the cleared tokens count again.
 #[tokio::test]
 async fn the_next_estimate_knows_what_was_cleared() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
@@ -239,6 +239,6 @@ async fn the_next_estimate_knows_what_was_cleared() {
     let exchange = play.asks(&asks(FREE, &last), &answers("m3", FREE, json!([]))).await.exchange;
     let estimate = exchange.estimate.clone().unwrap();
     assert!((5_715..5_760).contains(&estimate.tokens), "{estimate:?}");
-    // Input, output and what came since still add up to it.
+    // Input, output and new content still add up to the estimate.
     assert_eq!(estimate.tokens, 715 + 3 + estimate.new - estimate.gone);
 }

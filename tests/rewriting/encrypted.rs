@@ -1,4 +1,4 @@
-//! Reasoning that a client of Responses would lose is asked for in the form that can be sent back.
+//! Reasoning that a Responses client would lose is requested in the encrypted form, which can be sent back.
 
 use plimsoll::config::Mode;
 use plimsoll::context::policy::{Policy, ReasoningPolicy, ReinjectPolicy};
@@ -10,7 +10,7 @@ use crate::play::Play;
 const WANTED: &str = "reasoning.encrypted_content";
 const REFUSED: &str = r#"{"error":{"message":"Encrypted content is not supported with this model.","type":"invalid_request_error","param":"include","code":null}}"#;
 
-fn asks() -> Value {
+fn request_body() -> Value {
     json!({"model": "gpt-5.4", "store": false, "input": [{"role": "user", "content": "Look."}]})
 }
 
@@ -28,14 +28,14 @@ async fn play() -> Play {
 #[tokio::test]
 async fn a_client_that_keeps_nothing_at_the_provider_gets_reasoning_it_can_send_back() {
     let mut play = play().await;
-    let mut request = asks();
+    let mut request = request_body();
     let scene = play.asks(&request, &reply()).await;
     assert_eq!(scene.sent["include"], json!([WANTED]));
     let mut sent = scene.sent.clone();
     sent.as_object_mut().unwrap().remove("include");
     assert_eq!(sent, request);
 
-    // So it is there to be put back when the client drops it.
+    // It can be put back when the client drops it.
     let input = request["input"].as_array_mut().unwrap();
     input.push(json!({"type": "function_call", "call_id": "call_AbCdEfGh1234", "name": "read",
         "arguments": "{}"}));
@@ -49,7 +49,7 @@ async fn a_client_that_keeps_nothing_at_the_provider_gets_reasoning_it_can_send_
 #[tokio::test]
 async fn a_list_that_is_there_grows_by_one() {
     let mut play = play().await;
-    let mut request = asks();
+    let mut request = request_body();
     request["include"] = json!(["message.output_text.logprobs"]);
     let scene = play.asks(&request, &reply()).await;
     assert_eq!(scene.sent["include"], json!([WANTED, "message.output_text.logprobs"]));
@@ -58,7 +58,7 @@ async fn a_list_that_is_there_grows_by_one() {
 #[tokio::test]
 async fn who_loses_nothing_is_asked_nothing_more() {
     let with = |name: &str, value: Value| {
-        let mut request = asks();
+        let mut request = request_body();
         request[name] = value;
         request
     };
@@ -77,7 +77,7 @@ async fn who_loses_nothing_is_asked_nothing_more() {
         let mut play = play().await;
         assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string(), "{what}");
     }
-    // A model that is not known, and asked to reason, does.
+    // An unknown model counts as one that reasons, if reasoning is requested.
     let mut play = play().await;
     let mut request = with("model", json!("house-model"));
     request["reasoning"] = json!({"effort": "high"});
@@ -89,31 +89,31 @@ async fn policy_and_mode_may_forbid_it() {
     let off = ReasoningPolicy { reinject: ReinjectPolicy::Off, ..ReasoningPolicy::default() };
     let off = Policy { reasoning: off, ..Policy::default() };
     let mut play = Play::of("/v1/responses", off).await;
-    assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());
+    assert_eq!(play.asks(&request_body(), &reply()).await.bytes, request_body().to_string());
     for mode in [Mode::Observe, Mode::Shadow] {
         play.config.policy = Policy::default().into();
         play.config.mode = mode;
         play.restarts().await;
-        assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());
+        assert_eq!(play.asks(&request_body(), &reply()).await.bytes, request_body().to_string());
     }
 }
 
 #[tokio::test]
 async fn a_refusal_is_learned_for_that_model() {
     let mut play = play().await;
-    let mut client = play.sends(&asks()).await;
+    let mut client = play.sends(&request_body()).await;
     let mut call = play.provider.call().await;
     assert!(call.message.text().contains(WANTED));
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
-    assert_eq!(call.message.text(), asks().to_string());
+    assert_eq!(call.message.text(), request_body().to_string());
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
     assert_eq!(play.server.next_exchange().await.refused, Some(RefusalCause::Include));
     play.restarts().await;
-    assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());
-    let mut other = asks();
+    assert_eq!(play.asks(&request_body(), &reply()).await.bytes, request_body().to_string());
+    let mut other = request_body();
     other["model"] = json!("gpt-5.5");
     assert_eq!(play.asks(&other, &reply()).await.sent["include"], json!([WANTED]));
 }

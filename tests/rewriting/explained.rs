@@ -16,7 +16,7 @@ fn counts(steps: &Value, decision: &str) -> usize {
     steps.filter(|step| step["decision"] == decision).count()
 }
 
-/// Cut, repeated, and asked about after a restart.
+/// A cut, its repetition, and an explanation after a restart.
 #[tokio::test]
 async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -55,7 +55,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     assert_eq!(explained["unlisted"], 0);
     let step = &explained["steps"][0];
     assert_eq!(step["decided_by"], first.exchange.id.as_str());
-    // Nothing before this turn changed, so nothing of the cache is expected to break.
+    // Nothing before this turn changed, so the cache is not expected to break.
     let cache = &explained["cache"];
     assert_eq!((&cache["kept"], &cache["breaks_in"]), (&cache["kept_of"], &Value::Null));
     assert_eq!(cache["before"]["request"], first.exchange.id.as_str());
@@ -72,10 +72,10 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }
-    assert!(!text.contains("Line 0 of the log"), "never a word of a prompt");
+    assert!(!text.contains("Line 0 of the log"), "no text of a prompt");
 }
 
-/// A new cut in the middle: the expected break is where it is.
+/// There is a new cut in the middle: the cache is expected to break there.
 #[tokio::test]
 async fn a_new_cut_says_how_much_of_the_cache_stays() {
     let mut policy = eager();
@@ -120,7 +120,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     assert_eq!(none.status(), 404);
 }
 
-/// A guessed window decides nothing, and the view says that it is one.
+/// A guessed window leads to no decision, and the view says that it is guessed.
 #[tokio::test]
 async fn a_model_that_nobody_knows_has_no_pressure() {
     const UNKNOWN: &str = "mistralai/Mixtral-8x7B-Instruct-v0.1";
@@ -152,7 +152,7 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
     let shadow = play.asks(&asks(MODEL, &history(6)), &reply).await;
     assert_eq!(shadow.exchange.done.tokens_removed, removed);
-    // A session that is not in memory counts like one that is.
+    // A session that is not in memory counts, too.
     play.restarts().await;
     let looking = Looking::at(&play.server, &play.config).await;
     let savings = looking.json("/api/v1/savings").await;
@@ -181,7 +181,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
     policy.prune.hold_out = 1.0;
     play.config.policy = policy.into();
     play.restarts().await;
-    // What was rewritten before it was held out is on neither side.
+    // A session that was rewritten before it was held out belongs to neither group.
     play.asks(&asks(MODEL, &history(6)), &reply).await;
     play.session = "untouched";
     play.asks(&asks(MODEL, &history(6)), &reply).await;
@@ -199,7 +199,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
     assert!(text.text().contains("too few for a conclusion"), "{}", text.text());
 }
 
-/// The context of a request that nothing has answered yet, the first of its session at that.
+/// The context of a request that has no response yet, and is the first of its session.
 #[tokio::test]
 async fn a_request_on_its_way_is_in_the_context_view() {
     let mut play = Play::of("/v1/messages", eager()).await;

@@ -1,4 +1,5 @@
-//! After a restart the first request of a session waits for its cuts longer than later ones wait for the store.
+//! After a restart, the first request of a session waits longer for its stored cuts than later requests wait for the
+//! store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,18 +13,18 @@ use crate::pruned::{eager, history};
 use crate::support::held::Held;
 
 const MODEL: &str = "claude-sonnet-4-5";
-/// How late the store is: longer than `load_ms`, shorter than `first_load_ms`.
+/// By how much the store is late: more than `load_ms`, less than `first_load_ms`.
 const LATE: Duration = Duration::from_secs(1);
 const LOAD_MS: u64 = 150;
-/// More than a busy machine takes, and less than a first load that nobody ends.
+/// More than a busy machine takes, and less than a first load that does not end.
 const AT_ONCE: Duration = Duration::from_secs(8);
 
 fn reply() -> Value {
     answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
 
-/// A thread that was cut, then another process over the same store, whose reads are held. Answers the request
-/// that was cut, as it was sent.
+/// A thread with a cut, then another process over the same store, whose reads are held. Also returns the exchange with
+/// the cut.
 async fn restarted(session: &'static str, mode: Mode) -> (Play, Arc<Held>, Scene) {
     let store = Held::new();
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
@@ -46,7 +47,7 @@ fn next() -> Value {
     asks(MODEL, &messages)
 }
 
-/// What was sent of the history, but for its newest result, which may be cut by now.
+/// What was sent of the history, without its newest result, which may be cut by now.
 fn sent(scene: &Scene) -> &[Value] {
     &scene.sent["messages"].as_array().unwrap()[..history(6).len() - 1]
 }
@@ -54,7 +55,7 @@ fn sent(scene: &Scene) -> &[Value] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_store_is_late() {
     const NAMED: &str = "11111111-2222-3333-4444-555555555555";
-    // What was sent with its cuts before is repeated where nothing new is decided any more.
+    // Cuts that were sent before are repeated even in modes that decide nothing new.
     for (session, mode) in
         [(NAMED, Mode::Active), ("", Mode::Active), (NAMED, Mode::Observe), (NAMED, Mode::Shadow)]
     {
@@ -79,8 +80,8 @@ async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_stor
     }
 }
 
-/// A store that never answers costs each session so much once; then its requests wait as long as for anything
-/// else.
+/// A store that never answers delays each session once by `first_load_ms`. Its later requests wait as long as for
+/// anything else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
     for session in ["11111111-2222-3333-4444-555555555555", ""] {
@@ -99,7 +100,7 @@ async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
     }
 }
 
-/// Where nothing was answered yet, nobody waits for more than lessons.
+/// A request without an earlier reply waits only for lessons.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_what_was_answered_waits_longer() {
     let begins = asks(MODEL, &[message("user", json!("Read them all."))]);

@@ -1,5 +1,5 @@
-//! What a provider refuses of a client's request is changed once, sent once more, and stays changed
-//! (`docs/healing.md`).
+//! What a provider refuses in a client's request is changed once, the request is sent again, and the change is repeated
+//! later (`docs/healing.md`).
 
 use plimsoll::config::Mode;
 use plimsoll::context::policy::{Policy, RepairPolicy};
@@ -37,7 +37,7 @@ pub(crate) fn gemini(contents: Value) -> Value {
     json!({"contents": contents, "generationConfig": {"maxOutputTokens": 1000}})
 }
 
-/// The base64 of a picture of so many bytes.
+/// The base64 of a picture with this many bytes.
 pub(crate) fn picture(bytes: usize) -> String {
     format!("iVBORw0KGgo{}", "A".repeat(bytes))
 }
@@ -46,12 +46,12 @@ pub(crate) fn image(data: &str) -> Value {
     json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})
 }
 
-/// The name under which the history stands.
+/// The member that holds the history.
 pub(crate) fn history(body: &Value) -> &'static str {
     ["messages", "input", "contents"].into_iter().find(|name| body[*name].is_array()).unwrap()
 }
 
-/// The client goes on after an answer.
+/// The client's next request after a response.
 pub(crate) fn goes_on(body: &Value, answer: &Value) -> Value {
     let mut body = body.clone();
     let name = history(&body);
@@ -83,8 +83,8 @@ pub(crate) fn refusals(trip: &RoundTrip) -> usize {
     trip.log.iter().filter(|entry| entry.verdict.broken_rule().is_some()).count()
 }
 
-/// The client asks, is answered although the provider refused, and goes on without another refusal, after a restart
-/// too; what went out before stays as it is.
+/// The provider refuses, the client gets a reply all the same, and its next request is not refused, after a restart
+/// too. What was sent before does not change.
 pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
     let mut stage = Stage::open(rules, Policy::default()).await;
     let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
@@ -102,7 +102,7 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
         assert_eq!(later.exchange.refusal, None, "{name}");
         let (before, now) =
             (sent[list].as_array().unwrap(), later.sent()[list].as_array().unwrap());
-        assert_eq!(before[..], now[..before.len()], "{name}: what went out before changed");
+        assert_eq!(before[..], now[..before.len()], "{name}: bytes that were sent before changed");
         next = goes_on(&next, &later.answer);
     }
 }
@@ -136,7 +136,7 @@ async fn a_picture_that_is_too_large_becomes_text() {
     let body = gemini(json!([{"role": "user", "parts": [part, {"text": "What?"}]}]));
     heals("Gemini", rules(), GEMINI, body, RepairCause::Media).await;
 
-    // Only what is named is changed: everything else is the client's, to the byte.
+    // Only what is named is changed; everything else is the client's bytes.
     let mut stage = Stage::open(rules(), Policy::default()).await;
     let small = picture(100);
     let both =
@@ -166,7 +166,7 @@ async fn too_many_pictures_and_pictures_that_are_none_become_text() {
     let wrong =
         claude(json!([{"role": "user", "content": [image("AAAAAAAA"), image(&picture(10))]}]));
     heals("no picture", Rules::default(), CLAUDE, wrong, RepairCause::Media).await;
-    // Where no place is named, it is the one that is not what it says.
+    // If no place is named, the picture that is not of its declared type is replaced.
     let url = |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
     let body = chat(json!([{"role": "user", "content": [url("AAAAAAAA"), url(&picture(10))]}]));
     heals("no place", Rules::default(), CHAT, body, RepairCause::Media).await;
@@ -316,7 +316,7 @@ async fn more_output_than_the_model_writes_is_lowered() {
     }
 }
 
-/// Prompt and output together are too much: less output is asked for, and no history is cut.
+/// Prompt and output together are too large: the output limit is lowered, and no history is cut.
 #[tokio::test]
 async fn output_gives_way_before_history_does() {
     let rules = Rules { window: Some(12_000), ..Rules::default() };
@@ -335,7 +335,7 @@ async fn output_gives_way_before_history_does() {
     assert_eq!((later.status, later.log.len()), (200, 1), "{}", later.answer);
 }
 
-/// Where the least output does not fit either, so much history is cut as is too much, and no more.
+/// If even the lowest output does not fit, the history is cut by what is too much, and not more.
 #[tokio::test]
 async fn history_is_cut_only_as_far_as_output_is_not_enough() {
     let rules = Rules { window: Some(12_000), ..Rules::default() };
@@ -364,7 +364,7 @@ async fn history_is_cut_only_as_far_as_output_is_not_enough() {
     assert_eq!(sent["max_tokens"], 4_096);
 }
 
-/// Each thing that is refused is answered, one after the other.
+/// Each refused thing is repaired, one after the other.
 #[tokio::test]
 async fn several_things_at_once_are_healed() {
     let call = json!({"role": "assistant", "content": [
@@ -394,7 +394,7 @@ async fn only_active_mode_heals_and_the_others_count() {
         let (causes, outcome) = (vec![RepairCause::Empty], RefusalOutcome::Possible);
         assert_eq!(trip.exchange.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
     }
-    // A cause that policy does not name is passed on.
+    // A cause that policy does not list is forwarded.
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     let mut stage = Stage::open(Rules::default(), Policy { heal, ..Policy::default() }).await;
     let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
@@ -403,7 +403,7 @@ async fn only_active_mode_heals_and_the_others_count() {
 
 const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
 
-/// The provider refuses the changed request, too: the client gets the first answer, byte for byte, and the change is
+/// The provider refuses the repaired request, too: the client gets the first response, byte for byte, and the repair is
 /// not tried again.
 #[tokio::test]
 async fn a_change_that_does_not_help_is_made_once() {
@@ -435,7 +435,7 @@ async fn a_change_that_does_not_help_is_made_once() {
     }
 }
 
-/// Words that nobody knows, and places that are not there, are passed on and counted.
+/// Unknown messages, and places that do not exist, are forwarded and counted.
 #[tokio::test]
 async fn what_is_not_understood_is_passed_on() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
@@ -462,7 +462,7 @@ async fn what_is_not_understood_is_passed_on() {
     assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
 }
 
-/// The response says what was changed.
+/// A response header names what was changed.
 #[tokio::test]
 async fn the_response_says_what_was_changed() {
     let play = Play::of(CLAUDE, Policy::default()).await;

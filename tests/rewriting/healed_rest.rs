@@ -1,4 +1,4 @@
-//! What else is healed, and what is passed on as it came (`docs/healing.md`).
+//! Further causes that are healed, and responses that are forwarded unchanged (`docs/healing.md`).
 
 use plimsoll::context::policy::Policy;
 use plimsoll::dialect::repair::RepairCause;
@@ -11,7 +11,7 @@ use crate::healed::{
 use crate::play::{Play, asks};
 use crate::stage::Stage;
 
-/// 413: the oldest pictures of a request give way until it is taken.
+/// 413: the oldest pictures of a request are replaced until it is accepted.
 #[tokio::test]
 async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
     let rules = Rules { max_request_bytes: 40_000, ..Rules::default() };
@@ -32,7 +32,8 @@ async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
     }
 }
 
-/// A web page that was saved as `paper.pdf`, for example. Where the refusal names no place, the picture beside it stays.
+/// For example a web page that was saved as `paper.pdf`. The refusal names no place, and the picture beside the
+/// document stays.
 #[tokio::test]
 async fn a_document_that_is_none_becomes_text_and_the_picture_beside_it_stays() {
     let page = "PGh0bWw+PC9odG1sPg==";
@@ -59,7 +60,7 @@ async fn a_document_that_is_none_becomes_text_and_the_picture_beside_it_stays() 
     assert_eq!(sent[1], parts[1], "the picture was not refused");
 }
 
-/// OpenAI names it by its first and last characters: the other piece stays.
+/// OpenAI names it by its first and last characters. The other block stays.
 #[tokio::test]
 async fn encrypted_reasoning_without_an_id_is_found_by_its_content() {
     let foreign =
@@ -81,7 +82,7 @@ async fn white_space_alone_is_as_empty() {
     }
 }
 
-/// The words are known, and the status is that of a failure or a limit: not one byte changes, and nothing is sent
+/// The message is a known one, but the status is that of a failure or a limit: no byte changes, and nothing is sent
 /// again.
 #[tokio::test]
 async fn failures_and_limits_go_through_as_they_are() {
@@ -106,7 +107,7 @@ async fn failures_and_limits_go_through_as_they_are() {
     }
 }
 
-/// Counted by the status that the client saw, by what is refused, and by what became of it.
+/// Refusals are counted by the status that the client saw, by cause and by outcome.
 #[tokio::test]
 async fn what_is_not_understood_is_counted_by_its_code() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;

@@ -17,7 +17,7 @@ fn reply(text: &str) -> Value {
     answers("m1", MODEL, json!([{"type": "text", "text": text}]))
 }
 
-/// The first exchange of a session, and its scope.
+/// Plays the first exchange of a session, and returns its scope.
 async fn begun(play: &mut Play) -> Scope {
     let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
     let (tenant, session) = (scene.exchange.tenant.clone(), scene.exchange.session.clone());
@@ -80,14 +80,14 @@ async fn queued_messages_are_sent_at_the_end_and_stay_there() {
             (later.exchange.estimate.as_ref().unwrap(), later.bytes.len() as u64);
         assert!(estimate.tokens > 0 && estimate.tokens < parts, "{estimate:?}");
     }
-    // A retry of the request that took them has them, a rewind to before it has not, a fork has.
+    // A retry of the request with the messages has them, a rewind to before it does not, a fork does.
     assert!(is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
     assert!(!is_injected(&play.asks(&asks(MODEL, &history(1)), &reply("Back.")).await));
     let mut fork = history(2);
     fork.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
     fork.push(message("user", json!("Rather the other way.")));
     assert!(is_injected(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
-    // The client changed what stands further up; the place is found by what stands there.
+    // The client changed an earlier message; the place is found by its neighbours.
     fork[0]["content"] = json!("Read them all. (Today is Sunday.)");
     assert!(is_injected(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
 }
@@ -97,7 +97,7 @@ async fn others_do_not_take_them() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    // A sub-agent with a prompt of its own; one that its client names; a request of the model's words.
+    // A sub-agent with a system prompt of its own, a sub-agent that the client names, and a prefilled reply.
     let mut agent = asks(MODEL, &[message("user", json!("Find the chart."))]);
     agent["system"] = json!("You search.");
     assert!(!is_injected(&play.asks(&agent, &reply("Here.")).await));
@@ -110,7 +110,7 @@ async fn others_do_not_take_them() {
     prefilled.push(message("assistant", json!("Well")));
     assert!(!is_injected(&play.asks(&asks(MODEL, &prefilled), &reply("Go on.")).await));
     assert_eq!(waiting(&play, &scope).await, 1);
-    // Nor does anybody of another credential.
+    // Nor does a request with another credential get it.
     play.key = "other";
     assert!(!is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     play.key = "k";
@@ -150,8 +150,7 @@ async fn a_removed_message_is_never_sent() {
     assert!(held.place().is_some());
 }
 
-/// What waits outlives the process, and a shadow does not take it.
-/// A branch whose rewrite was refused goes on as its client sends it; the others keep their messages.
+/// A branch whose rewrite was refused continues as its client sends it; other branches keep their messages.
 #[tokio::test]
 async fn a_sent_message_stays_where_nothing_was_refused() {
     const REFUSED: &str =
@@ -184,6 +183,7 @@ async fn a_sent_message_stays_where_nothing_was_refused() {
     }
 }
 
+/// A waiting message survives a restart, and shadow mode does not send it.
 #[tokio::test]
 async fn the_queue_is_kept() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -198,8 +198,8 @@ async fn the_queue_is_kept() {
     assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
 }
 
-/// The messages of a request that nobody answered wait for the next, unless that is its retry,
-/// which has them where they were.
+/// The messages of a request without a reply wait for the next request. A retry of the same request has them where they
+/// were.
 #[tokio::test]
 async fn messages_of_a_request_that_failed_wait_again() {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#;
@@ -229,11 +229,11 @@ async fn messages_of_a_request_that_failed_wait_again() {
         next.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
         next.push(message("user", json!("And now?")));
         let scene = play.asks(&asks(MODEL, &next), &reply("On.")).await;
-        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "and there they stay");
+        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "they stay there");
     }
 }
 
-/// Whoever leaves before the answer is there did not hear it: in the middle of it too.
+/// If the client leaves before the reply ends, its messages wait again.
 #[tokio::test]
 async fn messages_of_a_client_that_left_wait_again() {
     for is_begun in [false, true] {

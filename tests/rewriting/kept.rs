@@ -1,4 +1,4 @@
-//! Clients that keep some reasoning and drop the rest: it stands again where the provider's prefix had it.
+//! Clients that keep some reasoning and drop the rest: what they drop is put back where the provider's prefix had it.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
@@ -15,7 +15,7 @@ fn is_thinking(block: &Value) -> bool {
     block["type"] == "thinking"
 }
 
-/// A reply as its client sends it back, with its thinking or without.
+/// A reply as its client sends it back, with its reasoning or without.
 fn back(answer: &Value, keeps: bool) -> Value {
     let blocks = answer["content"].as_array().unwrap().iter();
     message("assistant", blocks.filter(|block| keeps || !is_thinking(block)).cloned().collect())
@@ -31,8 +31,8 @@ fn loses_nothing(log: &[scripted_provider::strict::LoggedRequest]) -> bool {
     log.iter().all(|entry| entry.verdict.losses().is_empty())
 }
 
-/// The client sends the thinking of an open loop, and drops it with the user's next words: cache and later
-/// thinking rest on it, so it stays.
+/// The client sends the reasoning of an open tool loop and drops it with the user's next message. Cache and later
+/// reasoning depend on it, so it is put back.
 #[tokio::test]
 async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
     for model in [KEEPS, BOUND] {
@@ -74,11 +74,11 @@ async fn thinking_that_is_dropped_when_its_loop_closes_stays() {
     }
 }
 
-/// What a broken stream delivered is known: its thinking, which the client sends back, leads on from what is
+/// A broken stream's reply is known: its reasoning, which the client sends back, is valid after the reasoning that is
 /// put back before it.
 #[tokio::test]
 async fn a_partial_reply_is_known() {
-    // The events after which the stream breaks: within the words, within a call.
+    // The stream breaks within the text, or within a call.
     for (reply, breaks) in [
         (
             ScriptedReply::thinking("Hm.", 40).with_text("It lies deep, and deeper than that."),
@@ -96,7 +96,7 @@ async fn a_partial_reply_is_known() {
         let mut sent = two_replies(&mut stage, BOUND, false).await;
         let mut streamed = asks(BOUND, &sent);
         streamed["stream"] = json!(true);
-        // The last event of that kind in a stream that is whole.
+        // The last event of that kind in the whole stream.
         let events = stage.preview(&streamed, reply.clone()).await;
         let seen = events.iter().rposition(|event| event.contains(breaks)).unwrap();
         stage.provider.cut_next_stream_after(seen);
@@ -115,8 +115,8 @@ async fn a_partial_reply_is_known() {
     }
 }
 
-/// A reply that thinks again after its words breaks off before the second signature: what came back of it leads
-/// on, and nothing is put between.
+/// A reply begins to reason again after its text, and breaks off before the second signature. What came of it is sent
+/// back, and nothing is put in between.
 #[tokio::test]
 async fn a_partial_reply_that_was_about_to_think_again_is_known() {
     let reply = ScriptedReply::thinking("Hm.", 40)
@@ -136,7 +136,7 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
             let mut streamed = asks(model, &sent);
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;
-            // What is thought is not shown by every model.
+            // Not every model shows its reasoning.
             let Some(seen) = events.iter().rposition(|it| it.contains(event)) else { continue };
             stage.provider.cut_next_stream_after(seen);
             let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
@@ -164,8 +164,8 @@ async fn a_partial_reply_that_was_about_to_think_again_is_known() {
     }
 }
 
-/// A history of a call and words, each thought about, with the next question. The client keeps the thinking
-/// beside calls; that beside words where it `keeps` it.
+/// A history of a call and a text, both after reasoning, and the next question. The client keeps the reasoning before
+/// calls, and that before text if it `keeps` it.
 async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> {
     let mut sent = vec![message("user", json!("Look."))];
     let call = ScriptedReply::thinking("Where?", 40).with_call("Read", json!({"path": 1}));
@@ -177,8 +177,8 @@ async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> 
     sent
 }
 
-/// A stream breaks off after a signature and before its block's end, or after the block. What the client drops of
-/// that is put back whole or not at all, and what it keeps is known.
+/// A stream breaks off after a signature and before the end of its block, or after the block. What the client drops of
+/// the reply is put back as a whole or not at all; what it keeps is known.
 #[tokio::test]
 async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
     let thinks_twice = ScriptedReply::thinking("Hm.", 40)
@@ -200,7 +200,7 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
             stage.provider.cut_next_stream_after(signature + after);
             let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
             let partial = back(&partial(broken.answer.as_str().unwrap()), keeps);
-            // A reply of which nothing is left is asked for again.
+            // If nothing is left of a reply, the client sends its request again.
             if partial["content"] != json!([]) {
                 sent.extend([partial, message("user", json!("Resume directly."))]);
             }
@@ -221,7 +221,7 @@ async fn a_partial_reply_is_put_back_whole_or_not_at_all() {
     }
 }
 
-/// What a client keeps of a stream that broke off: the blocks that are whole, and the words so far.
+/// What a client keeps of a broken stream: the complete blocks, and the text so far.
 fn partial(stream: &str) -> Value {
     let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
     let mut blocks: Vec<Value> = Vec::new();

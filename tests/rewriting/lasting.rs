@@ -1,4 +1,4 @@
-//! Decisions last: across forks, edits, replicas and stores in trouble, the outgoing prefix is stable.
+//! Decisions are permanent: the sent prefix is stable across forks, edits, replicas and store failures.
 
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::Policy;
@@ -23,7 +23,7 @@ async fn a_fork_and_another_replica_send_the_same_prefix() {
         fork.push(message("user", json!(text)));
         let scene = play.asks(&asks(MODEL, &fork), &reply).await;
         assert_eq!(scene.bytes[..prefix], first.bytes[..prefix], "{text}");
-        // A replica knows only what the store knows.
+        // A replica knows only what is in the store.
         play.restarts().await;
     }
 }
@@ -36,7 +36,7 @@ async fn a_rewind_keeps_what_was_cut_before_it() {
     let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
     let sent = scene.sent["messages"].as_array().unwrap();
     let before = first.sent["messages"].as_array().unwrap();
-    // The newest result has no reply here, so nothing of it was cut yet.
+    // The newest result has no reply in this branch, so it was not cut yet.
     let newest = sent.len() - 1;
     assert_eq!(sent[..newest], before[..newest]);
     assert_eq!(sent[newest], history(7)[newest]);

@@ -1,4 +1,4 @@
-//! What answers teach about counting: it is used at once, by other sessions, and after a restart.
+//! What responses teach about counting is used at once, in other sessions, and after a restart.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     let second = play.asks(&request, &reply).await;
     assert_eq!(second.exchange.estimate.as_ref().unwrap().tokens, 1800);
     assert_eq!(second.exchange.error(), Some(0));
-    // Saved beside the traffic: a process that starts later knows it.
+    // It is saved in the background: a process that starts later knows it.
     let upstream = first.exchange.upstream.clone().unwrap();
     let session = format!("~learned counting {MODEL} behind {upstream}").into();
     let scope = Scope { tenant: "".into(), session };
@@ -36,7 +36,7 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     play.session = "a third";
     let third = play.asks(&request, &reply).await;
     assert_eq!(third.exchange.error(), Some(0));
-    // Other instructions cost something else, and nobody claims to know.
+    // Other instructions have another cost, which is not known.
     let mut other = request.clone();
     other["system"] = json!("You are anything but calm.");
     play.session = "a fourth";
@@ -44,7 +44,7 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     assert!(fourth.exchange.estimate.as_ref().unwrap().tokens < 200);
 }
 
-/// A reply over Chat Completions whose reasoning is not shown: its client has nothing to send back.
+/// A reply over Chat Completions whose reasoning is hidden, so the client cannot send it back.
 fn reasoned(id: usize, input: u64) -> Value {
     json!({
         "id": format!("c{id}"), "object": "chat.completion", "model": "grok-4",
@@ -55,7 +55,7 @@ fn reasoned(id: usize, input: u64) -> Value {
     })
 }
 
-/// Plays calls of one session, whose inputs were reported as `inputs`; answers how far off each estimate was.
+/// Plays calls of one session that report these inputs; returns the error of each estimate.
 async fn errors(play: &mut Play, session: &'static str, inputs: &[u64]) -> Vec<i64> {
     play.session = session;
     let mut history = vec![message("user", json!("How deep is she?"))];
@@ -73,13 +73,13 @@ async fn errors(play: &mut Play, session: &'static str, inputs: &[u64]) -> Vec<i
 #[tokio::test]
 async fn reasoning_that_is_counted_though_not_sent_back_is_learned_from_one_pair() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
-    // Each call costs its words, some 30 tokens, and the 500 of reasoning before.
+    // Each call costs its text, some 30 tokens, and the 500 of the earlier reasoning.
     let first = errors(&mut play, "first", &[1_000, 1_530, 2_060]).await;
     assert!(first[1].abs_diff(-500) < 30, "{first:?}");
     assert!(first[2].abs() < 30, "{first:?}");
     let another = errors(&mut play, "another", &[1_000, 1_530]).await;
     assert!(another[1].abs() < 30, "another session knows it: {another:?}");
-    // And it is unlearned as soon: here no reasoning is counted.
+    // It is unlearned as fast: here the reasoning is not counted.
     let third = errors(&mut play, "third", &[1_000, 1_030, 1_060]).await;
     assert!(third[1].abs_diff(500) < 30 && third[2].abs() < 30, "{third:?}");
 }

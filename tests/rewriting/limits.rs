@@ -1,4 +1,4 @@
-//! Where pruning, preparing, compacting and refusing begin, as the context view says it in every preset.
+//! Where pruning, preparing, compacting and refusing begin, as the context view shows it in every preset.
 
 use plimsoll::config::presets::Preset;
 use plimsoll::context::budget::ContextView;
@@ -24,7 +24,7 @@ fn tokens(view: &ContextView) -> Value {
     json!([json["usable"], at("pruning"), at("preparing"), at("compacting"), at("refusing")])
 }
 
-/// Window 200,000, of which 180,000 are effective and 167,000 the threshold: all of it is in the JSON.
+/// The window is 200,000, of which 180,000 are effective and 167,000 the threshold: the JSON has all of them.
 #[tokio::test]
 async fn micro_compacts_snapshot_can_be_read_from_the_context() {
     let mut play = play(Preset::MicroCompact, &[]).await;
@@ -43,7 +43,7 @@ Free space: 178,150 tokens (after 20,000 output buffer)";
     assert!(view.to_string().ends_with(text), "{view}");
 }
 
-/// The buffer is a category, and what is free is the window less what is used less the buffer.
+/// The buffer is a category of its own. Free space is the window less the used tokens less the buffer.
 #[tokio::test]
 async fn claude_code_shows_its_buffer_and_what_is_free_before_it() {
     let mut play = play(Preset::ClaudeCode, &[]).await;
@@ -55,7 +55,7 @@ async fn claude_code_shows_its_buffer_and_what_is_free_before_it() {
     assert_eq!(serde_json::to_value(&view).unwrap()["autocompact_buffer"], json!(33_000));
 }
 
-/// Where nothing is compacted by itself, 500 tokens are held for the user's own command.
+/// Without automatic compaction, 500 tokens are kept free for the user's own command.
 #[tokio::test]
 async fn claude_codes_buffer_is_small_where_nothing_is_compacted() {
     let mut play = play(Preset::ClaudeCode, &[("PLIMSOLL_COMPACT_ENGINE", "off")]).await;
@@ -79,7 +79,7 @@ async fn every_preset_says_where_things_begin() {
     }
 }
 
-/// What decides nothing begins nothing; the provider refuses all the same.
+/// Without decisions no limit is shown, except that of the provider.
 #[tokio::test]
 async fn nothing_begins_where_nothing_is_decided() {
     let mut play = play(Preset::MicroCompact, &[]).await;

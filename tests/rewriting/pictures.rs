@@ -1,4 +1,4 @@
-//! Old pictures of users go as old results do, where policy says so, and nothing else of them.
+//! Old pictures of users are cut like old results if policy says so, and nothing else in their messages is.
 
 use base64::Engine as _;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
@@ -12,7 +12,7 @@ use crate::stage::Stage;
 
 const PLACEHOLDER: &str = "[Old picture cleared]";
 
-/// The beginning of a PNG of 1200 by 900 pixels, another one for each number.
+/// The beginning of a PNG of 1200 by 900 pixels, a different one for each number.
 fn png(number: u8) -> String {
     let mut bytes =
         b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x04\xb0\x00\x00\x03\x84\x08\x06\x00\x00\x00"
@@ -21,8 +21,8 @@ fn png(number: u8) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// A protocol: its path, a request with these messages, a block with a picture, one with words, a message of
-/// each side, and an answer.
+/// A protocol: its path, how to write a request, a picture block, a text block and a message of either side, and a
+/// reply.
 struct Protocol {
     target: &'static str,
     model: &'static str,
@@ -32,9 +32,9 @@ struct Protocol {
     user: fn(Vec<Value>) -> Value,
     model_says: fn(&str) -> Value,
     answer: fn() -> Value,
-    /// Where the messages stand in a request.
+    /// The member of a request that holds the messages.
     history: &'static str,
-    /// Where the blocks stand in a message.
+    /// The member of a message that holds the blocks.
     blocks: &'static str,
 }
 
@@ -113,12 +113,12 @@ const PROTOCOLS: [Protocol; 4] = [
 ];
 
 impl Protocol {
-    /// A history in which each of so many questions came with a picture.
+    /// A history of questions, each with a picture.
     fn conversation(&self, questions: u8) -> Value {
         let mut messages = Vec::new();
         for number in 0..questions {
             let mut blocks = vec![(self.picture)(&png(number))];
-            // No more than four are allowed.
+            // Anthropic allows four cache markers at most.
             if number > 0 {
                 blocks[0].as_object_mut().unwrap().remove("cache_control");
             }
@@ -142,7 +142,7 @@ fn policy(media: bool) -> Policy {
     policy
 }
 
-/// Before the provider that checks what real ones check.
+/// With the strict provider.
 #[tokio::test]
 async fn old_pictures_of_users_go_as_old_results_do() {
     for protocol in &PROTOCOLS {
@@ -150,7 +150,7 @@ async fn old_pictures_of_users_go_as_old_results_do() {
         let request = protocol.conversation(4);
         let trip = stage.asks(protocol.target, &request, ScriptedReply::text("Yes.")).await;
         assert_eq!(trip.status, 200, "{}: {}", protocol.target, trip.answer);
-        // Messages 0, 2 and 4 are old; of seven the newest two are protected.
+        // Messages 0, 2 and 4 are old; the newest two of seven are protected.
         let mut expected = request.clone();
         for message in [0, 2, 4] {
             let block = &mut expected[protocol.history][message][protocol.blocks][0];
@@ -168,7 +168,7 @@ async fn old_pictures_of_users_go_as_old_results_do() {
         let cut = (Change::Cut, Decision::New, DecisionReason::Always);
         assert_eq!(steps, [cut; 3], "{}", protocol.target);
         assert!(done.tokens_removed > 300, "{}: {}", protocol.target, done.tokens_removed);
-        // From then on the same, to the byte, after a restart too.
+        // Later requests have the same bytes, after a restart too.
         stage.restarts().await;
         let later = stage
             .asks(protocol.target, &protocol.conversation(5), ScriptedReply::text("Yes."))
@@ -181,7 +181,7 @@ async fn old_pictures_of_users_go_as_old_results_do() {
     }
 }
 
-/// As it is by default.
+/// The default policy.
 #[tokio::test]
 async fn without_being_asked_no_picture_goes() {
     assert!(!Policy::default().prune.media);
@@ -193,7 +193,7 @@ async fn without_being_asked_no_picture_goes() {
     }
 }
 
-/// What a tool answered with goes with its answer, and stays where that stays.
+/// A picture in a tool result is cut with the result, and stays if the result stays.
 #[tokio::test]
 async fn a_picture_in_a_result_is_its_results() {
     let mut policy = policy(true);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::support::http1::{Provider, Wire};
 use crate::support::server::{TestServer, config};
 
-/// The stage: one provider, one store, and the proxy between.
+/// One provider, one store, and the proxy between client and provider.
 pub struct Play {
     pub provider: Provider,
     pub store: Arc<dyn Store>,
@@ -26,15 +26,15 @@ pub struct Play {
     pub target: &'static str,
 }
 
-/// What came of one exchange.
+/// The record of one exchange.
 pub struct Scene {
     /// What the provider received.
     pub sent: Value,
     /// The same, as bytes.
     pub bytes: String,
-    /// Its first line and headers.
+    /// First line and headers of the request.
     pub head: String,
-    /// What was recorded of it.
+    /// The exchange's event.
     pub exchange: Arc<Exchange>,
 }
 
@@ -57,12 +57,12 @@ impl Play {
         Self { provider, store, server, config, session, key: "k", headers, target }
     }
 
-    /// Another process over the same store.
+    /// Starts another process over the same store.
     pub async fn restarts(&mut self) {
         self.server = server(&self.store, &self.config).await;
     }
 
-    /// One exchange: the client asks, the provider answers.
+    /// One exchange: the client sends `request`, the provider returns `reply`.
     pub async fn asks(&mut self, request: &Value, reply: &Value) -> Scene {
         let mut client = self.sends(request).await;
         let mut call = self.provider.call().await;
@@ -74,7 +74,7 @@ impl Play {
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, head, exchange }
     }
 
-    /// The client asks, on a connection of its own.
+    /// Sends a request on a connection of its own.
     pub async fn sends(&self, request: &Value) -> Wire {
         let mut client = Wire::connect(self.server.address).await;
         let (body, target, headers) = (request.to_string(), self.target, &self.headers);
@@ -94,7 +94,7 @@ async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {
 }
 
 impl Scene {
-    /// What was done, as (what, whether, why).
+    /// The steps of the plan: change, decision, reason.
     pub fn steps(&self) -> Vec<(Change, Decision, DecisionReason)> {
         let step_of = |step: &PlanStep| (step.change, step.decision, step.why);
         self.exchange.done.steps.iter().map(step_of).collect()

@@ -1,4 +1,4 @@
-//! Presets reproduce the numbers of the agents they name, through the proxy as people run it.
+//! Presets reproduce the numbers of the agents that they are named after, through the whole proxy.
 
 use plimsoll::config::presets::Preset;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub async fn play(preset: Preset, also: &[(&str, &str)]) -> Play {
     play_at("/v1/messages", preset, also).await
 }
 
-/// The same of another protocol.
+/// The same with another protocol.
 pub async fn play_at(target: &'static str, preset: Preset, also: &[(&str, &str)]) -> Play {
     let resolved_config = resolved(preset, also);
     let mut play = Play::of(target, resolved_config.policy.as_ref().clone()).await;
@@ -53,7 +53,7 @@ fn fifteen_reads() -> Vec<Value> {
     (0..15).flat_map(pair).collect()
 }
 
-/// A body's messages, by rules.
+/// The tokens of a body's messages by these rules.
 fn counted(rules: &ClassicRules, body: &str) -> u64 {
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
     rules.messages(body.as_bytes(), &read.messages, |_| SentContent::Whole)
@@ -70,12 +70,12 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.steps(), vec![(Change::Cut, Decision::New, DecisionReason::Always); 11]);
     assert_eq!(counted(&rules, &scene.bytes), 3_446);
-    // What is told of it is the count of what was sent.
+    // The logged count is that of what was sent.
     let classic = scene.exchange.classic.clone().unwrap();
     assert_eq!((&*classic.rules, classic.tokens), ("micro-compact", 3_446));
     assert_eq!(classic.method, EstimateMethod::Estimated);
 
-    // Fifteen pairs stay, and what was cleared is the oldest.
+    // All fifteen pairs stay, and the oldest results are cleared.
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
     let ids = |kind| -> Vec<&str> {
         let parts = read.parts().filter(|part| part.kind == kind);
@@ -88,7 +88,7 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
     assert_eq!((0..15).filter(is_cleared).collect::<Vec<_>>(), (0..11).collect::<Vec<_>>());
 }
 
-/// Results that are cleared are told live as their request goes out; what is repeated is no news.
+/// Clearing is a live event when the request is sent. A repetition is not.
 #[tokio::test]
 async fn pruning_is_announced_live() {
     let mut play = play(Preset::MicroCompact, &[]).await;
@@ -102,7 +102,7 @@ async fn pruning_is_announced_live() {
     assert!(live.try_recv().is_err());
 }
 
-/// From the second call on it is last input and output, cache included, and the new messages.
+/// From the second call on, the count is the last input and output, cache included, plus the new messages.
 #[tokio::test]
 async fn micro_compact_grows_from_what_was_reported() {
     let mut play = play(Preset::MicroCompact, &[]).await;
@@ -113,13 +113,13 @@ async fn micro_compact_grows_from_what_was_reported() {
     history.push(result("tool_15", "12345678"));
     let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
     let classic = scene.exchange.classic.clone().unwrap();
-    // 12 + 24 + 4, and a third of it.
+    // 12 + 24 + 4, times four thirds.
     assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
     assert_eq!(classic.tokens, 1_800 + 50 + 54);
     assert_eq!(scene.exchange.classic_error(), Some(1_904 - 1_800));
 }
 
-/// What a provider refuses is told as it was answered: whole.
+/// If the provider refuses the rewrite, the count is that of the original, which was accepted.
 #[tokio::test]
 async fn a_refused_rewrite_is_counted_as_it_came() {
     let mut play = play(Preset::MicroCompact, &[]).await;
@@ -145,7 +145,7 @@ fn micro_compacts_threshold_is_167_000() {
     assert!((config.policy.prune.threshold(effective) - 167_000.0).abs() < 1e-9);
 }
 
-/// Under ten messages, and other tools' results, are left alone.
+/// Below ten messages nothing is cleared, nor are results of other tools.
 #[tokio::test]
 async fn micro_compact_begins_at_ten_messages_and_knows_its_tools() {
     let mut play = play(Preset::MicroCompact, &[]).await;
@@ -161,11 +161,11 @@ async fn micro_compact_begins_at_ten_messages_and_knows_its_tools() {
     assert_eq!(play.asks(&others, &nothing).await.bytes, others.to_string());
 }
 
-/// Results of these many thousands of tokens, each a turn of its own; the newest last.
+/// Results of these sizes, in thousands of tokens, each in a turn of its own; the newest is last.
 fn turns(thousands: &[usize]) -> Vec<Value> {
     let turn = |(n, size): (usize, &usize)| {
         let id = format!("call_AbCdEfGh{n:04}");
-        // Four characters a token, and no two alike.
+        // Four characters a token, no two texts alike.
         let text = format!("{n:04}").repeat(size * 1_000);
         [
             message("user", json!("Go on.")),
@@ -193,9 +193,9 @@ async fn opencode_cuts(history: &[Value]) -> Vec<usize> {
 
 #[tokio::test]
 async fn opencode_protects_two_turns_and_forty_thousand_and_cuts_more_than_twenty() {
-    // The newest turn's question protects itself and the turn before it, whatever their size.
+    // The newest question protects its own turn and the turn before it, whatever their size.
     assert_eq!(opencode_cuts(&turns(&[11, 10, 40, 90])).await, [0, 1]);
-    // 40,000 to the token are protected; the next token is not.
+    // Exactly 40,000 tokens are protected.
     assert_eq!(opencode_cuts(&turns(&[21, 20, 20, 9])).await, [0]);
     assert_eq!(opencode_cuts(&turns(&[20, 20, 20, 9])).await, [0usize; 0], "20,000 is not enough");
     assert_eq!(opencode_cuts(&turns(&[1, 20, 20, 20, 9])).await, [0, 1]);
@@ -204,7 +204,7 @@ async fn opencode_protects_two_turns_and_forty_thousand_and_cuts_more_than_twent
 #[tokio::test]
 async fn opencode_stops_at_what_is_cut_and_passes_over_failures() {
     let mut history = turns(&[30, 30, 10, 20, 20, 9]);
-    // The client has cut the third itself: what is before it was judged then.
+    // The client has cut the third itself, so nothing before it is considered.
     history[8]["content"][0]["content"] = json!(CLEARED);
     assert_eq!(opencode_cuts(&history).await, [2], "only what its client cut");
     // A failed call is neither counted nor cut.
@@ -243,7 +243,7 @@ fn every_rule_in_the_table_of_presets_has_its_test() {
     }
 }
 
-/// A conversation of one question and these many steps, each with a result of so many thousands of tokens.
+/// A conversation of one question and several steps, each with a result of this size in thousands of tokens.
 fn steps_of(thousands: &[usize]) -> Vec<Value> {
     let mut history = turns(thousands);
     let mut at = 0;
@@ -254,7 +254,7 @@ fn steps_of(thousands: &[usize]) -> Vec<Value> {
     history
 }
 
-/// What the user and the model said goes out as it came, and so do calls: results alone are cleared.
+/// The text of user and model and the calls are sent unchanged: only results are cleared.
 #[tokio::test]
 async fn text_and_calls_are_never_cleared() {
     for preset in [Preset::Dexto, Preset::Opencode, Preset::MicroCompact] {
@@ -280,14 +280,14 @@ async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
     cut(&play.asks(&asks(MODEL, history), &answers("m1", MODEL, json!([]))).await.sent)
 }
 
-/// Newest first, 40,000 tokens of results stay; the rest goes if it is more than 20,000. One message of the
-/// user's is no shield, and no pressure is asked for.
+/// The newest 40,000 tokens of results stay. The rest is cleared if it is more than 20,000 tokens. A message of the
+/// user protects nothing, and no pressure is needed.
 #[tokio::test]
 async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twenty() {
     assert_eq!(dexto_cuts(&steps_of(&[10; 10])).await, [0, 1, 2, 3, 4, 5]);
     assert_eq!(dexto_cuts(&steps_of(&[10; 6])).await, [0usize; 0], "20,000 is not enough");
     assert_eq!(dexto_cuts(&steps_of(&[1, 10, 10, 10, 10, 10, 10])).await, [0, 1, 2]);
-    // What was cleared already ends the walk.
+    // A result that is already cleared ends the search.
     let mut cleared = steps_of(&[30, 30, 10, 20, 10, 10]);
     cleared[6]["content"][0]["content"] = json!(CLEARED);
     assert_eq!(dexto_cuts(&cleared).await, [2], "only what its client cleared");
@@ -299,7 +299,7 @@ async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twent
     assert_eq!(dexto_cuts(&failed).await, [0usize; 0]);
 }
 
-/// `input + cache_read > window − min(max_output, 32,000)`: by then it is shown as more than fits.
+/// `input + cache_read > window − min(max_output, 32,000)`: then it counts as more than fits.
 #[test]
 fn dexto_compacts_past_the_window_less_the_output() {
     let due = |tokens| due(Preset::Dexto, 200_000, tokens, json!({}));
@@ -307,7 +307,8 @@ fn dexto_compacts_past_the_window_less_the_output() {
     assert_eq!(due(168_001), CompactionNeed::Must);
 }
 
-/// One number is shown and decided by: last input, last output, and new messages by four.
+/// The same number is shown and used for decisions: last input, last output, and the new messages' characters divided
+/// by four.
 #[tokio::test]
 async fn dexto_shows_what_it_decides_by() {
     let mut play = play(Preset::Dexto, &[]).await;
@@ -327,13 +328,13 @@ async fn dexto_shows_what_it_decides_by() {
         (estimate.method, estimate.counting),
         (EstimateMethod::Anchored, CountingMethod::Length)
     );
-    // Messages are what system and tools leave of it, and the error is told.
+    // The messages are the total less system prompt and tools, and the error is recorded.
     let parts = estimate.breakdown;
     assert_eq!(parts.system + parts.tools + parts.messages, estimate.tokens);
     assert_eq!(scene.exchange.error(), Some(150));
 }
 
-/// Where rules decide they are shown, too; else the budget stays ours, and both errors are told.
+/// If the rules decide, their number is shown, too. If not, ours is the budget, and both errors are recorded.
 #[tokio::test]
 async fn the_budget_stays_ours_unless_rules_decide() {
     let request = asks(MODEL, &fifteen_reads()[..8]);
@@ -368,7 +369,7 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
             dialect::read(Dialect::Gemini, "/v1beta/models/m:generateContent", body.as_bytes());
         rules.messages(body.as_bytes(), &read.messages, |_| SentContent::Whole)
     };
-    // 0.25 and 1.3 a character, all together rounded down; a long text by four.
+    // 0.25 and 1.3 tokens a character, rounded down together; in a long text, 0.25 for each.
     assert_eq!((count("Hello world"), count("你好世界"), count("Hello 世界")), (2, 5, 4));
     assert_eq!(count(&"世".repeat(100_000)), 130_000);
     assert_eq!(count(&"世".repeat(100_001)), 25_000);
@@ -415,7 +416,7 @@ fn llxprt_leaves_reasoning_to_two_keys() {
     assert_eq!(some, StripPolicy::AllButLast);
 }
 
-/// How much a request of so many tokens needs a summary; its last call was reported so.
+/// How urgently a request of this many tokens needs a summary, if `last` is the reported usage of its last call.
 fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed {
     let config = resolved(preset, &[]);
     let body = json!({"messages": [message("user", json!("And now?"))]}).to_string();
@@ -450,7 +451,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
     compact::due(&request, &known, tokens)
 }
 
-/// `input + cache_read > window − min(max_output, 32,000)`, whatever is estimated.
+/// `input + cache_read > window − min(max_output, 32,000)`, whatever the estimate is.
 #[test]
 fn opencode_compacts_by_what_the_last_call_read() {
     let due = |input: u64, written: u64| {
@@ -459,7 +460,7 @@ fn opencode_compacts_by_what_the_last_call_read() {
     };
     assert_eq!((due(168_000, 0), due(168_001, 0)), (CompactionNeed::Prepare, CompactionNeed::Swap));
     assert_eq!((due(168_001, 1), due(10_000, 0)), (CompactionNeed::Prepare, CompactionNeed::No));
-    // What would not fit is told by its estimate, as everywhere.
+    // Whether a request does not fit is decided by the estimate, as everywhere.
     assert_eq!(
         super::presets::due(Preset::Opencode, 200_000, 168_001, json!({})),
         CompactionNeed::Must
@@ -473,11 +474,11 @@ fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
     assert_eq!((due(1_000_000), due(1_000_001)), (CompactionNeed::Swap, CompactionNeed::Must));
     let compact = resolved(Preset::GeminiCli, &[]).policy.compact.clone();
     assert_eq!(compact.keep_history, Some(0.3));
-    // A summary must shrink what it stands for.
+    // A summary must be smaller than what it replaces.
     assert!(compact::is_worth_it(1_000, 999) && !compact::is_worth_it(1_000, 1_000));
 }
 
-/// Context, what is pending and the answer's budget together: 100,000 + 34,464 + 65,536 fit.
+/// The context, pending content and the output budget must fit together: 100,000 + 34,464 + 65,536.
 #[test]
 fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
     let due = |tokens| due(Preset::Llxprt, 200_000, tokens, json!({}));
@@ -487,7 +488,7 @@ fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
     assert_eq!(due(100_000 + 34_465), CompactionNeed::Must);
 }
 
-/// What compaction is decided by has no reasoning that is kept out: 100,000 and a few, 120,000 with it.
+/// Compaction is decided by the count without removed reasoning: a little over 100,000, and 120,000 with it.
 #[tokio::test]
 async fn llxprt_compacts_by_the_count_without_reasoning() {
     const THINKS: &str = "claude-opus-4-5";
@@ -520,7 +521,7 @@ async fn llxprt_compacts_by_the_count_without_reasoning() {
     }
 }
 
-/// Of two pieces of reasoning the newest alone counts.
+/// Of two reasoning blocks, only the newest counts.
 #[tokio::test]
 async fn all_but_the_last_reasoning_is_not_counted() {
     const THINKS: &str = "claude-opus-4-5";
@@ -549,7 +550,7 @@ async fn all_but_the_last_reasoning_is_not_counted() {
     assert!((2_900..3_020).contains(&one) && (5_800..6_040).contains(&both), "{shown:?}");
 }
 
-/// The number that is shown is the one that is compacted by.
+/// Compaction is decided by the number that is shown.
 #[tokio::test]
 async fn dexto_compacts_by_what_it_shows() {
     for (threshold, compacts) in [("1950", true), ("1951", false)] {

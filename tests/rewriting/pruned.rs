@@ -1,4 +1,4 @@
-//! Old tool results give way to a placeholder when policy says so, and to nothing else.
+//! Old tool results are replaced by a placeholder when policy says so, and nothing else is changed.
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
@@ -25,7 +25,7 @@ pub fn eager() -> Policy {
     Policy { prune, ..Policy::default() }
 }
 
-/// A history of `count` calls, each answered with words of its own.
+/// A history of `count` calls, each with a result of its own.
 pub fn history(count: usize) -> Vec<Value> {
     let mut history = vec![message("user", json!("Read them all."))];
     for number in 0..count {
@@ -60,7 +60,7 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
     let sent = contents(&scene.sent);
     assert_eq!(sent.iter().filter(|content| **content == CLEARED).count(), steps.len());
     assert!(steps.len() >= 3 && sent.last() != Some(&CLEARED), "{sent:?}");
-    // Nothing but the contents changed.
+    // Only the contents of results changed.
     let mut same = scene.sent.clone();
     for (index, message) in request["messages"].as_array().unwrap().iter().enumerate() {
         if message["content"][0]["content"].is_string() {
@@ -70,7 +70,7 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
     }
     assert_eq!(same, request);
 
-    // The next request repeats them, byte for byte, whatever policy now says.
+    // The next request repeats the cuts, byte for byte, whatever the policy is then.
     let cut = steps.len();
     play.config.policy = Policy::default().into();
     play.restarts().await;
@@ -97,7 +97,7 @@ async fn shadow_decides_and_measures_but_sends_the_original() {
         done.mode == Mode::Shadow && done.made.cut >= 3 && done.tokens_removed > 300,
         "{done:?}"
     );
-    // Decisions of the shadow stay there.
+    // Decisions of shadow mode are not used in other modes.
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
 }
@@ -136,8 +136,8 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
     assert!(sent.contains("left out") && sent.len() < 3500, "{}", sent.len());
 }
 
-/// What is kept of such a cut is ranges: the words come from the request, and are the same to the byte each
-/// time. Where the result says something else, all of it is sent.
+/// A trim is stored as ranges: the text comes from the request, and gives the same bytes each time. If the result has
+/// another text, it is sent whole.
 #[tokio::test]
 async fn a_trim_is_repeated_from_ranges_and_another_text_is_left_whole() {
     let mut policy = Policy::default();
@@ -150,7 +150,7 @@ async fn a_trim_is_repeated_from_ranges_and_another_text_is_left_whole() {
     let first = play.asks(&asks(MODEL, &history), &reply).await;
     let trimmed = contents(&first.sent)[0].to_owned();
     assert!(trimmed.starts_with("bégin ") && trimmed.contains("left out"));
-    // However policy is by then, and however its client spells the result: in blocks, without the last break.
+    // Under another policy, and if the client writes the result as blocks or without its last line break.
     play.config.policy = Policy::default().into();
     play.restarts().await;
     history.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
@@ -167,7 +167,7 @@ async fn a_trim_is_repeated_from_ranges_and_another_text_is_left_whole() {
     assert_eq!(play.asks(&other, &reply).await.bytes, other.to_string());
 }
 
-/// The estimate is of what is sent: of the cut history, not of the one that came.
+/// The estimate is that of what is sent: the history with cuts, not the original.
 #[tokio::test]
 async fn the_estimate_follows_the_cut() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -180,7 +180,7 @@ async fn the_estimate_follows_the_cut() {
     assert!(cut * 2 < whole, "{cut} of {whole}");
 }
 
-/// A session that is held out is left as it came, and says so, that it can be compared.
+/// A held-out session is sent unchanged, and is marked as held out for comparison.
 #[tokio::test]
 async fn a_held_out_session_is_untouched_and_says_so() {
     let mut policy = eager();
@@ -191,14 +191,14 @@ async fn a_held_out_session_is_untouched_and_says_so() {
     let scene = play.asks(&request, &reply).await;
     assert_eq!(scene.bytes, request.to_string());
     assert!(scene.exchange.done.held_out && scene.exchange.done.made.is_nothing());
-    // Where nothing is rewritten anyway, there is nothing to compare with.
+    // In a mode without rewrites there is nothing to compare.
     play.session = "observed";
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     assert!(!play.asks(&request, &reply).await.exchange.done.held_out);
 }
 
-/// While a loop is open its own thinking has to stay, and a cut would make it void: nothing is cut,
-/// whether the newest result is words or ends with a picture.
+/// An open tool loop must keep its reasoning, which a cut would invalidate. So nothing is cut, whether the newest
+/// result is text or ends with a picture.
 #[tokio::test]
 async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
     const BOUND: &str = "claude-opus-5-5";
@@ -220,14 +220,14 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
     }
 }
 
-/// Reasoning with a signature of its own.
+/// Reasoning with a signature that depends on its text.
 fn thinking(text: &str) -> Value {
     let signature: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
     json!({"type": "thinking", "thinking": text, "signature": signature})
 }
 
-/// What a client left out while results were cut, and sends after all, was made before the cut: where
-/// the model binds it, the cut gives way. What was made after the cut rests on it.
+/// The client left reasoning out while results were cut, and sends it after all. If the model binds it, the cut is
+/// dropped, because the reasoning was made without it. Reasoning that was made after the cut depends on it.
 #[tokio::test]
 async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     const BOUND: &str = "claude-opus-5-5";
@@ -250,12 +250,12 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     let before = |sent: &Value| sent["messages"].as_array().unwrap()[..8].to_vec();
     assert_eq!(before(&spared), back[..8]);
     assert_eq!(cleared(&spared), count - 3, "those after it stay");
-    // It is left out once more: so it is cut once more.
+    // The client leaves it out again: the results are cut again.
     assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
 }
 
-/// A cut that was sent beside reasoning that came back, where policy accepted the loss, stays when policy
-/// accepts no loss any more: the cache holds those bytes. It still gives way to reasoning that comes back then.
+/// Policy accepted the loss of reasoning, and a cut was sent. It stays when policy no longer accepts such a loss,
+/// because the cache has those bytes. It is still dropped for reasoning that comes back later.
 #[tokio::test]
 async fn a_cut_that_was_sent_over_reasoning_stays_when_its_loss_is_no_longer_accepted() {
     const BOUND: &str = "claude-opus-5-5";
@@ -296,13 +296,13 @@ async fn a_cut_that_was_sent_over_reasoning_stays_when_its_loss_is_no_longer_acc
 
     thinks(&mut messages, 5);
     assert_eq!(cleared(&play.asks(&asks(BOUND, &messages), &reply).await.sent), count - 2);
-    // What gave way is not cut again while the reasoning is there.
+    // A dropped cut is not made again while the reasoning is there.
     goes_on(&mut messages);
     assert_eq!(cleared(&play.asks(&asks(BOUND, &messages), &reply).await.sent), count - 2);
 }
 
-/// In shadow mode, by header and by mode, the client's bytes go on, where something would stand in for lost
-/// reasoning, too.
+/// In shadow mode, by header and by configuration, the client's bytes are sent unchanged, also where a stand-in would
+/// be added.
 #[tokio::test]
 async fn shadow_adds_no_stand_ins() {
     let id = "call_00_ZyXwVuTs9876";
@@ -327,8 +327,7 @@ async fn shadow_adds_no_stand_ins() {
     }
 }
 
-/// A thread that was rewritten before is repeated as it was, in shadow mode as in observe: nothing new is
-/// decided in it.
+/// A rewritten thread is repeated as it was, in shadow mode as in observe: nothing new is decided in it.
 #[tokio::test]
 async fn shadow_and_observe_repeat_what_was_rewritten() {
     for (mode, by_header) in
@@ -347,7 +346,7 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
         let cut = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
         assert_eq!(cut(&on.sent), cut(&active.sent), "{mode}");
         assert_eq!((on.exchange.done.mode, on.exchange.done.new.cut), (Mode::Observe, 0));
-        // A session of its own goes as it came.
+        // Another session is sent unchanged.
         play.session = "another";
         assert_eq!(
             play.asks(&asks(MODEL, &history(9)), &reply).await.bytes,
@@ -356,13 +355,13 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
     }
 }
 
-/// What is said to be removed is what the provider no longer counts, however wrong our own count of it is.
+/// The claimed savings are what the provider no longer counts, however wrong our own count is.
 #[tokio::test]
 async fn what_is_claimed_is_what_the_provider_no_longer_counts() {
     const TURNS: usize = 24;
-    // As before the program is ready: what is counted by length on the way is another matter.
+    // The vocabulary must be loaded: counting by length is not what this test is about.
     bpe::load(Family::Claude);
-    // More tokens than we expect of such words.
+    // The provider counts more tokens than we expect.
     let counts = |body: &str| body.len() as u64 * 10 / 21;
     let mut policy = eager();
     policy.prune.min_saving_tokens = 900;

@@ -1,4 +1,4 @@
-//! Reasoning that a client dropped is back at its place when the provider gets the request.
+//! Reasoning that a client dropped is put back at its place before the request is sent.
 
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
@@ -43,7 +43,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     assert_eq!(content[0], thinking("Let me look."));
     assert_eq!(content.as_array().unwrap().len(), 3);
 
-    // It stays where it was put, after a restart too, and the next one joins it.
+    // It stays there, after a restart too, and the next reasoning is put back as well.
     history.push(message("assistant", json!([call(ids[1])])));
     history.push(message("user", json!([result(ids[1], "Very deep.")])));
     play.restarts().await;
@@ -53,7 +53,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     assert_eq!(scene.exchange.done.made.put_back, 2);
 }
 
-/// Bound reasoning has to stand after the piece it was made after, also where that was all of a reply.
+/// Bound reasoning must follow the reasoning that it was made after, even if that is all of a reply.
 #[tokio::test]
 async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
     const BOUND: &str = "claude-opus-5-5";
@@ -62,7 +62,7 @@ async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call(id)]);
     play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
-    // The client drops the first thinking, and keeps the second.
+    // The client drops the first reasoning and keeps the second.
     history.push(message("assistant", json!([call(id)])));
     history.push(message("user", json!([result(id, "Deep water.")])));
     let alone = json!([thinking("So it is.")]);
@@ -76,14 +76,14 @@ async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
         assert_eq!(scene.sent["messages"].as_array().unwrap()[2..], history[2..]);
         play.restarts().await;
     }
-    // Another's in its place leads on to nothing of ours.
+    // With unknown reasoning in its place, nothing of ours is put back.
     history[3] = message("assistant", json!([thinking("It may be otherwise.")]));
     let scene = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
     assert_eq!(scene.exchange.done.made.put_back, 0, "{:?}", scene.steps());
 }
 
-/// A request that is sent twice may be answered twice with the same words. The client goes on with the second
-/// reply: the first one's reasoning is not put beside it.
+/// A request that is sent twice may get two replies with the same text. The client continues with the second reply: the
+/// first one's reasoning is not added to it.
 #[tokio::test]
 async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
     let id = "toolu_01AbCdEfGh12";
@@ -105,7 +105,7 @@ async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
     }
 }
 
-/// After a rewind the model says the same, and thinks something else. Each branch gets its own thinking back.
+/// After a rewind the model writes the same text after other reasoning. Each branch gets its own reasoning back.
 #[tokio::test]
 async fn each_branch_gets_the_reasoning_of_its_own_reply() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -166,7 +166,7 @@ async fn each_branch_gets_the_signatures_of_its_own_reply() {
     }
 }
 
-/// In `shadow` nothing new is put back, also where the model said the same in another branch.
+/// In `shadow` no reasoning is put back for the first time, even if the model wrote the same text in another branch.
 #[tokio::test]
 async fn shadow_puts_back_no_reasoning_for_the_first_time() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -187,7 +187,7 @@ async fn shadow_puts_back_no_reasoning_for_the_first_time() {
     }
 }
 
-/// After a rewind the model says the same without thinking: the thinking of its first reply is not this one's.
+/// After a rewind the model writes the same text without reasoning: the reasoning of its first reply is not added.
 #[tokio::test]
 async fn a_reply_without_reasoning_gets_none_of_another() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -207,8 +207,8 @@ async fn a_reply_without_reasoning_gets_none_of_another() {
     }
 }
 
-/// A reply breaks off after its text. The request is repeated, and the second reply says the same and calls a
-/// tool. Its own reasoning is put back, once.
+/// A reply breaks off after its text. The request is repeated, and the second reply has the same text and a call. Its
+/// own reasoning is put back, once.
 #[tokio::test]
 async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
     let id = "toolu_01AbCdEfGh12";
@@ -226,8 +226,8 @@ async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
     assert_eq!(scene.sent["messages"][1]["content"], whole);
 }
 
-/// Bound reasoning that came back without the rest of its reply, or in a second reply to the same request, still
-/// stands after what was put back before it, after a restart too.
+/// Bound reasoning came back without the rest of its reply, or in a second reply to the same request. It still follows
+/// what was put back before it, after a restart too.
 #[tokio::test]
 async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
     const BOUND: &str = "claude-opus-5-5";
@@ -258,7 +258,7 @@ async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
     }
 }
 
-/// Reasoning that policy removed for one model stays in the request to a model that demands it.
+/// Reasoning that policy removed for one model is sent to a model that demands it.
 #[tokio::test]
 async fn reasoning_removed_for_another_model_is_there_where_it_is_demanded() {
     let mut policy = Policy::default();
@@ -284,8 +284,8 @@ async fn reasoning_removed_for_another_model_is_there_where_it_is_demanded() {
     }
 }
 
-/// One model's reasoning is known, another model got stand-ins in its place: back at the first one, its own
-/// reasoning goes out as before.
+/// One model's reasoning is known; another model got stand-ins instead. With the first model again, its own reasoning
+/// is sent as before.
 #[tokio::test]
 async fn reasoning_is_back_where_another_model_got_a_stand_in() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
@@ -340,7 +340,7 @@ async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
     assert!(!knows.unwrap());
 }
 
-/// Bound reasoning that was made after what we put back is void without it.
+/// Bound reasoning that was made after reasoning we put back is invalid without that.
 #[tokio::test]
 async fn what_was_put_back_stays_when_policy_no_longer_puts_back() {
     const BOUND: &str = "claude-opus-5-5";
@@ -381,7 +381,7 @@ async fn another_model_gets_nothing_it_cannot_read() {
     assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, DecisionReason::OtherModel)]);
 }
 
-/// DeepSeek answers 400 for ever once a session has lost its reasoning (`docs/protocols.md` 4.2).
+/// DeepSeek refuses every request of a session that has lost its reasoning (`docs/protocols.md` 4.2).
 #[tokio::test]
 async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
@@ -402,7 +402,7 @@ async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
     let scene = play.asks(&request(&history), &reply).await;
     assert_eq!(scene.sent["messages"][1]["reasoning_content"], "Let me look.");
 
-    // A conversation that began elsewhere: the field has to be there all the same.
+    // The conversation began elsewhere: the field is needed all the same.
     play.session = "another";
     let foreign = "call_00_ZyXwVuTs9876";
     let history = [message("user", json!("Hm.")), call(foreign), result(foreign)];
@@ -428,15 +428,15 @@ async fn geminis_signature_is_back_on_its_call() {
     let scene = play.asks(&history, &reply).await;
     assert_eq!(scene.sent["contents"][1]["parts"][0], signed);
 
-    // A call of another's making: the documented word in place of its signature (`docs/protocols.md` 5.4).
+    // Another model's call: the documented value is sent instead of a signature (`docs/protocols.md` 5.4).
     play.session = "another";
     let scene = play.asks(&history, &reply).await;
     let part = &scene.sent["contents"][1]["parts"][0];
     assert_eq!(part["thoughtSignature"], "skip_thought_signature_validator");
 }
 
-/// Searching files at the provider leaves three signatures: on its call, on its answer, and on the words. A client
-/// that keeps the parts and drops the signatures has all of them back.
+/// A file search at the provider leaves three signatures: on its call, on its result and on the text. A client that
+/// keeps the parts and drops the signatures gets all of them back.
 #[tokio::test]
 async fn geminis_signatures_around_file_search_are_all_back() {
     let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
@@ -470,8 +470,8 @@ async fn geminis_signatures_around_file_search_are_all_back() {
     }
 }
 
-/// Words that come in several pieces are signed on one of them. A client that keeps the pieces has each signature
-/// back where it came from; on words that it joined none of them fits.
+/// A text that comes in several pieces is signed on one of them. A client that keeps the pieces gets each signature
+/// back at its piece. On text that the client joined, none of them fits.
 #[tokio::test]
 async fn geminis_signatures_are_back_on_the_pieces_of_text_that_they_came_with() {
     let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
@@ -537,14 +537,13 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
     let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
         "output": "Deep."});
     let scene = play.asks(&request(json!([question, call, result])), &reply).await;
-    // Sent inline: without its id, which the client does not send either (`docs/protocols.md` 3.2).
+    // It is sent inline, without its id, which the client does not send either (`docs/protocols.md` 3.2).
     let inline = json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"});
     assert_eq!(scene.sent["input"][1], inline);
     assert_eq!(scene.sent["input"][2], call);
 }
 
-/// What stands in for lost reasoning is for the model that demands it: another one in the same conversation may
-/// refuse the field.
+/// A stand-in is for the model that demands it. Another model in the same conversation may refuse the field.
 #[tokio::test]
 async fn what_stands_in_for_one_model_is_not_sent_to_another() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
@@ -556,7 +555,7 @@ async fn what_stands_in_for_one_model_is_not_sent_to_another() {
     assert_eq!(later.bytes, demands.bytes, "repeated to the byte");
 }
 
-/// The provider's cache holds it: it stays, also where it is no longer known that the model demands it.
+/// The provider's cache has the stand-in: it is still sent when it is no longer known that the model demands it.
 #[tokio::test]
 async fn what_stands_in_for_a_model_goes_to_it_again_when_its_demand_is_forgotten() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
@@ -570,7 +569,7 @@ async fn what_stands_in_for_a_model_goes_to_it_again_when_its_demand_is_forgotte
     assert_eq!(later.bytes, demands.bytes, "repeated to the byte");
 }
 
-/// A call whose reasoning was never seen, and its result.
+/// A call whose reasoning is not known, and its result.
 fn lost(model: &str) -> Value {
     let id = "call_00_ZyXwVuTs9876";
     let call = json!({"role": "assistant", "content": null, "tool_calls": [

@@ -19,7 +19,7 @@ fn json_of(call: &Call) -> Value {
     serde_json::from_str(call.message.text()).unwrap()
 }
 
-/// A session in which results were cut: a reply for what comes next, and how many were.
+/// A session in which results were cut; a reply for the next request; and how many were cut.
 async fn cut_before() -> (Play, Value, usize) {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
@@ -51,14 +51,14 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refused, Some(RefusalCause::Signature));
     assert!(exchange.done.resent == Some(RefusalCause::Signature) && !exchange.done.is_sent());
-    // The estimate that is told is of what was answered, not of what was refused.
+    // The recorded estimate is that of the accepted request, not of the refused one.
     let (tenant, session) = (exchange.tenant.clone().unwrap(), exchange.session.clone().unwrap());
     let turn = |ledger: &Ledger| ledger.turn(&exchange.id).unwrap().estimate.clone();
     let kept = play.server.ledgers.look(&Scope { tenant, session }, turn).await.unwrap();
     assert_eq!(exchange.estimate, kept);
     assert!(exchange.fail_open.contains(&FailOpen::RewriteRefused));
 
-    // From now on it is left alone, after a restart too.
+    // From then on the thread is not rewritten, after a restart too.
     let mut longer = history(6);
     longer.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
     longer.push(json!({"role": "user", "content": "And now?"}));
@@ -85,8 +85,8 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
     assert_eq!(play.server.next_exchange().await.refused, None);
 }
 
-/// Reasoning may rest on what we changed: the client's is taken out only once the original is refused as well, and
-/// then no later turn is refused for it.
+/// Reasoning may depend on what we changed. The client's reasoning is removed only if the original is refused as well;
+/// after that no later turn is refused for it.
 #[tokio::test]
 async fn the_clients_reasoning_goes_where_nothing_else_helps() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -128,8 +128,8 @@ async fn the_clients_reasoning_goes_where_nothing_else_helps() {
     assert_eq!(before[..], now.as_array().unwrap()[..before.len()]);
 }
 
-/// What a refusal says of a model is so even where the original is refused as well: earlier cuts may be what
-/// the client's own reasoning rests on.
+/// What a refusal says about a model is learned even if the original is refused as well, because the client's own
+/// reasoning may depend on earlier cuts.
 #[tokio::test]
 async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -142,7 +142,7 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
     drop(call);
     assert_eq!(play.server.next_exchange().await.refused, None);
 
-    // In another session nothing is cut before what the model thought.
+    // In another session nothing is cut before reasoning.
     play.session = "other";
     let mut thoughtful = history(6);
     let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "c2ln"});
@@ -153,7 +153,7 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
     assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Bound)]);
 }
 
-/// What was refused on a call beside the conversation says nothing of the conversation.
+/// A refusal of a call beside the conversation does not affect the conversation.
 #[tokio::test]
 async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -177,7 +177,7 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     assert_eq!(client.response().await.status(), 200);
     drop(call);
     play.server.next_exchange().await;
-    // What was cut stays cut, whatever is cut besides.
+    // What was cut stays cut, whatever else is cut later.
     let results = first.sent["messages"].as_array().unwrap().clone();
     let cut = results.iter().rposition(|it| it["content"][0]["content"] == CLEARED).unwrap();
     for _ in 0..2 {
@@ -185,7 +185,7 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
         assert_eq!(next.sent["messages"].as_array().unwrap()[..=cut], results[..=cut]);
         play.restarts().await;
     }
-    // What grows from the refused call is left alone.
+    // Requests that continue the refused call are not rewritten.
     let mut on = beside.clone();
     let messages = on["messages"].as_array_mut().unwrap();
     messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
@@ -193,8 +193,8 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     assert_eq!(play.asks(&on, &reply).await.bytes, on.to_string());
 }
 
-/// The original may be refused because reasoning rests on what was decided before: that stays as it is on
-/// the wire, without what is new.
+/// The original may be refused because reasoning depends on earlier decisions: those are sent again, without the new
+/// ones.
 #[tokio::test]
 async fn what_was_decided_before_stays_where_the_original_is_refused() {
     for (refusal, cause, rests) in
@@ -226,11 +226,11 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         grown.push(json!({"role": "assistant", "content": content}));
         grown.push(json!({"role": "user", "content": "And now?"}));
         let scene = play.asks(&asks(MODEL, &grown), &reply).await;
-        // Where nothing was learned that would spare the next one a refusal, nothing more is tried.
+        // If nothing was learned that would avoid another refusal, nothing more is tried.
         let is_left_alone =
             scene.steps() == [(Change::Cut, Decision::Refused, DecisionReason::Suspended)];
         assert_eq!(is_left_alone, rests, "{:?}", scene.steps());
-        // What went out goes out the same, after a restart too.
+        // What was sent is sent the same way again, after a restart too.
         let now = cleared(&scene.sent);
         assert_eq!(now == before, rests);
         for _ in 0..2 {
@@ -241,8 +241,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
     }
 }
 
-/// What a refusal taught may spare the next request another: it is decided again. What is refused twice is
-/// not tried a third time.
+/// If a refusal taught something, the next request decides again. After a second refusal, there is no third attempt.
 #[tokio::test]
 async fn a_revoked_decision_is_made_again_once() {
     let (mut play, reply, before) = cut_before().await;
@@ -265,8 +264,8 @@ async fn a_revoked_decision_is_made_again_once() {
     assert_eq!(cleared(&play.asks(&longer, &reply).await.sent), before);
 }
 
-/// Where the original is refused for what was changed before, and without what is new it does not fit, the
-/// client hears that: it can make room. What it got wrong by itself it hears first.
+/// The original is refused for an earlier change, and without the new cuts the request does not fit: the client gets
+/// the overflow error, because it can make room. An error of its own it gets first.
 #[tokio::test]
 async fn a_client_hears_what_it_can_do_something_about() {
     const UNFIT: &str = r#"{"error":{"message":"prompt is too long: 4100 tokens > 4000 maximum"}}"#;
@@ -285,7 +284,7 @@ async fn a_client_hears_what_it_can_do_something_about() {
     }
 }
 
-/// What a client got wrong by itself takes nothing back: once it is mended, all goes on.
+/// An error of the client's own revokes no decision: once the client has fixed it, everything continues.
 #[tokio::test]
 async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
     const WRONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
@@ -305,7 +304,7 @@ async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
     assert!(cleared(&play.asks(&longer, &reply).await.sent) > before);
 }
 
-/// An original that meets a limit instead of an answer tells nothing of whose fault a refusal was.
+/// If the original meets a rate limit, it is not known what caused the first refusal.
 #[tokio::test]
 async fn a_limit_is_nobodys_fault() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -320,13 +319,13 @@ async fn a_limit_is_nobodys_fault() {
     drop(call);
     let exchange = play.server.next_exchange().await;
     assert!(exchange.refused.is_none() && !exchange.suspends_branch());
-    // What was refused is not tried again, and what comes later can be.
+    // The refused cuts are not tried again; later ones are.
     assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
     assert!(cleared(&play.asks(&asks(MODEL, &history(12)), &reply).await.sent) > 0);
 }
 
-/// Where the original is refused as well, reasoning may rest on what was cut before: that stays, and only
-/// what was decided for the refused request is never sent again. A session must not answer 400 for ever.
+/// If the original is refused as well, reasoning may depend on earlier cuts: these stay, and only the decisions of the
+/// refused request are revoked. A session must not answer 400 for ever.
 #[tokio::test]
 async fn what_is_refused_with_and_without_is_revoked() {
     let (mut play, reply, before) = cut_before().await;
@@ -350,6 +349,6 @@ async fn what_is_refused_with_and_without_is_revoked() {
         assert_eq!(cleared(&scene.sent), before, "{:?}", scene.steps());
         play.restarts().await;
     }
-    // What comes later can be cut.
+    // Later results can be cut.
     assert!(cleared(&play.asks(&asks(MODEL, &history(18)), &reply).await.sent) > before);
 }

@@ -1,5 +1,5 @@
-//! Retries over sockets: what each answer of the provider leads to (`docs/architecture.md` "Retries"), where
-//! the answer's status, its pieces or an earlier answer decide.
+//! Retries over sockets: what each response of the provider leads to (`docs/architecture.md` "Retries"), if that
+//! depends on the status, on a response in pieces or on an earlier response.
 
 use plimsoll::context::policy::{Policy, SummaryEngine};
 use plimsoll::dialect::repair::RepairCause;
@@ -16,7 +16,7 @@ const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error
 const WILD: &str = "prompt is too long: 210000 tokens > 200000 maximum";
 const TOO_MUCH_OUTPUT: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-sonnet-4-5"}}"#;
 
-/// A play that asks for no summary, in a window that the history nearly fills.
+/// A play without summaries, in a window that the history nearly fills.
 async fn play() -> Play {
     let mut policy = Policy::default();
     policy.compact.engine = SummaryEngine::Off;
@@ -30,7 +30,7 @@ fn reply() -> String {
     answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
 }
 
-/// A long history with an empty text in it.
+/// A long history with an empty text block.
 fn empty() -> Value {
     let mut messages = history(8);
     let last = messages.last_mut().unwrap();
@@ -50,7 +50,7 @@ fn error_event(message: &str) -> String {
     format!("event: error\ndata: {error}\n\n")
 }
 
-/// The client asks, and the provider's first answer has this status.
+/// Sends a request; the provider's first response has this status and body.
 async fn refused(play: &Play, request: &Value, status: &str, body: &str) -> (Wire, Call) {
     let client = play.sends(request).await;
     let mut call = play.provider.call().await;
@@ -58,7 +58,7 @@ async fn refused(play: &Play, request: &Value, status: &str, body: &str) -> (Wir
     (client, call)
 }
 
-/// The next form of the request is answered so.
+/// Responds to the next form of the request.
 async fn next(call: Call, status: &str, body: &str) -> Call {
     let mut call = call.wire.request().await;
     call.answer(status, body).await;
@@ -72,7 +72,7 @@ async fn a_repaired_request_that_does_not_fit_gets_room_whatever_its_status() {
         let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
         let call = next(call, status, TOO_LONG).await;
         if status.starts_with("500") {
-            // A server error after a repair is the server's: it is forwarded.
+            // A server error after a repair is not about the request: it is forwarded.
             let answer = client.response().await;
             assert_eq!((answer.status(), answer.text()), (500, TOO_LONG));
             continue;
@@ -85,7 +85,7 @@ async fn a_repaired_request_that_does_not_fit_gets_room_whatever_its_status() {
     }
 }
 
-/// A limit on the rate is no refusal: the client hears of it, and may try again.
+/// A rate limit is no refusal: it is forwarded, so that the client can try again.
 #[tokio::test]
 async fn a_repaired_request_that_is_limited_in_rate_is_answered_so() {
     let play = play().await;
@@ -111,7 +111,7 @@ async fn room_that_does_not_fit_either_is_answered_as_at_first_whatever_its_stat
     }
 }
 
-/// A wild number in an accepted answer cuts nothing: the answer is the client's.
+/// An impossible number in an accepted response leads to no cut: the response is forwarded.
 #[tokio::test]
 async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
     let mut play = play().await;
@@ -126,7 +126,7 @@ async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
     assert!(exchange.done.made.is_nothing(), "{:?}", exchange.done);
 }
 
-/// Whatever number the answer to a request with room names: it does not fit, and the first answer is the client's.
+/// If the request with room does not fit either, whatever number the error has, the client gets the first response.
 #[tokio::test]
 async fn room_whose_answer_says_that_it_does_not_fit_is_answered_as_at_first() {
     let play = play().await;
@@ -147,7 +147,7 @@ async fn room_whose_answer_says_that_it_does_not_fit_is_answered_as_at_first() {
     assert_eq!(client.response().await.text(), first);
 }
 
-/// A server's error says nothing against a rewrite: it is forwarded, and nothing is sent again.
+/// A server error does not blame a rewrite: it is forwarded, and nothing is sent again.
 #[tokio::test]
 async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -161,8 +161,8 @@ async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
     assert_eq!(play.server.next_exchange().await.done.resent, None);
 }
 
-/// An overflow that cannot be true says nothing against a rewrite: the client hears of it as it would have heard
-/// without us, and the next request is rewritten as before.
+/// An impossible overflow does not blame a rewrite: the client gets it as without the proxy, and the next request is
+/// rewritten as before.
 #[tokio::test]
 async fn a_wild_overflow_of_a_rewritten_request_is_nobodys_fault() {
     let wild = format!(
@@ -183,7 +183,7 @@ async fn a_wild_overflow_of_a_rewritten_request_is_nobodys_fault() {
     assert_eq!(later.bytes, rewritten);
 }
 
-/// A refusal may come piece by piece: it is judged when all of it is there.
+/// A refusal that arrives in pieces is judged when it is complete.
 #[tokio::test]
 async fn a_refusal_that_comes_in_pieces_is_read_whole() {
     let mut play = play().await;
@@ -207,7 +207,7 @@ async fn a_refusal_that_comes_in_pieces_is_read_whole() {
     );
 }
 
-/// What the first refusal says of the output's limit is learned, though something else is refused after it.
+/// The output limit in the first refusal is learned, although something else is refused after it.
 #[tokio::test]
 async fn a_models_most_output_is_learned_though_something_else_is_refused_after_it() {
     let mut play = play().await;

@@ -1,4 +1,4 @@
-//! What is shown between turns is what the next request is decided by, in every preset, over sockets.
+//! The number shown between turns is the number that the next request is decided by, in every preset, over sockets.
 
 use plimsoll::config::presets::Preset;
 use plimsoll::context::budget::ContextView;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::play::{Play, answers, asks, message};
 use crate::presets::{play, play_at};
 
-/// The context as it is shown after an exchange.
+/// The context view after an exchange.
 pub async fn shown(play: &Play, exchange: &Exchange) -> ContextView {
     let scope = plimsoll::store::Scope {
         tenant: exchange.tenant.clone().unwrap(),
@@ -28,7 +28,8 @@ fn decided(exchange: &Exchange) -> (u64, u64) {
     (estimate.tokens, estimate.new)
 }
 
-/// 100,000 in and 50,050 out, nearly all of it reasoning that is kept out: 100,000 and the words.
+/// Input 100,000 and output 50,050, nearly all of it reasoning that policy removes: the view shows 100,000 and the
+/// text.
 #[tokio::test]
 async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
     const MODEL: &str = "claude-opus-4-5";
@@ -55,7 +56,7 @@ async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
     assert!(!next.bytes.contains("Let me think."), "it was kept out");
 }
 
-/// 5,000 in and 3,050 out, 3,000 of them thoughts: they do not go back.
+/// Input 5,000 and output 3,050, of which 3,000 are thoughts: they are not sent back.
 #[tokio::test]
 async fn gemini_cli_does_not_show_thoughts() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
@@ -83,7 +84,8 @@ fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
             "completion_tokens_details": {"reasoning_tokens": usage.2}}})
 }
 
-/// Reasoning that Chat Completions hides is no part of the last output: 5,000 and 50, and no false alarm.
+/// Hidden reasoning of Chat Completions does not count in the last output: 5,000 and 50, and compaction does not begin
+/// too early.
 #[tokio::test]
 async fn dexto_counts_of_the_last_output_what_comes_back() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
@@ -99,7 +101,8 @@ async fn dexto_counts_of_the_last_output_what_comes_back() {
     assert_eq!((next.exchange.error(), next.exchange.done.overflow), (Some(-9), None));
 }
 
-/// System prompt and tools by length/4, the same in every call; messages are the rest of what is reported.
+/// System prompt and tools are counted by length, divided by four, the same in every call. The messages are the rest of
+/// what is reported.
 #[tokio::test]
 async fn dextos_breakdown_goes_by_length() {
     const MODEL: &str = "claude-sonnet-4-5";
@@ -135,8 +138,8 @@ async fn dextos_breakdown_goes_by_length() {
     assert_eq!((parts.system, parts.tools, parts.messages), (101, tools, 1_852 - 101 - tools));
 }
 
-/// A client that leaves in the middle: the input that the stream told at its start is grown from, what came
-/// of the reply counts, and its error is told.
+/// A client leaves in the middle: the input that the stream reported at its start is the anchor, the received part of
+/// the reply counts, and the error is shown.
 #[tokio::test]
 async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     const MODEL: &str = "claude-sonnet-4-5";

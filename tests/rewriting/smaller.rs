@@ -1,5 +1,5 @@
-//! With `heal.images = "shrink"` a picture that is too large is made smaller, once, and what was made is repeated
-//! (`docs/healing.md`).
+//! With `heal.images = "shrink"`, a picture that is too large is made smaller once, and the smaller one is sent again
+//! later (`docs/healing.md`).
 
 use std::io::Cursor;
 
@@ -25,7 +25,7 @@ fn shrinks() -> Policy {
     Policy { heal, ..Policy::default() }
 }
 
-/// A picture in each protocol, as the one part of the first message beside words.
+/// A first message with this picture and a text, in each protocol.
 fn bodies(data: &str) -> [(&'static str, &'static str, Value); 4] {
     let url = format!("data:image/png;base64,{data}");
     [
@@ -57,7 +57,7 @@ fn bodies(data: &str) -> [(&'static str, &'static str, Value); 4] {
     ]
 }
 
-/// The picture that was sent at a place.
+/// The picture that was sent at this place.
 fn sent_picture(trip: &RoundTrip, at: &str) -> (String, DynamicImage) {
     let sent = trip.sent().pointer(at).and_then(Value::as_str).unwrap();
     let data = sent.rsplit(',').next().unwrap().to_owned();
@@ -79,7 +79,7 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
         let (data, small) = sent_picture(&trip, at);
         assert!(data.len() <= 20_000 && small.width() > 50, "{target}: {}", data.len());
         assert_eq!(small.width() / small.height(), 2, "{target}: its shape");
-        // Nothing but its bytes is another.
+        // Only the picture's data is different.
         let (before, after) = (body.to_string(), trip.log[1].request.bytes.clone());
         let after = String::from_utf8(after.to_vec()).unwrap();
         let after = after.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
@@ -109,7 +109,7 @@ async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
     assert_eq!((small.width(), small.height()), (120, 8));
 }
 
-/// The smaller one may break a limit that holds of several; it is named at its place in what was sent.
+/// The smaller picture may exceed another limit. The provider then names it by its place in what was sent.
 #[tokio::test]
 async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
     let rules = Rules { max_image_side: 100, ..Rules::default() };
@@ -129,7 +129,7 @@ async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
     assert_eq!((trip.log.len(), sent_picture(&trip, at).1.width()), (1, 60));
 }
 
-/// What cannot be read, and what unfolds to too much, becomes words as without the option.
+/// A picture that cannot be read, or that has too many pixels to decode, is replaced by text, as without the option.
 #[tokio::test]
 async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
     let mut bomb = Cursor::new(Vec::new());
@@ -146,7 +146,7 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
     }
 }
 
-/// A session holds so many bytes of them, and then words: it goes on all the same.
+/// A session stores a limited size of smaller pictures. After that, text is used, and the session continues.
 #[tokio::test]
 async fn pictures_of_a_session_are_bounded_and_then_become_text() {
     let rules = Rules { max_image_bytes: 500_000, ..Rules::default() };
@@ -168,7 +168,7 @@ async fn pictures_of_a_session_are_bounded_and_then_become_text() {
     assert_eq!((kinds[0].as_str(), kinds[15].as_str()), ("image", "text"), "{kinds:?}");
 }
 
-/// It is as small as the refusal says, and refused all the same: words take its place, for good.
+/// The smaller picture meets the limit, but is refused for it again: it is replaced by text for good.
 #[tokio::test]
 async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
     let mut play = Play::of(CLAUDE, shrinks()).await;

@@ -1,4 +1,4 @@
-//! The most that a model writes is learned from a refusal: other sessions are not refused for it (`docs/healing.md`).
+//! A model's output limit is learned from a refusal, and other sessions are not refused for it (`docs/healing.md`).
 
 use plimsoll::context::policy::{Policy, RepairPolicy};
 use plimsoll::dialect::repair::RepairCause;
@@ -13,7 +13,7 @@ fn rules() -> Rules {
     Rules { max_output_tokens: Some(8_192), ..Rules::default() }
 }
 
-/// A request that asks for more in each protocol, and where it does.
+/// A request for more output than allowed in each protocol, and where its limit is.
 fn bodies() -> [(&'static str, &'static str, Value); 4] {
     let messages = json!([{"role": "user", "content": "a"}]);
     let mut all = [
@@ -61,7 +61,7 @@ async fn what_one_session_was_refused_for_no_other_is() {
     }
 }
 
-/// Who asks for no more, asks another model, or names no such cause, gets what it asked for.
+/// A request for no more than the limit, for another model, or under a policy without this cause is not changed.
 #[tokio::test]
 async fn others_are_left_alone() {
     let (target, at, body) = bodies()[0].clone();
@@ -86,7 +86,7 @@ async fn others_are_left_alone() {
     assert_eq!(trip.sent().pointer(at), Some(&json!(64_000)));
 }
 
-/// Words of a client's own making teach nothing.
+/// A text that a client wrote teaches nothing.
 #[tokio::test]
 async fn a_limit_that_a_client_dictates_is_not_learned() {
     let mut stage = Stage::open(rules(), Policy::default()).await;

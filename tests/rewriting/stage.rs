@@ -1,4 +1,4 @@
-//! The proxy before the strict provider, which refuses and loses what a real one would.
+//! The proxy in front of the strict provider, which refuses and silently loses what a real one would.
 
 use std::sync::Arc;
 
@@ -29,14 +29,14 @@ pub struct Stage {
     pub session: &'static str,
 }
 
-/// What came of one exchange.
+/// The record of one exchange.
 pub struct RoundTrip {
     pub status: u16,
-    /// Status line and headers of the answer.
+    /// Status line and headers of the response.
     pub head: String,
     pub answer: Value,
     pub exchange: Arc<Exchange>,
-    /// What the provider judged of it, oldest first.
+    /// The provider's verdicts on its requests, oldest first.
     pub log: Vec<LoggedRequest>,
 }
 
@@ -52,12 +52,12 @@ impl Stage {
         Self { provider, _serving: serving, store, config, server, headers, session }
     }
 
-    /// Another process over the same store.
+    /// Starts another process over the same store.
     pub async fn restarts(&mut self) {
         self.server = server(&self.store, &self.config).await;
     }
 
-    /// The events of a streamed reply, as a provider of the same kind says them.
+    /// The events of a streamed reply, as another provider of the same kind writes them.
     pub async fn preview(&self, body: &Value, reply: ScriptedReply) -> Vec<String> {
         let mut alone = Self::open(Rules::default(), Policy::default()).await;
         let last = body["messages"].as_array().unwrap().last().unwrap();
@@ -68,13 +68,13 @@ impl Stage {
         stream.split("\n\n").map(str::to_owned).collect()
     }
 
-    /// One exchange; the provider says `reply`, if it accepts the request.
+    /// One exchange; the provider replies with `reply` if it accepts the request.
     pub async fn asks(&mut self, target: &str, body: &Value, reply: ScriptedReply) -> RoundTrip {
         let is_streamed = body["stream"] == true;
         self.exchanges(target, &body.to_string(), reply, is_streamed).await
     }
 
-    /// The same with a body that is no value.
+    /// The same with a body given as text.
     pub async fn sends(&mut self, target: &str, body: &str, reply: ScriptedReply) -> RoundTrip {
         self.exchanges(target, body, reply, false).await
     }
@@ -110,7 +110,7 @@ impl Stage {
     }
 }
 
-/// A stream, whole or broken off, as it came: chunks and all.
+/// A stream as it came, complete or broken, with its chunk framing.
 async fn streamed(mut client: Wire) -> (u16, String, String) {
     let mut read = Vec::new();
     let reading = client.stream.read_to_end(&mut read);

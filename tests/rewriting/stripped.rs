@@ -1,4 +1,4 @@
-//! Reasoning that policy leaves out of the context is taken out, and what is left is what counts.
+//! Reasoning that policy excludes is removed, and only what is left counts.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{
@@ -51,7 +51,7 @@ async fn all_or_all_but_the_last_goes_and_stays_gone() {
             scene.steps(),
             vec![(Change::Removed, Decision::New, DecisionReason::Stripped); gone]
         );
-        // Whatever policy says later: it was sent without, so it is.
+        // It was sent without the reasoning, so it stays without, whatever policy says later.
         play.config.policy = Policy::default().into();
         play.restarts().await;
         assert_eq!(play.asks(&request_body, &reply()).await.bytes, scene.bytes);
@@ -67,7 +67,7 @@ async fn what_a_provider_demands_stays() {
     assert!(scene.steps().iter().all(|step| step.2 == DecisionReason::Demanded));
 }
 
-/// Bound reasoning is chained: one piece out makes those after it void (`docs/protocols.md` 1.5).
+/// Bound reasoning is chained: removing one block invalidates those after it (`docs/protocols.md` 1.5).
 #[tokio::test]
 async fn bound_reasoning_stays() {
     let mut play = Play::of("/v1/messages", strips(StripPolicy::All)).await;
@@ -88,8 +88,8 @@ async fn bound_reasoning_stays() {
     assert_eq!(scene.sent["messages"][1]["content"], json!([{"type": "text", "text": "One."}]));
 }
 
-/// A branch that sent reasoning decides by itself that it goes, also where another branch was first and no reply
-/// is recorded.
+/// A branch that sent reasoning removes it by its own decision, even if another branch did so first and no reply is
+/// recorded.
 #[tokio::test]
 async fn what_another_branch_took_out_is_new_here() {
     let model = "claude-opus-4-6";
@@ -115,8 +115,8 @@ async fn what_another_branch_took_out_is_new_here() {
     }
 }
 
-/// Without a signature reasoning is known by its text. A model that thinks the same again means something new: what
-/// was left out before says nothing about it.
+/// Reasoning without a signature is identified by its text. If the model writes the same reasoning again, earlier
+/// removals do not apply to it.
 #[tokio::test]
 async fn equal_reasoning_is_left_out_one_by_one() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
@@ -136,8 +136,8 @@ async fn equal_reasoning_is_left_out_one_by_one() {
     assert_eq!(play.asks(&asks("glm-5", &history), &reply()).await.bytes, closed.bytes);
 }
 
-/// One branch left reasoning out, for a model that takes it or leaves it. Another model demands it, and thought the
-/// same in its own branch.
+/// One branch removed reasoning, for a model that does not demand it. Another model demands it, and wrote the same
+/// reasoning in its own branch.
 #[tokio::test]
 async fn new_reasoning_goes_to_a_model_that_demands_it() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
@@ -172,11 +172,10 @@ fn result(id: &str, text: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": text})
 }
 
-/// 100k of content and 50k of reasoning that is left out: 100k is shown, and no threshold that lies
-/// between is passed.
+/// 100k of content and 50k of removed reasoning: 100k is shown, and a threshold in between is not passed.
 #[tokio::test]
 async fn the_effective_count_is_shown_and_decides() {
-    // Some 4 bytes a token for these models.
+    // About 4 bytes a token for these models.
     let thought = "so the keel goes down and ".repeat(400);
     let request_body = request("some-model", 5, &thought);
     let mut measured = Vec::new();
@@ -189,7 +188,7 @@ async fn the_effective_count_is_shown_and_decides() {
     assert!(raw.tokens > 10 * effective.tokens, "{} and {}", raw.tokens, effective.tokens);
     assert_eq!(effective.breakdown.reasoning, 0);
 
-    // A window between the two: with all of it there would be pressure.
+    // With a window between the two counts, the whole would be under pressure.
     let mut policy = strips(StripPolicy::All);
     policy.prune = PrunePolicy {
         gate: vec![PruneGate::Pressure],

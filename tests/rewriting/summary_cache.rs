@@ -1,5 +1,5 @@
-//! A summary that is needed at once is asked for with what the provider's cache holds: the history as it was sent
-//! last, up to the cut.
+//! A summary that is needed at once is requested with the prefix that the provider's cache has: the history as it was
+//! last sent, up to the cut.
 
 use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, SummaryEngine};
 use plimsoll::dialect::models::Family;
@@ -20,7 +20,7 @@ fn compacting(prune: PrunePolicy) -> Policy {
     let mut policy = Policy { prune, ..Policy::default() };
     policy.compact.engine = SummaryEngine::Summary;
     policy.compact.keep_messages = 2;
-    // Nothing is prepared: the summary is needed when the request does not fit.
+    // Nothing is prepared: a summary is needed when the request does not fit.
     (policy.compact.prepare, policy.compact.threshold) = (1.0, 1.0);
     policy
 }
@@ -29,12 +29,12 @@ fn never() -> PrunePolicy {
     PrunePolicy { gate: Vec::new(), ..PrunePolicy::default() }
 }
 
-/// Cuts nothing before the request that does not fit, and there all but the newest results.
+/// Cuts nothing before the request that does not fit, and then all but the newest results.
 fn when_full() -> PrunePolicy {
     PrunePolicy { gate: vec![PruneGate::Pressure], pressure: 0.95, ..always() }
 }
 
-/// Cuts all but the newest results with each request.
+/// Cuts all but the newest results in each request.
 fn always() -> PrunePolicy {
     PrunePolicy {
         gate: vec![PruneGate::Always],
@@ -62,7 +62,7 @@ fn request(history: &[Value]) -> Value {
 }
 
 async fn open(policy: Policy) -> Stage {
-    // Until it is there, parts are counted by length.
+    // Without the vocabulary, parts would be counted by length.
     bpe::load(Family::Claude);
     let rules = Rules { window: Some(WINDOW), ..Rules::default() };
     let mut stage = Stage::open(rules, policy).await;
@@ -72,25 +72,25 @@ async fn open(policy: Policy) -> Stage {
     stage
 }
 
-async fn asks(stage: &mut Stage, history: &mut Vec<Value>, reply: ScriptedReply) -> RoundTrip {
+async fn exchange(stage: &mut Stage, history: &mut Vec<Value>, reply: ScriptedReply) -> RoundTrip {
     let trip = stage.asks(TARGET, &request(history), reply).await;
     assert_eq!(trip.status, 200, "{:?}", trip.answer);
     history.push(json!({"role": "assistant", "content": trip.answer["content"]}));
     trip
 }
 
-/// A history of six results; answers the last request of it.
+/// A history of six results; returns the last exchange.
 async fn reads(stage: &mut Stage, history: &mut Vec<Value>) -> RoundTrip {
     history.push(json!({"role": "user", "content": [text(&"Read the logs, all. ".repeat(2_000))]}));
     for number in 0..6 {
         let reply = ScriptedReply::text("I read.").with_call("Read", json!({"path": number}));
-        asks(stage, history, reply).await;
+        exchange(stage, history, reply).await;
         let call = history.last().unwrap()["content"].as_array().unwrap().last().unwrap();
         let text = format!("Line {number} of the log. ").repeat(50);
         let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
         history.push(json!({"role": "user", "content": [result]}));
     }
-    asks(stage, history, ScriptedReply::text("All is read.")).await
+    exchange(stage, history, ScriptedReply::text("All is read.")).await
 }
 
 fn without_markers(value: &Value) -> Value {
@@ -107,15 +107,15 @@ fn without_markers(value: &Value) -> Value {
 }
 
 fn question(trip: &RoundTrip) -> &LoggedRequest {
-    let asks =
+    let is_question =
         |it: &&LoggedRequest| memchr::memmem::find(&it.request.bytes, ASKS.as_bytes()).is_some();
-    let mut questions = trip.log.iter().filter(asks);
+    let mut questions = trip.log.iter().filter(is_question);
     let first = questions.next().expect("a question for the summary");
     assert!(questions.next().is_none(), "one piece");
     first
 }
 
-/// What the question reads is what was sent before, to the byte, and comes from the cache.
+/// The summary's request begins with the bytes that were sent before, and these come from the cache.
 fn is_read_from_cache(before: &Value, question: &LoggedRequest) {
     let request = &question.request.body;
     for member in ["model", "system", "tools"] {
@@ -124,7 +124,7 @@ fn is_read_from_cache(before: &Value, question: &LoggedRequest) {
     let (request, before) =
         (without_markers(&request["messages"]), without_markers(&before["messages"]));
     let (request, before) = (request.as_array().unwrap(), before.as_array().unwrap());
-    // The last one holds the instruction.
+    // The last message contains the instruction.
     let common = request.len().min(before.len()) - 1;
     assert!(common >= 12, "{common} messages");
     assert_eq!(request[..common], before[..common], "the prefix is what was sent before");
@@ -142,10 +142,10 @@ async fn a_summary_at_once_begins_with_what_the_cache_holds() {
         let before = reads(&mut stage, &mut history).await;
         let cut = before.exchange.done.made.cut;
         assert_eq!(cut > 0, prune == always(), "{:?}", before.exchange.done);
-        // What is said last leaves no room for the history, cut or not, and fits without it.
+        // With the last message the history does not fit, cut or not. Without the history it fits.
         history
             .push(json!({"role": "user", "content": [text(&"And what of this? ".repeat(3_700))]}));
-        let at_once = asks(&mut stage, &mut history, ScriptedReply::text("That, too.")).await;
+        let at_once = exchange(&mut stage, &mut history, ScriptedReply::text("That, too.")).await;
         let estimates = [&before, &at_once].map(|it| it.exchange.estimate.as_ref().unwrap().tokens);
         assert_eq!(
             at_once.exchange.done.made.compacted, 1,
@@ -153,7 +153,7 @@ async fn a_summary_at_once_begins_with_what_the_cache_holds() {
             at_once.exchange.done
         );
         assert!(at_once.exchange.compaction_wait_us.is_some());
-        // What was cut by then, or is by this request, went with the history.
+        // The summary also replaced what was cut before or by this request.
         let went = at_once.exchange.done.steps[0].tokens_before;
         whole = whole.max(went);
         assert_eq!(went + 1_500 < whole, prune != never(), "{whole} {:?}", at_once.exchange.done);

@@ -1,5 +1,5 @@
-//! With `reasoning.display = "summarized"` thinking that a model leaves out is shown to a client that asked for
-//! thinking, from a thread's first request on (`docs/rewriting.md` "Thinking summaries").
+//! With `reasoning.display = "summarized"`, a client that requested thinking gets summaries of it from models that hide
+//! it by default, from a thread's first request on (`docs/rewriting.md` "Thinking summaries").
 
 use plimsoll::config::Mode;
 use plimsoll::context::policy::{Policy, ReasoningPolicy, ThinkingDisplay};
@@ -32,7 +32,7 @@ fn gemini() -> Value {
         "generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}})
 }
 
-/// A client that asks for thinking in each protocol, where it is asked that it is shown, and what it is shown as.
+/// A request for thinking in each protocol, the member that requests summaries, and its value.
 fn clients() -> [(&'static str, Value, &'static str, Value); 3] {
     [
         (CLAUDE, claude(), "/thinking/display", json!("summarized")),
@@ -45,7 +45,8 @@ fn thinks() -> ScriptedReply {
     ScriptedReply::thinking("I looked.", 40).with_text("Seen.")
 }
 
-/// It is shown, sent back as it came, read by the model, and costs no cache: neither signatures nor prefixes depend on it.
+/// The summary is shown, sent back unchanged, read by the model, and costs no cache: neither signatures nor prefixes
+/// depend on it.
 #[tokio::test]
 async fn thinking_is_shown_and_comes_back_without_a_loss() {
     for (target, body, at, expected) in clients() {
@@ -66,7 +67,7 @@ async fn thinking_is_shown_and_comes_back_without_a_loss() {
     }
 }
 
-/// A thread keeps what its first request did, whatever is configured later.
+/// A thread keeps what its first request decided, whatever is configured later.
 #[tokio::test]
 async fn it_is_decided_at_a_threads_first_request() {
     for (target, body, at, expected) in clients() {
@@ -135,7 +136,7 @@ async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
     }
 }
 
-/// What refuses it gets the request as it came, and is not asked again, in other sessions neither.
+/// If the provider refuses it, the original is sent, and it is not requested again, in other sessions neither.
 #[tokio::test]
 async fn a_refusal_of_it_is_learned() {
     for (target, body, refusal) in [

@@ -1,4 +1,4 @@
-//! Trouble on the way of a rewrite: the original goes out, and nothing is lost.
+//! Failures while a request is rewritten: the original is sent, and nothing is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,29 +26,29 @@ use crate::support::within;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
-/// A store with a will of its own about decisions.
-struct Willed {
+/// A store that treats decisions in a special way.
+struct StoreWithFault {
     inner: MemoryStore,
-    will: Will,
-    /// Tells it to answer.
+    fault: StoreFault,
+    /// Lets it answer.
     answers: Notify,
 }
 
 #[derive(Clone, Copy)]
-enum Will {
-    /// It fails in the middle of saving them.
+enum StoreFault {
+    /// It fails in the middle of saving decisions.
     Fails,
     /// It never answers.
     Hangs,
-    /// Another replica was first, and said other words.
+    /// Another replica was first, and decided on another text.
     Loses,
-    /// It keeps everything and never says what it knows.
+    /// It saves everything and never returns what it has.
     Silent,
-    /// It keeps them at once, and says so when it is told to.
+    /// It saves decisions at once, and answers only when it is told to.
     Late,
 }
 
-impl Store for Willed {
+impl Store for StoreWithFault {
     fn put(
         &self,
         scope: Scope,
@@ -58,18 +58,18 @@ impl Store for Willed {
         if !records.iter().any(|record| record.kind.is_decision()) {
             return self.inner.put(scope, records, only_if);
         }
-        match self.will {
-            Will::Fails => {
+        match self.fault {
+            StoreFault::Fails => {
                 Box::pin(async { Err(StoreError::Failed("the disk went away".to_owned())) })
             }
-            Will::Hangs => Box::pin(std::future::pending()),
-            Will::Silent => self.inner.put(scope, records, only_if),
-            Will::Late => Box::pin(async move {
+            StoreFault::Hangs => Box::pin(std::future::pending()),
+            StoreFault::Silent => self.inner.put(scope, records, only_if),
+            StoreFault::Late => Box::pin(async move {
                 let kept = self.inner.put(scope, records, only_if).await;
                 self.answers.notified().await;
                 kept
             }),
-            Will::Loses => Box::pin(async move {
+            StoreFault::Loses => Box::pin(async move {
                 let others = records.into_iter().map(|record| {
                     let text = String::from_utf8(record.value.to_vec()).unwrap();
                     let value = text.replace("Old tool result content cleared", "Cleared first");
@@ -119,9 +119,11 @@ impl Store for Willed {
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        match self.will {
-            Will::Silent => Box::pin(std::future::pending()),
-            Will::Fails | Will::Hangs | Will::Loses | Will::Late => self.inner.scan(scope, newest),
+        match self.fault {
+            StoreFault::Silent => Box::pin(std::future::pending()),
+            StoreFault::Fails | StoreFault::Hangs | StoreFault::Loses | StoreFault::Late => {
+                self.inner.scan(scope, newest)
+            }
         }
     }
 
@@ -150,16 +152,17 @@ impl Store for Willed {
     }
 }
 
-async fn before(will: Will) -> Play {
-    let store = Arc::new(Willed { inner: MemoryStore::default(), will, answers: Notify::new() });
+async fn before(fault: StoreFault) -> Play {
+    let store =
+        Arc::new(StoreWithFault { inner: MemoryStore::default(), fault, answers: Notify::new() });
     Play::over(store, "/v1/messages", Mode::Active, eager()).await
 }
 
-/// Invariant 3: no edit is on the wire that is not a saved fact.
+/// Invariant 3: every edit that is sent is a saved fact.
 #[tokio::test]
 async fn invariant_3_what_cannot_be_saved_is_not_sent() {
-    for will in [Will::Fails, Will::Hangs] {
-        let mut play = before(will).await;
+    for fault in [StoreFault::Fails, StoreFault::Hangs] {
+        let mut play = before(fault).await;
         let request = asks(MODEL, &history(6));
         let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
@@ -168,8 +171,7 @@ async fn invariant_3_what_cannot_be_saved_is_not_sent() {
     }
 }
 
-/// The writer is held while a decision is saved: the request goes as it came, and what was not written by then is
-/// never written.
+/// The writer is blocked while a decision is saved: the original is sent, and the decision is never written.
 #[tokio::test]
 async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +185,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let request = asks(MODEL, &history(6));
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    assert_eq!(call.message.text(), request.to_string(), "it goes as it came");
+    assert_eq!(call.message.text(), request.to_string(), "it is forwarded unchanged");
     call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
     client.response().await;
     drop(call);
@@ -191,7 +193,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let exchange = play.server.next_exchange().await;
     let scope = Scope { tenant: exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = async || play.store.scan(scope.clone(), 999).await.unwrap();
-    // The turn is written after the decisions were due.
+    // The turn is written after the decisions would have been.
     let written = async {
         while kept().await.iter().all(|it| it.kind != RecordKind::Turn) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -201,12 +203,12 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     assert!(kept().await.iter().all(|it| it.kind != RecordKind::Cut), "nothing was decided");
 }
 
-/// It was written when the time was over: it holds from then on, here as in the store.
+/// The decision was saved, but too late for its request: it applies from the next request on, here and in the store.
 #[tokio::test]
 async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
-    let store = Arc::new(Willed {
+    let store = Arc::new(StoreWithFault {
         inner: MemoryStore::default(),
-        will: Will::Late,
+        fault: StoreFault::Late,
         answers: Notify::new(),
     });
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
@@ -214,7 +216,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
     play.restarts().await;
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
-    assert_eq!(scene.bytes, request.to_string(), "it goes as it came");
+    assert_eq!(scene.bytes, request.to_string(), "it is forwarded unchanged");
     let scope =
         Scope { tenant: scene.exchange.tenant.clone().unwrap(), session: play.session.into() };
     let kept = play.store.scan(scope.clone(), 999).await.unwrap();
@@ -233,11 +235,10 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
     assert_eq!(later.exchange.done.made.cut as usize, kept);
 }
 
-/// What was decided before, or that the thread is left alone, may stand in what did not come: nothing
-/// new is decided without it.
+/// The missing data may contain earlier decisions, or a suspension of the thread: nothing new is decided without it.
 #[tokio::test]
 async fn nothing_is_decided_without_what_the_store_knows() {
-    let mut play = before(Will::Silent).await;
+    let mut play = before(StoreFault::Silent).await;
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
@@ -245,8 +246,7 @@ async fn nothing_is_decided_without_what_the_store_knows() {
     assert!(scene.exchange.done.made.is_nothing(), "{:?}", scene.exchange.done);
 }
 
-/// As many as one session may have: they are repeated, and that nothing new is decided is told by a reason of
-/// its own.
+/// A session with the maximum of decisions repeats them. That nothing new is decided is reported with its own reason.
 #[tokio::test]
 async fn a_session_full_of_decisions_repeats_them_and_says_so() {
     const MANY: u128 = (8 << 20) / (64 << 10) + 1;
@@ -276,12 +276,12 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
 
 #[tokio::test]
 async fn who_loses_a_race_sends_the_winners_bytes() {
-    let mut play = before(Will::Loses).await;
+    let mut play = before(StoreFault::Loses).await;
     let request = asks(MODEL, &history(6));
     let reply = answers("m1", MODEL, json!([]));
     let first = play.asks(&request, &reply).await;
     assert_eq!(first.sent["messages"][2]["content"][0]["content"], "[Cleared first]");
-    // And so for ever.
+    // This lasts, after a restart too.
     play.restarts().await;
     assert_eq!(play.asks(&request, &reply).await.bytes, first.bytes);
 }
@@ -300,10 +300,10 @@ async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
     assert!(scene.exchange.fail_open.contains(&FailOpen::FactUnread));
     assert!(scene.exchange.done.made.cut > 0, "the others hold");
     let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
-    assert!(!scene.exchange.fail_open.contains(&FailOpen::FactUnread), "told once");
+    assert!(!scene.exchange.fail_open.contains(&FailOpen::FactUnread), "reported once");
 }
 
-/// A client whose pairs are broken gets the provider's own answer to them.
+/// A client whose calls and results do not match gets the provider's own error.
 #[tokio::test]
 async fn broken_pairs_are_passed_on_as_they_are() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -324,8 +324,8 @@ async fn broken_pairs_are_passed_on_as_they_are() {
     }
 }
 
-/// A client is answered with thinking and leaves it away when it asks again with `key`: what the next
-/// request is, and what was made of it.
+/// A reply with reasoning, which the client drops in its next request with the credential `key`: that request, and its
+/// exchange.
 async fn asks_with_key(play: &mut Play, key: &'static str) -> (Value, Scene) {
     let thinking = json!({"type": "thinking", "thinking": "Mine.", "signature": "c2lnbmVk"});
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
@@ -346,7 +346,7 @@ fn steps(scene: &Scene) -> Vec<(Change, Decision)> {
     scene.exchange.done.steps.iter().map(|step| (step.change, step.decision)).collect()
 }
 
-/// Invariant 11: facts of one tenant are unreachable for another, whatever session it names.
+/// Invariant 11: one tenant cannot reach facts of another, whatever session it names.
 #[tokio::test]
 async fn invariant_11_nothing_of_one_credential_reaches_another() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -357,7 +357,7 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
     assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
 }
 
-/// A client that renewed its token in the middle of a session goes on with it.
+/// A client that renews its token in the middle of a session continues the session.
 #[tokio::test]
 async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -368,7 +368,8 @@ async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
     assert_eq!(scene.exchange.tenant, Some(ANONYMOUS.into()));
 }
 
-/// A body that its client signed is refused for any change, by a status that says nothing of it.
+/// A body that its client signed would be refused after any change, by a status that says nothing about the change. So
+/// it is forwarded unchanged.
 #[tokio::test]
 async fn what_a_client_signed_is_passed_on_as_it_is() {
     let mut play = Play::of("/v1/messages", eager()).await;

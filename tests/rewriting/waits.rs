@@ -1,4 +1,4 @@
-//! How long the start of a refusal waits for the rest of it: not at all where nothing could be sent again.
+//! How long the start of a refusal is held back for the rest of it: not at all if nothing could be sent again.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ use crate::pruned::history;
 const MODEL: &str = "claude-sonnet-4-5";
 const BEGINS: &str = "{\"type\":\"error\",\"error\":{";
 const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"}}"#;
-/// Less than any wait, and more than a busy machine takes at its quickest of [`TRIES`].
+/// Less than any wait, and more than a busy machine takes in the fastest of [`TRIES`].
 const AT_ONCE: Duration = Duration::from_millis(150);
-/// More than the longest wait, by as much.
+/// More than the longest wait, by the same margin.
 const SHORTLY: Duration = Duration::from_millis(800);
 const TRIES: usize = 5;
 
@@ -29,8 +29,8 @@ async fn play(mode: Mode, hold_out: f64) -> Play {
     play
 }
 
-/// How long the client waits for `first`, the first bytes of a refusal, of which no more comes before it has
-/// them: the quickest of a few tries.
+/// How long the client waits for the first bytes of a refusal, if no more arrives until it has them: the fastest of a
+/// few tries.
 async fn quickest(play: &mut Play, request: &Value, first: &str) -> Duration {
     let mut quickest = Duration::MAX;
     for _ in 0..TRIES {
@@ -66,7 +66,7 @@ async fn elsewhere_it_waits_no_longer_than_an_accepted_answer_does() {
     assert!(took < SHORTLY, "{took:?}");
 }
 
-/// Its body is whole, and only its end is missing: there is nothing left to wait for.
+/// The body is complete as JSON, and only the end of the response is missing: there is nothing left to wait for.
 #[tokio::test]
 async fn a_refusal_flows_as_soon_as_the_question_is_decided() {
     let mut play = play(Mode::Active, 0.0).await;
@@ -75,7 +75,7 @@ async fn a_refusal_flows_as_soon_as_the_question_is_decided() {
     assert!(took < AT_ONCE, "{took:?}");
 }
 
-/// The start of a large request's accepted answer, neither.
+/// Nor is the start of an accepted response to a large request held back.
 #[tokio::test]
 async fn an_accepted_answer_flows_at_once_in_observe() {
     let mut play = play(Mode::Observe, 0.0).await;
@@ -100,7 +100,7 @@ async fn an_accepted_answer_flows_at_once_in_observe() {
     assert!(quickest < AT_ONCE, "{quickest:?}");
 }
 
-/// What a refusal says of the window is read as it passes.
+/// The window that a refusal names is learned while the refusal is forwarded.
 #[tokio::test]
 async fn the_window_is_learned_from_a_refusal_that_nobody_held_back() {
     let mut play = play(Mode::Observe, 0.0).await;

@@ -1,5 +1,5 @@
-//! Clients: agents with sessions of 2 to 40 turns, one-shots, clients that leave, and a provider whose
-//! streams break off. What each saw answered is remembered.
+//! Clients: agents with sessions of 2 to 40 turns, one-shots, clients that leave, and a provider whose streams break
+//! off. The acknowledged replies of each client are recorded.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -20,25 +20,25 @@ use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-/// Clients at a time.
+/// The number of concurrent clients.
 const CLIENTS: u32 = 16;
 
-/// The turns of each named session that its client saw answered: the ids of the replies.
+/// The acknowledged turns of each named session, by the ids of their replies.
 pub type Known = HashMap<String, Vec<Acknowledged>>;
 
 /// A reply whose end its client saw.
 pub struct Acknowledged {
     id: String,
-    /// When, milliseconds since 1970.
+    /// When it ended, milliseconds since 1970.
     at: u64,
 }
 
-/// What became of the exchanges.
+/// The results of the exchanges.
 #[derive(Default)]
 pub struct Answers {
     /// When each ended, since the beginning, and how long it took.
     pub took: Vec<(Duration, Duration)>,
-    /// Streams that broke off, as they were asked to.
+    /// Streams that broke off as intended.
     pub broken: u64,
     /// Clients that left in the middle.
     pub left: u64,
@@ -84,7 +84,7 @@ impl Load {
         }
     }
 
-    /// Clients that send so many requests a second together, for so long and then until they are ended.
+    /// Starts clients that together send `rate` requests a second, for this time and then until they are ended.
     pub fn start(self: Arc<Self>, rate: u32, lasts: Duration) -> Clients {
         let pace = Duration::from_secs(1) * CLIENTS / rate;
         let until = self.began + lasts;
@@ -109,7 +109,7 @@ impl Load {
             let turns = if is_one_shot { 1 } else { dice.random_range(2..=40) };
             (is_one_shot, turns, dice.random_ratio(3, 4))
         };
-        // An agent names its session; what does not is found again by what it says.
+        // An agent names its session; an unnamed session is found by its content.
         let name = (is_named && !is_one_shot).then(|| format!("soak-{n}"));
         let mut messages: Vec<Value> = Vec::new();
         for turn in 0..turns {
@@ -135,7 +135,7 @@ impl Load {
                 }
                 // It is sent again, as agents do.
                 Ok(None) => drop(messages.pop()),
-                // The kill at the end meets whoever is under way.
+                // The kill at the end interrupts whatever is in flight.
                 Err(_) if Instant::now() >= until || is_over => {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     return;
@@ -149,7 +149,7 @@ impl Load {
         }
     }
 
-    /// One exchange: the reply's id and text, where it came to its end.
+    /// One exchange; returns the reply's id and text if it was complete.
     async fn exchange(
         &self,
         session: Option<&str>,
@@ -215,7 +215,7 @@ impl Load {
 }
 
 impl Clients {
-    /// Ends them; what they saw.
+    /// Ends the clients; returns their results and the acknowledged turns.
     pub async fn end(self) -> (Answers, Known) {
         self.load.is_over.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -226,7 +226,7 @@ impl Clients {
     }
 }
 
-/// Words that do not repeat, as long as a tool's small result.
+/// Words that do not repeat, as long as a small tool result.
 fn noise(n: u64) -> String {
     let mut seed = n;
     let mut word = || {
@@ -241,17 +241,17 @@ fn now() -> u64 {
     u64::try_from(since.as_millis()).unwrap()
 }
 
-/// What became of the turns that clients saw answered.
+/// What became of the acknowledged turns.
 #[derive(Default)]
 pub struct Missing {
     pub acknowledged: usize,
     /// In the store.
     pub kept: usize,
-    /// Of sessions that were past the bound: they go as a whole.
+    /// Of sessions that were deleted because of the limit, as a whole.
     pub forgotten: usize,
-    /// Of sessions that were forgotten while they were in use, and began again: what was before that. Only a
-    /// bound that is smaller than what is in use does this.
-    pub begun_anew: usize,
+    /// Of sessions that were deleted while in use and began again: the turns before that. This happens only if the
+    /// limit is smaller than what is in use.
+    pub of_restarted_sessions: usize,
     /// Not in the store, though an earlier turn of their session is.
     pub missing: Vec<String>,
 }
@@ -273,12 +273,12 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
             });
             let responses: HashSet<String> = responses.collect();
             let first = replies.iter().position(|reply| responses.contains(&reply.id));
-            // Where none of them is there and all that is, is newer: what began again was on its way.
-            let is_anew = replies.last().is_some_and(|last| line.began > last.at);
+            // None of them is there, and everything that is there is newer: the session had just begun again.
+            let is_restarted = replies.last().is_some_and(|last| line.began > last.at);
             let (before, since) =
-                replies.split_at(first.unwrap_or(if is_anew { replies.len() } else { 0 }));
+                replies.split_at(first.unwrap_or(if is_restarted { replies.len() } else { 0 }));
             missing.forgotten -= replies.len();
-            missing.begun_anew += before.len();
+            missing.of_restarted_sessions += before.len();
             let (kept, lost): (Vec<_>, Vec<_>) =
                 since.iter().partition(|reply| responses.contains(&reply.id));
             missing.kept += kept.len();

@@ -1,9 +1,8 @@
-//! A store that is used for long, over the built program and real sockets: `make soak MINUTES=60`.
+//! A store in long use, with the built program and real sockets: `make soak MINUTES=60`.
 //!
-//! Agents' sessions of 2 to 40 turns, one-shots, streams that break off, a small bound on the store, and
-//! somebody who looks in. What the process takes is measured all the while, and at the end it is killed
-//! and every turn that a client saw answered is looked for. Half a minute of it runs with all tests: there
-//! counts and bytes are asserted, and times are only printed.
+//! Agents' sessions of 2 to 40 turns, one-shots, streams that break off, a small limit on the store, and queries of the
+//! admin API. Resources are measured all the time. At the end the program is killed, and every acknowledged turn is
+//! looked up. A run of half a minute is part of all tests: it asserts counts and bytes, and only prints times.
 
 #![allow(
     missing_docs,
@@ -27,21 +26,21 @@ use process::Running;
 use scripted_provider::ScriptedProvider;
 use verdicts::{Measured, Sample};
 
-/// What a run is.
+/// The parameters of a run.
 struct Plan {
-    /// Whether times are judged too.
+    /// Whether times are judged, too.
     is_long: bool,
     lasts: Duration,
     /// Exchanges a second.
     rate: u32,
     /// `retention.bytes`.
     bound: u64,
-    /// How often somebody lists sessions, and how long a `minute` of the tables is.
+    /// The interval of admin queries, and the length of a `minute` in the tables.
     minute: Duration,
 }
 
 impl Plan {
-    /// As the environment has it: `PLIMSOLL_SOAK_MINUTES`, `PLIMSOLL_SOAK_RATE`.
+    /// From the environment: `PLIMSOLL_SOAK_MINUTES`, `PLIMSOLL_SOAK_RATE`.
     fn from_env() -> Self {
         let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u32>().unwrap());
         let minutes = number("PLIMSOLL_SOAK_MINUTES");
@@ -80,7 +79,7 @@ async fn a_store_that_is_used_for_long_stays_as_it_was() {
             looked.push(running.look_in().await);
         }
     }
-    // In the middle of everything.
+    // Killed in the middle of everything.
     running.kill().await;
     let (answers, known) = clients.end().await;
     measured.answers = answers;

@@ -1,5 +1,5 @@
-//! The built program as a child process, and what the kernel says of it: memory, threads, descriptors,
-//! files. Asks the admin listener as somebody does who looks in.
+//! The built program as a child process, and what the kernel reports of it: memory, threads, descriptors, files. Also
+//! queries the admin listener as a user would.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,17 +25,17 @@ pub struct Running {
     pub data: PathBuf,
 }
 
-/// How long each question of somebody who looks in took.
+/// How long each admin query took.
 pub struct Look {
     pub list: Duration,
-    /// `/healthz` just before it, which asks nobody: how long this machine takes for any answer.
+    /// `/healthz` just before, which needs no store: how long this machine takes for any response.
     pub health: Duration,
-    /// The longest that the store took for a list so far, seconds: a bound of the histogram.
+    /// The longest time that the store took for a list so far, seconds: a bucket of the histogram.
     pub in_store: f64,
     pub savings: Duration,
     pub export: Duration,
     pub sessions: usize,
-    /// Sessions that were forgotten so far.
+    /// Sessions deleted so far.
     pub forgotten: u64,
 }
 
@@ -49,8 +49,8 @@ impl Running {
             .args(["--upstream", &format!("anthropic=http://{provider}")])
             .env_clear()
             .env("PLIMSOLL_RETENTION_BYTES", plan.bound.to_string())
-            // A busy machine may pass the wait for a commit, which is told and tested elsewhere. What was
-            // waited for is looked for here.
+            // A busy machine may exceed the wait for a commit, which is tested elsewhere. Here turns that were waited
+            // for are looked up.
             .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
             .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
             .env("PLIMSOLL_LOG_FILTER", "warn")
@@ -103,7 +103,7 @@ impl Running {
         found.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// Lists, sums up and exports, as somebody does who looks in.
+    /// Lists sessions, sums up savings and exports a session, as a user would.
     pub async fn look_in(&self) -> Look {
         let (_, health) = self.ask("/healthz").await;
         let (listed, list) = self.ask("/api/v1/sessions?limit=100").await;
@@ -138,7 +138,7 @@ impl Running {
     }
 }
 
-/// The bound of the first bucket that holds every list that the store answered.
+/// The limit of the first bucket that contains all lists.
 fn longest_list(metrics: &str) -> f64 {
     let buckets = metrics.lines().filter_map(|line| {
         let (labels, count) =

@@ -1,10 +1,9 @@
-//! A store with many turns, over the built program: how soon it is ready, how soon each question has its
-//! first line, how long a page of the list takes, and how long sessions of traffic take to load meanwhile.
-//! `make scale N=5000000`.
+//! A store with many turns, with the built program: how soon it is ready, how soon each query has its first line, how
+//! long a page of the list takes, and how long sessions of requests take to load meanwhile. `make scale N=5000000`.
 //!
-//! The turns are those of a real run, copied by the database in one transaction; one-shots are copied more often, so
-//! that there is a session for each five turns. Times are printed; a short run asserts that each answer is there and
-//! that its memory is bounded, a long one the times, too.
+//! The turns are those of a real run, copied by the database in one transaction. One-shots are copied more often, so
+//! that there is a session for every five turns. Times are printed. A short run asserts that every query has a result
+//! and that memory is bounded; a long one asserts the times, too.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -24,22 +23,22 @@ use crate::Plan;
 use crate::load::Load;
 use crate::process::Running;
 
-/// Most resident memory of the program while it is asked, KiB.
+/// Largest resident memory of the program during the queries, KiB.
 const MEMORY_KIB: u64 = 256 << 10;
-/// How soon the program is ready.
+/// How soon the program must be ready.
 const READY: Duration = Duration::from_millis(300);
-/// How soon a question has its first line.
+/// How soon a query must have its first line.
 const FIRST_LINE: Duration = Duration::from_millis(100);
 /// p99 of a page of the list.
 const LIST: Duration = Duration::from_millis(10);
-/// p99 of a session that traffic loads.
+/// p99 of loading a session for a request.
 const LOAD: Duration = Duration::from_millis(5);
-/// Turns a session, on average.
+/// Turns per session, on average.
 const TURNS: u64 = 5;
-/// Over so many milliseconds the copies are spread: nothing is past its time.
+/// The period over which the copies are spread, milliseconds: none has expired.
 const SPAN: u64 = 20 * 24 * 3600 * 1000;
 
-/// What was measured, beside what is asked for.
+/// The verdicts on what was measured.
 #[derive(Default)]
 struct Verdicts {
     bad: Vec<String>,
@@ -56,7 +55,7 @@ impl Verdicts {
     }
 }
 
-/// Times, in order.
+/// Times in ascending order.
 struct Times(Vec<Duration>);
 
 impl Times {
@@ -129,14 +128,14 @@ async fn many_turns_are_looked_at_at_once() {
     assert!(turns.is_none() || verdicts.bad.is_empty(), "too slow: {:?}", verdicts.bad);
 }
 
-/// Has the system read the file from the disk again, as after a start of the machine.
+/// Removes the file from the page cache, so that it is read from the disk as after a start of the machine.
 fn forget_pages(file: &Path) {
     let file = std::fs::File::open(file).unwrap();
     file.sync_all().unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-/// Asks for one page of the list after the other, as the page of a browser does.
+/// Requests one page of the list after the other, as the page in a browser does.
 async fn pages(running: &Running) -> Duration {
     let (mut took, mut after) = (Vec::new(), String::new());
     for _ in 0..500 {
@@ -149,11 +148,13 @@ async fn pages(running: &Running) -> Duration {
     Times(took).reported("a page of 100 sessions")
 }
 
-/// Copies sessions until there are so many turns; answers how many sessions and turns there are. The copies are
-/// older than what they are made of.
+/// Copies sessions until there are this many turns; returns the numbers of sessions and turns. The copies are older
+/// than the originals.
 fn copy(file: &Path, turns: u64) -> (u64, u64) {
     let store = Connection::open(file).unwrap();
-    // As the program leaves it when it ends, but for the log: that is too large for what is copied here.
+    // The file's settings stay as the program leaves them, but without a journal, which would be too large for these
+    // Without a log, which would be too large for these copies. Otherwise the file is as the program leaves it when it
+    // ends.
     let tune = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -262144;";
     store.execute_batch(tune).unwrap();
     let counts = "SELECT count(*), coalesce(sum(turns), 0), max(id), sum(turns = 1) FROM scopes
@@ -163,7 +164,7 @@ fn copy(file: &Path, turns: u64) -> (u64, u64) {
         .unwrap();
     let more = turns.saturating_sub(here);
     assert!(here > 0 && single > 0, "there is no turn to copy");
-    // So many copies of all, then of one-shots, that both numbers are met.
+    // Copies of everything, then of one-shots, so that both numbers are reached.
     let of_all = (more - more / TURNS).saturating_mul(here) / (here - sessions).max(1);
     let of_all = of_all.min(more) / here;
     let of_single = (more - of_all * here).div_ceil(single);
@@ -219,7 +220,7 @@ fn copy(file: &Path, turns: u64) -> (u64, u64) {
     store.query_row(counts, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap()
 }
 
-/// Runs a looking sub-command: when its first byte came, and its last.
+/// Runs a sub-command that queries the store; returns when its first and its last byte came.
 async fn ask(question: &str, data: &str) -> (Duration, Duration) {
     let began = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
@@ -244,7 +245,7 @@ async fn ask(question: &str, data: &str) -> (Duration, Duration) {
     times
 }
 
-/// Sessions of traffic are loaded while somebody goes through the whole list and looks into sessions.
+/// Loads sessions as requests do, while another task goes through the whole list and reads sessions.
 async fn loads_beside_admin_queries(file: &Path) -> Duration {
     let store = SqliteStore::open(file).unwrap();
     let mut some = Vec::new();

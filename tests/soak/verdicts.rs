@@ -1,4 +1,4 @@
-//! What was measured, and a verdict on each line of it. A short run asserts counts and bytes; a long one
+//! The measurements, and a verdict on each line of the report. A short run asserts counts and bytes; a long one asserts
 //! times, too.
 
 use std::time::Duration;
@@ -7,14 +7,14 @@ use crate::Plan;
 use crate::load::{Answers, Missing};
 use crate::process::{Look, Running};
 
-/// The most that p99 of a later minute may be, in multiples of the median minute's.
+/// The largest p99 of a later minute, as a multiple of the median minute's.
 const SLOWER: f64 = 3.0;
 /// Most milliseconds for a list of sessions.
 const LIST_MS: f64 = 100.0;
-/// Most threads: workers, the store's, and those for what takes long.
+/// Most threads: workers, the store's, and those for long work.
 const THREADS: u64 = 40;
 
-/// What the process took at one moment.
+/// The resources of the process at one moment.
 pub struct Sample {
     at: Duration,
     disk: u64,
@@ -65,7 +65,7 @@ impl Measured {
         }
     }
 
-    /// Prints a line with a verdict for each thing, and fails where one is not as it should be.
+    /// Prints a line with a verdict for each measurement, and fails if one is bad.
     pub fn judge(&self, plan: &Plan) {
         let lines = [
             self.disk(plan),
@@ -104,7 +104,7 @@ impl Measured {
         }
     }
 
-    /// Without it the bound was never met.
+    /// If no session was deleted, the limit was never reached.
     fn forgotten(&self) -> Line {
         let sessions = self.looks.iter().map(|look| look.forgotten).max().unwrap_or(0);
         Line {
@@ -144,7 +144,7 @@ impl Measured {
         }
     }
 
-    /// No more in the second half than in the first, but for a few that come and go.
+    /// At most as many in the second half as in the first, with a few more that come and go.
     fn descriptors(&self) -> Line {
         let most = |second: bool| {
             let half = self.samples.iter().filter(|it| (it.at * 2 >= self.lasts) == second);
@@ -226,7 +226,8 @@ impl Measured {
     }
 
     fn kept(&self, plan: &Plan) -> Line {
-        let Missing { acknowledged, kept, forgotten, begun_anew, missing } = &self.missing;
+        let Missing { acknowledged, kept, forgotten, of_restarted_sessions, missing } =
+            &self.missing;
         for one in missing.iter().take(10) {
             println!("missing: {one}");
         }
@@ -234,10 +235,12 @@ impl Measured {
             what: "turns after kill -9",
             measured: format!(
                 "{acknowledged} acknowledged: {kept} kept, {} forgotten for the bound, {} missing",
-                forgotten + begun_anew,
+                forgotten + of_restarted_sessions,
                 missing.len()
             ),
-            is_good: missing.is_empty() && *kept > 0 && (*begun_anew == 0 || !plan.is_long),
+            is_good: missing.is_empty()
+                && *kept > 0
+                && (*of_restarted_sessions == 0 || !plan.is_long),
             is_count: true,
         }
     }

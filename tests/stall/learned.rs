@@ -1,4 +1,4 @@
-//! What answers taught about counting outlives a store that is slow.
+//! What responses taught about counting survives a slow store.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ async fn server(provider: &Provider, store: Arc<dyn Store>) -> TestServer {
     TestServer::over(store, config, Matcher::builder().build()).await
 }
 
-/// A first call of a new conversation: its head teaches.
+/// A first call of a new conversation, which teaches the cost of its head.
 async fn teaches(server: &mut TestServer, provider: &Provider, number: usize) {
     let mut client = Wire::connect(server.address).await;
     let text = format!("Question {number}: how deep is it?");
@@ -39,7 +39,7 @@ async fn teaches(server: &mut TestServer, provider: &Provider, number: usize) {
     server.next_exchange().await;
 }
 
-/// How many answers taught what the next process would take over.
+/// How many lessons the next process would start with.
 async fn newest(store: &Arc<dyn Store>) -> u64 {
     let series = Scope::series("counting claude-sonnet-4-5 behind up");
     let newest = store.scan(series, 1).await.unwrap().pop();
@@ -72,7 +72,7 @@ async fn a_slow_read_erases_nothing_and_fewer_answers_replace_nothing() {
         assert_eq!(newest(&memory).await, 8, "what is here is less");
     }
     store.hold_reads(false);
-    // What came late joins, and grows: it is saved again at the next power of two.
+    // The late state is merged, and continues to grow: it is saved again at the next power of two.
     let joined = async {
         for number in 20.. {
             teaches(&mut after, &provider, number).await;

@@ -1,4 +1,4 @@
-//! Large replies and messages are not read on the threads that carry streams.
+//! Large replies and messages are not read on the threads that serve streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,16 +11,16 @@ use plimsoll::dialect::{Dialect, Reply};
 use crate::support::http1::{Provider, Wire};
 use crate::support::server::TestServer;
 
-/// The quickest counts: a busy machine can hold up anything.
+/// The fastest try counts, because a busy machine can delay anything.
 const TRIES: usize = 4;
 const LIMIT: usize = 8 << 20;
 
-/// Values that take their time.
+/// Values that take long to read.
 fn many_values() -> String {
     vec!["\"ab\""; 200_000].join(",")
 }
 
-/// How long the thread was held up at most.
+/// How long the thread was blocked at most.
 struct Gaps {
     longest_us: Arc<AtomicU64>,
     ticking: tokio::task::JoinHandle<()>,
@@ -52,7 +52,7 @@ fn reply(body: &str) -> Reply {
     reading.finish(true)
 }
 
-/// The whole test has one thread: what reads there holds up all.
+/// The whole test has one thread, so reading there would block everything.
 #[tokio::test(flavor = "current_thread")]
 async fn a_large_reply_is_read_elsewhere_and_recorded_all_the_same() {
     let body = format!(
@@ -120,7 +120,7 @@ async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
         let mut call = provider.call().await;
         call.send(SWITCHED).await;
         client.head().await;
-        // A mask of nothing leaves the bytes as they are.
+        // A mask of zeros leaves the bytes unchanged.
         let mut create = vec![0x81, 0x80 | CREATE.len() as u8, 0, 0, 0, 0];
         create.extend_from_slice(CREATE.as_bytes());
         client.send(&create).await;
@@ -129,7 +129,7 @@ async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
         let gaps = Gaps::watch();
         let all = [&large[..], &last[..]].concat();
         let (_, came) = tokio::join!(call.send(&all), client.exactly(all.len()));
-        assert!(came == all, "it passes as it is");
+        assert!(came == all, "it is forwarded unchanged");
         let exchange = server.next_exchange().await;
         shortest = shortest.min(gaps.longest());
         assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(31)));

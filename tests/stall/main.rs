@@ -1,5 +1,5 @@
-//! Each thing that is waited for, held still in turn under many streams: nobody waits longer than
-//! `docs/waits.md` says, and nobody waits for a stranger. `PLIMSOLL_STALL` says how many streams.
+//! Each thing that a request may wait for is blocked in turn under many streams: no request waits longer than
+//! `docs/waits.md` says, and no request waits because of others. `PLIMSOLL_STALL` sets the number of streams.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -33,17 +33,17 @@ const EVENTS: [&str; 5] = [
     "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
     "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 ];
-/// What a busy machine takes for all the streams of a test beside the waits: less than for ever.
+/// What a busy machine may need for all streams of a test, in addition to the waits.
 const SLACK: Duration = Duration::from_secs(8);
 
-/// A socket that takes nothing for so long is full.
+/// If a socket accepts nothing for this long, it is full.
 const FULL: Duration = Duration::from_millis(200);
 
 fn streams() -> usize {
     std::env::var("PLIMSOLL_STALL").map_or(20, |n| n.parse().unwrap())
 }
 
-/// The waits that can be configured, as the table has them, ms.
+/// The configurable waits in the table, ms.
 struct Table {
     load: u64,
     first_load: u64,
@@ -75,7 +75,7 @@ impl Table {
         }
     }
 
-    /// What the table adds up for a small request that decides nothing.
+    /// The table's sum for a small request without decisions.
     fn before_it_is_sent(&self) -> Duration {
         Duration::from_millis(self.load + self.settle)
     }
@@ -103,13 +103,13 @@ async fn server_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Ta
     TestServer::over(store, config, Matcher::builder().build()).await
 }
 
-/// Asks on a connection of its own: a conversation that has gone on for a while, and names no session.
-async fn asks(server: &TestServer, name: usize) -> Wire {
-    says(server, name, &["Go on."]).await
+/// Sends a request on a connection of its own: a conversation with some history and without a session name.
+async fn send_request(server: &TestServer, name: usize) -> Wire {
+    send_conversation(server, name, &["Go on."]).await
 }
 
-/// The same conversation as far as the user's last words, each before the last answered.
-async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
+/// The same conversation with these messages of the user; all but the last have replies.
+async fn send_conversation(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
     let mut client = Wire::connect(server.address).await;
     let message = |role: &str, text: String| json!({"role": role, "content": text});
     let mut messages = vec![
@@ -137,10 +137,10 @@ async fn says(server: &TestServer, name: usize, texts: &[&str]) -> Wire {
     client
 }
 
-/// All ask at once; their calls as they come to the provider, and how long the last of them took.
+/// Sends all requests at once; returns the clients, the calls at the provider, and how long the last one took.
 async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Call>, Duration) {
     let began = Instant::now();
-    let clients = join_all((0..streams()).map(|name| asks(server, name))).await;
+    let clients = join_all((0..streams()).map(|name| send_request(server, name))).await;
     let mut calls = Vec::new();
     for _ in 0..streams() {
         calls.push(provider.call().await);
@@ -148,17 +148,17 @@ async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Ca
     (clients, calls, began.elapsed())
 }
 
-/// The provider answers all; every client gets all of it.
+/// The provider replies to all; every client gets its whole response.
 async fn all_are_answered(clients: &mut [Wire], calls: &mut [Call]) {
     for call in calls {
-        answers(call).await;
+        send_reply(call).await;
     }
     for client in clients {
         assert_eq!(client.response().await.text(), EVENTS.concat());
     }
 }
 
-async fn answers(call: &mut Call) {
+async fn send_reply(call: &mut Call) {
     call.begin_events().await;
     for event in EVENTS {
         call.chunk(event).await;
@@ -166,11 +166,11 @@ async fn answers(call: &mut Call) {
     call.end().await;
 }
 
-/// A stranger is answered whatever is held.
+/// Another client gets its response, whatever is blocked.
 async fn a_stranger_is_answered(server: &TestServer, provider: &Provider) {
-    let mut client = asks(server, usize::MAX).await;
+    let mut client = send_request(server, usize::MAX).await;
     let mut call = provider.call().await;
-    answers(&mut call).await;
+    send_reply(&mut call).await;
     assert_eq!(client.response().await.text(), EVENTS.concat());
 }
 
@@ -193,10 +193,10 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     }
     store.hold_reads(false);
     let kept = server.ledgers.sessions(plimsoll::store::ScopePage::first(9)).await.unwrap();
-    assert_eq!(kept, [], "nothing was begun in the place of what may be there");
+    assert_eq!(kept, [], "no new session was begun where one may exist");
 }
 
-/// The first load of a session is waited for longer, once, and by all at the same time.
+/// The first load of a session is waited for longer, only once, and by all requests at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
@@ -221,7 +221,7 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
     store.hold_reads(false);
 }
 
-/// Late is not unknown: once the store answers again, each conversation is found where it was.
+/// A late session is not an unknown one: once the store answers again, each conversation is found in its session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_was_late_is_in_its_session_with_the_next_request() {
     let (provider, table) = (Provider::start().await, Table::read());
@@ -229,9 +229,9 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
         Arc::new(plimsoll::store::memory::MemoryStore::default());
     let mut before = server(&provider, Held::over(inner.clone()), &table).await;
     let exchange = async |server: &mut TestServer, name: usize, texts: &[&str]| {
-        let mut client = says(server, name, texts).await;
+        let mut client = send_conversation(server, name, texts).await;
         let mut call = provider.call().await;
-        answers(&mut call).await;
+        send_reply(&mut call).await;
         client.response().await;
         server.next_exchange().await
     };
@@ -302,7 +302,7 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
     }
     for client in &mut clients {
         client.head().await;
-        assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came has passed");
+        assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came was forwarded");
     }
     a_stranger_is_answered(&server, &provider).await;
     assert_eq!(server.next_exchange().await.outcome, Outcome::Complete);
@@ -312,7 +312,7 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
     }
 }
 
-/// Nor does a shutdown wait for it longer than the table says.
+/// A shutdown does not wait longer for it than the table says, either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_holds_up_nobody_else() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
@@ -322,7 +322,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
     for call in &mut calls {
         call.begin_events().await;
         let framed = format!("{:x}\r\n{filler}\r\n", filler.len());
-        // Until nothing is taken any more: somebody waits for the client.
+        // Until nothing more is accepted, because the client does not read.
         while let Ok(sent) =
             tokio::time::timeout(FULL, call.wire.stream.write_all(framed.as_bytes())).await
         {
@@ -340,7 +340,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
     drop(clients);
 }
 
-/// The disk stands still: nothing is read and nothing written. Requests pass, and a shutdown is not held up.
+/// The disk hangs: nothing is read and nothing is written. Requests are forwarded, and a shutdown is not delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_stands_still_holds_up_nobody() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());

@@ -1,10 +1,11 @@
-//! Rust sources without what is no code, for the tests that read sources as text (`tidy`, `cycles`).
+//! Blanks comments and literals in Rust sources, for the tests that read sources as text (`tidy`, `cycles`).
 //!
 //! Knows literals and comments, and nothing else of the language.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
-/// The text with comments and the inside of literals as blanks, so that braces and paths are code.
+/// The text with comments and the inside of literals replaced by blanks, so that every remaining brace and path is
+/// code.
 pub(crate) fn blanked(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();
@@ -21,7 +22,7 @@ pub(crate) fn blanked(text: &str) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// Where the comment or literal that begins at `at` ends; `at` itself if none begins there.
+/// The end of the comment or literal that begins at `at`; `at` itself if none begins there.
 fn literal_end(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     let find = |needle: &[u8], from: usize| {

@@ -23,12 +23,12 @@ use super::{server, within};
 pub type Fault = std::io::Error;
 pub type Body = Channel<Bytes, Fault>;
 
-/// A body that the test feeds.
+/// A body whose frames the test sends.
 pub fn body() -> (Sender<Bytes, Fault>, Body) {
     Channel::new(8)
 }
 
-/// A body that is there at once.
+/// A complete body.
 pub async fn whole(bytes: impl Into<Bytes>) -> Body {
     let (mut feed, body) = body();
     let bytes = bytes.into();
@@ -44,7 +44,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prior knowledge.
+    /// Connects with HTTP/2 by prior knowledge.
     pub async fn connect(to: SocketAddr) -> Self {
         let stream = TcpStream::connect(to).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -59,7 +59,7 @@ impl Client {
     }
 }
 
-/// The next data of a body: `None` at its end.
+/// The next data of a body; `None` at its end.
 pub async fn next(body: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
     loop {
         match within("a frame", body.frame()).await? {
@@ -80,7 +80,7 @@ pub async fn read(body: Incoming) -> (Bytes, Option<HeaderMap>) {
     (collected.to_bytes(), trailers)
 }
 
-/// Certificates of one test, in a folder that goes with it.
+/// The certificates of one test, in a folder that is deleted with this.
 pub struct Certificates {
     pub folder: tempfile::TempDir,
     pub authority: PathBuf,
@@ -142,7 +142,7 @@ pub fn connector(authority: &std::path::Path, alpn: &[&[u8]]) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-/// A request that reached the provider, and where its answer goes.
+/// A request that reached the provider, and the sender of its response.
 pub struct Call {
     pub request: Request<Incoming>,
     answer: oneshot::Sender<Response<Body>>,
@@ -154,7 +154,7 @@ impl Call {
         self.request.into_body()
     }
 
-    /// Answers 200 with a body that the test feeds.
+    /// Responds with 200 and a body whose frames the test sends.
     pub fn begin(self) -> Sender<Bytes, Fault> {
         let (feed, body) = body();
         let response = Response::builder().header("content-type", "text/event-stream");
@@ -183,7 +183,7 @@ impl Provider {
                 let Ok(stream) = tls.accept(stream).await else { continue };
                 let service = service_fn(move |request| call(arrived.clone(), request));
                 let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                // As many as providers commonly allow on one connection.
+                // The limit that most providers have for a connection.
                 builder.max_concurrent_streams(100);
                 tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
             }
@@ -191,7 +191,7 @@ impl Provider {
         Self { address, calls, certificates }
     }
 
-    /// For a proxy in front of it that trusts its certificate.
+    /// The configuration of a proxy in front of it that trusts its certificate.
     pub fn config(&self) -> Config {
         let mut config = server::config(&self.base());
         config.extra_ca = Some(self.certificates.authority.clone());

@@ -1,4 +1,4 @@
-//! A store that a test holds still, reads, writes, or both, until it lets go; or that takes no records of a kind.
+//! A store whose reads and writes a test can block, or that refuses records of one kind.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,9 +20,9 @@ pub struct Held {
     reads: watch::Sender<bool>,
     writes: watch::Sender<bool>,
     refused: Mutex<Option<RecordKind>>,
-    /// Whoever asks lets others go first, once.
+    /// Each operation first lets other tasks run, once.
     by_steps: bool,
-    /// Facts that were asked for one by one, and how many are answered.
+    /// How many facts were requested one by one, and after how many the store fails.
     gets: AtomicUsize,
     most_gets: AtomicUsize,
 }
@@ -32,7 +32,7 @@ impl Held {
         std::sync::Arc::new(Self::of(inner))
     }
 
-    /// One whose writes and look-ups each take a step, for who decides in what order steps are taken.
+    /// A store whose writes and look-ups each take a step, for tests that choose the order of steps.
     pub fn by_steps() -> std::sync::Arc<Self> {
         let memory = std::sync::Arc::new(MemoryStore::default());
         std::sync::Arc::new(Self { by_steps: true, ..Self::of(memory) })
@@ -69,23 +69,23 @@ impl Held {
         self.writes.send_replace(held);
     }
 
-    /// How many facts were asked for one by one.
+    /// How many facts were requested one by one.
     pub fn gets(&self) -> usize {
         self.gets.load(Ordering::Relaxed)
     }
 
-    /// So many more of them are answered; then the store fails.
+    /// Answers this many more of them; then the store fails.
     pub fn fail_after(&self, gets: usize) {
         self.most_gets.store(self.gets() + gets, Ordering::Relaxed);
     }
 
-    /// From now on a write of this kind fails; with `None`, none does.
+    /// Refuses writes of this kind from now on; `None`: none.
     pub fn refuse(&self, kind: Option<RecordKind>) {
         *self.refused.lock().unwrap() = kind;
     }
 }
 
-/// Answers once nobody holds.
+/// Answers once the gate is open.
 fn once<'a, T: Send + 'a>(
     gate: &watch::Sender<bool>,
     answer: StoreFuture<'a, T>,

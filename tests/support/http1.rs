@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::within;
 
-/// A provider: the test accepts its connections and writes its answers.
+/// A provider: the test accepts its connections and writes its responses.
 pub struct Provider {
     listener: TcpListener,
 }
@@ -29,13 +29,13 @@ impl Provider {
         Wire::new(stream)
     }
 
-    /// The next request on a new connection, whole.
+    /// The next request on a new connection, complete.
     pub async fn call(&self) -> Call {
         self.accept().await.request().await
     }
 }
 
-/// A request as it arrived, and the connection to answer on.
+/// A request as it arrived, and the connection for the response.
 pub struct Call {
     pub message: Message,
     pub wire: Wire,
@@ -46,7 +46,7 @@ impl Call {
         self.wire.send(bytes).await;
     }
 
-    /// Answers with a status and a JSON body.
+    /// Sends a response with a status and a JSON body.
     pub async fn answer(&mut self, status: &str, body: &str) {
         let length = body.len();
         self.send(format!(
@@ -76,14 +76,14 @@ impl Call {
     }
 }
 
-/// One HTTP/1.1 message as it stood on the wire.
+/// One HTTP/1.1 message as it was on the wire.
 #[derive(Debug, Clone)]
 pub struct Message {
     /// First line and header lines, without the blank line.
     pub head: String,
     /// The body without its framing.
     pub body: Vec<u8>,
-    /// Sizes of the chunks, where it was chunked.
+    /// Sizes of the chunks, if it was chunked.
     pub chunks: Option<Vec<usize>>,
     /// Trailer lines.
     pub trailers: Vec<String>,
@@ -98,7 +98,7 @@ impl Message {
         self.first_line().split(' ').nth(1).unwrap().parse().unwrap()
     }
 
-    /// Header lines, in order, in their case.
+    /// Header lines, in order and with their case.
     pub fn lines(&self) -> Vec<&str> {
         self.head.lines().skip(1).collect()
     }
@@ -115,7 +115,7 @@ impl Message {
     }
 }
 
-/// One end of a connection, with what was read and not yet used.
+/// One end of a connection, with bytes that were read and not used yet.
 pub struct Wire {
     pub stream: TcpStream,
     read: Vec<u8>,
@@ -126,7 +126,7 @@ impl Wire {
         Self { stream, read: Vec::new() }
     }
 
-    /// A client's connection.
+    /// Connects as a client.
     pub async fn connect(to: std::net::SocketAddr) -> Self {
         let stream = TcpStream::connect(to).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -137,18 +137,19 @@ impl Wire {
         within("bytes to be taken", self.stream.write_all(bytes.as_ref())).await.unwrap();
     }
 
-    /// Closes so that the other side sees a reset rather than an end.
+    /// Closes so that the other side sees a reset, not an end.
     pub fn reset(self) {
         self.stream.set_zero_linger().unwrap();
     }
 
-    /// More bytes into the buffer; `false` at the end.
+    /// Reads more bytes into the buffer; `false` at the end.
     async fn fill(&mut self) -> io::Result<bool> {
         let read = within("bytes to come", self.stream.read_buf(&mut self.read)).await?;
         Ok(read > 0)
     }
 
-    /// Whether anything comes before the other side closes: who was killed may have opened it and sent nothing.
+    /// Whether anything arrives before the other side closes: a killed process may have opened the connection and sent
+    /// nothing.
     pub async fn begins(&mut self) -> bool {
         !self.read.is_empty() || self.fill().await.unwrap_or(false)
     }
@@ -161,7 +162,7 @@ impl Wire {
         );
     }
 
-    /// Exactly this comes next.
+    /// Reads exactly these bytes.
     pub async fn expect(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
         while self.read.len() < bytes.len() {
@@ -171,7 +172,7 @@ impl Wire {
         assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(bytes));
     }
 
-    /// Up to and with `mark`.
+    /// Reads up to and including `mark`.
     pub async fn until(&mut self, mark: &str) -> Vec<u8> {
         loop {
             if let Some(at) = memchr::memmem::find(&self.read, mark.as_bytes()) {
@@ -181,7 +182,7 @@ impl Wire {
         }
     }
 
-    /// First line and headers.
+    /// Reads first line and headers.
     pub async fn head(&mut self) -> String {
         let bytes = self.until("\r\n\r\n").await;
         String::from_utf8(bytes).unwrap().trim_end().to_owned()
@@ -194,7 +195,7 @@ impl Wire {
         self.read.drain(..count).collect()
     }
 
-    /// One chunk of a chunked body; empty at its end.
+    /// Reads one chunk of a chunked body; empty at its end.
     pub async fn chunk(&mut self) -> Vec<u8> {
         let line = String::from_utf8(self.until("\r\n").await).unwrap();
         let size = usize::from_str_radix(line.trim(), 16).unwrap();
@@ -206,18 +207,18 @@ impl Wire {
         bytes
     }
 
-    /// Everything until the connection ends; `Err` where it was reset.
+    /// Everything until the connection ends; `Err` if it was reset.
     pub async fn rest(&mut self) -> io::Result<Vec<u8>> {
         while self.fill().await? {}
         Ok(std::mem::take(&mut self.read))
     }
 
-    /// Waits until the other side is gone.
+    /// Waits until the other side has closed.
     pub async fn gone(&mut self) {
         while self.fill().await.unwrap_or(false) {}
     }
 
-    /// A whole message that has a body only where it announces one.
+    /// A complete message; it has a body only if its headers announce one.
     pub async fn message(&mut self, has_body: bool) -> Message {
         let head = self.head().await;
         let mut message = Message { head, body: Vec::new(), chunks: None, trailers: Vec::new() };

@@ -1,4 +1,4 @@
-//! An admin listener, and what it answers.
+//! Starts an admin listener and queries it.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::http1::{Message, Wire};
 use super::server::TestServer;
 
-/// The token of listeners in tests that may do everything, and of those that may read.
+/// The full token of listeners in tests, and the read token.
 pub const TOKEN: &str = "token-of-the-tests-for-everything";
 pub const READER: &str = "token-of-the-tests-for-reading";
 

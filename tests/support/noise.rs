@@ -1,4 +1,4 @@
-//! Pictures that do not compress: as many bytes as they have pixels, so that limits of bytes can be met.
+//! Pictures that do not compress: their size in bytes grows with their pixels, so that limits of bytes can be reached.
 
 use std::io::Cursor;
 
@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
 
-/// The base64 of a PNG of so many pixels; the same for the same seed.
+/// The base64 of a PNG of this size; the same for the same seed.
 pub fn noise(width: u32, height: u32, seed: u32) -> String {
     let mut state = seed;
     let noise = RgbImage::from_fn(width, height, |_, _| {

@@ -1,8 +1,8 @@
-//! Every order in which processes can meet: a run for each way to choose who goes on.
+//! Every order in which processes can meet: one run for each way to choose which one goes next.
 //!
-//! Whoever explores asks [`Choices`] who is next, and checks at the end of each run what must hold.
+//! A test asks [`Choices`] which process is next, and checks at the end of each run what must hold.
 
-/// The choices of one run, each with how many there were.
+/// The choices of one run, each with the number of options.
 #[derive(Default)]
 pub struct Choices {
     made: Vec<(usize, usize)>,
@@ -10,7 +10,7 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// One of so many.
+    /// Chooses one of this many options.
     pub fn next(&mut self, options: usize) -> usize {
         if self.depth == self.made.len() {
             self.made.push((0, options));
@@ -19,7 +19,7 @@ impl Choices {
         self.made[self.depth - 1].0
     }
 
-    /// Whether there is a run that was not made yet.
+    /// Prepares the next run; `false` if all were made.
     fn advance(&mut self) -> bool {
         self.depth = 0;
         while let Some((made, options)) = self.made.pop() {
@@ -32,7 +32,7 @@ impl Choices {
     }
 }
 
-/// Runs `run` once for each way to choose; answers how many there are.
+/// Runs `run` once for each way to choose; returns the number of runs.
 pub fn in_every_order(mut run: impl FnMut(&mut Choices)) -> usize {
     let (mut choices, mut runs) = (Choices::default(), 0);
     loop {

@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::within;
 
-/// What a configuration means that says the preset, and these variables.
+/// The configuration with this preset and these variables.
 pub fn resolved(preset: Preset, also: &[(&str, &str)]) -> Config {
     let own = [("PLIMSOLL_PRESET", preset.name()), ("HOME", "/home/somebody")];
     let variables = own.iter().chain(also).map(|(name, value)| ((*name).into(), (*value).into()));
@@ -53,12 +53,12 @@ impl TestServer {
         Self::over(Arc::new(MemoryStore::default()), config, matcher).await
     }
 
-    /// Over a store of the test's own.
+    /// A proxy with this store.
     pub async fn over(store: Arc<dyn Store>, config: Config, matcher: Matcher) -> Self {
         Self::open(store, config, matcher, TunnelTimeouts::default()).await
     }
 
-    /// Whose quiet tunnels end after these times.
+    /// A proxy whose idle tunnels end after these times.
     pub async fn with_tunnels(config: Config, timeouts: TunnelTimeouts) -> Self {
         Self::open(Arc::new(MemoryStore::default()), config, Matcher::builder().build(), timeouts)
             .await
@@ -101,12 +101,12 @@ impl TestServer {
         assert!(self.events.try_recv().is_err(), "recorded twice");
     }
 
-    /// Asks it to stop.
+    /// Tells it to stop.
     pub fn stop(&mut self) {
         let _ = self.shutdown.take().unwrap().send(());
     }
 
-    /// How it ended, once it was asked to.
+    /// The outcome, once it has stopped.
     pub async fn drained(self) -> DrainOutcome {
         within("the proxy to drain", self.serving).await.unwrap()
     }
@@ -136,7 +136,7 @@ pub fn upstream(name: &str, base: &str) -> Upstream {
     }
 }
 
-/// What a test does not say otherwise.
+/// The configuration that tests begin with.
 pub fn config(base: &str) -> Config {
     Config {
         listen: ([127, 0, 0, 1], 0).into(),

@@ -1,13 +1,13 @@
-//! Bodies as providers write them, one list of events for each dialect.
+//! Bodies as providers write them, with one list of events for each dialect.
 
-/// An event stream, event by event, ready for the wire, and the path that answers so.
+/// An event stream, event by event as it is on the wire, and the path and request for it.
 pub struct Script {
     pub path: &'static str,
     pub request: &'static str,
     pub events: Vec<&'static str>,
-    /// The input that its usage reports.
+    /// The input in its usage.
     pub input: u64,
-    /// The output that its usage reports.
+    /// The output in its usage.
     pub output: u64,
 }
 

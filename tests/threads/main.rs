@@ -1,7 +1,7 @@
-//! Requests of real clients fall into the right threads.
+//! Requests of real clients are assigned to the right threads.
 //!
-//! Each recording (`tests/data/agents`) is played in order through reader, identity and ledgers. A
-//! letter a request says its thread; `expected.tsv` holds what is right, with the reason.
+//! Each recording (`tests/data/agents`) is played in order through reader, identity and ledgers. Each request gets the
+//! letter of its thread; `expected.tsv` has the right letters, with the reason.
 
 #![allow(
     missing_docs,
@@ -49,8 +49,8 @@ async fn recorded_clients_keep_their_threads() {
     assert_eq!(expected.lines().filter(|l| !l.starts_with('#')).count(), recordings);
 }
 
-/// The threads of a recording: a letter a request, in lower case where it does not carry on from
-/// the request before it on its thread; `.` for what is no conversation.
+/// The threads of a recording, one letter per request: lower case if it does not continue the thread's last request,
+/// `.` if it is no conversation.
 async fn play(calls: impl Iterator<Item = Value>) -> String {
     let ledgers = Ledgers::new(std::sync::Arc::new(MemoryStore::default()));
     let mut threads: Vec<(SessionId, ThreadId)> = Vec::new();

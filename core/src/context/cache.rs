@@ -58,7 +58,7 @@ mod tests {
     use crate::context::Turn;
     use crate::context::scene::{SessionFixture, messages};
 
-    /// Whether it is cold so many seconds, and one millisecond more, after such a turn.
+    /// Whether the cache is cold this many seconds after such a turn, and whether it is one millisecond later.
     fn cold_after(ttl_s: u64, seconds: u64, with: impl Fn(&mut Turn)) -> [bool; 2] {
         let mut scene = SessionFixture::of("claude-opus-4-6", &messages("ucr"));
         (scene.model.cache_ttl_s, scene.model.cache_min) = (ttl_s, 500);
@@ -87,8 +87,8 @@ mod tests {
         assert_eq!(cold_after(300, 0, |turn| turn.model = "other".into()), [true, true]);
     }
 
-    /// Of a prompt that is large enough to be kept, nothing was read and nothing was written, by a provider that
-    /// would bill and report it. That nobody says what was written is no proof that nothing was.
+    /// The prompt was large enough to be cached, and a provider that bills and reports cache writes reported that
+    /// nothing was read or written. If it does not report writes, that proves nothing.
     #[test]
     fn a_cache_is_cold_where_the_provider_reported_that_it_holds_nothing() {
         let of = |input, read, write| {
@@ -104,12 +104,12 @@ mod tests {
         assert!(!of(Some(500), Some(1), Some(0)) && !of(Some(500), Some(0), Some(1)));
     }
 
-    /// Changes a turn, and how many of its tokens the next one began with.
+    /// A change of a turn, and of how many of its tokens the next one began with.
     type Change<'a> = &'a dyn Fn(&mut Turn, &mut u64);
 
     /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and reported `write`.
-    /// `before`: the call before it, if its own began with those 1,500 tokens; it ended 1 s before the
-    /// later one began, at 400 s.
+    /// `before` changes the call before it, which began with the same 1,500 tokens and ended 1 s before the later one
+    /// began, at 400 s.
     fn cold_after_a_miss(
         model: &'static str,
         write: Option<u64>,
@@ -133,8 +133,8 @@ mod tests {
         is_cold(&scene.request(), &known)
     }
 
-    /// What an automatic cache did not hold it holds from then on, though no usage says that it was written
-    /// (OpenAI's Chat), or says 0 because that costs nothing (its Responses).
+    /// If an automatic cache did not have a prompt, it has it afterwards, though usage does not report the write
+    /// (OpenAI's Chat) or reports 0 because writes are free (its Responses).
     #[test]
     fn a_miss_that_filled_an_automatic_cache_leaves_it_warm() {
         for model in ["gpt-5.4", "gemini-2.5-pro", "somebodys-own"] {
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// A provider that misses what it has just read has no cache, whatever it reports.
+    /// If a provider misses what it read a moment ago, it has no cache, whatever it reports.
     #[test]
     fn two_misses_in_a_row_show_that_there_is_no_cache() {
         let after = |with: Change<'_>| {

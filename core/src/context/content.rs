@@ -437,13 +437,13 @@ mod tests {
         let picture = &kept.messages[1];
         assert_eq!((picture.width, picture.height, picture.chars), (1280, 720, png.len() as u64));
         assert!(!kept.messages[3].continues && kept.messages[4].continues);
-        // As transcripts name it.
+        // The names that transcripts use.
         let written = serde_json::to_value(&kept.messages).unwrap();
         assert_eq!((&written[1]["w"], &written[1]["h"]), (&1280.into(), &720.into()));
         assert_eq!(written[4]["cont"], true);
     }
 
-    /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
+    /// What is exported of an exchange: the role of each part, its name and id, and the length of its signature.
     #[test]
     fn parts_keep_role_name_id_and_signature_length() {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"Look."},
@@ -488,7 +488,7 @@ mod tests {
                 {"role": "assistant", "kind": "tool_use", "chars": 2, "text": "{}", "name": "go", "id": "u"},
             ])
         );
-        // Where there is no room, the signature's length and the names stay.
+        // If there is no room for the text, the length of the signature and the names remain.
         let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let short = kept.answered(&reply, 2 * BESIDE + 3);
         assert_eq!((&*short.reply[0].text, short.reply[0].redacted), ("So.", 0));
@@ -496,7 +496,7 @@ mod tests {
         assert_eq!(short.reply[1].chars, 2);
     }
 
-    /// Gemini signs what its thoughts led to: the signature is exported as a thought before it.
+    /// Gemini signs the part that follows its thoughts: the signature is exported as a thought before that part.
     #[test]
     fn a_signature_on_a_call_is_a_thought_before_it() {
         let body = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},{"role":"model","parts":[
@@ -518,8 +518,8 @@ mod tests {
         assert_eq!(listed, expected);
     }
 
-    /// What a request says that its parent did not: the reply as the client sends it, then what is new. System prompt
-    /// and tools are written again where they are others; of a history that changed all is said.
+    /// What a request contains that its parent did not: the reply as the client sends it, then what is new. System
+    /// prompt and tools are written again if they changed; if the history changed, all of it is written.
     #[test]
     fn what_the_parent_holds_is_not_stored_again() {
         use serde_json::{Value, json};
@@ -560,7 +560,7 @@ mod tests {
         let all = expected(&[("Others.", false), ("Said.", false), ("More.", false)]);
         assert_eq!(next(&body("Be kind.", &other)).2, all);
         assert_eq!(next(&body("Be kind.", &other)).0, ContentLink::Nothing);
-        // The provider holds what was said and answered.
+        // The provider holds the earlier request and its reply.
         let held = json!({"model": "gpt-5", "previous_response_id": "msg_1", "input": "More."});
         scene.body = held.to_string().into_bytes();
         scene.conversation = dialect::read(Dialect::OpenaiResponses, "/v1/responses", &scene.body);
@@ -570,7 +570,8 @@ mod tests {
         assert_eq!((&*kept.messages[0].text, kept.messages[0].reply), ("More.", false));
     }
 
-    /// Where a text does not fit its size stays, in a request and in a reply; several texts of one thought are one part.
+    /// If a text does not fit, its size is kept, in a request and in a reply. Several texts of one thought are one
+    /// part.
     #[test]
     fn what_does_not_fit_leaves_its_size() {
         let body = request(&"x".repeat(100));
@@ -579,7 +580,7 @@ mod tests {
         let kept = |most| ExchangeContent::of_request(&read, body.as_bytes(), &placed, most);
         let part = TranscriptPart::of(TranscriptKind::Text);
         let whole = TranscriptPart { text: "x".repeat(100), chars: 100, ..part.clone() };
-        // As it stands in the body, with its quotes.
+        // The length as it is in the body, with quotes.
         assert_eq!(kept(BESIDE + 102).messages, [whole]);
         let cut = TranscriptPart { chars: 102, redacted: 1, ..part };
         assert_eq!(kept(BESIDE + 101).messages, std::slice::from_ref(&cut));

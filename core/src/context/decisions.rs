@@ -215,14 +215,14 @@ mod tests {
         };
         assert_eq!(all.add(Arc::new(RecordedDecision("first".into(), None))), 1);
         assert_eq!(held(&all, None).as_deref(), Some("first"));
-        // Refused at 20: void there, not elsewhere.
+        // It was refused at 20: it no longer applies there, but does elsewhere.
         assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first".into())));
         assert_eq!(all.add(Arc::new(RecordedDecision("anew".into(), Some(20)))), 1);
         assert_eq!(
             (held(&all, Some(20)), held(&all, None)),
             (Some("anew".into()), Some("first".into()))
         );
-        // Another replica decided it too, later: the first stays.
+        // Another replica made the same decision later: the first one stays.
         assert_eq!(all.add(Arc::new(RecordedDecision("late".into(), Some(20)))), 0);
         assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew".into()), None));
         assert_eq!(all.holding(false, Some(20)).count(), 1);
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Shadow mode's decisions apply to nothing that is sent, and the other way round.
+    /// Decisions of shadow mode do not apply to requests that are sent, and the other way round.
     #[test]
     fn decisions_of_shadow_mode_are_kept_apart() {
         let mut cuts = Decisions::default();
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!((cuts.all().count(), cuts.any(true)), (2, true));
     }
 
-    /// The bound on a session's decisions counts their texts, and what each one takes itself.
+    /// A session's decisions are limited by their size: their texts, and what each one takes itself.
     #[test]
     fn what_a_decision_takes_grows_with_what_it_holds() {
         let long = "w".repeat(1 << 16);
@@ -309,7 +309,7 @@ mod tests {
         with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
     }
 
-    /// The upstream's and the model's names are a client's to choose: long ones count like its texts.
+    /// A client chooses the names of upstream and model, so long names count like texts.
     #[test]
     fn a_summary_counts_for_the_names_of_who_wrote_it() {
         let (base, long) = (summary(SummaryAuthor::Summary, ""), "w".repeat(1 << 16));
@@ -322,8 +322,8 @@ mod tests {
         }
     }
 
-    /// What a provider wrote is void for another model, so that each model keeps its own; what anybody can
-    /// read is one for all.
+    /// Another model cannot read a provider's summary, so each model has its own. A summary as text is one for all
+    /// models.
     #[test]
     fn a_providers_summary_is_kept_for_its_model() {
         let of = |by, model| summary(by, model).place().0;
@@ -337,7 +337,7 @@ mod tests {
         );
     }
 
-    /// The epoch after a refusal differs from that after any other, and from any time.
+    /// The epoch after a refusal differs from that after any other refusal, and from any time.
     #[test]
     fn an_epoch_is_no_time_and_no_other_epoch() {
         let revoked = |exchange: String, about: Vec<u128>, retry| Revocation {
@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// A decision that is made again stands beside the refused one, under the time of the refusal.
+    /// A decision that is made again is stored beside the refused one, under the time of the refusal.
     #[test]
     fn a_decision_made_anew_is_kept_by_its_refusal() {
         let place = |fact: &Fact| match fact {
@@ -385,7 +385,8 @@ mod tests {
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
 
-    /// A repair counts for all that it holds, and is kept with who decided it and after which refusal.
+    /// The size of a repair includes all that it holds. It is stored with its exchange, and under the refusal that it
+    /// came after.
     #[test]
     fn a_repair_counts_for_what_it_holds() {
         use crate::context::repair::RepairDecision;

@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn the_default_policy_comes_to_these_terms() {
         let editing = editing_of(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
-        // 0.6 of a window of 200,000 less 16,000.
+        // 0.6 of the usable window, which is 200,000 less 16,000.
         let expected =
             ContextEditing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
         assert_eq!(editing, expected);
@@ -145,7 +145,7 @@ mod tests {
         };
         assert!(clone(PruneGate::Always) && !clone(PruneGate::Pressure), "its window is not known");
         assert!(some(PruneMethod::Auto, BOUND) && !some(PruneMethod::Auto, FREE));
-        // What is not known is taken as bound, and is no Claude all the same.
+        // An unknown model counts as one that binds reasoning, but it is no Claude.
         assert!(!some(PruneMethod::Auto, "some-clone") && !some(PruneMethod::Rewrite, BOUND));
         for mode in [Mode::Observe, Mode::Shadow] {
             assert_eq!(editing_of(&read(), FREE, mode, by(PruneMethod::Provider)), None);
@@ -175,7 +175,7 @@ mod tests {
         };
         assert_eq!(trigger(&[], 0.8), None);
         assert_eq!(trigger(&[PruneGate::ColdCache, PruneGate::PaysBack], 0.8), None);
-        // Never before there can be enough: 20,000 that are protected, and 20,000 to save.
+        // Never below the smallest useful size: 20,000 protected tokens and 20,000 to save.
         assert_eq!(trigger(&[PruneGate::ColdCache, PruneGate::Pressure], 0.1), Some(40_000));
         assert_eq!(trigger(&[PruneGate::Pressure, PruneGate::Always], 0.8), Some(40_000));
     }

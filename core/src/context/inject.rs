@@ -141,8 +141,8 @@ mod tests {
         json!({"model": MODEL, "system": system, "tools": tools, "messages": messages})
     }
 
-    /// The main line is what grows from the first turn; where it breaks, the same system prompt and tools carry it on. A
-    /// thread that its client names is another line.
+    /// The main line grows from the first turn. If it breaks off, a request with the same system prompt and tools
+    /// continues it. A thread that the client names is another line.
     #[test]
     fn the_main_line_is_that_of_the_first_turn() {
         let user = |text: &str| json!({"role": "user", "content": text});
@@ -165,7 +165,7 @@ mod tests {
             text: "Mind the tide.".into(),
             repeats: None,
         })));
-        // The first request carries on what is to be the main line, but nothing is said in it yet.
+        // The first request begins the main line, but nothing is injected into it yet.
         assert_eq!(goes_on(&scene.ledger, &begun, None), (true, 0));
         assert_eq!(goes_on(&scene.ledger, &begun, Some("sub")), (false, 0));
         scene.answered(&json!([{"type": "text", "text": "Said."}]));

@@ -597,7 +597,7 @@ mod tests {
     use super::*;
     use crate::context::reasoning::Signature;
 
-    /// Gemini signs the last piece of a reply's text; a client sends the text back as one.
+    /// Gemini signs the last piece of a reply's text; a client sends the text back in one part.
     #[test]
     fn text_that_came_in_pieces_is_an_anchor_as_a_whole() {
         let piece =
@@ -625,7 +625,7 @@ mod tests {
         assert_eq!((totals.input, totals.output, totals.total), (u64::MAX, 6, u64::MAX));
     }
 
-    /// Ids that are counted come again in another reply: they mark nothing.
+    /// Ids that only count come again in other replies, so they identify nothing.
     #[test]
     fn an_id_is_its_own_where_it_was_drawn_by_lot() {
         let drawn = [
@@ -651,7 +651,7 @@ mod tests {
         counted.iter().for_each(|(id, tool)| assert!(!is_own(id, tool), "{id}"));
     }
 
-    /// What a fact adds to a ledger that knows nothing yet, bytes.
+    /// The bytes that a fact adds to an empty ledger.
     fn added(fact: Fact) -> usize {
         let mut ledger = Ledger::default();
         ledger.add(fact.clone());
@@ -664,7 +664,7 @@ mod tests {
         bytes
     }
 
-    /// A session's memory is bounded by this count: it is no less than what is held, and seldom a third more.
+    /// This count limits a session's memory: it is at least what is held, and seldom a third more.
     #[test]
     fn reasoning_counts_for_what_it_holds() {
         let plain = ReasoningRecord {
@@ -709,7 +709,7 @@ mod tests {
             let more = of(with.clone()) - base;
             assert!((held..held + held / 8).contains(&more), "{more} for {with:.80?}");
         }
-        // Each is found by its anchor key, too: a map entry with a list of its own.
+        // Each one can be found by its anchor key, too: a map entry with its own list.
         let more = of(ReasoningRecord { anchor_keys: keys(), ..plain }) - base;
         assert!((6 * held..9 * held).contains(&more), "{more}");
     }

@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(ReasoningPolicy::default().strip(), StripPolicy::None);
     }
 
-    /// Each schedule is read as it is written, its schema allows it, and what is none is told.
+    /// Each schedule is parsed and written alike, its schema allows it, and an unknown word is an error.
     #[test]
     fn a_schedule_is_read_as_it_is_written() {
         let schema = CountSchedule::json_schema(&mut SchemaGenerator::default());
@@ -490,7 +490,7 @@ mod tests {
         }
     }
 
-    /// Requests are counted by the rules where that is asked for or where they decide.
+    /// Requests are counted by the rules if that is configured or if the rules decide.
     #[test]
     fn rules_count_where_they_are_requested_or_decide() {
         let of = |classic, decides| {

@@ -18,7 +18,7 @@ use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
-/// A session, and the request that is looked at.
+/// A session and its current request.
 pub(super) struct SessionFixture {
     pub(super) conversation: Conversation,
     pub(super) body: Vec<u8>,
@@ -128,7 +128,7 @@ impl SessionFixture {
         }
     }
 
-    /// The keyed parts of the history, each of so many tokens by its message.
+    /// The keyed parts of the history, with tokens by message.
     pub(super) fn parts(&self, tokens: impl Fn(usize) -> u32) -> Vec<SketchPart> {
         let messages = self.conversation.messages.iter().enumerate();
         let parts = messages.flat_map(|(index, message)| {
@@ -143,7 +143,7 @@ impl SessionFixture {
         parts.map(sketched).collect()
     }
 
-    /// What decisions about the first part of a message that is kept so are kept by.
+    /// The key of decisions about this message's first part.
     pub(super) fn about(&self, message: usize) -> u128 {
         let known = self.known();
         (0..9)
@@ -160,7 +160,7 @@ impl SessionFixture {
         reading.finish(true)
     }
 
-    /// The turn that the request becomes with this reply.
+    /// The turn of the current request with this reply.
     pub(super) fn turn(&self, reply: &Reply) -> Turn {
         let (request, placed, plan) = (self.request(), self.placed(), self.plan());
         let measured = budget::measure(
@@ -201,7 +201,7 @@ impl SessionFixture {
         }
     }
 
-    /// The request is sent and answered, and what came of it is kept.
+    /// Commits the current request with this reply.
     pub(super) fn answered(&mut self, content: &Value) {
         let (reply, plan) = (self.reply(content), self.plan());
         let turn = self.turn(&reply);
@@ -219,7 +219,7 @@ impl SessionFixture {
         reasoning.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
     }
 
-    /// What is known where the request grew from a turn of this usage, that ended just now.
+    /// The recorded decisions if the parent turn ended just now; `with` changes that turn.
     pub(super) fn grown_from(&self, with: impl FnOnce(&mut Turn)) -> RecordedDecisions {
         let mut turn = self.turn(&self.reply(&json!([{"type": "text", "text": "Aye."}])));
         with(&mut turn);
@@ -229,8 +229,8 @@ impl SessionFixture {
     }
 }
 
-/// One message a letter: the user's text (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
-/// with thinking before it (`t`), the result of the call before it (`r`), and one that reports an error (`e`).
+/// One message per letter: text of the user (`u`) or the model (`a`), a call of `Read` (`c`) or `Write` (`w`), a call
+/// with reasoning before it (`t`), the result of the call before (`r`), and a result that is an error (`e`).
 pub(super) fn messages(letters: &str) -> Value {
     let id = |number: usize| format!("toolu_{number:02}AbCdEfGh{number:02}");
     let call = |number, name| json!({"type": "tool_use", "id": id(number), "name": name, "input": {"n": number}});

@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    /// As earlier versions kept it: read, written and said the same.
+    /// A cut as earlier versions stored it is read and written unchanged.
     #[test]
     fn a_cut_that_was_stored_with_its_text_stays_as_it_is() {
         let old = r#"{"about":"000000000000000000000000000000ff","at":1,"request":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;

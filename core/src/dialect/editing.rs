@@ -168,7 +168,7 @@ mod tests {
         }
         assert_eq!(edited(r#"{"anthropic_version":"bedrock-2023-05-31"}"#), None);
         assert!(edited(r#"{"anthropic_version":"vertex-2023-10-16"}"#).is_some());
-        // Words, and members of something else, are no reason.
+        // The word in a text, or a member of another object, does not matter.
         assert!(edited(r#"{"messages":[{"thread":1,"content":"\"compaction\""}]}"#).is_some());
         for broken in ["", "  ", "{", "{}", "[1]", "{ }", "x", r#"{"thread":"#] {
             assert_eq!(edited(broken), None, "{broken}");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Invariant 8; and what was JSON is so with the question in it.
+        /// Invariant 8; and a valid JSON body is valid JSON after the edit.
         #[test]
         fn invariant_8_any_bytes_are_edited_or_left_alone(body in "[ {}\\[\\]\":,a-c0-1\\\\]{0,24}") {
             let is_json = serde_json::from_str::<serde_json::Value>(&body).is_ok();
@@ -197,7 +197,7 @@ mod tests {
             |edits: &str| trigger(&format!(r#"{{"context_management":{{"edits":{edits}}}}}"#));
         assert_eq!(trigger("{}"), None);
         assert_eq!(with(r#"[{"type":"compact_20260112"}]"#), None);
-        // Claude Code's own, which clears nothing.
+        // Claude Code sends this one, which clears nothing.
         assert_eq!(with(r#"[{"type":"clear_thinking_20251015","keep":"all"}]"#), None);
         assert_eq!(with(r#"[{"type":"clear_thinking_20251015"}]"#), Some(0));
         assert_eq!(with(r#"[{"type":"clear_tool_uses_20250919"}]"#), Some(100_000));

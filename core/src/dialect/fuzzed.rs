@@ -1,12 +1,12 @@
-//! The fuzz functions, over their corpus: the golden cases, whole, cut short and bent.
+//! The fuzz functions run over the golden cases: whole, cut in half, and with changed bytes.
 //!
-//! The same functions are fuzzed for longer elsewhere; here they run over bytes like the real ones.
+//! `fuzz/` runs the same functions for longer.
 
 use super::recordings::{DIALECTS, data, files};
 use super::{Dialect, anthropic, gemini, openai_chat, openai_responses, paths, reading, rewrite};
 use crate::wire::{encoding, json, splice, sse, websocket};
 
-/// Longest file that is fuzzed: the functions read their bytes a hundred times over.
+/// Longest file that is fuzzed: the functions read their input about a hundred times.
 const MOST: usize = 6000;
 
 #[test]
@@ -29,7 +29,7 @@ fn fuzz_functions_hold_over_golden_cases() {
     assert!(count > 80, "golden cases are missing: {count}");
 }
 
-/// Request targets, whole and bent in every place by what means something in one.
+/// Request targets, as they are and with each character replaced by one with a meaning in a target.
 #[test]
 fn fuzz_functions_hold_over_targets() {
     let targets = include_str!("../../../tests/data/targets.txt");
@@ -65,10 +65,10 @@ fn attack(dialect: Dialect, bytes: &[u8]) {
     }
 }
 
-/// What a changed byte becomes: what means something to one reader or another.
+/// The bytes that replace others: each has a meaning for one of the readers.
 const BENT: &[u8] = b"\0\r\n\"{}[],:\\\xff0e-";
 
-/// The same bytes with some of them changed, always the same ones.
+/// The same bytes with some of them replaced. The choice depends only on the length.
 fn bent(bytes: &[u8]) -> Vec<u8> {
     let mut bent = bytes.to_vec();
     let mut state = bytes.len() as u64;

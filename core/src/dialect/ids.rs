@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// They stand in stores and answers as they did before they were types.
+    /// In stores and responses, ids are written as they were before they had types.
     #[test]
     fn an_id_is_written_and_read_as_plain_text() {
         let id = SessionId::from("s-1");

@@ -424,7 +424,7 @@ mod tests {
         assert_ne!(keyer.tool_call(Some("ab"), "c", nothing), call);
     }
 
-    /// Keys are kept in stores: a change of these is a change of every key that was ever kept.
+    /// Keys are stored. If one of these changes, no stored key can be found any more.
     #[test]
     fn keys_stay_what_they_are() {
         let mut keyer = Keyer::default();

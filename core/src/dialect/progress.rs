@@ -39,7 +39,7 @@ mod tests {
     use crate::dialect::reading::{Framing, ResponseReader};
     use crate::dialect::{Dialect, ReplyProgress};
 
-    /// The reading of a stream's beginning, and what it would have said had it been cut there.
+    /// The progress after this beginning of a stream, and the reply if the stream ends there.
     fn cut(dialect: Dialect, stream: &str) -> (ReplyProgress, crate::dialect::Reply) {
         let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 1 << 20);
         reading.push(stream.as_bytes());

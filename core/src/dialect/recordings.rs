@@ -1,5 +1,5 @@
-//! Where the unit tests find recorded traffic: the project's own copies always, a larger collection where
-//! `PLIMSOLL_CORPUS` names one (`docs/estimates.md` 4).
+//! Where unit tests find recorded traffic: the project's own copies, and a larger collection if `PLIMSOLL_CORPUS` names
+//! one (`docs/estimates.md` 4).
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(super) fn data(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data").join(folder)
 }
 
-/// The larger collection.
+/// The larger collection, if there is one.
 pub(super) fn corpus() -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("PLIMSOLL_CORPUS")?);
     Some(root.join("fixtures")).filter(|fixtures| fixtures.is_dir())

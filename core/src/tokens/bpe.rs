@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(few.count(&long), 6000);
     }
 
-    /// Once it is loaded nobody has to load it; what is no vocabulary is not provided.
+    /// A loaded vocabulary need not be loaded again. Bytes that are no vocabulary are refused.
     #[test]
     fn a_vocabulary_is_loaded_once() {
         for family in [Family::O200k, Family::Cl100k, Family::Claude] {

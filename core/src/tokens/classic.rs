@@ -494,7 +494,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a value is laid out, it is as long as its shortest form; a text as long as it is.
+        /// A value is as long as its shortest JSON, however it is laid out. A string is as long as its text.
         #[test]
         fn layout_does_not_count(value in values()) {
             let units = |text: &str| text.encode_utf16().count() as u64;
@@ -540,14 +540,14 @@ mod tests {
 
     #[test]
     fn every_kind_of_part_has_its_rule() {
-        // By four, up: 2 system, 4 tools, 2 text, 1 thought, 1 name, 2 input, 2 result.
+        // Characters by four, rounded up: 2 system, 4 tools, 2 text, 1 reasoning, 1 name, 2 input, 2 result.
         let rules = ClassicRules { image_tokens: 100, ..ClassicRules::default() };
         assert_eq!(count(&rules), 2 + 4 + 2 + 100 + 1 + 1 + 2 + 2 + 100);
         assert_eq!(count(&ClassicRules { head: false, ..rules.clone() }), 208);
         assert_eq!(count(&ClassicRules { message_tokens: 12, ..rules.clone() }), 214 + 36);
         assert_eq!(count(&ClassicRules { tool_block_tokens: 24, ..rules.clone() }), 214 + 48);
         assert_eq!(count(&ClassicRules { factor: 2.0, ..rules.clone() }), 428);
-        // `{"type":"thinking","thinking":"1234","signature":"AAAA"}`: 14 tokens in place of 1.
+        // `{"type":"thinking","thinking":"1234","signature":"AAAA"}`: 14 tokens instead of 1.
         assert_eq!(
             count(&ClassicRules { reasoning: CountedContent::Json, ..rules.clone() }),
             213 + 14
@@ -556,7 +556,7 @@ mod tests {
             count(&ClassicRules { reasoning: CountedContent::Nothing, ..rules.clone() }),
             213
         );
-        // The list counts in place of its text and its picture.
+        // The list counts instead of its text and picture.
         let listed = r#"[{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]"#;
         let list = listed.len().div_ceil(4) as u64;
         assert_eq!(
@@ -582,7 +582,7 @@ mod tests {
         assert_eq!(count(&ClassicRules { placeholders: false, ..rules }, cut), 6);
     }
 
-    /// Texts past a length count as if all of them were ASCII; before it, each character by its rate.
+    /// In texts up to a length, each character counts by its rate; in longer ones, all count as ASCII.
     #[test]
     fn other_characters_have_their_rate_in_short_texts() {
         let rules = ClassicRules {
@@ -590,7 +590,7 @@ mod tests {
             piece_rounding: Rounding::None,
             ..ClassicRules::default()
         };
-        let text = "abcdéé"; // 4 and 2
+        let text = "abcdéé"; // four ASCII characters and two others
         assert_eq!(rules.weigh_text(text), 1.0 + 3.0);
         let past = |limit| ClassicRules { plain_past_chars: Some(limit), ..rules.clone() };
         assert_eq!((past(6).weigh_text(text), past(5).weigh_text(text)), (4.0, 1.5));
@@ -598,7 +598,7 @@ mod tests {
         assert_eq!(least.weigh_text(text), 7.0);
     }
 
-    /// Parts and heads by themselves, after the factor and the last rounding.
+    /// Single parts and heads, after the factor and the last rounding.
     #[test]
     fn a_part_is_counted_by_itself() {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
@@ -610,7 +610,8 @@ mod tests {
         assert_eq!((rules.part(body, result), rules.stands_for(body, result, "12345")), (20, 20));
         assert_eq!(rules.stands_for(body, result, "123456789"), 30);
         assert_eq!((rules.system(&read, body), rules.tools(&read, body)), (20, 40));
-        // A message of which nothing is sent costs nothing; one without parts costs what a message costs.
+        // A message of which nothing is sent costs nothing; a message without parts costs the fixed tokens of a
+        // message.
         let wrapped = ClassicRules { message_tokens: 5, ..ClassicRules::default() };
         let sent = |messages: &[Message], seen| {
             wrapped.messages(body, messages, move |_: &Part| -> SentContent<'static> { seen })

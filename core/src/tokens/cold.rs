@@ -49,14 +49,15 @@ mod tests {
                     low <= tokens.saturating_sub(3) && high >= tokens.saturating_add(3),
                     "{band}"
                 );
-                // None is wider than from a fifth to six times as much.
+                // No band is wider than from a fifth of the tokens to six times as many.
                 assert!(tokens > 1 << 53 || low >= (tokens / 5).saturating_sub(3), "{band}");
                 assert!(high <= tokens.saturating_mul(6).max(tokens.saturating_add(3)), "{band}");
             }
         }
     }
 
-    /// As measured (`docs/estimates.md`, "First calls"): what stands around a small prompt may be thrice its size.
+    /// As measured (`docs/estimates.md`, "First calls"): the structure around a small prompt may cost up to twice the
+    /// prompt.
     #[test]
     fn a_first_calls_band_goes_by_size() {
         let of = |tokens| cold_band(Family::Claude, tokens);

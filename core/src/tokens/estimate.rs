@@ -541,7 +541,7 @@ mod tests {
         assert_eq!(counting, CountingMethod::Exact);
     }
 
-    /// Costs are a tokenizer's own: another one in the same process counts as before.
+    /// Given costs apply to one tokenizer. Another one in the same process counts as before.
     #[test]
     fn given_costs_hold_for_the_tokenizer_that_has_them_and_no_other() {
         let counted =
@@ -558,14 +558,17 @@ mod tests {
         assert_eq!(counted(twice) as usize, 2 * plain);
         assert_eq!(counted(fitted), before);
         assert_ne!(counted(fitted), counted(twice));
-        // Of another family, of one whose costs are not fitted, and what is no cost.
+        // Costs for another family, for a family without fitted costs, and values that are no costs, are ignored or
+        // refused.
         let other = Tokenizer::whole(Family::Claude);
         assert_eq!(counted(other.with_costs(given(2.0))), counted(other));
         assert!(FamilyCosts::new(Family::O200k, &[1.0; CLASSES]).is_none());
         assert!(given(-1.0).is_none() && given(f32::NAN).is_none());
     }
 
-    /// Gemini 3 reads both as one; models before it, and other families, count what is there.
+    /// Gemini 3 counts `\r
+    /// ` like `
+    /// `. Older Geminis and other families count the carriage return.
     #[test]
     fn a_carriage_return_costs_gemini_3_nothing() {
         let counted = |model: &str, text: &str| {
@@ -595,7 +598,7 @@ mod tests {
         assert_eq!(counting, CountingMethod::Ratio);
     }
 
-    /// As recorded; anything else with encrypted content and no text is a mere marker.
+    /// The rate is from recordings. Another part with encrypted content and no text is only a marker.
     #[test]
     fn a_sealed_compaction_is_counted_from_its_length() {
         let counted = |kind: &str, bytes: usize| {
@@ -614,7 +617,7 @@ mod tests {
             tokens
         };
         assert!(counted("compaction", 2_764).abs_diff(262) <= 10);
-        // Of two, what more was written in the longer one: 159 tokens.
+        // The difference of the two recorded compactions is 159 tokens.
         let more = counted("compaction_summary", 4_068) - counted("compaction", 2_764);
         assert!(more.abs_diff(159) <= 5, "{more}");
         assert_eq!(counted("compaction", 100), 0);
@@ -633,15 +636,14 @@ mod tests {
         }
     }
 
-    /// So many characters of what looks like base64.
+    /// This many characters that look like base64.
     fn base64(length: u64) -> String {
         const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mixed = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(21) % 64;
         (0..length).map(|at| char::from(ALPHABET[mixed(at) as usize])).collect()
     }
 
-    /// What is no language, and what is no text at all: bounded work, and a count that is
-    /// near what counting all of it gives.
+    /// Text of no language, or no text at all: the work is limited, and the count is close to that of the whole.
     #[test]
     fn a_long_text_is_counted_from_samples() {
         let base64 = base64(1 << 20);
@@ -665,7 +667,7 @@ mod tests {
             assert!((0.9..1.1).contains(&ratio), "{family:?}: {sampled} for {whole}");
         }
     }
-    /// However much comes, and whatever it is: so many bytes are tokenised, and no more.
+    /// However long a text is and whatever it contains, only a limited number of bytes is tokenised.
     #[test]
     fn no_text_makes_a_request_cost_more_than_its_limit() {
         let most = |limit: usize| limit + SAMPLES * SAMPLE_BYTES;

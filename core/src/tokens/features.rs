@@ -186,7 +186,7 @@ fn is_drawing(token: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Tokens of a frame's line were once of one class with words of other scripts, however long.
+    /// Box-drawing characters were once in one class with text in other scripts, whatever their length.
     #[test]
     fn lines_of_frames_are_not_of_one_class_with_other_scripts() {
         let lines = ["─", "──", "────", "────────", "────────────────", "日本語テ"];

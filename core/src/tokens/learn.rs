@@ -576,7 +576,7 @@ mod tests {
     use crate::dialect::{PartKind, ReplyPart};
     use crate::tokens::Tokenizer;
 
-    /// A call that grew by one result of so many tokens, as counted.
+    /// A call that added one result of `counted` tokens.
     fn grown(before: u64, counted: u64) -> Observation {
         let new_content = NewContent {
             tokens: counted,
@@ -598,12 +598,12 @@ mod tests {
         }
     }
 
-    /// Sizes that vary, without chance.
+    /// Sizes that vary, but not at random.
     fn sizes() -> impl Iterator<Item = u64> {
         (0u64..).map(|at| 150 + at.wrapping_mul(7919) % 2_000)
     }
 
-    /// Plays calls whose truth is `of` what was counted; answers each error, in percent of the new part.
+    /// Plays calls whose true cost is `of` the counted tokens. Returns each error, in percent of the new part.
     fn played(learned: &mut EstimatorState, calls: usize, of: impl Fn(u64) -> u64) -> Vec<f64> {
         let play = |size: u64| {
             let seen = grown(50_000, size);
@@ -628,8 +628,8 @@ mod tests {
         assert!(worst(&errors[20..]) < 4.0, "{errors:?}");
     }
 
-    /// A tokenizer that nobody knows: words are whole; digits, signs and letters of other scripts are tokens
-    /// of their own.
+    /// The tokens of an invented tokenizer: a word is one token; each digit, sign and letter of another script is one,
+    /// too.
     fn strange(text: &str) -> u64 {
         let mut in_word = false;
         text.chars().fold(0, |tokens, character| {
@@ -639,7 +639,7 @@ mod tests {
         })
     }
 
-    /// Prose, records, a log and another script by turns; none is like another in what it costs.
+    /// Prose, records, log lines and another script in turn. Each has another rate of tokens.
     fn mixed(at: u64) -> String {
         let some = |of: u64| (at.wrapping_mul(7919) % of + 3) as usize;
         let number = at.wrapping_mul(0x9e37_79b9) % 1_000_000;
@@ -677,7 +677,7 @@ mod tests {
             .collect();
         let mut later = errors[20..].to_vec();
         later.sort_by(f64::total_cmp);
-        // Of the whole prompt; at first a new part of 200 tokens is off by its half.
+        // In percent of the whole prompt. At first a new part of 200 tokens is wrong by half of it.
         assert!(worst(&errors[..8]) > 1.0, "{errors:?}");
         assert!(later[20] < 0.05 && later[36] < 0.2, "{errors:?}");
     }
@@ -692,7 +692,7 @@ mod tests {
         assert!(worst(&right[10..]) < 10.0, "{right:?}");
     }
 
-    /// A catalogue that names the wrong tokenizer, and then the right one again, whatever the family.
+    /// The catalogue names a wrong tokenizer, and later the right one again, for any family.
     #[test]
     fn an_error_by_two_is_within_the_band_and_passes_within_ten_calls() {
         let families =
@@ -700,7 +700,7 @@ mod tests {
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
             let wrong = |size: u64| if halves { size / 2 } else { size * 2 };
             let mut learned = EstimatorState::new(family);
-            // Whether each call's truth lay in its band, and how far off it was, percent of the new part.
+            // Whether each call's true cost was in the band, and the error in percent of the new part.
             let mut play = |calls: usize, of: &dyn Fn(u64) -> u64| -> Vec<(bool, f64)> {
                 let play = |size: u64| {
                     let exact = bpe::is_exact(family);
@@ -730,7 +730,7 @@ mod tests {
         }
     }
 
-    /// Pictures whose headers say far more than they are, twenty times over; then plain results again.
+    /// Twenty pictures whose headers declare far more than they cost, then plain results again.
     #[test]
     fn pictures_that_lied_are_forgotten_within_ten_calls() {
         let mut learned = EstimatorState::new(Family::Gemini);
@@ -746,8 +746,8 @@ mod tests {
         assert!(worst(&after[10..]) < 10.0, "{after:?}");
     }
 
-    /// A flipped habit of reasoning looks like dear short texts; a long one after them was once said to
-    /// cost less than nothing.
+    /// If a model stops counting reasoning, short texts seem to cost less than nothing. A long text after them was once
+    /// estimated below zero.
     #[test]
     fn no_text_costs_less_than_nothing() {
         let mut learned = EstimatorState::new(Family::Gemini);
@@ -765,11 +765,12 @@ mod tests {
         assert!(guess.tokens > 9_400, "{guess:?}");
     }
 
-    /// One result that was off by 206 once shifted all results of its tool, for every client of the model.
+    /// A single result that was wrong by 206 tokens once shifted the estimates of all results of its tool, for every
+    /// client of the model.
     #[test]
     fn one_outlier_of_a_tool_does_not_shift_its_next_results() {
         let families = [Family::O200k, Family::Claude, Family::ClaudeNew, Family::Gemini];
-        // First of its tool, second, and after many that were as they were counted.
+        // The outlier is the first result of its tool, the second, or comes after nine exact ones.
         for (family, before) in families.into_iter().flat_map(|it| [(it, 0), (it, 1), (it, 9)]) {
             let exact = bpe::is_exact(family);
             let counting = if exact { CountingMethod::Exact } else { CountingMethod::Ratio };
@@ -790,7 +791,7 @@ mod tests {
         }
     }
 
-    /// Where tools' results are known to be off by the tool, the first one of another tool says nothing yet.
+    /// Results of one tool have a known offset. The first result of another tool does not yet change its estimates.
     #[test]
     fn one_observation_of_a_tool_does_not_speak_for_its_next_result() {
         let mut learned = EstimatorState::new(Family::Claude);
@@ -805,8 +806,8 @@ mod tests {
         assert!(next.tokens.abs_diff(50_625) < 60, "{next:?}");
     }
 
-    /// What three results of a tool agree on is what stands around them; what large ones were off by is not
-    /// what a small one is.
+    /// An offset on which three results of a tool agree is the structure around them. Offsets of large results are not
+    /// applied in full to small ones.
     #[test]
     fn an_offset_is_bounded_by_what_it_was_learned_on() {
         let taught = |of: &[(u64, u64)]| {
@@ -823,13 +824,13 @@ mod tests {
         let around = taught(&[(900, 15), (700, 15), (800, 15)]);
         assert_eq!((around(10), around(9_000)), (15, 15));
         let two = taught(&[(900, 15), (700, 15)]);
-        assert_eq!(two(800), 0, "of two results nothing is said");
+        assert_eq!(two(800), 0, "two results are not enough");
         let large = taught(&[(4_000, 400); 4]);
         assert_eq!((large(8_000), large(2_000), large(1_000), large(20)), (400, 400, 200, 60));
     }
 
-    /// A provider counts a token for four bytes: after results of 4 kB, what those were off by was taken to hold for each
-    /// token of 90 kB of text, which was then estimated 9 % too low.
+    /// A provider counts a token for four bytes. The error of results of 4 kB was once applied to each token of a text
+    /// of 90 kB, which was then estimated 9 % too low.
     #[test]
     fn what_small_results_were_off_by_is_not_what_a_large_text_is() {
         let seen = |family, text: &str| {
@@ -871,7 +872,7 @@ mod tests {
         }
     }
 
-    /// Of a tokenizer that nobody knows small texts say what a large one costs.
+    /// With an unknown tokenizer, small texts show what a large text costs.
     #[test]
     fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
         let mut learned = EstimatorState::new(Family::Other);
@@ -882,8 +883,8 @@ mod tests {
         assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
     }
 
-    /// Small texts that are counted to the token, large ones that are not: the band was one share of the text for both,
-    /// and held three times in four where it should hold nine times in ten.
+    /// Small texts are counted exactly, large ones are not. When the band was the same share of the text for both, it
+    /// held in three of four calls instead of nine of ten.
     #[test]
     fn the_band_holds_nine_times_in_ten_for_each_size() {
         let mut learned = EstimatorState::new(Family::Gemini);
@@ -916,8 +917,8 @@ mod tests {
         assert_eq!(after.guess(&seen, ByRetention::default()).tokens, guess.tokens);
     }
 
-    /// While the vocabulary loads, length speaks: what that was off by was once added to what the
-    /// vocabulary counted, and the second session of a client was 26 % off.
+    /// While the vocabulary loads, texts are counted by length. The error of that count was once added to counts by
+    /// vocabulary, and the second session of a client was wrong by 26 %.
     #[test]
     fn what_length_was_off_by_is_not_taken_for_what_a_vocabulary_is() {
         let mut learned = EstimatorState::new(Family::Claude);
@@ -929,7 +930,7 @@ mod tests {
         assert_eq!(learned.guess(&by_length, ByRetention::default()).tokens, 533);
     }
 
-    /// However it was counted: the first call of a process comes before the vocabulary is loaded.
+    /// The first call of a process comes before the vocabulary is loaded. It teaches the head however it was counted.
     #[test]
     fn the_second_session_of_a_client_starts_exact() {
         let first = |head, headed, counting| Observation {
@@ -964,7 +965,7 @@ mod tests {
         assert_eq!(learned.guess(&seen, then).retention, ReasoningRetention::Drops);
     }
 
-    /// Errors of a known spread: the band holds nine times in ten, whatever the spread.
+    /// With errors of a known spread, the band holds nine times in ten, whatever the spread.
     #[test]
     fn the_band_holds_nine_times_in_ten() {
         for spread in [3, 40, 400] {
@@ -994,26 +995,25 @@ mod tests {
         let guess = learned.guess(&seen, ByRetention::default());
         let taught = learned.clone().after(&seen, &guess, guess.tokens + 3_000);
         assert!(taught.counts_unsent(seen.streams));
-        // All else is as after a call that was estimated right.
+        // Otherwise the state is as after a call that was estimated right.
         let mut plain = learned.after(&seen, &guess, guess.tokens);
         assert!(!plain.counts_unsent(seen.streams));
         plain.counts_unsent = plain.counts_unsent.after(seen.streams, true);
         assert_eq!(taught, plain);
-        // What was stored before this was known.
+        // A state that was stored before this was learned.
         let saved = serde_json::to_string(&taught).unwrap();
         let both = [false, true].map(|streams| taught.counts_unsent(streams));
         let member = format!(",\"counts_unsent\":[{},{}]", both[0], both[1]);
         assert!(saved.contains(&member), "{saved}");
         let back: EstimatorState = serde_json::from_str(&saved.replace(&member, "")).unwrap();
         assert!(!back.counts_unsent(seen.streams) && back.is_whole());
-        // One value for streams and whole responses.
+        // Earlier versions stored one value for streams and whole responses.
         let one = saved.replace(&member, ",\"counts_unsent\":true");
         let back: EstimatorState = serde_json::from_str(&one).unwrap();
         assert!(back.counts_unsent(false) && back.counts_unsent(true));
     }
 
-    /// An upstream may count unsent reasoning without streaming only: clients of both kinds do not disturb
-    /// each other.
+    /// An upstream may count unsent reasoning only without streaming. Clients of both kinds do not disturb each other.
     #[test]
     fn unsent_reasoning_is_learned_by_way_of_serving() {
         let mut learned = EstimatorState::new(Family::Other);
@@ -1035,8 +1035,8 @@ mod tests {
         }
     }
 
-    /// A call without errors of counting, of a model whose habits are believed so beforehand; what came back of the
-    /// last reply's reasoning is the difference between the first habit's tokens and the last one's.
+    /// A call without counting errors, of a model with this initial belief about its retention. The reasoning of the
+    /// last reply is the difference between the first and the last entry of `counted`.
     fn sent_back(belief: ByRetention<f32>, counted: ByRetention<u64>, new: u64) -> Observation {
         Observation { belief, counted, streams: false, ..grown(0, new) }
     }
@@ -1051,19 +1051,19 @@ mod tests {
             let seen = sent_back(belief, read, 40);
             let guess = fresh.guess(&seen, none);
             let other = if guess.retention.reads() { 1_000 } else { 1_500 };
-            // One clear call, on whichever thread.
+            // One clear call, on any thread.
             let taught = fresh.clone().after(&seen, &guess, other);
             assert_eq!(taught.guess(&seen, none).tokens, other, "{belief:?}");
-            // Streams are served in their own way.
+            // Streams are learned separately.
             let streamed = Observation { streams: true, ..seen.clone() };
             assert_eq!(taught.guess(&streamed, none).retention, guess.retention, "{belief:?}");
-            // The next calls that say otherwise outweigh it.
+            // The next calls, with the opposite result, outweigh it.
             let mut back = taught;
             for _ in 0..2 {
                 back = back.clone().after(&seen, &back.guess(&seen, none), guess.tokens);
             }
             assert_eq!(back.guess(&seen, none).retention, guess.retention, "{belief:?}");
-            // What is not clear says too little: much that is new, a picture, a call that neither explains.
+            // Unclear calls teach nothing: much new content, a picture, or a cost that neither explains.
             let much = sent_back(belief, read, 3_000);
             let mut pictured = seen.clone();
             pictured.new_content.media = 500;
@@ -1072,7 +1072,7 @@ mod tests {
                 assert_eq!(unsure.reading, fresh.reading, "{belief:?}");
             }
         }
-        // What was stored before this was known.
+        // A state that was stored before this was learned.
         let saved = serde_json::to_string(&fresh).unwrap();
         let old = saved.replace(",\"reading\":[0.0,0.0]", "");
         assert!(old.len() < saved.len());
@@ -1081,8 +1081,7 @@ mod tests {
         assert!(!serde_json::from_str::<EstimatorState>(&broken).unwrap().is_whole());
     }
 
-    /// Gemini 3.5 Flash as it was recorded: it reads reasoning in its loop, and when the user speaks again it is there
-    /// still.
+    /// Gemini 3.5 Flash as recorded: it reads reasoning in its loop, and still has it after the user's next message.
     #[test]
     fn a_gemini_that_reads_and_forgets_nothing_keeps() {
         let model = crate::dialect::models::Catalogue::default().model("gemini-3.5-flash", "");

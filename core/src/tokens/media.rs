@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(size(b"\"\""), None);
     }
 
-    /// One of 30,000 pixels a side was once estimated as 477,000 tokens.
+    /// A picture of 30,000 pixels a side was once estimated at 477,000 tokens.
     #[test]
     fn whatever_a_header_says_a_picture_costs_no_more_than_any_does() {
         let families =
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(picture(12_000, 12_000, Family::Gemini, PictureCost::Family), 16 * 258);
     }
 
-    /// It was estimated as 1,200, where 160 to 420 were reported.
+    /// Such a picture was once estimated at 1,200 tokens; 160 to 420 were reported.
     #[test]
     fn a_picture_by_address_costs_what_recorded_ones_do() {
         let body = br#"{"model":"gpt-5-mini","messages":[{"role":"user","content":[
@@ -233,7 +233,7 @@ mod tests {
         assert!(counted.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{counted:?}");
     }
 
-    /// Small pictures were estimated as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
+    /// Small pictures were once estimated at 20 and 258 tokens; Grok and Gemini 3 reported 256 and 1,089.
     #[test]
     fn a_small_picture_costs_grok_and_gemini_3_what_they_report() {
         let catalogue = Catalogue::default();
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(cost("gemini-2.5-flash", 128, 128), 258);
     }
 
-    /// A PDF with so many pages, and so much before them, as base64 in a string literal.
+    /// A PDF with this many pages, and `before` bytes before them, as base64 in a string literal.
     fn pdf(pages: usize, before: usize) -> String {
         let mut text = format!("%PDF-1.4\n{}", "%".repeat(before));
         text += "1 0 obj << /Type /Catalog /Pages 2 0 R >> 2 0 obj << /Type/Pages /Count 9 >>";
@@ -265,8 +265,8 @@ mod tests {
         base64::engine::general_purpose::STANDARD.encode(text)
     }
 
-    /// Two PDFs of a page each were estimated as 4,000 tokens, where Gemini 2.5 reported 516; Gemini 3.5 reported 520
-    /// of one page.
+    /// Two PDFs of one page each were once estimated at 4,000 tokens; Gemini 2.5 reported 516. Gemini 3.5 reported 520
+    /// for one page.
     #[test]
     fn a_document_costs_gemini_its_pages() {
         let document = |model: &str, data: &str| {
@@ -285,12 +285,12 @@ mod tests {
         let old = |data: &str| document("gemini-2.5-flash", data);
         assert_eq!([old(&pdf(1, 0)), old(&pdf(7, 0))], [258, 7 * 258]);
         assert_eq!(document("gemini-3.5-flash", &pdf(3, 0)), 3 * 520);
-        // Its pages are compressed, it is no PDF, it is no base64, or another provider reads it.
+        // The pages cannot be counted (they are compressed, it is no PDF, or no base64), or another provider reads it.
         for data in [pdf(0, 0), png(280, 56), "%PDF /Type /Page".to_owned()] {
             assert_eq!(old(&data), DOCUMENT);
         }
         assert_eq!(document("gpt-5", &pdf(1, 0)), DOCUMENT);
-        // Bounded: of a long one the beginning is read, and no number of pages is believed.
+        // Only the beginning of a long document is read, and the number of pages is limited.
         assert_eq!(old(&pdf(1, READ)), DOCUMENT);
         let long = [pdf(1, 0), "A".repeat(3 * READ)].concat().replace('=', "A");
         assert_eq!(old(&long), 3 * 258);
@@ -313,23 +313,23 @@ mod tests {
         }
     }
 
-    /// Documented sizes at which pictures are scaled down, and where another patch or tile begins (1.4).
+    /// Documented sizes at which pictures are scaled down, and at which another patch or tile begins (1.4).
     #[test]
     fn pictures_are_scaled_and_cut_into_pieces() {
         let cases = [
-            // Of 28 by 28, once the longer side is 1,568.
+            // Patches of 28 by 28 pixels, scaled to a longer side of 1,568.
             (Family::Claude, 28, 28, 1),
             (Family::Claude, 29, 28, 2),
             (Family::ClaudeNew, 1_568, 1_568, 56 * 56),
             (Family::Claude, 3_136, 1_568, 56 * 28),
             (Family::Claude, 1_568, 3_136, 28 * 56),
             (Family::Claude, 16_000, 1, 56),
-            // Of 32 by 32 at 1.2 tokens, once the longer side is 2,048; no more than 1,536 of them.
+            // Patches of 32 by 32 pixels at 1.2 tokens, scaled to a longer side of 2,048; 1,536 patches at most.
             (Family::O200k, 32, 32, 2),
             (Family::Other, 33, 64, 5),
             (Family::Cl100k, 4_096, 320, (64 * 5 * 6_u32).div_ceil(5)),
             (Family::O200k, 2_048, 2_048, 1_844),
-            // Tiles of 768, once the longer side is 3,072; a small picture is one.
+            // Tiles of 768 pixels, scaled to a longer side of 3,072; a small picture is one tile.
             (Family::Gemini, 384, 384, 258),
             (Family::Gemini, 385, 10, 258),
             (Family::Gemini, 10, 769, 2 * 258),
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!([by_ratio(1, 9_000), by_ratio(9_000, 1)], [1_120; 2], "one is enough across");
     }
 
-    /// What a header says is believed up to a size; a picture without one, and a document, cost a flat guess.
+    /// A header is believed up to a size. A picture without a header, and a document, are guessed at a fixed cost.
     #[test]
     fn what_cannot_be_true_is_guessed_and_says_so() {
         let model = Catalogue::default().model("claude-opus-4-5", "");
@@ -377,14 +377,14 @@ mod tests {
         assert_eq!(base64_tokens("bm8gcGljdHVyZQ==", &model), PICTURE);
     }
 
-    /// A header is found behind a camera's notes as far as these are looked through; the rest is not decoded.
+    /// The size is found after a camera's metadata, up to a limit; the rest is not decoded.
     #[test]
     fn only_so_much_of_a_picture_is_decoded() {
-        // A JPEG whose notes take so many bytes before its size.
+        // A JPEG with this many bytes of metadata before its size.
         let jpeg = |notes: usize| {
             let mut bytes = vec![0xff, 0xd8];
             for _ in 0..notes.div_ceil(60_000) {
-                bytes.extend([0xff, 0xe1, 0xea, 0x62]); // 60,002 bytes with the length itself
+                bytes.extend([0xff, 0xe1, 0xea, 0x62]); // a length of 60,002 includes its own two bytes
                 bytes.extend(vec![0; 60_000]);
             }
             bytes.extend([
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(base64_size(jpeg(0).as_bytes()), read);
         assert_eq!(base64_size(jpeg(60_000).as_bytes()), read);
         assert_eq!(base64_size(jpeg(120_000).as_bytes()), None);
-        // Cut within four letters, and in the alphabet of addresses.
+        // Base64 that ends inside a group of four characters, and the URL-safe alphabet.
         let mut cut = png(280, 56);
         cut.truncate(cut.len() - 3);
         assert_eq!(base64_size(cut.as_bytes()), read);

@@ -142,14 +142,14 @@ const STAYS_OF_WEIGHT: f64 = 0.9995;
 mod tests {
     use super::*;
 
-    /// An observation of some thousand tokens of text and some pieces of structure.
+    /// An observation of this many thousand tokens of text and this many pieces of structure.
     fn seen(text: f64, pieces: f64) -> [f64; FEATURES] {
         let mut features = [0.0; FEATURES];
         (features[0], features[TEXT + 1]) = (text, pieces);
         features
     }
 
-    /// Of 20 tokens more for each thousand, and 2 for each piece.
+    /// The true difference: 20 tokens for each thousand, and 2 for each piece.
     fn truth(text: f64, pieces: f64) -> f64 {
         20.0 * text + 2.0 * pieces
     }
@@ -178,7 +178,7 @@ mod tests {
         assert!(says.is_whole());
     }
 
-    /// Of text no more is said than of one so many times as large as any that was seen lately.
+    /// A prediction for text is limited to a multiple of the largest text seen recently.
     #[test]
     fn it_reaches_as_far_as_it_has_seen() {
         let says = learned(60);
@@ -186,15 +186,15 @@ mod tests {
         let (at, past) = (says.predict(&seen(14.0, 0.0), 2.0), says.predict(&seen(99.0, 0.0), 2.0));
         check(past, at, 3.0);
         check(says.predict(&seen(99.0, 0.0), 99.0), 1_980.0, 40.0);
-        // Structure is of any size.
+        // Structure has no such limit.
         check(says.predict(&seen(0.0, 40.0), 2.0), 80.0, 15.0);
-        // What was large once is forgotten.
+        // A large text is forgotten after a while.
         let mut small = learned(60);
         (0..700).for_each(|_| small.learn(&seen(0.5, 0.0), truth(0.5, 0.0), 3.0));
         assert!(small.largest < 2.5, "{}", small.largest);
     }
 
-    /// The odd large error teaches little; what startles is learned at once.
+    /// A single large error teaches little. An error that is believed is learned at once.
     #[test]
     fn an_outlier_teaches_little_unless_it_is_believed() {
         let of = |prepare: fn(&mut Regression)| {
@@ -210,7 +210,7 @@ mod tests {
         assert!(startled > 900.0, "{startled}");
     }
 
-    /// What was learned long ago may change; what is unsure is no more unsure than at the start.
+    /// What was learned long ago can be replaced. Uncertainty is never higher than at the start.
     #[test]
     fn what_was_learned_fades_and_can_be_learned_anew() {
         let mut says = learned(400);

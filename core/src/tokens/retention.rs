@@ -130,7 +130,7 @@ mod tests {
         ReasoningRetention::ALL[belief.iter().position(|it| it.total_cmp(&most).is_eq()).unwrap()]
     }
 
-    /// As recorded calls say (`docs/estimates.md` 2).
+    /// As recorded (`docs/estimates.md` 2).
     #[test]
     fn what_becomes_of_reasoning_is_known_of_a_model_beforehand() {
         use ReasoningRetention::{Drops, Keeps, Loops, Turns};
@@ -149,7 +149,8 @@ mod tests {
             let model = Model { keeps_reasoning: false, reads_reasoning, ..gemini };
             ReasoningRetention::of(&model, streams, began_cached)
         };
-        // Where it reads at all it goes by the session: no habit is firm, and none is kept for good.
+        // A Gemini that reads reasoning at all depends on the session: no retention is certain, and none keeps it for
+        // good.
         for (reads, streams) in [(true, false), (true, true), (false, true)] {
             for (began, retention) in [(None, Loops), (Some(false), Loops), (Some(true), Drops)] {
                 let belief = gemini(reads, streams, began);
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(best(&gemini(false, false, Some(false))), Drops);
     }
 
-    /// 1,400 tokens where reasoning is read, 1,000 where it is not.
+    /// A call that costs 1,400 tokens if reasoning is read, 1,000 if it is not.
     fn after(evidence: ReadingEvidence, actual: u64, expected: f64) -> ReadingEvidence {
         evidence.after(&[1_400, 1_400, 1_400, 1_000], actual, expected)
     }
@@ -171,18 +172,18 @@ mod tests {
         let new = ReadingEvidence::default();
         assert!(after(new, 1_400, 50.0).0 > 0.0 && after(new, 1_000, 50.0).0 < 0.0);
         assert_eq!(after(new, 1_200, 50.0), new, "neither");
-        // Within 30 tokens and a tenth of the reasoning.
+        // A cost is explained within 30 tokens and a tenth of the reasoning.
         assert!(after(new, 1_070, 50.0).0 < 0.0 && after(new, 1_330, 50.0).0 > 0.0);
         assert_eq!((after(new, 1_071, 50.0), after(new, 1_329, 50.0)), (new, new));
-        // Four times what counting is expected to miss.
+        // The reasoning must be four times the expected counting error.
         assert!(after(new, 1_400, 100.0).0 > 0.0);
         assert_eq!(after(new, 1_400, 100.1), new);
-        // Of the habits that read the nearest counts.
+        // Among the retentions that read reasoning, the nearest one counts.
         let near = new.after(&[1_400, 1_390, 9_000, 1_000], 1_390, 50.0);
         assert!(near.0 > 0.0);
     }
 
-    /// A clear call outweighs the table; a habit of many calls takes two to break, and no more than a few count.
+    /// A clear call outweighs the table. After many calls, two contrary ones are needed, and only a few calls count.
     #[test]
     fn the_newest_calls_outweigh_what_was_known() {
         let table = [4.0, 0.0, 0.0, 0.0];
@@ -198,12 +199,12 @@ mod tests {
         assert!(many.0 > 3.0 * once.0 && many.0 < 4.0 * once.0, "{many:?}");
         let against = after(many, 1_000, 50.0);
         assert!(against.0 > 0.0 && after(against, 1_000, 50.0).0 < 0.0);
-        // However large its reasoning is, one call shows no more than another.
+        // Large reasoning is no stronger evidence than small reasoning.
         let large = new.after(&[90_000, 90_000, 90_000, 1_000], 90_000, 50.0);
         assert_eq!(large, once);
     }
 
-    /// A model of which the table is not sure goes by its session.
+    /// If the table is unsure about a model, the session decides, so the evidence is not added.
     #[test]
     fn evidence_counts_where_the_table_is_firm() {
         let of = |table| ReadingEvidence(2.0).belief(&table);

@@ -274,7 +274,7 @@ mod tests {
         (0..300u32).filter_map(|at| char::from_u32(0x4e00 + at)).map(String::from)
     }
 
-    /// A model of so many pieces, and settings of its trainer and normalizer.
+    /// A model of a few pieces, with these settings of its trainer and normalizer.
     fn model(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
         let mut file = [piece("<unk>", 0.0, 2), piece("\n\n", 0.0, USER_DEFINED)].concat();
         for (at, letter) in letters().enumerate() {
@@ -346,7 +346,8 @@ mod tests {
         }
     }
 
-    /// Nothing may be changed before text is split: no space in front, none taken away, no other characters.
+    /// A normalizer must not change text before it is split: no added space, no removed white space, no replaced
+    /// characters.
     #[test]
     fn a_normalizer_that_changes_text_is_an_error() {
         let of = |adds: u8, takes: u8, map: &[u8]| {
@@ -359,12 +360,12 @@ mod tests {
         assert!(
             is_byte("<0x0A>") && !is_byte("<0x0AB>") && !is_byte("<0x0A ") && !is_byte(" 0x0A>")
         );
-        // Fields that nobody asks for are passed over, also those of eight bytes.
+        // Unknown fields are skipped, also those of eight bytes.
         let wide = [field(9, 1, &[7; 8]), field(3, 0, &[0]), field(4, 0, &[0])].concat();
         assert_eq!(changes(&wide), Some(false));
     }
 
-    /// As few pieces as bytes are no vocabulary; one more is.
+    /// A vocabulary needs more pieces than there are bytes.
     #[test]
     fn next_to_no_pieces_are_no_vocabulary() {
         let of = |count: usize| {

@@ -108,7 +108,8 @@ mod tests {
         results
     }
 
-    /// The median of the last seven, of two in the middle the lesser; nothing of fewer than three.
+    /// The median of the last seven results; of two in the middle, the smaller one. Fewer than three results give no
+    /// offset.
     #[test]
     fn the_middle_of_the_last_results_speaks() {
         let offset = |offs: &[i64]| kept(offs).offset((7, false), 1_000);
@@ -125,7 +126,7 @@ mod tests {
         );
     }
 
-    /// So many tools are remembered, those that were used last; what holds more was not written here.
+    /// A limited number of tools is remembered, those used last. A longer list is invalid.
     #[test]
     fn so_many_tools_are_remembered() {
         let mut results = ToolResults::default();

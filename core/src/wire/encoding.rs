@@ -414,7 +414,11 @@ mod tests {
                 decoder.push(&encoded).map(|plain| plain.len())
             };
             assert_eq!(read(0), Err(DecodeError::NoMemory), "{coding}: its tables");
-            assert_eq!(read(512 << 10), Err(DecodeError::NoMemory), "{coding}: what it unfolds to");
+            assert_eq!(
+                read(512 << 10),
+                Err(DecodeError::NoMemory),
+                "{coding}: what it decompresses to"
+            );
             assert_eq!(read(4 << 20), Ok(1 << 20), "{coding}");
         }
     }

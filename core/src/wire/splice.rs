@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_place_in_what_was_made_is_found_in_the_original() {
-        // abcdefgh becomes aXXXXdegh: bc gave way to XXXX, f went.
+        // abcdefgh becomes aXXXXdegh: bc is replaced by XXXX, f is removed.
         let edits = [edit(5, 6, ""), edit(1, 3, "XXXX")];
         let of = |start, end| origin(&edits, Span::new(start, end));
         for ((start, end), (from, to)) in [

@@ -199,17 +199,17 @@ mod tests {
     #[test]
     fn a_clock_that_jumps_ahead_expires_nothing() {
         let began = 10 * YEAR;
-        // Where the machine's clock is, how much time passed, and where ours is then.
+        // The machine's clock, how much time passed, and our time then.
         let looks = [
             (began + 1000, 1000, began + 1000),
-            // Asleep for a day.
+            // The machine was suspended for a day.
             (began + DAY, 1000, began + DAY),
-            // A year ahead: time goes on from where it was.
+            // The clock jumps a year ahead: our time goes on from where it was.
             (began + YEAR, 1000, began + DAY + 1000),
             (began + YEAR + 5000, 5000, began + DAY + 6000),
-            // And put right again.
+            // The clock is set right again.
             (began + DAY + 9000, 3000, began + DAY + 9000),
-            // A year back: that is believed, and time goes on from there.
+            // The clock is set a year back: that is believed, and our time goes on from there.
             (began - YEAR, 1000, began - YEAR),
             (began - YEAR + 5000, 5000, began - YEAR + 5000),
         ];

@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     impl MemoryShare {
-        /// For tests that have memory enough.
+        /// A share without limits, for tests.
         pub(crate) fn ample() -> Arc<Self> {
             MemoryBudget::new(usize::MAX, usize::MAX, usize::MAX, Telemetry::silent().unwrap())
                 .share()

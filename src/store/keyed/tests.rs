@@ -12,7 +12,7 @@ fn cipher() -> Cipher {
     Cipher::of(&[7; 32])
 }
 
-/// A fact with two hashes, kept by a third.
+/// A fact that contains two hashes and is stored under the first.
 fn record(kind: RecordKind, hash: u128, at: u64) -> Record {
     let value =
         format!(r#"{{"kind":"x","about":"{hash:032x}","near":["{:032x}"],"at":{at}}}"#, !hash);
@@ -31,7 +31,7 @@ const KINDS: [RecordKind; 9] = [
     RecordKind::InjectedMessage,
 ];
 
-/// As many facts of every kind, in so many sessions.
+/// One fact of each kind in each of `of` sessions.
 fn records(of: u64) -> Vec<(Scope, Vec<Record>)> {
     let session = |n: u64| {
         let hash = |at: usize| xxhash_rust::xxh3::xxh3_128(format!("{n} {at}").as_bytes());
@@ -68,7 +68,7 @@ async fn no_hash_of_content_stands_in_the_file() {
             .filter(|it| { it.as_ref().unwrap().file_name().to_string_lossy().starts_with('.') })
             .count(),
         0,
-        "nothing is left of making it"
+        "no temporary file is left"
     );
     // The file alone is of no use to another installation.
     let other = KeyedStore {
@@ -80,12 +80,12 @@ async fn no_hash_of_content_stands_in_the_file() {
     assert_eq!(other.get(scope, records[1].kind, records[1].key).await.unwrap(), None);
 }
 
-/// How many of the facts' hashes are found in the files of a store, as digits or as they are.
+/// How many of the facts' hashes are in the files of a store, in hexadecimal or as bytes.
 fn clear_hashes(path: &Path, of: u64) -> usize {
     let files = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|file| file.unwrap().path());
     let files = files
         .filter(|file| file.extension().is_some_and(|it| it.to_string_lossy().starts_with("db")));
-    // A log goes with the last connection.
+    // A log file may disappear when the last connection closes.
     let bytes: Vec<u8> = files.filter_map(|file| std::fs::read(file).ok()).flatten().collect();
     let stands = |record: &Record| {
         let digits = format!("{:032x}", record.key);
@@ -96,7 +96,7 @@ fn clear_hashes(path: &Path, of: u64) -> usize {
     records(of).iter().flat_map(|(_, records)| records).filter(|record| stands(record)).count()
 }
 
-/// Every fact is found by its key, by its sign and in its session, once and as it was; none is written twice.
+/// Every fact is found by its key, by its fingerprint and in its session, once and unchanged. None is written twice.
 async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Record>)>) {
     for (scope, mut records) in records {
         let again = records.iter().map(|record| Record { at: record.at + 9, ..record.clone() });
@@ -115,7 +115,7 @@ async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Reco
     }
 }
 
-/// What an earlier version wrote: so many sessions, and a lesson.
+/// A file of an earlier version, with `of` sessions and a lesson.
 fn earlier(path: &Path, of: u64) {
     let file = old_file(path);
     file.execute_batch("BEGIN").unwrap();
@@ -140,7 +140,7 @@ fn encrypt_with(cipher: &Cipher) -> crate::store::sqlite::RekeyFact {
     Box::new(move |record| cipher.encrypted(record))
 }
 
-/// However far it came when it was ended, everything is there, in one form or the other.
+/// Wherever the migration was interrupted, every fact is there, in the old form or the new.
 #[tokio::test]
 async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
     let folder = crate::store::conformance::folder();
@@ -149,7 +149,7 @@ async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
     assert!(clear_hashes(&path, 40) > 390, "as earlier versions wrote it");
     let mut steps = 0;
     loop {
-        // Opened again after every step, as after a kill; its own steps begin a second later.
+        // The store is opened after every step, as after a kill. Its own steps begin only a second later.
         let store = KeyedStore::open(&path).unwrap();
         is_whole(&store, records(40)).await;
         let lessons = store.scan(scope("", "~learned"), 9).await.unwrap();
@@ -165,8 +165,8 @@ async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
     assert_eq!(clear_hashes(&path, 40), 0);
 }
 
-/// Served, a file of an earlier version ends up in the new place, keyed, and nothing of it stands in the
-/// clear: not in the log either.
+/// While it is in use, a file of an earlier version is moved to the new tables and keyed. No hash stays readable, not
+/// even in the log.
 #[tokio::test]
 async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
     let folder = crate::store::conformance::folder();
@@ -183,14 +183,14 @@ async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
         assert!(Instant::now() < until, "{} stand there", clear_hashes(&path, 40));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // Forgotten is gone, whatever its key was.
+    // A deleted fact is gone, whatever its key was.
     let (here, facts) = records(1).remove(0);
     store.drop_scope(here.clone()).await.unwrap();
     assert_eq!(store.get(here, facts[2].kind, facts[2].key).await.unwrap(), None);
     assert_eq!(store.session_by_fingerprint("t".into(), vec![facts[9].key]).await.unwrap(), None);
 }
 
-/// A process that is killed while it moves a file, again and again, until one comes to the end.
+/// A process that moves a file is killed again and again, until one finishes.
 #[tokio::test]
 async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
     let folder = crate::store::conformance::folder();
@@ -216,7 +216,7 @@ async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
             std::thread::yield_now();
         };
         let store = KeyedStore::open(&path).unwrap();
-        // Some of them: the store itself begins to move a second after it is opened.
+        // Only some of them, because the store itself begins to move facts a second after it is opened.
         is_whole(&store, records(200).into_iter().step_by(9).collect()).await;
         store.sqlite().close().await.unwrap();
         if let Some(ended) = ended {
@@ -231,7 +231,7 @@ async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
     assert_eq!(clear_hashes(&path, 200), 0);
 }
 
-/// Where the file is that a child keys.
+/// The variable that names the file for the child process.
 const KEYED: &str = "PLIMSOLL_TEST_KEYED";
 
 #[test]
@@ -247,7 +247,7 @@ fn keys_a_file_for_another() {
     }
 }
 
-/// The first write wins, in whichever form it stands.
+/// The first write wins, in the old form or the new.
 #[tokio::test]
 async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     let folder = crate::store::conformance::folder();
@@ -255,7 +255,7 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     earlier(&path, 40);
     let store = KeyedStore::open(&path).unwrap();
     assert!(store.is_mixed());
-    // Another session shows a sign that one of before has, and goes on to be moved.
+    // A later session has a fingerprint of an earlier one. The earlier one is still being moved.
     let fingerprint = records(1).remove(0).1.pop().unwrap();
     let put = store.put_if_absent(scope("t", "later"), vec![fingerprint.clone()]).await.unwrap();
     assert_eq!(put, [WriteOutcome::Existed(Bytes::new())]);
@@ -306,7 +306,7 @@ fn a_secret_is_made_once_and_nothing_is_left_of_a_failure() {
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "what was made meanwhile is gone");
 }
 
-/// A draft has hashes as its turn has them, and becomes a turn that is read like any other.
+/// A draft stores hashes as its turn does, and becomes a turn that can be read like any other.
 #[tokio::test]
 async fn no_hash_of_content_stands_in_a_draft() {
     let folder = crate::store::conformance::folder();
@@ -325,7 +325,7 @@ async fn no_hash_of_content_stands_in_a_draft() {
     assert_eq!(store.scan(here, 9).await.unwrap(), [record]);
 }
 
-/// Once nothing is left to move, a row that is not keyed is nobody's: it is not asked for.
+/// Once nothing is left to move, rows without a keyed hash are not looked up any more.
 #[tokio::test]
 async fn where_nothing_is_left_to_move_only_keyed_rows_are_found() {
     let inner = MemoryStore::default();
@@ -339,7 +339,7 @@ async fn where_nothing_is_left_to_move_only_keyed_rows_are_found() {
     assert_eq!(store.get(scope("t", "s"), RecordKind::Cut, 7).await.unwrap(), Some(clear.value));
 }
 
-/// What keying costs a turn. `cargo test --release --lib keying_costs -- --ignored --nocapture`
+/// What keyed hashes cost per turn. `cargo test --release --lib keying_costs -- --ignored --nocapture`
 #[test]
 #[ignore = "prints a measurement"]
 fn keying_costs() {

@@ -125,7 +125,7 @@ mod tests {
         let late = opened(&ledgers, "b").await;
         let handle = late.handle();
         ledgers.forget(&scope).await.unwrap();
-        // A session of the same name that begins after it is another.
+        // A session of the same name that begins later is another session.
         drop(opened(&ledgers, "c").await);
         ledgers.keep_content(handle, &content("two"), 9, 1_000).await.unwrap();
         for exchange in ["a", "b"] {

@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(to_look_up(&short, shown_by(&short)), shown_by(&short), "of a short one, all");
     }
 
-    /// What the store found is added, unless a session was deleted since the question.
+    /// What the store found is added, unless a session was deleted since the query began.
     #[test]
     fn what_was_found_before_a_deletion_is_not_added() {
         let (found, other) = (scope("t", "found"), scope("t", "other"));

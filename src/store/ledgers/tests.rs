@@ -46,7 +46,7 @@ fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<
     }
 }
 
-/// A test is over soon.
+/// Leaks the value: a test process ends soon.
 fn kept<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
@@ -55,8 +55,8 @@ fn budget(whole: Duration) -> &'static ReadBudget {
     kept(ReadBudget::new(whole))
 }
 
-/// One that waits for nothing.
-fn asked_in_haste(session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
+/// A lookup that waits for nothing.
+fn lookup_without_wait(session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     let timeout = Duration::from_millis(1);
     SessionLookup { timeout, reads: budget(timeout), ..lookup("t", session, exchange) }
 }
@@ -109,7 +109,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     }))
 }
 
-/// Opens, answers and commits; the scope and the place.
+/// Opens, answers and commits a turn. Returns its scope and place.
 async fn add_turn(
     ledgers: &Ledgers,
     lookup: SessionLookup<'_>,
@@ -192,10 +192,10 @@ async fn a_request_does_not_wait_for_others_nor_for_long() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let _open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    // Another conversation of the session goes on at once (this would take LONG).
+    // Another conversation of the session does not wait (the wait would take LONG).
     ours.open(lookup("t", Some("s"), "2"), &conversation(&user("other"))).await.unwrap();
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-    let opened = ours.open(asked_in_haste(Some("s"), "3"), &next).await.unwrap();
+    let opened = ours.open(lookup_without_wait(Some("s"), "3"), &next).await.unwrap();
     assert_eq!(opened.placed.growth, Growth::Begins);
 }
 
@@ -281,21 +281,21 @@ impl Store for Dead {
 #[tokio::test]
 async fn a_dead_store_costs_knowledge_and_no_more() {
     let ours = Ledgers::new(Arc::new(Dead));
-    let ask = |request| asked_in_haste(Some("s"), request);
+    let ask = |request| lookup_without_wait(Some("s"), request);
     let opened = ours.open(ask("1"), &conversation(&user("hi"))).await.unwrap();
     assert!(opened.store_missed);
     let fact = turn(&opened, "A");
     assert!(ours.commit(opened, vec![fact]).await.is_err());
-    // What passed since is known all the same.
+    // The turn is known in memory all the same.
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
     assert_eq!(ours.open(ask("2"), &next).await.unwrap().placed.growth, Growth::Grows);
 }
 
-/// A store whose scans wait until they are let go.
+/// A store whose scans wait for a permit.
 struct Slow {
     inner: MemoryStore,
     go: tokio::sync::Semaphore,
-    /// Signs wait as well.
+    /// Whether lookups by fingerprint wait, too.
     is_held: std::sync::atomic::AtomicBool,
     scans: std::sync::atomic::AtomicUsize,
 }
@@ -396,14 +396,14 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     add_turn(&before, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
 
     let ours = Ledgers::new(store.clone());
-    let ask = |request| asked_in_haste(Some("s"), request);
+    let ask = |request| lookup_without_wait(Some("s"), request);
     let second = [user("hi"), model("A"), user("two")].join(",");
     let opened = ours.open(ask("2"), &conversation(&second)).await.unwrap();
     assert!(opened.store_missed);
     assert_eq!(opened.placed.growth, Growth::Begins);
     let fact = turn(&opened, "B");
     ours.commit(opened, vec![fact]).await.unwrap();
-    // The answer that nobody waits for any more is taken all the same.
+    // The result of the scan is used, although its request no longer waits.
     store.go.add_permits(1);
     let third = [user("hi"), model("A"), user("other")].join(",");
     loop {
@@ -421,7 +421,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     assert_eq!(store.scans.load(std::sync::atomic::Ordering::SeqCst), 2, "one scan a process");
 }
 
-/// Late is not unknown: nothing is begun in the place of a session that may be there.
+/// If the store answers too late, a session may still be there: no new one is begun in its place.
 #[tokio::test]
 async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let store = Slow::new();
@@ -431,15 +431,15 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let ours = Ledgers::new(store.clone());
     store.is_held.store(true, Relaxed);
     let second = conversation(&[user("hi"), model("A"), user("two")].join(","));
-    assert!(ours.open(asked_in_haste(None, "2"), &second).await.is_none());
-    let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
+    assert!(ours.open(lookup_without_wait(None, "2"), &second).await.is_none());
+    let peeked = ours.peek(lookup_without_wait(None, "2"), &second).await;
     assert!(matches!(peeked, LookupOutcome::Late));
-    // Nothing was answered in it, so that nothing need be asked.
-    assert!(ours.open(asked_in_haste(None, "3"), &conversation(&user("new"))).await.is_some());
+    // This request contains no reply, so the store need not be asked.
+    assert!(ours.open(lookup_without_wait(None, "3"), &conversation(&user("new"))).await.is_some());
     store.go.add_permits(99);
     loop {
-        // What came late is known, without another look.
-        let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
+        // The late result is known without another query.
+        let peeked = ours.peek(lookup_without_wait(None, "2"), &second).await;
         if let LookupOutcome::Found(SessionPeek { session, .. }) = peeked {
             assert_eq!(session, scope.session);
             break;
@@ -467,7 +467,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
         let session = format!("other-{n}");
         ours.open(lookup("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
     }
-    // Someone looks in while the exchange is under way: the session has one cache all the same.
+    // The ledger is read during the exchange: the session still has only one cache.
     let scope = open.scope.clone();
     assert!(ours.look(&scope, Ledger::is_empty).await.unwrap());
     let fact = turn(&open, "A");
@@ -495,7 +495,7 @@ async fn a_session_is_found_by_its_rare_content_before_small_talk() {
     const LONG_ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    // Two conversations with the same small talk at their end.
+    // Two conversations that end with the same short reply.
     add_turn(&ours, lookup("t", None, "1"), &user("thanks"), "Bye").await;
     let (ship, _) =
         add_turn(&ours, lookup("t", None, "2"), &user("Monday: how deep?"), LONG_ANSWER).await;
@@ -565,7 +565,7 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
     }
 }
 
-/// As many as `docs/limits.md` says, the newest; a decision is among them however old it is.
+/// As many as `docs/limits.md` says, the newest ones. A decision is read however old it is.
 #[tokio::test]
 async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
     const MORE: usize = 100;
@@ -826,7 +826,7 @@ async fn a_compaction_that_was_not_carried_out_waits_again() {
     assert!(!ours.has_pending_compaction(&scope), "its session was deleted");
 }
 
-/// A decision for which nobody waits any more is neither stored nor known: what is decided next holds.
+/// If nobody waits for a decision any more, it is neither stored nor known. The next decision applies.
 #[tokio::test]
 async fn a_decision_that_comes_too_late_is_cancelled() {
     let folder = crate::store::conformance::folder();

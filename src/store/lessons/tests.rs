@@ -1,4 +1,4 @@
-//! Whom a lesson holds for, until when, and that processes on one store agree.
+//! For whom a lesson applies, until when, and that processes with the same store agree.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl LessonsFixture {
 }
 
 fn by(tenant: &str) -> LessonSource<'static> {
-    // A test is over soon.
+    // Leaked, because a test process ends soon.
     let tenant = Box::leak(Box::new(tenant.into()));
     LessonSource { tenant: Some(tenant), upstream: "up", model: "m", vouched: true }
 }
@@ -208,7 +208,7 @@ async fn an_answer_that_a_window_could_not_hold_unteaches_it() {
         (restarted_server.window("d", NOW + 4), restarted_server.window("a", NOW + 4)),
         (200_000, 200_000)
     );
-    // Who is refused after that knows it for himself, and it is shared with nobody.
+    // A tenant that is refused after that learns the lesson for itself only, and it is not shared.
     for tenant in ["a", "b", "c", "e"] {
         server.lessons.answered(&by(tenant), None, NOW + 4);
         server.offer_window(tenant, (200_000, 9_000), NOW + 4).await;
@@ -236,7 +236,7 @@ async fn processes_on_one_store_know_the_same_in_the_end() {
     tokio::time::timeout(TIMEOUT, waiting).await.expect("it was forgotten elsewhere");
 }
 
-/// What a client can make up does not fill the memory, nor push out what others know.
+/// What a client can make up does not fill the memory, and does not displace what others learned.
 #[tokio::test]
 async fn memory_is_bounded() {
     let server = LessonsFixture::new().await;
@@ -268,7 +268,7 @@ async fn memory_is_bounded() {
     assert!(server.holds("honest", NOW));
 }
 
-/// An earlier version's lessons held for all, and may have been dictated.
+/// An earlier version's lessons applied to all tenants, and a client may have dictated them.
 #[tokio::test]
 async fn what_an_earlier_version_kept_is_not_believed() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
@@ -286,7 +286,7 @@ async fn what_an_earlier_version_kept_is_not_believed() {
     assert_eq!((server.window("a", NOW), server.holds("a", NOW)), (200_000, false));
 }
 
-/// A store that does not answer costs what it knows, for so long; and that is not gone.
+/// If the store does not answer in time, its lessons are missing for that long. They are not lost.
 #[tokio::test]
 async fn what_cannot_be_read_in_time_is_not_waited_for() {
     let server = LessonsFixture::new().await;
@@ -303,7 +303,8 @@ async fn what_cannot_be_read_in_time_is_not_waited_for() {
     assert!(lessons.holds(&by("a"), Lesson::UsageRefused, NOW + 2));
 }
 
-/// Enough tenants agree at once if the upstream accepted their requests before; who comes later only joins them.
+/// If enough tenants agree, and the upstream accepted earlier requests of theirs, the lesson applies at once. Later
+/// tenants join it.
 #[tokio::test]
 async fn the_tenant_with_whom_enough_agree_is_told_and_the_agreement_ends_with_its_time() {
     let server = LessonsFixture::new().await;
@@ -321,7 +322,7 @@ async fn the_tenant_with_whom_enough_agree_is_told_and_the_agreement_ends_with_i
     assert!(server.holds("e", last) && !server.holds("e", last + 1));
 }
 
-/// Each process remembers for so long whose requests were accepted, the more recently the longer.
+/// Each process remembers which tenants' requests were accepted, from the last such request on.
 #[tokio::test]
 async fn an_accepted_request_counts_for_as_long_as_a_lesson_lasts() {
     let server = LessonsFixture::new().await;
@@ -339,12 +340,13 @@ async fn an_accepted_request_counts_for_as_long_as_a_lesson_lasts() {
     assert_eq!(agree(later + 1).await, (2, 1));
 }
 
-/// What an upstream accepted disproves a smaller window for everybody, of that model, for as long as a lesson lasts.
+/// A larger request that an upstream accepted disproves a smaller window of that model for everybody, for as long as a
+/// lesson lasts.
 #[tokio::test]
 async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
     let server = LessonsFixture::new().await;
     let other = LessonSource { model: "n", ..by("z") };
-    let say = async |tenants: [&str; 3], now: Millis| {
+    let offer_from = async |tenants: [&str; 3], now: Millis| {
         for tenant in tenants {
             server.lessons.answered(&by(tenant), None, now);
             server.offer_window(tenant, (200_000, 9_000), now).await;
@@ -352,20 +354,21 @@ async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
     };
     server.lessons.answered(&other, Some(50_000), NOW);
     server.lessons.answered(&by("z"), Some(9_000), NOW);
-    say(["a", "b", "c"], NOW).await;
+    offer_from(["a", "b", "c"], NOW).await;
     assert_eq!(server.window("d", NOW), 9_000, "that fits, and another model says nothing of it");
     server.lessons.answered(&by("z"), Some(9_001), NOW + 1);
     server.lessons.answered(&by("z"), Some(100), NOW + 2);
-    say(["a", "b", "c"], NOW + 2).await;
+    offer_from(["a", "b", "c"], NOW + 2).await;
     assert_eq!(server.window("d", NOW + 2), 200_000, "the most counts, whatever came since");
     let until = NOW + 1 + 7 * DAY;
-    say(["a", "b", "c"], until - 1).await;
+    offer_from(["a", "b", "c"], until - 1).await;
     assert_eq!(server.window("d", until - 1), 200_000);
-    say(["a", "b", "c"], until).await;
+    offer_from(["a", "b", "c"], until).await;
     assert_eq!(server.window("d", until), 9_000, "that was long ago");
 }
 
-/// In one millisecond, what was disproved or forgotten loses; only what comes after it is met again.
+/// If a lesson was met and disproved or forgotten in the same millisecond, it is gone. Only a later refusal brings it
+/// back.
 #[tokio::test]
 async fn what_is_disproved_or_forgotten_in_the_millisecond_that_it_was_met_in_is_gone() {
     let server = LessonsFixture::new().await;
@@ -386,7 +389,7 @@ async fn what_is_disproved_or_forgotten_in_the_millisecond_that_it_was_met_in_is
     assert!(!server.holds("a", NOW) && !server.restarted(NOW).await.holds("a", NOW));
 }
 
-/// A list in between shows that it is gone, and takes nothing of that away.
+/// Listing the lessons in between shows that it is gone, and does not change that.
 #[tokio::test]
 async fn what_was_forgotten_and_is_met_again_on_the_same_day_is_stored_again() {
     let server = LessonsFixture::new().await;
@@ -398,7 +401,7 @@ async fn what_was_forgotten_and_is_met_again_on_the_same_day_is_stored_again() {
     assert!(server.restarted(NOW + 3).await.holds("a", NOW + 3));
 }
 
-/// A tenant meets a lesson once a day, in however many processes; who met nothing writes nothing.
+/// A lesson is stored once a day per tenant, in however many processes. A tenant that met none stores nothing.
 #[tokio::test]
 async fn little_is_stored_of_a_lesson_that_is_met_again_and_again() {
     let server = LessonsFixture::new().await;
@@ -454,7 +457,7 @@ async fn expired_lessons_make_room_for_new_ones() {
     assert_eq!(server.met("c", Lesson::UsageRefused, last + 1).await, LessonOffer::New);
 }
 
-/// Each request asks for the window: corrections are followed, but not for ever.
+/// A correction of the window is followed only a limited number of times.
 #[tokio::test]
 async fn a_window_is_corrected_so_many_times() {
     let server = LessonsFixture::new().await;

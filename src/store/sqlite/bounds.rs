@@ -1,5 +1,5 @@
-//! What a store takes stays within its bounds: while it is written to hard, while others read for long,
-//! where it begins far past them, and where the clock jumps.
+//! A store stays within its limits: under many writes, with long reads, if it starts far past them, and if the clock
+//! jumps.
 
 use std::time::Instant;
 
@@ -7,8 +7,8 @@ use super::tests::file_bytes;
 use super::*;
 use crate::store::conformance::{self, scope, turn};
 
-/// Somebody who looks in holds what the log has while a question of theirs lasts. They make way when it is
-/// long, and what is written meanwhile is neither lost nor refused.
+/// A query by the admin API keeps the log from being reused while it runs. When the log gets long, the query is ended.
+/// What is written meanwhile is neither lost nor refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_look_does_not_make_the_log_long() {
     const LOOK: &str =
@@ -51,7 +51,7 @@ async fn a_long_look_does_not_make_the_log_long() {
     }
 }
 
-/// While sessions come and go as fast as they can, file and log stay near the bound.
+/// While sessions come and go as fast as possible, file and log stay near the limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bound_holds_at_any_time() {
     const BOUND: u64 = 8 << 20;
@@ -88,7 +88,7 @@ async fn the_bound_holds_at_any_time() {
     assert!(store.scopes(ScopePage::first(9999)).await.unwrap().len() > 100, "not all went");
 }
 
-/// A store that is far past its bound at the start is served at once, and gets under it step by step.
+/// A store that starts far past its limit works at once, and is reduced step by step.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(clippy::print_stdout, reason = "times are told, not judged")]
 async fn a_store_far_past_its_bound_is_served_at_once() {
@@ -116,7 +116,7 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
         assert!(Instant::now() < until, "{} bytes", file_bytes(&path));
         let gone = store.expire(0, BOUND).await.unwrap();
         steps += u64::from(gone.more);
-        // What is written meanwhile is kept and found.
+        // What is written meanwhile is stored and found.
         let began = Instant::now();
         let put = store.put_if_absent(scope("t", "in use"), vec![turn(n.into(), "t", n)]).await;
         assert_eq!(put.unwrap(), [WriteOutcome::Written]);
@@ -133,8 +133,8 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
     assert_eq!(used.len() as u64, n - 2_000);
 }
 
-/// A clock that was a year ahead for a while: what it wrote is not thought to be in use for a year, and what
-/// is in use is not forgotten in its place.
+/// The clock was a year ahead for a while. Sessions from that time do not count as in use for a year, and sessions in
+/// use are not deleted instead of them.
 #[tokio::test]
 async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
     const YEAR: Millis = 365 * 24 * 3600 * 1000;
@@ -149,12 +149,12 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
     for n in 0..300 {
         put(&format!("ahead {n}"), NOW + YEAR + n).await;
     }
-    // It is put right; then a year back, which counts too.
+    // The clock is set right, and then a year back, which is believed, too.
     for (round, now) in [NOW, NOW - YEAR].into_iter().enumerate() {
         for n in 0..30 {
             put(&format!("used {round} {n}"), now + 10_000 + n).await;
         }
-        // A few sessions at a time.
+        // A few sessions are deleted at a time.
         for _ in 0..8 {
             store.expire(0, u64::MAX).await.unwrap();
         }
@@ -169,8 +169,8 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
     }
 }
 
-/// Another program may hold the file for longer than anybody waits: what was given to the writer is kept when that one
-/// goes on.
+/// Another program may lock the file for longer than any request waits. What the writer was given is stored when the
+/// lock is released.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
     let folder = conformance::folder();
@@ -186,7 +186,8 @@ async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
     assert_eq!(kept.unwrap(), [WriteOutcome::Written]);
 }
 
-/// Who can name models, or make users up where all ask with one credential, fills no disk with what is learned of each.
+/// A client that names many models, or many users of one shared credential, cannot fill the disk with what is learned
+/// about each.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_long_go() {
     let folder = conformance::folder();
@@ -199,7 +200,7 @@ async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_long_go() {
     for n in 0..most {
         learn(format!("model {n}"), n + 1).await;
     }
-    // A session of a client that calls itself so is none.
+    // A client's session may have the same name: it is not affected.
     let named = Scope { tenant: "t".into(), ..Scope::series("model") };
     store.put_if_absent(named.clone(), vec![turn(1, "a", 1)]).await.unwrap();
     learn("model 0".to_owned(), most + 1).await;
@@ -208,7 +209,7 @@ async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_long_go() {
     assert!(known("model 0").await && known("one more").await && known("model 2").await);
     assert!(!known("model 1").await, "it was unused longest");
     assert_eq!(store.scan(named.clone(), 9).await.unwrap().len(), 1);
-    // What nobody used for so long says nothing of a model any more.
+    // What was not used for a long time is deleted.
     learn("much later".to_owned(), most + 2 + facts::SERIES_AGE).await;
     assert!(known("one more").await && known("much later").await);
     assert!(!known("model 0").await && !known("model 2").await, "they were unused too long");

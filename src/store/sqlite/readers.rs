@@ -220,7 +220,7 @@ mod tests {
         Readers::start(&path, size, Arc::default()).unwrap()
     }
 
-    /// However slow whoever looks in is to end: the log would grow meanwhile.
+    /// The writer waits for a slow query to end; otherwise the log would grow meanwhile.
     #[tokio::test(flavor = "multi_thread")]
     async fn the_way_is_free_once_everybody_has_left() {
         let folder = conformance::folder();
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(next.await.unwrap(), 1, "the next one gets in again");
     }
 
-    /// The writer waits for nobody where nobody looks in, and who does is told to leave.
+    /// The writer waits for nobody if no query runs. A query that runs is told to end.
     #[tokio::test(flavor = "multi_thread")]
     async fn who_looks_in_for_long_is_ended_when_the_writer_needs_the_way() {
         let folder = conformance::folder();
@@ -301,7 +301,7 @@ mod tests {
         }
         let waiting: Vec<_> = (0..QUEUE).map(|_| readers.query(|_| Ok(()))).collect();
         assert!(matches!(readers.query(|_| Ok(())).await, Err(StoreError::Closed)));
-        drop(waiting); // nobody waits for them: they are not asked
+        drop(waiting); // these queries are no longer waited for, so they are not run
         go.send(()).unwrap();
         assert!(holds.await.unwrap());
         while readers.waiting() > 0 {

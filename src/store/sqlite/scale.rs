@@ -1,7 +1,7 @@
-//! How large and how quick a store with many turns is. `PLIMSOLL_TURNS` says how many (4,000).
+//! How large and how fast a store with many turns is. `PLIMSOLL_TURNS` sets their number (4,000).
 //!
-//! With millions it is a measurement: the numbers are printed (`--nocapture`), and what is asserted leaves
-//! room for a busy machine.
+//! With millions it is a measurement: the numbers are printed (`--nocapture`), and the assertions leave room for a busy
+//! machine.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::store::keyed::KeyedStore;
 /// Turns of one session.
 const SESSION: u64 = 20;
 
-/// A turn as an agent's session leaves it, without a value that repeats.
+/// A turn as an agent's session leaves it. Its values differ from turn to turn.
 fn agents_turn(n: u64) -> String {
     let mut seed = u128::from(n);
     let mut hex = || {
@@ -58,7 +58,7 @@ async fn fill(store: &SqliteStore, turns: u64) {
     let mut under_way = std::collections::VecDeque::new();
     for n in 0..turns {
         let record = turn(n.into(), &agents_turn(n), 1_795_357_033_853 + n * 997);
-        // Several sessions at a time, as agents work.
+        // Eight sessions at a time, as agents work in parallel.
         let of = n / (SESSION * 8) * 8 + n % 8;
         under_way.push_back(store.put_if_absent(session(of), vec![record]));
         if under_way.len() > 512 {
@@ -70,7 +70,7 @@ async fn fill(store: &SqliteStore, turns: u64) {
     }
 }
 
-/// Milliseconds that each of some waits took, in order.
+/// How many milliseconds each of several calls took, in order.
 struct WaitTimes(Vec<f64>);
 
 impl WaitTimes {
@@ -119,7 +119,7 @@ async fn many_turns_stay_small_and_quick() {
     let sessions = turns / (SESSION * 8) * 8;
     let looking = tokio::spawn(async move {
         let (mut lists, mut after) = (WaitTimes(Vec::new()), None);
-        // Through the whole list, with a look into some sessions, and for a fact that nobody has.
+        // Pages through the whole list, reads some sessions, and looks up a fact that does not exist.
         for n in 0.. {
             let page = ScopePage { after, skip: 0, count: 500 };
             let page = wait(&mut lists, admin.scopes(page)).await.unwrap();
@@ -150,10 +150,10 @@ async fn many_turns_stay_small_and_quick() {
     assert!(lists < 500.0 && loads < 250.0, "{lists} ms, {loads} ms");
 }
 
-/// The file whose connections count the steps of the database, and where.
+/// The file whose database steps are counted, and the counter.
 static COUNTED: Mutex<Option<(PathBuf, Arc<AtomicU64>)>> = Mutex::new(None);
 
-/// Has the steps of a connection to [`COUNTED`] counted.
+/// Counts the steps of a connection to [`COUNTED`].
 pub(super) fn count_steps(connection: &mut Connection, path: &Path) -> rusqlite::Result<()> {
     let counted = COUNTED.lock().unwrap();
     let Some((_, count)) = counted.as_ref().filter(|(counted, _)| counted == path) else {
@@ -167,7 +167,7 @@ pub(super) fn count_steps(connection: &mut Connection, path: &Path) -> rusqlite:
     connection.progress_handler(1, Some(add))
 }
 
-/// Copies every session so many times.
+/// Copies every session `copies` times.
 fn multiply(path: &Path, copies: u64) {
     let connection = Connection::open(path).unwrap();
     let numbers = format!(
@@ -190,8 +190,8 @@ fn multiply(path: &Path, copies: u64) {
         .unwrap();
 }
 
-/// Steps of the database from opening a store until it is ready, has forgotten what it has to, and found whatever
-/// the first request asks for.
+/// Database steps from opening a store until it is ready, has deleted what is due, and has found what the first request
+/// looks up.
 async fn steps_of_a_start(path: &Path) -> u64 {
     let steps = Arc::<AtomicU64>::default();
     *COUNTED.lock().unwrap() = Some((path.to_owned(), steps.clone()));
@@ -209,7 +209,7 @@ async fn steps_of_a_start(path: &Path) -> u64 {
     steps.load(Ordering::Relaxed)
 }
 
-/// However many turns there are: whoever looks at all of them keeps somebody waiting.
+/// The number of steps must not depend on the number of turns: reading all of them would delay requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_takes_the_same_steps_with_few_turns_and_with_many() {
     const TURNS: u64 = 2_000;

@@ -31,7 +31,7 @@ async fn facts_outlive_the_process() {
     assert_eq!(store.tenant_key().await.unwrap(), key);
 }
 
-/// A process that starts alone knows that all others have ended.
+/// A process that starts while no other runs knows that all earlier ones have ended.
 #[tokio::test]
 async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
     let folder = conformance::folder();
@@ -41,7 +41,7 @@ async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
         |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10), since: Instant::now() };
     let first = SqliteStore::open(&path).unwrap();
     first.put_drafts(7, vec![draft(1), draft(2)], vec![2]).await.unwrap();
-    // Another one at the same time takes nothing for interrupted.
+    // A second process at the same time does not take the drafts of the first as interrupted.
     let second = SqliteStore::open(&path).unwrap();
     assert_eq!(second.scan(scope("t", "s"), 9).await.unwrap(), []);
     assert_eq!(second.adopt_drafts(8, crate::store::drafts::LEASE).await.unwrap(), []);
@@ -106,7 +106,7 @@ fn what_is_no_store_says_so() {
     assert!(trouble.contains("cannot be created") && trouble.contains("--data"), "{trouble}");
 }
 
-/// A stream that was cut told its input at its start: its error is in the view, in older files too.
+/// A stream that broke off reported its input at the start: its error is in the view, also in older files.
 #[tokio::test]
 async fn the_error_of_a_cut_stream_is_in_the_view() {
     let folder = conformance::folder();
@@ -158,7 +158,7 @@ async fn the_views_read_turns() {
     assert_eq!(sessions.await.unwrap(), (1i64, 100i64));
 }
 
-/// What the release wrote whose file had one version: its tables, filled as it filled them.
+/// A file as the release of the first version wrote it.
 pub(in crate::store) fn old_file(path: &Path) -> Connection {
     let connection = Connection::open(path).unwrap();
     connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").unwrap();
@@ -186,7 +186,7 @@ pub(in crate::store) fn old_put(connection: &Connection, scope: &Scope, record: 
 
 const TURN: &str = r#"{"kind":"turn","request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;
 
-/// One of each kind, and a turn that comes after.
+/// One record of each kind, and a later turn.
 fn one_of_each(n: u128) -> Vec<Record> {
     let one = |kind: RecordKind| {
         let value = match kind {
@@ -200,7 +200,7 @@ fn one_of_each(n: u128) -> Vec<Record> {
     kinds.map(one).chain([turn(n + (1 << 64), TURN, 9)]).collect()
 }
 
-/// All that a store should answer of the sessions `0..count`, whether they are moved or not.
+/// Checks all that a store returns for the sessions `0..count`, whether they are moved or not.
 async fn finds(store: &KeyedStore<SqliteStore>, count: u128, what: &str) {
     for n in 0..count {
         let here = scope("t", &format!("s{n}"));
@@ -253,7 +253,7 @@ pub(in crate::store) async fn moved(path: &Path) {
     }
 }
 
-/// Moves the newest facts, as a process does that serves the file.
+/// Moves the newest facts, as a running process does.
 pub(in crate::store) fn move_some(path: &Path, count: usize, rekey: &RekeyFact) {
     let connection = connect(path).unwrap();
     tune(&connection).unwrap();
@@ -262,7 +262,7 @@ pub(in crate::store) fn move_some(path: &Path, count: usize, rekey: &RekeyFact) 
     upkeep::in_transaction(&connection, step).unwrap();
 }
 
-/// Each fact is found while it is moved, wherever that is, and a later start goes on where one ended.
+/// Each fact is found while facts are being moved, and a later start continues where the last one ended.
 #[tokio::test]
 async fn a_file_of_the_first_version_keeps_every_fact() {
     let folder = conformance::folder();
@@ -278,7 +278,7 @@ async fn a_file_of_the_first_version_keeps_every_fact() {
         let state = Record { kind: RecordKind::Learned, ..turn(at.into(), &format!("{at}"), at) };
         old_put(&old, &Scope::series("counting"), &state);
     }
-    // While this reads, nothing of the old tables can go: what is found then is found in both.
+    // While this query reads, the old tables keep their rows, so facts are found in both.
     drop(old);
     let store = KeyedStore::open(&path).unwrap();
     finds(&store, 50, "while it is moved").await;
@@ -304,8 +304,8 @@ async fn a_file_of_the_first_version_keeps_every_fact() {
     assert_eq!(clear.await.unwrap(), 0, "all are keyed");
 }
 
-/// What was not moved is looked for at its old place: here nothing can be moved, because a reader that
-/// does not end keeps an old look at the file, and the writer's lock is held.
+/// A fact that is not moved yet is found at its old place. Here nothing can be moved: a reader keeps an old snapshot of
+/// the file, and the write lock is held.
 #[test]
 fn what_is_not_moved_yet_is_found_at_its_old_place() {
     let folder = conformance::folder();
@@ -337,7 +337,7 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
     assert!(puts.iter().all(|put| *put != WriteOutcome::Written), "{puts:?}");
     assert_eq!(legacy::drop_scope(&connection, &here).unwrap(), 11);
     assert_eq!(legacy::named(&connection, &here.session).unwrap(), []);
-    // Its sign is still there, and is nobody's: it is deleted when it would be moved.
+    // Its fingerprint is still stored, but finds no session. It is deleted when it would be moved.
     assert_eq!(legacy::drop_scope(&connection, &scope("t", "s4")).unwrap(), 11);
     assert_eq!(legacy::session_by_fingerprint(&connection, &here.tenant, 4).unwrap(), None);
     assert_eq!(
@@ -346,7 +346,7 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
     );
 }
 
-/// Of a file that is far larger than its bound, the newest sessions are moved and the rest is left out.
+/// If a file is much larger than its limit, the newest sessions are moved and the rest is left out.
 #[tokio::test]
 async fn what_is_past_time_or_room_is_not_moved() {
     let folder = conformance::folder();
@@ -379,8 +379,8 @@ pub(super) fn file_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
-/// Every query of traffic and of retention takes its rows from an index in its order: sorting would
-/// want room on a disk that has none.
+/// Every query for requests and for retention reads its rows in the order of an index. Sorting could need disk space
+/// that is not there.
 #[tokio::test]
 async fn nothing_is_sorted() {
     let sources = [include_str!("facts.rs"), include_str!("upkeep.rs"), include_str!("legacy.rs")];
@@ -388,7 +388,7 @@ async fn nothing_is_sorted() {
     let path = folder.path().join("p.db");
     drop(old_file(&path));
     let mut connection = connect(&path).unwrap();
-    // With the old tables, too.
+    // With rows in the old tables, too.
     connection.execute_batch("INSERT INTO records VALUES (1, '', '', '', x'', 0, '')").unwrap();
     schema::prepare(&mut connection, &path).unwrap();
     let mut seen = 0;
@@ -414,8 +414,7 @@ async fn nothing_is_sorted() {
     assert!(seen > 20, "only {seen} queries");
 }
 
-/// Words of a session that is deleted are in no file of the folder soon after, though others read
-/// and write meanwhile.
+/// Soon after a session is deleted, its texts are in no file of the folder, though others read and write meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_forgotten_is_in_no_file() {
     let folder = conformance::folder();
@@ -465,7 +464,7 @@ async fn what_is_forgotten_is_in_no_file() {
     busy.abort();
 }
 
-/// The files in which a word stands, and how often.
+/// The files that contain a word, and how often.
 fn holding(folder: &Path, word: &[u8]) -> Vec<(std::ffi::OsString, usize)> {
     let files = std::fs::read_dir(folder).unwrap().flatten();
     let counted = files.map(|file| {
@@ -496,7 +495,7 @@ async fn a_clean_stop_leaves_one_whole_file() {
     assert_eq!(copy.scan(scope("t", "s"), 999).await.unwrap().len(), 300);
 }
 
-/// Forgetting and giving back go on after a restart in the middle.
+/// Deleting, and returning space to the disk, continue after a restart in the middle.
 #[tokio::test]
 async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     let folder = conformance::folder();
@@ -521,7 +520,7 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     assert_eq!(store.scan(scope("t", "new"), 9).await.unwrap().len(), 1);
 }
 
-/// A disk that stands still, and turns that come all the same.
+/// The disk hangs, and turns keep coming.
 #[tokio::test]
 async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
     let folder = conformance::folder();
@@ -531,7 +530,7 @@ async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
     stands_still.execute_batch("BEGIN IMMEDIATE").unwrap();
     let value = "x".repeat(1 << 20);
     let put = |key| store.put_if_absent(scope("t", "s"), vec![turn(key, &value, 1)]);
-    // The writer takes some of them for its next transaction, 4 MiB and the one that it began with.
+    // The writer has taken some of them for its next transaction: up to 4 MiB and the one that it began with.
     let mut waiting = Vec::new();
     let mut refused = 0;
     for key in 0..60 {
@@ -551,7 +550,7 @@ async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
     put(99).await.unwrap();
 }
 
-/// A panic costs what was being written, not the store.
+/// A panic loses what was being written, not the store.
 #[tokio::test]
 async fn the_thread_that_writes_goes_on_after_a_panic() {
     let folder = conformance::folder();
@@ -559,7 +558,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
     let old = old_file(&path);
     old_put(&old, &scope("t", "old"), &turn(1, "{}", 1));
     drop(old);
-    // What an earlier version wrote is moved to its new place, and that panics each time.
+    // Facts of an earlier version are moved to the new tables, and each attempt panics.
     let began = Instant::now();
     let store = SqliteStore::open_rekeying(&path, Box::new(|_| panic!("a mistake"))).unwrap();
     let again = async {
@@ -578,7 +577,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
     store.close().await.unwrap();
 }
 
-/// A read that hangs holds up neither the end of a runtime nor that of the process.
+/// A read that hangs delays neither the end of a runtime nor that of the process.
 #[test]
 fn nobody_waits_at_the_end_for_a_read_that_hangs() {
     let folder = conformance::folder();
@@ -647,7 +646,8 @@ async fn a_store_is_examined_with_its_log_and_a_newer_one_is_refused() {
     assert!(matches!(examine(&letter), Err(StoreError::Damaged(_))));
 }
 
-/// Of a session that is partly moved, what is found is as if it were in one place: the newest, all decisions, in order.
+/// A session that is partly moved is read as if all of it were in one place: the newest facts, and all decisions in
+/// order.
 #[tokio::test]
 async fn a_session_that_is_partly_moved_is_read_and_deleted_as_a_whole() {
     let folder = conformance::folder();
@@ -673,7 +673,7 @@ async fn a_session_that_is_partly_moved_is_read_and_deleted_as_a_whole() {
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
-/// However slow the queries of the admin API are, they have threads of their own. What waits is told.
+/// Queries of the admin API have their own threads, however slow they are. The number of waiting queries is reported.
 #[tokio::test]
 async fn queries_of_the_admin_api_delay_no_traffic_and_the_load_is_told() {
     let folder = conformance::folder();
@@ -708,7 +708,7 @@ async fn queries_of_the_admin_api_delay_no_traffic_and_the_load_is_told() {
     assert_eq!(store.load().threads, 2, "the readers have ended");
 }
 
-/// What was written is in the log until so many jobs were done, then in the file; the log is used again.
+/// After a number of jobs, what is in the log is written to the file, and the log is used again.
 #[tokio::test]
 async fn a_checkpoint_comes_after_so_many_jobs() {
     let folder = conformance::folder();
@@ -737,7 +737,7 @@ async fn a_checkpoint_comes_after_so_many_jobs() {
     until("no checkpoint came", &|| file_bytes(&path) > before).await;
 }
 
-/// A row for each record, as people read it: text where it is text; and the session's row counts what they take.
+/// One row per record in the view that people read, as text where it is text. The session's row counts their size.
 #[tokio::test]
 async fn a_sessions_row_counts_what_its_records_take() {
     let folder = conformance::folder();
@@ -764,7 +764,7 @@ async fn a_sessions_row_counts_what_its_records_take() {
         connection.query_row(kinds, [], |row| row.get::<_, String>(0))
     });
     assert_eq!(kinds.await.unwrap(), "text,blob");
-    // A turn that takes the place of an interrupted one counts in its place.
+    // A turn that replaces an interrupted one counts instead of it.
     let turn_of = |outcome: &str| turn(7, &format!(r#"{{"outcome":"{outcome}"}}"#), 1);
     for (outcome, bytes) in [("interrupted", 25), ("complete", 22)] {
         store.put_if_absent(scope("t", "s"), vec![turn_of(outcome)]).await.unwrap();

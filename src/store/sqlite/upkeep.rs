@@ -409,7 +409,7 @@ mod tests {
 
     const NOW: Millis = 1_795_000_000_000;
 
-    /// A file with its tables, and the upkeep of it.
+    /// A file with its tables, and its upkeep.
     struct UpkeepFixture {
         connection: Connection,
         moving: LegacyFacts,
@@ -476,7 +476,7 @@ mod tests {
         assert_eq!([next(COUNT.0, 9000), next(COUNT.1, 0)], [COUNT.0, COUNT.1], "the bounds");
     }
 
-    /// A step that deletes large values does not hold up traffic: it ends after so many bytes.
+    /// A step that deletes large values does not delay requests: it ends after a number of bytes.
     #[test]
     fn a_step_ends_after_so_many_bytes_however_few_rows_they_are() {
         const VALUE: usize = 64 << 10;
@@ -504,7 +504,7 @@ mod tests {
         for n in 0..70 {
             file.put(&scope("t", &format!("s{n}")), &[turn(1, "t", NOW + n)]);
         }
-        // A clock that is not known yet puts nothing right.
+        // While no time is known yet, nothing is corrected.
         assert_eq!(file.expire(NOW, u64::MAX), SweepStep::default());
         let gone = file.expire(NOW + 69, u64::MAX);
         assert_eq!((gone.records, gone.more), (64, true));
@@ -526,7 +526,7 @@ mod tests {
         let used = used_bytes(&file.connection).unwrap();
         let one = file.number("SELECT bytes FROM scopes WHERE session = 's0'");
         assert_eq!(file.expire(0, used), SweepStep::default(), "exactly as much as there may be");
-        // What is old goes first; what is too much is measured again when that is gone.
+        // What is too old is deleted first. After that, the size is measured again.
         assert_eq!(file.expire(NOW + 1, used - one).scopes, sessions(0..1));
         file.rests();
         let used = used_bytes(&file.connection).unwrap();
@@ -536,7 +536,8 @@ mod tests {
         assert_eq!(file.expire(0, used - one - 1).scopes, sessions(2..4));
     }
 
-    /// What was deleted on request is in the log no longer than somebody reads it; else the log stays, and is reused.
+    /// What was deleted on request leaves the log as soon as nobody reads it any more. After other deletions the log
+    /// stays, and is reused.
     #[test]
     fn the_log_is_emptied_of_what_was_deleted_on_request() {
         let mut file = UpkeepFixture::new();
@@ -552,7 +553,7 @@ mod tests {
         doom(&file, false);
         file.rests();
         assert!(there(&file), "it expired");
-        // Another process deleted it, so that nobody says so here.
+        // Another process deleted it, so this one was not told.
         doom(&file, true);
         file.rests();
         assert!(!there(&file), "it was deleted");
@@ -580,7 +581,7 @@ mod tests {
         assert_eq!(file.upkeep.log_bytes(), 0);
     }
 
-    /// Of pages of 512 bytes, so that a file of a few megabytes has many.
+    /// Pages of 512 bytes, so that a file of a few megabytes has many.
     #[test]
     fn free_pages_go_back_to_the_disk_where_they_are_many_of_all() {
         for (vacuum, free, gives_back) in
@@ -606,8 +607,8 @@ mod tests {
         }
     }
 
-    /// Rows of an earlier version for which there is no room are left out, the oldest sessions first; what was learned
-    /// is moved in any case. Another process counts on from what is there.
+    /// Rows of an earlier version for which there is no room are left out, the oldest sessions first. Lessons are
+    /// always moved. Another process continues the count from what it finds.
     #[test]
     fn no_more_is_moved_than_there_is_room_for() {
         let folder = conformance::folder();
@@ -628,7 +629,7 @@ mod tests {
             file.upkeep.count = 4;
             assert!(file.step());
         }
-        // Ten are as much as there is room for; a step moves four.
+        // There is room for ten; a step moves four.
         let moved = "SELECT count(*) FROM scopes WHERE session LIKE 's%'";
         assert_eq!(file.number(moved), 12);
         file.rests();

@@ -602,8 +602,8 @@ mod tests {
 
     const SMALL: usize = 10;
 
-    /// The writer without its thread, so that a test runs one group at a time. The length of its log is that of
-    /// another file, which a test sets.
+    /// The writer without its thread, so that a test runs one group at a time. It takes the size of its log from
+    /// another file, which the test sets.
     struct WriterFixture {
         thread: WriterThread,
         jobs: SyncSender<WriterJob>,
@@ -654,7 +654,7 @@ mod tests {
             self.send(|answer| WriterJob::Put { scope, records, only_if, answer })
         }
 
-        /// Runs one group; whether the writer is told to close.
+        /// Runs one group of jobs. Returns whether the writer is told to close.
         fn group(&mut self) -> bool {
             let first = self.thread.queue.recv().unwrap();
             self.thread.group(first).is_some()
@@ -664,7 +664,7 @@ mod tests {
             self.thread.waiting.jobs.load(Ordering::Relaxed)
         }
 
-        /// Whether there is anything in the log.
+        /// Whether the log contains anything.
         fn is_logged(&self) -> bool {
             let log = std::fs::metadata(beside(&self.folder.path().join("p.db"), "-wal"));
             log.is_ok_and(|log| log.len() > 0)
@@ -740,7 +740,7 @@ mod tests {
         let answered = puts.into_iter().map_while(|mut due| due.try_recv().ok());
         assert_eq!(answered.map(Result::unwrap).count(), GROUP, "and these are answered");
         writer.group();
-        // Sweeps count as well.
+        // A sweep counts as a job, too.
         let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
         let _puts: Vec<_> = (0..GROUP - 2).map(|key| writer.put(small(key))).collect();
         let sweep = |answer| WriterJob::Expire { rule, answer };
@@ -766,7 +766,7 @@ mod tests {
         assert_eq!(after.try_recv().unwrap_err(), oneshot::error::TryRecvError::Closed);
     }
 
-    /// The time is that of turns: other records may be of any time.
+    /// Only turns set the time: other records may have any time.
     #[test]
     fn the_time_is_that_of_the_newest_turn() {
         const AHEAD: Millis = 365 * 24 * 3600 * 1000;
@@ -794,7 +794,7 @@ mod tests {
         writer.group();
         assert!(matches!(put.try_recv().unwrap(), Err(StoreError::Full(_))));
         assert!(writer.thread.is_full);
-        // Asked whether it is ready, the store writes a page that is there already.
+        // To find out whether there is room again, the store writes a page that already exists.
         let mut ready = writer.put(Vec::new());
         writer.group();
         assert_eq!((ready.try_recv().unwrap().unwrap(), writer.thread.is_full), (vec![], false));

@@ -1,7 +1,6 @@
 //! Floods of connections: thousands that stall in headers or bodies, read slowly, or leave HTTP.
 //!
-//! Each stalls and stays. While the flood stands an honest request is answered; once it is over, memory goes
-//! back.
+//! Each connection stalls and stays. During the flood an honest request gets its response; after it, memory is freed.
 
 use std::time::{Duration, Instant};
 
@@ -15,24 +14,24 @@ use super::{FILE, Flooded, PATH, PROMISED, TIMEOUT, bomb, conversation, head, re
 use crate::support::digest;
 use crate::support::h2;
 
-/// How many connections a flood has: more than the memory of connections has room for.
+/// The number of connections of a flood: more than the memory for connections allows.
 const MANY: usize = 3000;
 /// How many are opened at once.
 const AT_ONCE: usize = 200;
-/// How long an honest client tries: those that stall go after five seconds.
+/// How long an honest client keeps trying: stalled connections are closed after five seconds.
 const TRIES: Duration = Duration::from_secs(60);
-/// How long after a flood its memory may stay.
+/// How long memory may stay allocated after a flood.
 pub(super) const SETTLES: Duration = Duration::from_secs(120);
-/// How much more may be resident then than before the flood, as a part of that; what caches hold, bytes.
+/// How much more may be resident then than before the flood: this fraction of it, and this many bytes for caches.
 const MORE: u64 = 5;
 const CACHES: u64 = 4 << 20;
 
-/// Opens so many connections, writes `opening` as far as it is taken within a second, and leaves them so.
+/// Opens this many connections, writes as much of `opening` as is accepted within a second, and leaves them open.
 async fn stall(flooded: &Flooded, many: usize, opening: &[u8]) -> Vec<TcpStream> {
     let to = flooded.to();
     let open = async |_| {
         let mut stream = TcpStream::connect(to).await.ok()?;
-        // Who is turned away may be closed while it writes.
+        // A refused connection may be closed during the write.
         let _ = timeout(Duration::from_secs(1), stream.write_all(opening)).await;
         Some(stream)
     };
@@ -41,7 +40,7 @@ async fn stall(flooded: &Flooded, many: usize, opening: &[u8]) -> Vec<TcpStream>
 }
 
 impl Flooded {
-    /// An honest client tries as real ones do; its request arrives as it was sent.
+    /// An honest client retries as real clients do; its request arrives unchanged.
     async fn answers_while_it_stands(&self, flood: &str) {
         let body = conversation("m", "How heavy is a ship?");
         let began = Instant::now();
@@ -60,12 +59,12 @@ impl Flooded {
                 return;
             }
             assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{flood}: {answer}");
-            assert!(began.elapsed() < TRIES, "{flood}: nobody else is answered: {answer}");
+            assert!(began.elapsed() < TRIES, "{flood}: other clients get no response: {answer}");
             sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// The promise of a flood that stands, and that memory goes back after it.
+    /// The promise: the peak during the flood is within the limit, and memory is freed after it.
     async fn withstands<T>(&self, flood: &str, open: T) {
         self.answers_while_it_stands(flood).await;
         let peak = self.peak();
@@ -73,10 +72,10 @@ impl Flooded {
         assert!(peak <= PROMISED, "{flood}: {} MiB were resident", peak >> 20);
         drop(open);
         let began = Instant::now();
-        // That the others have gone is noticed before long.
+        // The proxy soon notices that the other connections have ended.
         self.answers_while_it_stands(flood).await;
         loop {
-            // Nobody asks anything meanwhile: memory goes back by itself.
+            // Without further requests, memory is freed.
             let (before, now) = (self.before, resident_of(&self.serving));
             if now <= before + before / MORE + CACHES {
                 let after = began.elapsed().as_secs();
@@ -138,7 +137,7 @@ async fn thousands_of_slow_readers_share_one_budget() {
     flooded.withstands("slow readers by the thousand", open).await;
 }
 
-/// All of them beside each other, and bodies that unfold: what one kind may take is not granted to each.
+/// All floods at the same time, and bodies that decompress to much more: the limit applies to their sum.
 #[tokio::test]
 async fn floods_of_every_kind_at_once_share_one_budget() {
     let flooded = Flooded::start().await;
@@ -160,7 +159,7 @@ async fn floods_of_every_kind_at_once_share_one_budget() {
     flooded.withstands("every kind at once", open).await;
 }
 
-/// Connections over HTTP/2 whose streams have all brought as much as their windows hold.
+/// Connections over HTTP/2 whose streams have each sent a full flow-control window.
 #[tokio::test]
 async fn many_http2_connections_with_full_windows_share_one_budget() {
     let flooded = Flooded::start().await;
@@ -206,7 +205,7 @@ fn upgrade() -> String {
         .to_owned()
 }
 
-/// Where four connections are allowed, there are four tunnels, and the place of one that ends is free again.
+/// With a limit of four connections, four tunnels are possible. When one ends, its place is free again.
 #[tokio::test]
 async fn a_tunnel_keeps_its_place_among_the_connections() {
     let upstream = super::Upstream::start().await;

@@ -1,7 +1,7 @@
-//! Streams that stay open: what an agent has while a model speaks, three hundred times.
+//! Three hundred open streams, as agents have them while a model writes.
 //!
-//! While an answer is on its way there is no use for what was read of its request. None of these requests
-//! passes unread, though all together are several times what the budget grants.
+//! While a response is on its way, most of what was read of its request is no longer needed. None of these requests is
+//! forwarded unread, though together they are several times larger than the budget.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -9,20 +9,20 @@ use tokio::time::timeout;
 
 use super::{Flooded, PROMISED, TIMEOUT, head, resident_of};
 
-/// How many streams are open.
+/// The number of open streams.
 const STREAMS: usize = 300;
-/// What each may hold beside its connections: what its end needs.
+/// What each may hold besides its connections: what is needed at its end.
 const EACH: u64 = 16 << 10;
-/// What two connections and a request under way take, as `docs/limits.md` has it.
+/// What two connections and a request in flight take, as `docs/limits.md` says.
 const CONNECTIONS: u64 = 64 << 10;
-/// Newest requests at hand, and sessions that are kept.
+/// The latest requests, and the sessions in memory.
 const KEPT: u64 = 16 << 20;
-/// What an allocator keeps for itself, and what is loaded at the first request.
+/// What the allocator keeps, and what is loaded at the first request.
 const SLACK: u64 = 24 << 20;
 
 const BEGUN: &str = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"Hi\"}}]}\n\n";
 
-/// A conversation of its own, of so many messages of so many bytes.
+/// A conversation of its own, with this many messages of this many bytes.
 fn body(number: usize, messages: usize, bytes: usize) -> String {
     let text = "word ".repeat(bytes / 5);
     let all: Vec<String> = (0..messages)
@@ -34,7 +34,7 @@ fn body(number: usize, messages: usize, bytes: usize) -> String {
     format!(r#"{{"model":"m","stream":true,"messages":[{}]}}"#, all.join(","))
 }
 
-/// A stream that has begun and goes on.
+/// A stream that has begun and continues.
 async fn begun(flooded: &Flooded, body: &str) -> TcpStream {
     let opening = async {
         let mut stream = TcpStream::connect(flooded.to()).await.unwrap();
@@ -53,7 +53,7 @@ async fn begun(flooded: &Flooded, body: &str) -> TcpStream {
 }
 
 impl Flooded {
-    /// What the metrics say of one series.
+    /// The value of one series in the metrics.
     async fn gauge(&self, series: &str) -> u64 {
         let metrics = self.serving.ask("/metrics").await;
         let value = metrics.text().lines().find_map(|line| line.strip_prefix(series));
@@ -61,7 +61,7 @@ impl Flooded {
     }
 }
 
-/// Opens the streams; answers how much more is resident than with one.
+/// Opens the streams; returns how many more bytes are resident than with one stream.
 async fn held_by_open_streams(streams: usize, messages: usize, bytes: usize) -> u64 {
     let flooded = Flooded::start().await;
     flooded.upstream.streams("identity", BEGUN.into());
@@ -94,7 +94,7 @@ async fn an_open_stream_keeps_what_its_end_needs_and_not_its_request() {
     assert!(more <= most(STREAMS), "{} MiB more than with one stream", more >> 20);
 }
 
-/// As many agents as one gateway may have, each with a stream on connections of its own, here and upstream.
+/// As many agents as one gateway may serve, each with a stream and connections of its own on both sides.
 #[tokio::test]
 async fn seven_hundred_streams_at_once_are_served_where_nothing_is_configured() {
     const MANY: usize = 700;
@@ -112,7 +112,7 @@ async fn seven_hundred_streams_at_once_are_served_where_nothing_is_configured() 
 
 #[tokio::test]
 async fn an_open_stream_of_many_small_parts_keeps_no_more_than_is_recorded() {
-    // Of each part its turn keeps who it is and what it cost, 32 bytes.
+    // Its turn stores key and tokens of each part, 32 bytes.
     let (streams, messages, recorded) = (STREAMS / 3, 3_001, 3_001 * 32);
     let more = held_by_open_streams(streams, messages, 60).await;
     let most = most(streams) + streams as u64 * recorded;

@@ -1,4 +1,4 @@
-//! Floods of clients over TLS: a connection takes no more than is counted of it, and thousands share one budget.
+//! Floods of clients over TLS: a connection takes no more than is counted for it, and thousands share one budget.
 
 use std::time::{Duration, Instant};
 
@@ -13,29 +13,29 @@ use super::connections::SETTLES;
 use super::{PROMISED, TIMEOUT, resident_of, status_of};
 use crate::support::h2;
 
-/// What is counted of a connection with TLS, and of nothing else: `OPEN` and `TLS` of `proxy/http/transport.rs`.
+/// What is counted for a connection with TLS and no request: `OPEN` and `TLS` of `proxy/http/transport.rs`.
 const COUNTED: u64 = (16 + 40) << 10;
-/// Clients that have room, whatever else is held.
+/// This many clients are always accepted.
 const SOME: usize = 800;
 const MANY: usize = 3000;
 const AT_ONCE: usize = 50;
 
-/// What a client says once it has shaken hands.
+/// What a client sends after the handshake.
 #[derive(Clone, Copy, Debug)]
-enum Says {
+enum AfterHandshake {
     Nothing,
     /// The beginning of a request.
     Beginning,
-    /// A record of TLS that lacks its end.
+    /// A TLS record without its end.
     Record,
 }
 
-/// Opens so many connections as far as they are let in, says this on each, and leaves them so.
+/// Opens this many connections as far as they are accepted, sends this on each, and leaves them open.
 async fn open(
     serving: &super::Serving,
     certificates: &h2::Certificates,
     many: usize,
-    says: Says,
+    says: AfterHandshake,
 ) -> Vec<TlsStream<TcpStream>> {
     let beginning = format!("POST /v1/messages HTTP/1.1\r\nx: {}", "a".repeat(7_000));
     let record = [&[0x17, 3, 3, 0x40, 0x10][..], &[0; 0x4000]].concat();
@@ -47,9 +47,9 @@ async fn open(
         let mut stream = shaking.await.unwrap().ok()?;
         let saying = async {
             match says {
-                Says::Nothing => Ok(()),
-                Says::Beginning => stream.write_all(beginning.as_bytes()).await,
-                Says::Record => stream.get_mut().0.write_all(&record).await,
+                AfterHandshake::Nothing => Ok(()),
+                AfterHandshake::Beginning => stream.write_all(beginning.as_bytes()).await,
+                AfterHandshake::Record => stream.get_mut().0.write_all(&record).await,
             }
         };
         let _ = timeout(Duration::from_secs(1), saying).await;
@@ -60,7 +60,7 @@ async fn open(
     opened.into_iter().flatten().collect()
 }
 
-/// Waits until what is resident is nearly what it was at the start.
+/// Waits until the resident memory is nearly that of the start.
 async fn settled(serving: &super::Serving, start: u64) {
     let began = Instant::now();
     while resident_of(serving) > start + start / 10 {
@@ -86,14 +86,14 @@ async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
 async fn an_idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
     let certificates = h2::certificates();
     let serving = over_tls(&certificates).await;
-    // What is made once is there before.
-    drop(open(&serving, &certificates, 50, Says::Nothing).await);
+    // What is allocated only once is allocated before the measurement.
+    drop(open(&serving, &certificates, 50, AfterHandshake::Nothing).await);
     let start = resident_of(&serving);
-    for says in [Says::Nothing, Says::Beginning, Says::Record] {
+    for says in [AfterHandshake::Nothing, AfterHandshake::Beginning, AfterHandshake::Record] {
         settled(&serving, start).await;
         let before = resident_of(&serving);
         let held = open(&serving, &certificates, SOME, says).await;
-        assert_eq!(held.len(), SOME, "all have room");
+        assert_eq!(held.len(), SOME, "all are accepted");
         sleep(Duration::from_secs(1)).await;
         let each = resident_of(&serving).saturating_sub(before) / SOME as u64;
         println!("{says:?} over TLS: {} KiB a connection", each >> 10);
@@ -106,9 +106,9 @@ async fn an_idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
 async fn thousands_of_idle_clients_over_tls_share_one_budget() {
     let certificates = h2::certificates();
     let serving = over_tls(&certificates).await;
-    drop(open(&serving, &certificates, 50, Says::Nothing).await);
+    drop(open(&serving, &certificates, 50, AfterHandshake::Nothing).await);
     let start = resident_of(&serving);
-    let held = open(&serving, &certificates, MANY, Says::Nothing).await;
+    let held = open(&serving, &certificates, MANY, AfterHandshake::Nothing).await;
     let peak = status_of(&serving, "VmHWM:");
     println!("{} of {MANY} were let in: {} MiB at most", held.len(), peak >> 20);
     assert!(peak <= PROMISED, "{} MiB were resident", peak >> 20);

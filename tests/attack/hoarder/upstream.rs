@@ -1,4 +1,4 @@
-//! An upstream that answers what the flood asks for, by the request's `x-flood` header.
+//! An upstream whose response is selected by the request's `x-flood` header.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,10 +19,10 @@ use tokio::net::TcpListener;
 use crate::support::h2::{self, Body};
 
 const ANSWER: &str = r#"{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"Hi"}}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}"#;
-/// What a slow reader asks for, bytes.
+/// The size of the response for a slow reader, bytes.
 const LONG: usize = 8 << 20;
 
-/// An encoded answer, and whether it stays open.
+/// An encoded response, and whether it stays open.
 #[derive(Clone)]
 struct Encoded {
     bytes: Bytes,
@@ -31,7 +31,7 @@ struct Encoded {
 
 #[derive(Default)]
 struct State {
-    /// By their coding.
+    /// By their content coding.
     answers: Mutex<HashMap<String, Encoded>>,
     tunnelled: AtomicU64,
 }
@@ -66,12 +66,12 @@ impl Upstream {
         format!("http://{}", self.address)
     }
 
-    /// Answers `x-flood: CODING` with these bytes.
+    /// Responds to `x-flood: CODING` with these bytes.
     pub(super) fn holds(&self, coding: &str, bytes: Vec<u8>) {
         self.keep(coding, Encoded { bytes: bytes.into(), stays_open: false });
     }
 
-    /// Answers `x-flood: CODING` with a stream that begins with these bytes and does not end.
+    /// Responds to `x-flood: CODING` with a stream that begins with these bytes and does not end.
     pub(super) fn streams(&self, coding: &str, bytes: Vec<u8>) {
         self.keep(coding, Encoded { bytes: bytes.into(), stays_open: true });
     }
@@ -80,7 +80,7 @@ impl Upstream {
         self.state.answers.lock().unwrap().insert(coding.to_owned(), encoded);
     }
 
-    /// Waits until so many bytes came through tunnels.
+    /// Waits until this many bytes came through tunnels.
     pub(super) async fn has_tunnelled(&self, bytes: u64) {
         let coming = async {
             while self.state.tunnelled.load(Ordering::Relaxed) < bytes {
@@ -134,7 +134,7 @@ async fn answer(state: Arc<State>, mut request: Request<Incoming>) -> Response<B
     response.unwrap()
 }
 
-/// Reads a body to its end; its digest, where that is wanted.
+/// Reads a body to its end; returns its digest if that is requested.
 async fn read(mut body: Incoming, wants_digest: bool) -> String {
     let mut hasher = blake3::Hasher::new();
     while let Some(Ok(frame)) = body.frame().await {
@@ -145,7 +145,7 @@ async fn read(mut body: Incoming, wants_digest: bool) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Takes whatever comes.
+/// Accepts a tunnel and reads whatever comes.
 async fn tunnel(state: Arc<State>, request: &mut Request<Incoming>) -> Response<Body> {
     let upgrade = hyper::upgrade::on(request);
     tokio::spawn(async move {

@@ -1,6 +1,6 @@
-//! A provider that speaks HTTP/2 frame by frame, so that a test decides what it allows and when it goes.
+//! A provider that speaks HTTP/2 frame by frame, so that a test decides what it allows and when it closes.
 //!
-//! Checks on its own account that no connection carries more streams than it was told to.
+//! It also checks that no connection carries more streams than it allowed.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,16 +27,16 @@ const MAX_CONCURRENT_STREAMS: u16 = 3;
 
 pub(super) const REFUSED_STREAM: u32 = 7;
 
-/// What reaches the provider.
+/// What the provider observes.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A request's head.
     Call(Call),
-    /// The proxy gave a stream up.
+    /// The proxy reset a stream.
     Reset(u64, u32),
-    /// It has taken up what the connection of this number allows.
+    /// The proxy acknowledged the limit of this connection.
     Acknowledged(u64),
-    /// A connection carries more streams than it was told to.
+    /// A connection carries more streams than allowed.
     TooMany(String),
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Link {
     frames: Mutex<Option<UnboundedSender<Vec<u8>>>>,
     silent: AtomicBool,
     open: AtomicUsize,
-    /// Most streams that may be open: as was said last, and as is acknowledged.
+    /// The limit on open streams that was announced last, and the one that was acknowledged.
     announced: AtomicUsize,
     allowed: AtomicUsize,
 }
@@ -84,18 +84,18 @@ impl Link {
         }
     }
 
-    /// Allows so many streams from when this is acknowledged.
+    /// Sets the limit on streams, which applies once it is acknowledged.
     pub(super) fn allow(&self, streams: u32) {
         self.announced.store(streams as usize, Ordering::SeqCst);
         self.send(settings(streams));
     }
 
-    /// Goes away once the streams up to this one have ended.
+    /// Announces the end of the connection (GOAWAY) after this stream.
     pub(super) fn go_away(&self, last: u32) {
         self.send(frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat()));
     }
 
-    /// Says nothing any more, not even that it is there.
+    /// Sends nothing any more, not even acknowledgements.
     pub(super) fn die_silently(&self) {
         self.silent.store(true, Ordering::SeqCst);
     }
@@ -111,9 +111,9 @@ impl Link {
 }
 
 impl Call {
-    /// 200, and the body stays open.
+    /// Responds with 200 and leaves the body open.
     pub(super) fn begin(&self) {
-        // The static table of HPACK: 8 is `:status: 200`.
+        // In HPACK's static table, 8 is `:status: 200`.
         self.link.send(frame(HEADERS, END_HEADERS, self.stream, &[0x88]));
         self.link.send(frame(DATA, 0, self.stream, b"one"));
     }
@@ -138,7 +138,7 @@ pub(super) struct Provider {
 }
 
 impl Provider {
-    /// One that allows so many streams on each connection.
+    /// A provider that allows this many streams on each connection.
     pub(super) async fn start(streams: u32) -> Self {
         let certificates = h2::certificates();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -165,19 +165,19 @@ impl Provider {
         Self { address, events, links, refuses, certificates }
     }
 
-    /// For a proxy in front of it that trusts its certificate.
+    /// The configuration of a proxy in front of it that trusts its certificate.
     pub(super) fn config(&self) -> Config {
         let mut config = server::config(&format!("https://{}", self.address));
         config.extra_ca = Some(self.certificates.authority.clone());
         config
     }
 
-    /// Closes every connection that comes from now on.
+    /// Closes every new connection from now on.
     pub(super) fn refuse_more(&self) {
         self.refuses.store(true, Ordering::SeqCst);
     }
 
-    /// Connections that were accepted so far.
+    /// The number of connections accepted so far.
     pub(super) fn links(&self) -> usize {
         self.links.load(Ordering::SeqCst)
     }
@@ -189,7 +189,7 @@ impl Provider {
         }
     }
 
-    /// The next request; what else happens is passed over.
+    /// The next request; other events are skipped.
     pub(super) async fn call(&mut self) -> Call {
         loop {
             if let Event::Call(call) = self.event().await {
@@ -217,7 +217,7 @@ async fn serve(
     });
     link.allow(streams);
     tokio::spawn(write_all(write, sending));
-    // An error is the end of the connection.
+    // An error ends the connection.
     let _ = read_all(read, &link, &tell).await;
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct ModelRequest {
     pub(crate) has_cache_markers: bool,
     /// The prompt in order, with what each piece costs.
     pub(crate) prompt: Vec<CountedText>,
-    /// Tools that may be call_tokens.
+    /// Tools that may be called.
     pub(crate) tools: Vec<ToolDefinition>,
     /// The newest user text.
     pub(crate) user_text: String,
@@ -251,8 +251,8 @@ impl ScriptState {
     }
 }
 
-/// Which tool is call_tokens next, if any: a shell looks around, reads, and checks the log, in that
-/// order; any other tool is call_tokens once.
+/// Which tool is called next, if any: a shell looks around, reads, and checks the log, in that order; any other tool is
+/// called once.
 fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
     if request.user_text.contains(SUMMARY_TAG) {
         return None;

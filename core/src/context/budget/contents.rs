@@ -205,7 +205,8 @@ fn plain(name: &str) -> Box<str> {
 mod tests {
     use super::*;
 
-    /// They add up to the messages, whatever was estimated; the unexplained rest has a line.
+    /// Contents add up to the tokens of the messages, whatever was estimated. The unexplained rest has a line of its
+    /// own.
     #[test]
     fn contents_add_up_to_the_messages() {
         let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
@@ -242,7 +243,7 @@ mod tests {
         Part { kind, role, ..read.parts().next().unwrap().clone() }
     }
 
-    /// Each part of a history is counted once, by who said it and what it is.
+    /// Each part of a history is counted once, by its role and its kind.
     #[test]
     fn parts_are_counted_by_what_they_are() {
         let mut contents = MessageTokens::default();
@@ -280,7 +281,7 @@ mod tests {
         assert!(!contents.is_nothing() && MessageTokens::default().is_nothing());
     }
 
-    /// A reply's parts count as they will be sent back: texts that follow one another are one part.
+    /// A reply's parts are counted as the client will send them back: consecutive texts are one part.
     #[test]
     fn a_reply_is_counted_as_it_comes_back() {
         use serde_json::json;
@@ -300,7 +301,8 @@ mod tests {
         assert_eq!(with, expected);
     }
 
-    /// So many tools are named, and of the others how many there are; names are short and plain.
+    /// Up to `MOST_DEFERRED` tools are named; of the others only the number is shown. Names are shortened, unusual
+    /// characters replaced.
     #[test]
     fn tools_that_are_not_loaded_are_named_as_far_as_they_are_few() {
         let mut contents = MessageTokens::default();
@@ -318,7 +320,8 @@ mod tests {
         assert_eq!(&*plain("a b\"é"), "a_b__");
     }
 
-    /// As many tools as may be named are; of one more the smallest two are one number. Equals go by their names.
+    /// Up to `MOST_TOOLS` tools are listed. If there is one more, the two smallest are summed up. Equal ones are
+    /// ordered by name.
     #[test]
     fn the_smallest_tools_are_one_number() {
         let mut contents = MessageTokens::default();

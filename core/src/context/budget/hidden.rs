@@ -80,7 +80,7 @@ mod tests {
             let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };
             HiddenInput::of(&Usage::default(), &estimate)
         };
-        // With a turn to grow from, what is held is known.
+        // With a parent turn, the size of what the provider holds is known.
         assert_eq!((held(100), held(99)), (Some(Continuation), None));
     }
 }

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::context::scene::{SessionFixture, messages};
 
-    /// A window of 10,000 of which 2,000 are held free.
+    /// A window of 10,000 tokens with a reserve of 2,000.
     fn scene() -> SessionFixture {
         let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
         (scene.model.window, scene.reserve) = (10_000, 2_000);
@@ -173,7 +173,8 @@ mod tests {
         assert_eq!(limits(|scene| scene.policy.compact.show_buffer = false, true).buffer, None);
     }
 
-    /// Where nothing is decided, or nobody knows the window, nothing begins; a user's own command needs some room.
+    /// If nothing may be decided or the window is unknown, no limit is shown. The buffer, room for a user's own
+    /// command, is shown anyway.
     #[test]
     fn nothing_begins_where_nothing_is_decided() {
         let of = |limits: WindowLimits| {

@@ -79,9 +79,9 @@ mod tests {
         let five = [USER, MODEL, USER, MODEL, USER];
         assert_eq!((cut(0.5, &five), cut(0.1, &five), cut(0.3, &five)), (4, 4, 4));
         assert_eq!(cut(0.7, &five), 2);
-        // No question after the place: all of it, where the model has finished.
+        // No question comes after the place: everything is cut, if the model has finished.
         assert_eq!(cut(0.2, &[USER, MODEL, USER, MODEL]), 4);
-        // Not where a call waits for its result, or the result for an answer: the question before.
+        // If a call waits for its result, or a result for a reply, the cut is at the question before it.
         assert_eq!(cut(0.01, &[USER, MODEL, USER, CALL]), 2);
         assert_eq!(cut(0.3, &[USER, MODEL, USER, CALL, RESULT]), 2);
         // Nothing can be summarised before the first question.

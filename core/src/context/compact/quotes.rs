@@ -199,7 +199,7 @@ mod tests {
             ("Mend it.", "Mend it."),
             ("<system-reminder>\nBe calm.\n</system-reminder>", ""),
             ("Mend it.\n<system-reminder>Be calm.</system-reminder>\n", "Mend it.\n\n"),
-            // What a file says in it cannot end it.
+            // A closing tag inside a file's text does not end the block.
             (
                 "<system-reminder>a</system-reminder>\nPush to main.\n</system-reminder>Mend.",
                 "Mend.",
@@ -207,7 +207,7 @@ mod tests {
             ("<environment_context>\n  <cwd>/a</cwd>", ""),
             ("<ide_opened_file>a</ide_opened_file><command-name>/x</command-name>", ""),
             ("This session is being continued from a previous conversation that ran out.", ""),
-            // Said of one, in a line of the user's.
+            // A tag that the user mentions within a line.
             (
                 "Why is <system-reminder> there? <b>So</b>",
                 "Why is <system-reminder> there? <b>So</b>",

@@ -11,7 +11,7 @@ use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
 
-/// What every part of these histories costs, tokens.
+/// Tokens of each part in these histories.
 const EACH: u32 = 100;
 
 /// A history, its model, and a policy.
@@ -25,8 +25,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// One message a letter: the user's text (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
-    /// results of those that are open (`r`).
+    /// One message per letter: text of the user (`u`) or the model (`a`), one call (`c`), two calls at once (`d`),
+    /// results of the open calls (`r`).
     fn of(letters: &str, compact: policy::CompactPolicy) -> Self {
         let (mut open, mut messages) = (Vec::new(), Vec::new());
         for (number, letter) in letters.chars().enumerate() {
@@ -103,7 +103,7 @@ impl Scene {
     }
 }
 
-/// Keeps so many messages of so many tokens.
+/// A policy that keeps this many messages and this many tokens.
 fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
     policy::CompactPolicy {
         keep_messages: keep_messages.try_into().unwrap(),
@@ -116,7 +116,7 @@ fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
 #[test]
 fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     for (letters, messages, tokens, cut) in [
-        // At a user's message if that leaves no more than is kept, else at a step.
+        // At a user's message, if no more than the limit is kept then; else between two steps.
         ("uauauauau", 3, 9_000, Some(6)),
         ("uauauauau", 2, 9_000, Some(8)),
         ("uacracrac", 1, 9_000, Some(7)),
@@ -124,11 +124,11 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
         // By tokens: two parts, three parts.
         ("uauauauau", 8, 250, Some(8)),
         ("uauauauau", 8, 300, Some(6)),
-        // The newest step alone is more than is kept: it stays whole.
+        // The newest step alone is more than the limit: it is kept whole.
         ("ucrcrcr", 1, 9_000, Some(5)),
         ("ucrcrdr", 8, 50, Some(5)),
         ("ucrcrcr", 8, 50, Some(5)),
-        // Nothing can be cut from one turn that has only begun, or from nothing.
+        // A first turn, or an empty history, cannot be cut.
         ("u", 1, 9_000, None),
         ("", 1, 9_000, None),
     ] {
@@ -142,7 +142,8 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     }
 }
 
-/// As micro-compaction has it: at least so many stay, more where a call would be parted from its result.
+/// As micro-compaction does it: at least this many messages are kept, and more if a call would be separated from its
+/// result.
 #[test]
 fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
     for (letters, messages, cut) in [
@@ -157,7 +158,7 @@ fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
     }
 }
 
-/// The model's message at the boundary names the type and the count.
+/// The model's message at the boundary names the type and the number of messages.
 #[test]
 fn the_boundary_names_type_and_count() {
     let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();
@@ -173,14 +174,14 @@ fn the_boundary_names_type_and_count() {
     }
 }
 
-/// A share of the window bounds the tail as tokens do: 2 % of 10,000 are two parts.
+/// A share of the window limits the tail as tokens do: 2 % of 10,000 tokens are two parts.
 #[test]
 fn the_tail_is_a_share_of_the_window_too() {
     let policy = policy::CompactPolicy { keep_share: 0.02, ..keeping(8, 9_000) };
     assert_eq!(Scene::of("uauauauau", policy).choice(SummaryAuthor::Summary).unwrap().cut, 8);
 }
 
-/// What a provider writes stands between messages of different roles.
+/// For a summary written by the provider, the cut is between messages of different roles.
 #[test]
 fn a_provider_cuts_between_roles() {
     let scene = Scene::of("uauuauu", keeping(1, 9_000));
@@ -207,7 +208,7 @@ fn the_first_message_and_pinned_ones_are_quoted() {
     };
     assert_eq!(quoted(true, &[]), [0]);
     assert_eq!(quoted(false, &[]), [0; 0]);
-    // What the model said is not pinned, nor does an empty pin hold everything.
+    // The model's text is not pinned, and an empty pin matches nothing.
     assert_eq!(quoted(true, &["Words 2", "Words 3", ""]), [0, 2]);
     assert_eq!(quoted(false, &["Words 6"]), [6]);
 }
@@ -226,7 +227,7 @@ fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
     );
 }
 
-/// Of a message that holds a tool's result and blocks of the client's, only the user's text is quoted.
+/// In a message with a tool result and blocks added by the client, only the user's own text is quoted.
 #[test]
 fn what_comes_in_the_users_message_is_not_all_the_users() {
     let mut scene = Scene::of("uau", keeping(1, 9_000));
@@ -315,7 +316,7 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
     }
 }
 
-/// What a compaction would make fit is not trimmed first. Where none is made, nothing is promised.
+/// A request that a compaction would make fit is not trimmed first. If no compaction can be made, the answer is no.
 #[test]
 fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
@@ -329,11 +330,11 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
         let request = PlanRequest { mode, ..scene.request() };
         would_fit(&request, &scene.known(), &parts(scene), tokens)
     };
-    // Six parts of 100 go, and a summary of a quarter of them comes.
+    // Six parts of 100 tokens are replaced by a summary of a quarter of that.
     let scene = Scene::of("uauauauau", policy(SummaryEngine::Summary));
     assert!(fits(&scene, Mode::Active, 10_450));
     assert!(!fits(&scene, Mode::Active, 10_451));
-    assert!(!fits(&scene, Mode::Shadow, 10_450), "shadow mode asks for none");
+    assert!(!fits(&scene, Mode::Shadow, 10_450), "shadow mode requests no summary");
     let off = Scene::of("uauauauau", policy(SummaryEngine::Off));
     assert!(!fits(&off, Mode::Active, 10_450));
     let nothing = Scene::of("u", policy(SummaryEngine::Summary));
@@ -341,18 +342,18 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let mut unknown = Scene::of("uauauauau", policy(SummaryEngine::Summary));
     unknown.model.known = false;
     assert!(!fits(&unknown, Mode::Active, 10_450));
-    // Unless its provider said what fits.
+    // It is known if the provider stated what fits.
     let (known, parts) = (unknown.known(), parts(&unknown));
     let leaves = |most| would_leave(&unknown.request(), &known, &parts, 1_000, most);
     assert!(leaves(550) && !leaves(549));
-    // An open loop that demands its reasoning goes first.
+    // An open loop whose reasoning the provider demands prevents the summary.
     let mut bound = Scene::of("uauauauacr", policy(SummaryEngine::Summary));
     assert!(fits(&bound, Mode::Active, 10_000));
     (bound.model.binding, bound.echo) = (ReasoningBinding::Prefix, EchoRule::Demanded);
     assert!(!fits(&bound, Mode::Active, 10_000));
 }
 
-/// Where a summary would make void the reasoning that an open loop demands, it is for the turn after it.
+/// If a summary would invalidate reasoning that an open loop demands, it is used after that turn.
 #[test]
 fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
     let most = |letters, echo, binding| {
@@ -367,7 +368,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
     assert_eq!(most("ucr", EchoRule::Demanded, Free), CompactionNeed::Must);
 }
 
-/// Half of the window and more held free is of a model that was never meant to fill it.
+/// A reserve of half of the window or more is taken as wrong.
 #[test]
 fn a_quarter_of_the_window_is_held_free_where_the_reserve_is_senseless() {
     let scene = Scene::of("u", keeping(1, 1));
@@ -375,7 +376,7 @@ fn a_quarter_of_the_window_is_held_free_where_the_reserve_is_senseless() {
     assert_eq!([0, 4_999, 5_000, 20_000].map(of), [10_000, 5_001, 7_500, 7_500]);
 }
 
-/// By what the last call read; what a summary took the place of since is none of it.
+/// By the tokens that the last call read, less those that a summary has replaced since.
 #[test]
 fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
     let watching = |watches| {
@@ -401,7 +402,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
     }
     assert_eq!(of(&scene, 1, 10_001), Must);
     assert_eq!(due(&scene.request(), &scene.known(), 9_999), No, "there was no call");
-    // At the limit itself, what fits is left alone.
+    // At the limit itself, a request that fits is left alone.
     let mut full = watching(ThresholdBasis::Estimate);
     (full.policy.compact.threshold, full.policy.compact.prepare) = (1.0, 1.0);
     assert_eq!(of(&full, 1, 10_000), No);
@@ -492,7 +493,8 @@ fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
     assert_eq!(other(Dialect::OpenaiChat, "/v1/chat/completions", "gpt-5.4", false), [Summary]);
 }
 
-/// Each part is 100 tokens: pieces of whole steps, as large as there is room; a step that is too large is one alone.
+/// Each part is 100 tokens. Pieces consist of whole steps and are as large as the room allows; a step that is too large
+/// is a piece of its own.
 #[test]
 fn a_history_is_summarised_in_pieces_of_whole_steps() {
     let of = |letters, cut, room| {
@@ -516,11 +518,15 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
     assert_eq!(of("uauauau", 6, 599), [(0, 5), (5, 6)]);
     assert_eq!(of("uauauau", 6, 200), [(0, 2), (2, 4), (4, 6)]);
     assert_eq!(of("ucrcrcra", 7, 300), [(0, 3), (3, 5), (5, 7)]);
-    assert_eq!(of("ucrcrcra", 7, 1), [(0, 3), (3, 5), (5, 7)], "no call is parted from its result");
+    assert_eq!(
+        of("ucrcrcra", 7, 1),
+        [(0, 3), (3, 5), (5, 7)],
+        "no call is separated from its result"
+    );
     assert_eq!(of("u", 0, 1), [(0, 0)]);
 }
 
-/// What a summary stands for is not summarised again: it is one step, and weighs as much as the summary.
+/// Messages that a summary replaces are not summarised again: they are one step, with the tokens of the summary.
 #[test]
 fn what_was_summarised_weighs_as_its_summary() {
     let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauauau"));
@@ -534,7 +540,7 @@ fn what_was_summarised_weighs_as_its_summary() {
     assert_eq!(pieces, [(0, 3), (3, 5), (5, 6)]);
 }
 
-/// Calls without ids are closed by as many results.
+/// Calls without ids are closed by the same number of results.
 #[test]
 fn calls_without_ids_are_open_until_as_many_results_came() {
     let call = |n: usize| json!({"functionCall": {"name": "ls", "args": {"n": n}}});
@@ -550,7 +556,7 @@ fn calls_without_ids_are_open_until_as_many_results_came() {
     assert_eq!(weights.open, [false, false, true, true, false, false]);
 }
 
-/// For whoever summarises them, results that are too large are cut to head and tail, unless they are cut already.
+/// Results that are too large for the summary's request are shortened to head and tail, unless they are already cut.
 #[test]
 fn results_too_large_to_be_summarised_are_shortened() {
     let scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("ucrcrcra"));
@@ -588,8 +594,8 @@ fn results_too_large_to_be_summarised_are_shortened() {
     assert_eq!(shortened(&cut, 0, 8, 300), [6]);
 }
 
-/// The request that takes a summary into use decides it: why, and with the reasoning that it makes void, which an open
-/// loop keeps as long as it can.
+/// The request that first uses a summary records why, and removes the reasoning that the summary invalidates. An open
+/// loop keeps that reasoning as long as it can.
 #[test]
 fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     let of = |name, letters: &str, due, change: fn(&mut CompactionRecord)| {
@@ -613,9 +619,9 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     assert_eq!(of(bound, "uautrau", Swap, plain), Ok((Threshold, 1)));
     assert_eq!(of(bound, "uautr", Swap, plain), Err(OpenLoop));
     assert_eq!(of(bound, "uautr", Must, plain), Ok((Window, 1)));
-    assert_eq!(of(bound, "uaucr", Swap, plain), Ok((Threshold, 0)), "nothing is void");
+    assert_eq!(of(bound, "uaucr", Swap, plain), Ok((Threshold, 0)), "no reasoning becomes invalid");
     assert_eq!(of(free, "uautr", Swap, plain), Ok((Threshold, 0)));
-    // Of several the latest cut, of equals the first that was written.
+    // Of several summaries the one with the latest cut is used; of equal ones, the first that was written.
     let mut scene = scene::SessionFixture::of(free, &messages("uauauau"));
     for (cut, at) in [(2, 1), (4, 7), (4, 8)] {
         let after = (at == 8).then_some(3);
@@ -628,7 +634,7 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     let facts = propose(&scene.request(), &scene.known(), Swap).unwrap();
     let [Fact::Compact(one)] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(one.about, scene.known().at_cut(4).unwrap().0);
-    // What a provider wrote carries what it had read, as long as that is what was sent.
+    // A provider's summary keeps the reasoning before it valid, as long as that is what was sent.
     let carried = |sent| {
         let mut scene = scene::SessionFixture::of(bound, &messages("uautrau"));
         let carries = crate::context::ForwardedHistory { sent, ..scene.known().carried(2) };
@@ -650,7 +656,7 @@ fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
         let weights = MessageWeights::of(&scene.request(), &scene.known(), &parts);
         weights.choice(&scene.request(), &scene.known(), cut, SummaryAuthor::Summary)
     };
-    // An eighth of 1,600 are 200.
+    // An eighth of 1,600 is 200.
     assert_eq!(choice(1_200, 2).map(|choice| choice.was), Some(200));
     assert_eq!(choice(1_201, 2), None);
     for nothing in [0, 5, 6] {

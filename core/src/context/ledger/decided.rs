@@ -273,7 +273,7 @@ mod tests {
         assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }
 
-    /// One decision of each kind about one thing, decided for this request.
+    /// One decision of each kind about the same thing, made for this request.
     fn decisions(request: &str) -> [Fact; 4] {
         use crate::context::policy::SummaryAuthor;
         use crate::context::{ReasoningAction, ReasoningDecision};
@@ -333,8 +333,8 @@ mod tests {
         }
     }
 
-    /// A revoked decision is not made by the request that made it, and a new one stands after the revocation. What
-    /// answers a refusal is set aside by none.
+    /// A revoked decision does not count for the request that made it. A new one is stored after the revocation. A
+    /// suspension does not affect repairs.
     #[test]
     fn a_revoked_decision_can_be_made_again() {
         let back = revocation("first", RevocationRetry::Next);
@@ -359,11 +359,11 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(back)));
         let summary = Fact::Summary(compact);
-        assert!(!ledger.voids(&summary), "nothing was sent of it");
+        assert!(!ledger.voids(&summary), "none of it was sent");
         assert_eq!(after(ledger.after_suspension(summary, Some(9))), Some(9));
     }
 
-    /// A refused rewrite sets aside what its thread tries from the same turn, and nothing else.
+    /// A refused rewrite suspends its thread for requests with the same parent turn, and nothing else.
     #[test]
     fn a_refusal_suspends_its_thread_where_it_was_refused() {
         let mut ledger = Ledger::default();
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(ledger.suspended_since(&"v".into(), None), None);
     }
 
-    /// Until its cache is cold nothing is tried in the thread that was refused from the same turn.
+    /// Until the cache is cold, nothing new is tried in the refused thread from the same turn.
     #[test]
     fn a_thread_rests_where_it_was_refused() {
         let mut ledger = Ledger::default();

@@ -1,4 +1,4 @@
-//! What a ledger takes in memory, what it forgets, and in what order it tells what it knows.
+//! What a ledger takes in memory, what it forgets, and in what order it returns what it has.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ fn long<T: From<String>>() -> T {
     "w".repeat(HELD).into()
 }
 
-/// Adds a fact to a ledger that knows nothing, twice; answers by how many bytes it grew.
+/// Adds a fact twice to an empty ledger, and returns by how many bytes it grew.
 fn grown(fact: Fact) -> usize {
     let mut ledger = Ledger::default();
     ledger.add(fact.clone());
@@ -25,7 +25,7 @@ fn grown(fact: Fact) -> usize {
     bytes
 }
 
-/// Whether one grew by so many times what it holds more than another, and by no more than an eighth of that beside.
+/// Whether the growth is this many times `HELD`, or up to an eighth more.
 fn check(more: usize, times: usize) {
     assert!((times * HELD..times * (HELD + HELD / 8)).contains(&more), "{more}, {times} times");
 }
@@ -46,7 +46,7 @@ fn a_turn_counts_for_what_it_holds() {
         change(&mut turn);
         check(of(turn) - base, times);
     };
-    // What a turn is found by is kept twice.
+    // What a turn is found by is stored twice.
     with(2, |turn| turn.exchange = long());
     with(2, |turn| turn.response = Some(long()));
     with(2, |turn| turn.position.parent = Some(long()));
@@ -77,7 +77,7 @@ fn a_turn_counts_for_what_it_holds() {
     let mut with_steps = turn();
     with_steps.done.steps = vec![step; HELD / size_of::<plan::PlanStep>() + 1];
     check(grows(with_steps), 1);
-    // Each mark is a way to find it, too.
+    // Each anchor key is an index entry, too.
     let anchor_keys = grows(Turn { anchor_keys: vec![PartKey(7); 1000], ..turn() });
     assert!((1000 * (16 + 48)..1000 * 400).contains(&anchor_keys), "{anchor_keys}");
 }
@@ -128,7 +128,7 @@ fn queued_messages_count_the_memory_that_they_hold() {
     assert!(of(removed) < base);
 }
 
-/// Words wait and stand in the order in which they were queued.
+/// Injected messages wait and are sent in the order in which they were queued.
 #[test]
 fn injections_stand_in_the_order_in_which_they_were_queued() {
     let mut ledger = Ledger::default();
@@ -149,7 +149,7 @@ fn injections_stand_in_the_order_in_which_they_were_queued() {
     assert!(!ledger.injected.contains_key("a"));
 }
 
-/// What decisions take is a part of the whole.
+/// What decisions take is part of the total.
 #[test]
 fn decisions_are_counted_apart() {
     let scene = SessionFixture::of("claude-opus-4-6", &messages("ucrau"));
@@ -223,7 +223,8 @@ fn decisions_are_counted_apart() {
     assert_eq!(ledger.decision_bytes(), before);
 }
 
-/// Past its bound the oldest quarter goes; what grew from that is made whole, so that it stays an anchor.
+/// Past its limit, the oldest quarter is forgotten. The sketch of a turn that was based on a forgotten one is stored
+/// whole, so that the turn can still be an anchor.
 #[test]
 fn the_oldest_quarter_of_a_long_session_is_forgotten() {
     let part = |n: usize| SketchPart {

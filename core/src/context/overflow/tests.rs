@@ -44,7 +44,7 @@ fn what_a_reply_shows_is_seen() {
     assert_eq!(sign(&stopped(StopReason::MaxTokens), &small), Some(OverflowSign::Empty));
     let mut thought = stopped(StopReason::MaxTokens);
     thought.parts.push(ReplyPart::of(PartKind::Reasoning));
-    assert_eq!(sign(&thought, &small), None, "thinking took it all");
+    assert_eq!(sign(&thought, &small), None, "reasoning used all output");
     assert_eq!(
         shown(&stopped(StopReason::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),
         None
@@ -59,12 +59,12 @@ fn read(input: u64) -> Reply {
     }
 }
 
-/// So many tokens in one part.
+/// One part of this many tokens.
 fn parts(tokens: u32) -> Vec<SketchPart> {
     vec![SketchPart { key: PartKey(1), tokens, place: PromptSection::History, by_length: false }]
 }
 
-/// A call that read `input` of `sent` tokens.
+/// A call whose usage reports this input.
 fn turn(input: u64) -> Turn {
     let zero = "0".repeat(32);
     serde_json::from_value(serde_json::json!({
@@ -77,7 +77,8 @@ fn turn(input: u64) -> Turn {
     .unwrap()
 }
 
-/// What was read of `sent` tokens after `before` were read of `sent_before`.
+/// Whether the history counts as truncated: `input` tokens were read of `sent`, after `before` were read of
+/// `sent_before`.
 fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool {
     let (turn, sketch) = (turn(before), parts(sent_before));
     let estimate = estimate(before + u64::from(sent - sent_before), EstimateMethod::Anchored);
@@ -92,17 +93,20 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
     shown.is_some()
 }
 
-/// Far fewer tokens than were counted are an error of the estimate; a cap is met twice.
+/// Far fewer tokens than counted may be an error of the estimate. Only the same limit met twice is evidence.
 #[test]
 fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
-    // However low a tokenizer counts, alone it is no evidence.
+    // However low a tokenizer counts, one low count is no evidence.
     for method in [EstimateMethod::Anchored, EstimateMethod::Estimated, EstimateMethod::Compacted] {
         assert_eq!(sign(&read(4_096), &estimate(40_000, method)), None, "{method:?}");
     }
-    // The same cap twice, while the thread grew.
+    // The same limit twice, although the thread grew.
     assert!(capped((20_000, 4_096), (12_000, 4_096)));
     assert!(capped((20_000, 4_090), (12_000, 4_050)), "messages go as a whole");
-    assert!(!capped((20_000, 6_800), (12_000, 4_096)), "it grew along: its tokens are larger");
+    assert!(
+        !capped((20_000, 6_800), (12_000, 4_096)),
+        "the input grew, too: its tokens are larger"
+    );
     assert!(!capped((12_500, 4_096), (12_000, 4_096)), "it hardly grew");
     assert!(!capped((5_600, 4_096), (4_100, 4_096)), "not far below");
     assert!(!capped((1_400, 300), (1_000, 300)), "any window holds so little");
@@ -114,10 +118,14 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     let sums = PartSums::of(&now, anchor);
     let known = OverflowEvidence { estimate: Some(&estimate), sums, ..<_>::default() };
     assert!(shown(&read(4_096), Purpose::Turn, &known).is_some());
-    assert_eq!(shown(&cleared, Purpose::Turn, &known), None, "no measure");
+    assert_eq!(
+        shown(&cleared, Purpose::Turn, &known),
+        None,
+        "hosted tools ran, so the input is not comparable"
+    );
 }
 
-/// Ollama reads what its window holds.
+/// Ollama reads as much as its window holds.
 #[test]
 fn a_known_window_that_was_too_small_explains_it() {
     let sums = PartSums::of(&parts(20_000), None);
@@ -156,7 +164,8 @@ proptest::proptest! {
     }
 }
 
-/// Eight times what we count, and the answer beside it: more than that nobody's tokenizer makes of what all can be seen.
+/// The message is believed up to eight times our estimate plus the output. If all content can be seen, no tokenizer
+/// counts more.
 #[test]
 fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
     let sent = |content: &str| {
@@ -185,7 +194,7 @@ fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
     }
 }
 
-/// A picture may cost more than was estimated, but no more than the largest does.
+/// Each picture adds what the largest picture costs, and no more.
 #[test]
 fn a_picture_does_not_make_every_message_believable() {
     let picture = r#"{"type":"image","source":{"type":"url","url":"https://a/b.png"}}"#;
@@ -205,11 +214,11 @@ fn a_picture_does_not_make_every_message_believable() {
         let most = most(pictures as u64);
         assert!(!is_wild(pictures, most), "{pictures}");
         assert!(is_wild(pictures, most.map(|tokens| tokens + 1)), "{pictures}");
-        assert!(!is_wild(pictures, None), "of {pictures} it may be true");
+        assert!(!is_wild(pictures, None), "with {pictures} pictures it may be true");
     }
 }
 
-/// What fits any window, however it is counted, was not refused for its size.
+/// A request that fits any window, however it is counted, was not refused for its size.
 #[test]
 fn a_message_without_numbers_is_not_believed_of_what_any_window_holds() {
     let body = br#"{"max_tokens":64000,"messages":[{"role":"user","content":"Look."}]}"#;

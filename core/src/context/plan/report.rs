@@ -372,7 +372,7 @@ mod tests {
         );
     }
 
-    /// All new tokens are summed, listed or not, by what became of the cache.
+    /// All new tokens are summed, listed or not, by what the change did to the cache.
     #[test]
     fn new_tokens_are_summed_beyond_the_listed_steps() {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!((before.made.cut, before.mode), (1, Mode::Active));
     }
 
-    /// What is shown of each change: its number, and how many are new; of one thing in the singular.
+    /// Each kind of change is shown with its count and how many are new; a single one in the singular.
     #[test]
     fn changes_are_described_by_kind() {
         let made = ChangeCounts {
@@ -470,10 +470,10 @@ mod tests {
         assert_eq!(done, expected);
         assert!(RewriteSummary::default().is_nothing() && !done.is_nothing());
         let written = serde_json::to_value(RewriteSummary::default()).unwrap();
-        assert_eq!(written, serde_json::json!({}), "what is nothing is not written");
+        assert_eq!(written, serde_json::json!({}), "empty values are not written");
     }
 
-    /// Every reason has a rule in words, and stands under a heading of a document.
+    /// Every reason has a rule in words and a heading of a document.
     #[test]
     fn each_reason_has_its_rule() {
         use strum::IntoEnumIterator as _;

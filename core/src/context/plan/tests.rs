@@ -1,4 +1,4 @@
-//! Which decisions hold for a request, in its own branch and beside it, and what they make of it.
+//! Which decisions apply to a request, made in its own branch or another, and what they change.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn sent(scene: &SessionFixture) -> Value {
     serde_json::from_slice(&slices.concat()).unwrap()
 }
 
-/// The decision of the request at hand that a result gives way.
+/// The current request decides to cut the result in this message.
 fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
         after: None,
@@ -43,14 +43,14 @@ fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     }))
 }
 
-/// The messages whose results gave way.
+/// The messages whose results are cut.
 fn cut_in(scene: &SessionFixture) -> Vec<usize> {
     let sent = sent(scene);
     let messages = sent["messages"].as_array().unwrap().iter().enumerate();
     messages.filter(|(_, one)| one.to_string().contains(GONE)).map(|(at, _)| at).collect()
 }
 
-/// A session of which each request is answered as `letters` say; the last is at hand.
+/// A session with a reply to each request, as `letters` say; the last request is the current one.
 fn session(
     name: &'static str,
     letters: &str,
@@ -76,7 +76,7 @@ fn plain(letters: &str) -> SessionFixture {
     session(FREE, letters, |_, _| {})
 }
 
-/// A session whose request before the message `number` cut a result.
+/// A session in which the request before message `number` cut a result.
 fn with_cut(letters: &str, number: usize, result: usize, why: DecisionReason) -> SessionFixture {
     session(FREE, letters, |at, scene| {
         if at == number {
@@ -100,15 +100,15 @@ fn what_was_cut_is_cut_in_all_that_grows_from_it() {
     assert!(step.bytes_before > 900 && step.bytes_after < 50, "{step:?}");
     assert!(plan.sent.replaced(scene.request().part(PartIndex::new(2, 0)).unwrap().span).is_some());
     assert!(!plan.sent.is_as_it_came() && as_it_came(&scene.request()).is_as_it_came());
-    // The request that decides it has it as new.
+    // For the request that decides it, the cut is new.
     let mut scene = plain("ucrau");
     scene.ledger.add(cut(&scene, 2, PRESSURE));
     let plan = scene.plan();
     assert_eq!(plan.steps.iter().map(|step| step.decision).collect::<Vec<_>>(), [Decision::New]);
 }
 
-/// A fork that sent the result whole has it whole: its cache, and bound reasoning, rest on that. What was trimmed at
-/// its birth is trimmed wherever it is not known to have been sent whole.
+/// A fork that sent the result whole keeps it whole, because its cache and bound reasoning depend on that. A result
+/// trimmed when it was new is trimmed wherever it is not known to have been sent whole.
 #[test]
 fn a_cut_holds_in_the_branch_that_made_it() {
     let forked = |why| {
@@ -120,7 +120,7 @@ fn a_cut_holds_in_the_branch_that_made_it() {
     };
     assert_eq!(forked(PRESSURE), NONE);
     assert_eq!(forked(DecisionReason::TooLarge), NONE, "this branch sent it whole");
-    // A fork from before the result: its model has not read it.
+    // A fork that begins before the result: the model has not read it.
     let before = |why| {
         let mut scene = with_cut("ucrau", 3, 2, why);
         let mut all = messages("ucr");
@@ -132,7 +132,7 @@ fn a_cut_holds_in_the_branch_that_made_it() {
     assert_eq!((before(PRESSURE), before(DecisionReason::TooLarge)), (vec![], vec![2]));
 }
 
-/// Shadow mode's decisions are repeated in shadow mode alone.
+/// Decisions of shadow mode are repeated in shadow mode only.
 #[test]
 fn shadow_mode_decides_apart() {
     let mut scene = plain("ucrau");
@@ -144,8 +144,8 @@ fn shadow_mode_decides_apart() {
     assert_eq!(cuts(&scene), 0);
 }
 
-/// What was refused is void: it may be tried once more, and twice refused never again. A thread set aside keeps
-/// nothing of before.
+/// A refused decision no longer applies. It may be made once more; if it is refused twice, never again. A suspended
+/// thread keeps none of its earlier decisions.
 #[test]
 fn a_refused_decision_is_void() {
     let mut scene = plain("ucrau");
@@ -169,7 +169,7 @@ fn a_refused_decision_is_void() {
     scene.send(&messages("ucrau"));
     let repeated = scene.ledger.after_suspension(cut(&scene, 2, PRESSURE), None);
     scene.ledger.add(repeated);
-    assert_eq!(cut_in(&scene), [2], "decided anew");
+    assert_eq!(cut_in(&scene), [2], "it was decided again");
     let mut never = plain("ucrau");
     never.ledger.add(cut(&never, 2, PRESSURE));
     never.ledger.add(revoked(&never, RevocationRetry::Never));
@@ -191,7 +191,7 @@ fn a_refused_decision_is_void() {
     assert_eq!((known.suspended, known.rests, known.cuts_here().count()), (Some(9), true, 0));
 }
 
-/// A result that was trimmed can be cleared: its second cut stands beside the first.
+/// A trimmed result can be cleared later: its second cut is stored beside the first.
 #[test]
 fn a_trimmed_result_is_cleared_by_its_second_cut() {
     let mut scene = with_cut("ucrau", 3, 2, DecisionReason::TooLarge);
@@ -212,7 +212,7 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
     assert_eq!(known.cuts_here().map(|(_, key, _)| key).collect::<Vec<_>>(), [whole.cut().cut()]);
 }
 
-/// A fork takes over what it decides again, as it was decided first.
+/// A fork that makes the same decision uses it as it was first made.
 #[test]
 fn decisions_of_another_branch_are_adopted() {
     let mut scene = with_cut("ucrauau", 5, 2, PRESSURE);
@@ -241,7 +241,7 @@ fn decisions_of_another_branch_are_adopted() {
     assert!(bare.as_cached(scene.request().exchange).is_none());
 }
 
-/// Nothing rests on the absence of what was decided when it was first seen.
+/// Decisions made when a part was new are adopted: nothing depends on their absence.
 #[test]
 fn births_are_adopted_by_what_is_sent_again() {
     let births = |why| {
@@ -289,7 +289,7 @@ fn a_summary_takes_the_place_of_what_is_before_its_cut() {
     let request = scene.request();
     let gone = |message| plan.sent.is_gone(request.part(PartIndex::new(message, 0)).unwrap().span);
     assert_eq!([0, 1, 2, 3, 4].map(gone), [true, true, false, false, false]);
-    // What is cut before it is not cut as well.
+    // What is cut before the summary's end is not cut as well.
     let mut both = session(FREE, "ucrauau", |at, scene| {
         if at == 5 {
             let fact = cut(scene, 2, PRESSURE);
@@ -302,7 +302,8 @@ fn a_summary_takes_the_place_of_what_is_before_its_cut() {
     assert_eq!(cut_in(&both), NONE);
 }
 
-/// It holds where its end is there and this branch has it; of several, the latest, and of equals the first.
+/// A summary applies if its end is in the request and this branch made it. Of several, the latest cut; of equal ones,
+/// the first.
 #[test]
 fn the_latest_summary_of_a_branch_is_in_use() {
     let mut scene = plain("uauauau");
@@ -312,7 +313,7 @@ fn the_latest_summary_of_a_branch_is_in_use() {
     let later = CompactionRecord { at: 9, after: Some(9), ..plain("uauauau").summary(4) };
     scene.ledger.add(Fact::Compact(Box::new(later)));
     assert_eq!(scene.known().compact().unwrap().1.at, 1);
-    // A rewind before its end has none of it.
+    // After a rewind to before its end, it does not apply.
     scene.send(&messages("uau"));
     assert_eq!(scene.known().kept_from(), 0, "a message has to follow");
     let mut fork = plain("uauau");
@@ -322,7 +323,7 @@ fn the_latest_summary_of_a_branch_is_in_use() {
     assert_eq!(fork.known().kept_from(), 0, "this branch never sent it");
 }
 
-/// A provider's own is void for another model; shadow mode's is never sent.
+/// A provider's own summary is not valid for another model. One of shadow mode is never sent.
 #[test]
 fn a_summary_is_for_its_model_and_mode() {
     let of = |change: fn(&mut CompactionRecord)| {
@@ -339,7 +340,7 @@ fn a_summary_is_for_its_model_and_mode() {
     assert_eq!(of(|one| (one.by, one.model) = (SummaryAuthor::Provider, "other".into())), 0);
 }
 
-/// A summary that is written waits; the request that takes it into use decides so.
+/// A written summary waits until a request uses it; that request records the decision.
 #[test]
 fn a_written_summary_is_used_once() {
     let mut scene = plain("uauauau");
@@ -363,7 +364,7 @@ fn compact_of(scene: &SessionFixture) -> Result<Vec<Fact>, DecisionReason> {
     compact::propose(&scene.request(), &scene.known(), compact::CompactionNeed::Swap)
 }
 
-/// Where the client changed what stands further up, the parts before the cut tell its place, if they are its own.
+/// If the client changed earlier messages, a summary is found by the parts before its cut, if these are unique.
 #[test]
 fn a_summary_is_found_by_what_stands_before_its_cut() {
     let found = |letters: &str, own| {
@@ -373,7 +374,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
         let mut all = messages(letters);
         all.as_array_mut().unwrap().insert(0, json!({"role": "user", "content": "Another date."}));
         scene.send(&all);
-        // This branch has to have it, too.
+        // The branch must have made the decision, too.
         scene.ledger.add(Fact::Compact(Box::new(CompactionRecord {
             exchange: scene.request().exchange.clone(),
             about: Chain(7),
@@ -396,15 +397,16 @@ fn only_a_call_of_its_own_or_a_long_text_marks_a_cut() {
         scene.known().has_own_near(&scene.conversation, cut)
     };
     assert!(!own(&"w".repeat(45), 2) && own(&"w".repeat(46), 2), "quotes count");
-    assert!(!own("Aye.", 2), "the person's words do not");
+    assert!(!own("Aye.", 2), "the user's text does not count");
     let called = plain("ucra");
     assert!(called.known().has_own_near(&called.conversation, 3));
-    // Four parts are looked at.
+    // Four parts are compared.
     let long = "w".repeat(99);
     assert!(own(&long, 4) && own(&long, 5));
 }
 
-/// Reasoning that was put back goes back again, where the model thinks behind it, and stays out where it was sent so.
+/// Reasoning that was put back is put back again where the model thinks after it. It stays out where the request was
+/// sent without it.
 #[test]
 fn reasoning_is_put_back_again_in_its_branch() {
     let all = messages("ucrcr");
@@ -435,19 +437,19 @@ fn reasoning_is_put_back_again_in_its_branch() {
     let more = reasoning::propose(&scene.request(), &scene.known()).0;
     more.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(thinks(&scene), [1, 3]);
-    // A client that sends it itself has it once.
+    // If the client sends it itself, it is not added a second time.
     let mut own = upto(5);
     own[3]["content"] = with(3);
     scene.send(&own);
     assert_eq!(thinks(&scene), [1, 3]);
-    // After another text none of it holds.
+    // After a changed text, none of it applies.
     own[0]["content"] = "Other words.".into();
     own[3]["content"] = all[3]["content"].clone();
     scene.send(&own);
     assert_eq!(thinks(&scene), NONE);
 }
 
-/// What a client sends and policy takes out goes, block by block; the rest of its message stays.
+/// Reasoning that the client sends and policy removes is removed block by block. The rest of the message stays.
 #[test]
 fn removed_reasoning_stays_removed() {
     let mut all = messages("uauau");
@@ -472,7 +474,7 @@ fn removed_reasoning_stays_removed() {
     assert_eq!(plan.sent.thought(), reasoning::signature_key(&thinking(3).to_string()));
 }
 
-/// Words that wait are said at the end of the next request, and stay where they were said.
+/// Queued messages are added at the end of the next request, and stay there.
 #[test]
 fn queued_messages_are_sent_once_and_stay() {
     let mut scene = plain("uau");
@@ -523,14 +525,14 @@ fn queued_messages_are_sent_once_and_stay() {
     assert_eq!(scene.known().injected_at(PartIndex::new(2, 0)).count(), 2);
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
-    // Of a request that nobody answered they wait again.
+    // If nobody replied to a request, its messages wait again.
     let waits = |scene: &SessionFixture, in_vain| {
         inject::requeue(&scene.known(), &"r9".into(), 5, in_vain).len()
     };
-    assert_eq!(waits(&scene, false), 0, "they stand further up");
+    assert_eq!(waits(&scene, false), 0, "they were sent in an earlier message");
     scene.send(&messages("uau"));
     assert_eq!((waits(&scene, false), waits(&scene, true)), (2, 2));
-    // Beside the conversation nothing is said.
+    // Nothing is injected into a call beside the conversation.
     scene.ledger.add(Fact::Queued(Box::new(queued(3))));
     scene.send(&messages("uauau"));
     assert_eq!(proposed(&scene).len(), 1);
@@ -543,7 +545,7 @@ fn queued_messages_are_sent_once_and_stay() {
     assert!(proposed(&scene).is_empty());
 }
 
-/// The history is not in the request: there is nothing to change.
+/// The history is not in the request, so there is nothing to change.
 #[test]
 fn what_the_provider_holds_is_sent_as_it_came() {
     let mut scene = plain("ucrau");
@@ -553,7 +555,7 @@ fn what_the_provider_holds_is_sent_as_it_came() {
     assert!(plan.edits.is_empty() && plan.sent.is_as_it_came() && !plan.conflict);
 }
 
-/// What a turn of the user's begins with, and whether the model waits for results.
+/// Where the user's turn begins, and whether the model waits for results.
 #[test]
 fn a_loop_is_open_while_calls_wait_for_the_model() {
     let of = |letters: &str| {
@@ -578,7 +580,7 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     assert!(bound(BOUND) && !bound(FREE));
 }
 
-/// A stand-in that was decided for one model goes to another only where that demands one, too.
+/// A stand-in that was decided for one model is used for another only if that demands one, too.
 #[test]
 fn a_stand_in_goes_where_it_is_demanded() {
     let body = json!({"model": "kimi-k2.5", "messages": [{"role": "user", "content": "Look."},
@@ -633,8 +635,8 @@ fn with_injected(letters: &str) -> SessionFixture {
     scene
 }
 
-/// If a client changed what came before, an injected message stays behind the part and its neighbour that it
-/// followed, if these stand in one place only.
+/// If a client changed earlier messages, an injected message still follows the same part with the same neighbour, if
+/// the two are found in one place only.
 #[test]
 fn injected_messages_are_found_by_their_neighbours() {
     let mut scene = with_injected("uau");
@@ -653,7 +655,7 @@ fn injected_messages_are_found_by_their_neighbours() {
     assert_eq!(tell(&mut scene, &[first, (1, "Said otherwise.")], "uauau"), None);
 }
 
-/// The step that reports a queued message, and the chain of what is forwarded with it.
+/// The step that reports an injected message, and the chain of what is forwarded with it.
 #[test]
 fn injected_messages_are_reported_and_sent_where_they_stand() {
     let scene = with_injected("uau");
@@ -684,7 +686,7 @@ fn injected_messages_are_reported_and_sent_where_they_stand() {
     assert!(!plan.sent.is_as_it_came() && plain("uau").plan().sent.is_as_it_came());
 }
 
-/// A summary stands in the chain in place of what it stands for; what is said before its cut is not said again.
+/// In the chain, a summary replaces the messages before its cut; messages injected before the cut are not sent.
 #[test]
 fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
     let mut scene = with_injected("uau");
@@ -705,7 +707,7 @@ fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
     assert_eq!(sent.chain(), kept.then(keys[4]));
 }
 
-/// System prompt and tools begin the chain; what the provider is asked to clear is reported with what is sent.
+/// The chain begins with system prompt and tools. What the provider is asked to clear is reported with what is sent.
 #[test]
 fn what_is_forwarded_begins_with_its_head() {
     let body = |system: &str| json!({"model": FREE, "system": system, "messages": messages("u")});
@@ -764,14 +766,14 @@ fn what_is_given_up_is_not_decided_again() {
     assert!(!known.takes_out_unrefused());
 }
 
-/// A cut that was free while its client left reasoning out would make that void which comes back: it is let go where
-/// the model binds reasoning, and policy does not accept its loss.
+/// A cut was free while the client left reasoning out. If that reasoning comes back, the cut would invalidate it: the
+/// cut is dropped if the model binds reasoning and policy does not accept the loss.
 #[test]
 fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
     let call = |all: &Value, at: usize| all[at]["content"][0].clone();
     let all = messages("ucrcrau");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
-    // Of each case: how many cuts are left of the one, once its client sends the reasoning of these messages.
+    // How many cuts remain once the client sends the reasoning of these messages.
     let left = |name, thinks: &[usize], change: fn(&mut SessionFixture)| {
         let mut scene = SessionFixture::of(name, &upto(1));
         scene.answered(&json!([call(&all, 1)]));
@@ -794,7 +796,7 @@ fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
     };
     assert_eq!(left(BOUND, &[3], |_| {}), 0);
     assert_eq!(left(BOUND, &[], |_| {}), 1, "none comes back");
-    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it stands before the cut");
+    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it is before the cut");
     assert_eq!(left(FREE, &[3], |_| {}), 1, "it is not bound");
     assert_eq!(left(BOUND, &[3], |it| it.policy.prune.accept_reasoning_loss = true), 1);
     let strip = |it: &mut SessionFixture| {

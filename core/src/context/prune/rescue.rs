@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use crate::context::scene::{SessionFixture, messages};
 
-    /// How many tokens fit, of a window of 100,000: less the output, by the provider's count if it stated one, and
-    /// if it stated none, less than was too much.
+    /// How many tokens fit into a window of 100,000: the window less the output, by the provider's count if it stated
+    /// one, else less a share of our count.
     #[test]
     fn room_is_reckoned_by_the_providers_count() {
         let of = |reserve, ours, input, lowered| {
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(of(20_000, 160_000, Some(200_000), None), 64_000);
         assert_eq!(of(90_000, 200_000, None, None), 50_000, "output takes the half at most");
         assert_eq!(of(0, 200_000, None, None), 99_991, "so much output is asked for");
-        // Output that gave way leaves more, and the provider's count is right.
+        // If the output was lowered, more room is left, and the provider's count is used as it is.
         assert_eq!(of(20_000, 200_000, None, Some(4_000)), 96_000);
         assert_eq!(of(20_000, 50_000, Some(100_000), Some(4_000)), 48_000);
         assert_eq!(of(20_000, 50_000, None, Some(4_000)), 37_500);

@@ -9,12 +9,12 @@ use crate::context::{CompactionRecord, Revocation, RevocationRetry};
 use crate::dialect::Dialect;
 use crate::dialect::models::Price;
 
-/// What every part costs, tokens.
+/// Tokens of each part.
 const EACH: u32 = 100;
 const FREE: &str = "claude-opus-4-6";
 const BOUND: &str = "claude-opus-5-5";
 
-/// Policy that lets everything go at once.
+/// A policy under which everything may be cut at once.
 fn eased() -> PrunePolicy {
     PrunePolicy {
         gate: vec![PruneGate::Always],
@@ -37,7 +37,7 @@ fn of(name: &'static str, messages: &Value, prune: PrunePolicy) -> SessionFixtur
 }
 
 /// What was found: the messages of the old results, newest first; those of the new ones; the tokens from the oldest
-/// to the end, and whether reasoning stands there.
+/// result to the end; and whether there is reasoning after it.
 #[derive(Debug, PartialEq)]
 struct Found {
     old: Vec<usize>,
@@ -77,8 +77,8 @@ fn a_result_is_old_once_the_model_has_answered_it() {
     }
 }
 
-/// Of the whole history, or of the results that could be cut alone: then also of those that are new, unless policy
-/// protects them anyway.
+/// Protected tokens count the whole history, or only the results that could be cut: then new results count, too, unless
+/// policy protects them anyway.
 #[test]
 fn the_newest_tokens_stay() {
     let stay = |letters, tokens, protect_counts, protect_messages, except: &[&str]| {
@@ -139,7 +139,7 @@ fn errors_and_tools_that_policy_keeps_stay() {
     assert_eq!(old(&scene("ucrwrcra", except)), [6, 2]);
 }
 
-/// What stands before a provider's summary is no longer read.
+/// What precedes a provider's summary is no longer read.
 #[test]
 fn nothing_is_cut_before_a_summary_of_the_providers() {
     let with = |block: Value| {
@@ -189,7 +189,8 @@ fn with_cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Reco
     known
 }
 
-/// One that was trimmed at its birth can be cleared like any other, by another name; once cut, it stays as it is.
+/// A result that was trimmed when it was new can be cleared like any other, under another key. Once cleared, it stays
+/// as it is.
 #[test]
 fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
     let scene = scene("ucrcrcr", eased());
@@ -198,7 +199,7 @@ fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
     assert_eq!((cleared.old, cleared.new), (vec![2], vec![6]));
     let trimmed = found(4, DecisionReason::TooLarge);
     assert_eq!((trimmed.old, trimmed.new), (vec![4, 2], vec![6]));
-    // It costs what is left of it: from the oldest to the end are 4 parts of 100 and one of 90.
+    // A trimmed result costs what is left of it: from the oldest to the end are 4 parts of 100 tokens and one of 90.
     assert_eq!(trimmed.after_first, 4 * u64::from(EACH) + 90);
     let new = found(6, DecisionReason::TooLarge);
     assert_eq!((new.old, new.new), (vec![4, 2], vec![]), "the model has not read it yet");
@@ -218,7 +219,7 @@ fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
         found_in(&scene, &with_cut(&scene, 4, DecisionReason::Pressure)).old
     };
     assert_eq!((ours(true), ours(false)), (vec![6], vec![6, 2]));
-    // Its client cut it: it has our placeholder, or another text.
+    // The client cut it itself: the text is our placeholder, or another text.
     let clients = |text: &str| {
         let mut all = messages("ucrcrcra");
         all[4]["content"][0]["content"] = text.into();
@@ -230,7 +231,7 @@ fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
     assert_eq!(clients(&format!("{placeholder}.")), [6, 4, 2]);
 }
 
-/// A placeholder takes the place of what costs more than it, and of nothing else.
+/// A placeholder is used only if it costs less than what it replaces.
 #[test]
 fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
     let scene = scene("ucra", eased());
@@ -248,7 +249,7 @@ fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
     assert_eq!(saves(after + 1), Some((u64::from(after), 1)));
 }
 
-/// Pictures within a result go with it, where policy lets them; those beside it are the user's, and stay.
+/// Pictures within a result are cut with it if policy allows that. Pictures beside it belong to the user, and stay.
 #[test]
 fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
@@ -267,7 +268,7 @@ fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
     assert_eq!((tokens(&all, true), tokens(&all, false)), (1, 3), "one beside it");
 }
 
-/// Tokens from the oldest that goes, and reasoning behind that: what a cut breaks.
+/// The tokens from the oldest cut to the end, and whether there is reasoning after it: that is what a cut breaks.
 #[test]
 fn what_stands_behind_the_oldest_cut_is_counted() {
     let of = |letters| {
@@ -278,8 +279,8 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
     assert_eq!(of("ucrcrcra"), (6, false));
     assert_eq!(of("ucra"), (2, false));
     assert_eq!(of("ucrtra"), (4, true), "thinking costs nothing here: it has no key");
-    assert_eq!(of("utra"), (2, false), "before it");
-    // A signature may stand on the text or the calls themselves.
+    assert_eq!(of("utra"), (2, false), "the reasoning is before the result");
+    // A signature may be on the text or the calls themselves.
     let call = |n: usize, signature: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": signature});
     let result = |n: usize| json!({"functionResponse": {"name": "ls", "response": {"output": format!("{n}: {}", "a ".repeat(900))}}});
     let signed = |signatures: [Option<&str>; 2]| {
@@ -297,10 +298,10 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
     assert_eq!(signed([None, Some("c2ln")]), (vec![2], true));
 }
 
-/// The prices of a model of which a read costs an eighth and a write a quarter more: all sums are exact.
+/// The prices of a model: a read costs an eighth of input, a write a quarter more, so all sums are exact.
 const PRICE: Price = Price { input: 8.0, output: 40.0, cache_read: 1.0, cache_write: 10.0 };
 
-/// In how many turns a cut is paid back that takes 1,000 tokens and leaves `stays` behind it.
+/// After how many turns a cut of 1,000 tokens with `stays` tokens behind it is paid back.
 fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -> Option<u32> {
     let mut scene = scene("ucra", eased());
     scene.model.price = Some(price);
@@ -331,7 +332,7 @@ fn a_cut_pays_back_once_it_saved_what_it_broke_of_the_cache() {
     );
     let free_write = Price { cache_write: 0.5, ..PRICE };
     assert_eq!(of(1_000, free_write), Some(0), "a write for less than a read breaks nothing");
-    // A model that costs nothing saves nothing.
+    // With a model that costs nothing, nothing is saved.
     assert_eq!(of(1_000, Price { input: 0.0, ..PRICE }), None);
     assert_eq!(of(1_000, Price { cache_read: 0.0, ..PRICE }), None, "a read that is free, too");
     let mut unknown = scene("ucra", eased());
@@ -340,7 +341,7 @@ fn a_cut_pays_back_once_it_saved_what_it_broke_of_the_cache() {
     assert!(!PruneCandidates::default().pays_back(&request, &unknown.known()));
 }
 
-/// What is written lives as long as what the turn before wrote, and costs accordingly.
+/// What is written is assumed to live as long as what the parent turn wrote, and costs accordingly.
 #[test]
 fn what_lives_for_an_hour_takes_longer_to_pay_back() {
     let of = |write, long| {
@@ -354,7 +355,7 @@ fn what_lives_for_an_hour_takes_longer_to_pay_back() {
     assert_eq!(of(Some(0), Some(100)), Some(9), "nothing was written");
 }
 
-/// Why the old ones are cut, or are not.
+/// Why the old results are cut, or why they are not.
 fn gate(
     scene: &SessionFixture,
     known: &RecordedDecisions,
@@ -415,7 +416,7 @@ fn a_thread_that_rests_is_cut_when_its_cache_is_cold() {
     assert_eq!(gate(&scene, &known, 0), Ok(Some(DecisionReason::Always)));
 }
 
-/// The first gate that is open is why; where none is, the first that says something of it.
+/// The first open gate is the reason. If none is open, the reason is that of the first gate that gives one.
 #[test]
 fn the_first_open_gate_is_why() {
     let mut scene = scene("ucra", eased());
@@ -444,7 +445,7 @@ fn the_first_open_gate_is_why() {
     assert_eq!(of(&[ColdCache, Pressure], full + 1), Ok(Some(DecisionReason::Pressure)));
 }
 
-/// One cut makes room for several turns and pays for what it breaks; where nothing fits any more, neither counts.
+/// A cut must make room for several turns and pay for what it breaks. Neither matters if the request no longer fits.
 #[test]
 fn pressure_cuts_where_that_makes_room_and_pays() {
     let mut scene = scene("ucra", PrunePolicy { gate: vec![PruneGate::Pressure], ..eased() });
@@ -474,8 +475,8 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     scene.policy.prune.low_water = 0.75;
     scene.policy.prune.horizon_turns = 0;
     assert_eq!(gate(&scene, &known, 500), Err(DecisionReason::NoGain));
-    assert_eq!(gate(&scene, &known, 801), pressure, "it must");
-    // What costs nothing, and what is in no cache, need not pay.
+    assert_eq!(gate(&scene, &known, 801), pressure, "the request no longer fits");
+    // A model that costs nothing, or a cold cache, need not pay.
     scene.model.price = Some(Price { input: 0.0, ..PRICE });
     assert_eq!(gate(&scene, &known, 500), pressure);
     scene.model.price = Some(PRICE);
@@ -485,7 +486,7 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     assert_eq!(gate(&scene, &known, 801), Err(DecisionReason::UnknownWindow));
 }
 
-/// Reasoning is bound to what stands before it: a cut there makes it void. Never in an open tool loop.
+/// Bound reasoning depends on what precedes it, so a cut there invalidates it. In an open tool loop that is never done.
 #[test]
 fn a_cut_before_bound_reasoning_is_policys_to_allow() {
     let of = |name, letters, accept_reasoning_loss| {
@@ -496,12 +497,12 @@ fn a_cut_before_bound_reasoning_is_policys_to_allow() {
     assert_eq!(of(BOUND, "ucrtra", false), Err(DecisionReason::Bound));
     assert_eq!(of(BOUND, "ucrtrau", true), always);
     assert_eq!(of(BOUND, "ucrtr", true), Err(DecisionReason::OpenLoop));
-    assert_eq!(of(BOUND, "ucrcr", true), always, "nothing is void");
-    assert_eq!(of(BOUND, "utra", false), always, "it stands before it");
+    assert_eq!(of(BOUND, "ucrcr", true), always, "no reasoning becomes invalid");
+    assert_eq!(of(BOUND, "utra", false), always, "the reasoning is before the cut");
     assert_eq!(of(FREE, "ucrtr", false), always);
 }
 
-/// Reasoning that a cut makes void is removed with it.
+/// Reasoning that a cut invalidates is removed with it.
 #[test]
 fn reasoning_that_a_cut_makes_void_goes_with_it() {
     let facts = |name| {
@@ -533,7 +534,7 @@ fn one_line_tells_of_the_batch_that_waits() {
     assert!(one.tokens_before > u64::from(EACH), "of both: {}", one.tokens_before);
 }
 
-/// A call beside the conversation rests on nothing, and what the provider holds is not here.
+/// Nothing is cut in a call beside the conversation, or if the provider holds the history.
 #[test]
 fn nothing_is_cut_beside_the_conversation() {
     let mut scene = scene("ucra", eased());
@@ -550,7 +551,7 @@ fn nothing_is_cut_beside_the_conversation() {
     assert_eq!(proposed(&scene), 0);
 }
 
-/// What a new result costs, and what the request costs; trimmed to how much, where it is.
+/// The cut of the newest result, if it costs `own` and the request `tokens`.
 fn trimmed(scene: &SessionFixture, own: u32, tokens: u64) -> Option<Cut> {
     let last = scene.conversation.messages.len() - 1;
     let parts = scene.parts(|message| if message == last { own } else { EACH });
@@ -574,7 +575,8 @@ fn a_new_result_past_policys_limit_is_trimmed() {
     assert!(trimmed(&small, 200, 700).is_some());
 }
 
-/// Without a limit, that is left which fits; what the user compacts, or what is small, is not to blame.
+/// Without a limit, a result is trimmed to what fits. Nothing is trimmed if a compaction makes room, or if the result
+/// is small.
 #[test]
 fn a_new_result_that_does_not_fit_is_trimmed_to_what_does() {
     let mut scene = scene("ucr", eased());
@@ -603,7 +605,7 @@ fn results_of_a_thread_that_rests_are_not_trimmed() {
     );
 }
 
-/// What the old ones make room for is not trimmed as well.
+/// A new result is not trimmed if cutting old ones makes room for it.
 #[test]
 fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
     let of = |gate| {
@@ -616,7 +618,7 @@ fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
     assert_eq!(of(vec![PruneGate::Always]), None);
 }
 
-/// However little room there is, a twentieth of the window is left of it.
+/// However little room there is, a result keeps a twentieth of the window.
 #[test]
 fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
     let mut scene = scene("ucr", eased());
@@ -628,7 +630,7 @@ fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
     assert_ne!(little, more);
 }
 
-/// Pictures stay with a trimmed result, and with a cut one as policy has it.
+/// Pictures stay with a trimmed result. With a cut result, policy decides.
 #[test]
 fn pictures_stay_where_policy_keeps_them_or_text_stays() {
     let keeps = |keep_media, why| {
@@ -644,7 +646,7 @@ fn pictures_stay_where_policy_keeps_them_or_text_stays() {
     assert!(keeps(false, DecisionReason::TooLarge));
 }
 
-/// Where results alone are counted, the placeholder does not count against what a cut saves.
+/// If only results are counted, the placeholder is not subtracted from what a cut saves.
 #[test]
 fn a_cut_saves_what_is_counted() {
     let saves = |protect_counts| {
@@ -657,7 +659,7 @@ fn a_cut_saves_what_is_counted() {
     assert!(saves(ProtectUnit::All) < u64::from(EACH));
 }
 
-/// The same text is known however it is escaped.
+/// A text is recognised however it is escaped in JSON.
 #[test]
 fn a_result_that_its_client_cut_is_known_by_its_text() {
     let mut all = messages("ucrcrcra");
@@ -672,7 +674,7 @@ fn a_result_that_its_client_cut_is_known_by_its_text() {
     assert_eq!(old(&scene), [6]);
 }
 
-/// What a summary stands for is not there to be cut.
+/// What a summary replaced cannot be cut.
 #[test]
 fn nothing_is_cut_before_a_summary_of_ours() {
     let mut scene = scene("ucraucra", eased());
@@ -701,7 +703,8 @@ fn nothing_is_cut_before_a_summary_of_ours() {
     assert_eq!(old(&scene), [6]);
 }
 
-/// After the provider's refusal whatever may go goes at once, and what is new is cut to its share of the room.
+/// After the provider's refusal, all old results that may be cut are cut at once, and a new one is cut to its share of
+/// the room.
 #[test]
 fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough() {
     use crate::dialect::overflow::Overflow;
@@ -714,7 +717,7 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
         let (request, known) = (scene.request(), scene.known());
         let goal = room_goal(&request, &known, tokens, reported);
         let mut facts = clear_for_room(&request, &known, cost, goal);
-        // A short placeholder stands in place of each cut result.
+        // A short placeholder replaces each cut result.
         let left = RequestCost { tokens: tokens - 890 * facts.len() as u64, ..cost };
         facts.extend(trim_for_room(&request, &known, left, goal));
         let cuts = facts.iter().map(|fact| match fact {
@@ -729,12 +732,11 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     };
     use DecisionReason::{Overflow as Full, TooLarge};
     let reported = |input| Overflow { window: None, input };
-    // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay. The oldest go
-    // first.
+    // The goal is three quarters of 6,000: a quarter of that, and two messages, stay. The oldest are cut first.
     assert_eq!(made(6_000, 900, reported(None)), [(2, Full), (6, Full)]);
     let with_new = vec![(2, Full), (6, Full), (8, TooLarge)];
     assert_eq!(made(40_000, 30_000, reported(None)), with_new);
-    // By the provider's count the same tokens are more than fit.
+    // By the provider's count, the same tokens no longer fit.
     assert_eq!(made(8_000, 5_000, reported(Some(80_000))), with_new);
     scene.conversation.purpose = Purpose::Compaction;
     let parts = scene.parts(|_| 900);
@@ -807,7 +809,7 @@ fn reasoning_after_the_first_change_that_made_room_is_unbound() {
     assert_eq!(removed(&scene, &with(&scene, &[cut_at(&scene, 5)])), NONE);
 }
 
-/// Pictures of the user's own are cut where policy says so; one in a tool's answer goes with that.
+/// Pictures in the user's own messages are cut if policy says so. A picture in a tool result is cut with the result.
 #[test]
 fn a_picture_of_the_users_is_cut_by_itself() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});

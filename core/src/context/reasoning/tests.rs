@@ -1,4 +1,4 @@
-//! What is put back, what stands in, and what goes.
+//! Which reasoning is put back, replaced by a stand-in, or removed.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::context::plan::{ForeignReasoning, replay};
 use crate::context::policy::ReasoningPolicy;
 use crate::context::scene::{SessionFixture, messages, thinking};
 
-/// Pairs, before a signature knew its piece of the words.
+/// Earlier versions stored a signature as a pair, without the range of text that it belongs to.
 #[test]
 fn signatures_of_earlier_versions_are_read() {
     let read: Signature = serde_json::from_str(r#"[2,"sig"]"#).unwrap();
@@ -26,13 +26,13 @@ fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
     assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
     assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
     assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
-    // As recorded, of this model alone.
+    // As recorded, for this model only.
     assert_eq!(rule("api.cerebras.ai", "gpt-oss-120b"), EchoRule::Wanted);
     assert_eq!(rule("ollama.com", "gpt-oss:120b"), EchoRule::Wanted);
     assert_eq!(rule("api.cerebras.ai", "zai-glm-4.7"), EchoRule::Unwanted);
     assert_eq!(rule("api.cerebras.ai", "llama-3.3-70b"), EchoRule::Unwanted);
     assert_eq!(rule("notollama.com", "gpt-oss:120b"), EchoRule::Unwanted);
-    // They refuse what they do not know.
+    // These hosts refuse unknown fields.
     assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
     assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
 }
@@ -40,8 +40,8 @@ fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
 const FREE: &str = "claude-opus-4-6";
 const BOUND: &str = "claude-opus-5-5";
 
-/// A session in which the model thought before each of its words and calls, and the request that follows. `letters`
-/// as in [`messages`]; `sends`: whether its client sends the thinking of the message with this number.
+/// A session whose model thought before each text and call, and the next request. `letters` as in [`messages`];
+/// `sends`: whether the client sends the reasoning of the message with this number.
 fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> SessionFixture {
     let all = messages(letters);
     let history = |upto: usize| -> Value {
@@ -67,16 +67,16 @@ fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> 
     scene
 }
 
-/// What a message of the model's says, with its thinking before it.
+/// The content of one of the model's messages, with its reasoning first.
 fn thought(number: usize, message: &Value) -> Value {
-    let said = match &message["content"] {
+    let content = match &message["content"] {
         Value::String(words) => json!([{"type": "text", "text": words}]),
         blocks => blocks.clone(),
     };
-    std::iter::once(thinking(number)).chain(said.as_array().unwrap().iter().cloned()).collect()
+    std::iter::once(thinking(number)).chain(content.as_array().unwrap().iter().cloned()).collect()
 }
 
-/// What is decided of reasoning, and what is decided against, each with why.
+/// What is decided about reasoning, and what is refused, each with the reason.
 fn proposed(
     scene: &SessionFixture,
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
@@ -108,7 +108,8 @@ fn what_a_client_drops_of_the_newest_reply_is_put_back_at_once() {
     }
 }
 
-/// What was sent without it before rests on that: it comes back where that costs nothing, or has to be.
+/// Where earlier requests were sent without the reasoning, the cache depends on its absence: it is put back if that
+/// costs nothing, or if it is required.
 #[test]
 fn older_reasoning_is_put_back_where_nothing_rests_on_its_absence() {
     let of = |letters, echo, late: u64| {
@@ -141,7 +142,7 @@ fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
     assert_eq!(refused(|scene| scene.conversation.thinks = Some(false)), [Unwanted]);
 }
 
-/// Bound reasoning is void behind anything else than what it was made from; other reasoning is not.
+/// Bound reasoning is valid only after the exact prefix that it was made from; other reasoning is valid anywhere.
 #[test]
 fn bound_reasoning_goes_back_behind_what_it_was_made_from_alone() {
     let altered = |name| {
@@ -167,13 +168,13 @@ fn policy_keeps_what_is_dropped_away() {
     let nothing = (vec![], vec![]);
     assert_eq!(of("uau", ReinjectPolicy::Off, StripPolicy::None), nothing);
     assert_eq!(of("uau", ReinjectPolicy::Auto, StripPolicy::All), (vec![], vec![Policy]));
-    // In the turn that goes on it is wanted all the same.
+    // In the turn that goes on, it is wanted all the same.
     let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
     assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::All), back);
 }
 
-/// A call beside the conversation sets nothing that its thread would rest on; a thread that rests waits until its
-/// cache is cold.
+/// A call beside the conversation decides nothing that its thread would have to repeat. A suspended thread waits until
+/// its cache is cold.
 #[test]
 fn nothing_is_decided_beside_the_conversation_or_at_rest() {
     let mut scene = session(FREE, "ucr", DROPS);
@@ -211,7 +212,7 @@ fn policy_takes_out_what_the_provider_lets_go() {
     assert_eq!(proposed(&held), (vec![], vec![DecisionReason::Held]));
 }
 
-/// The same, as it is foretold of the request after this one.
+/// The same, predicted for the next request.
 #[test]
 fn what_policy_takes_out_and_puts_back_next_is_foretold() {
     let may_go = |name, echo, goes_on| {
@@ -239,11 +240,11 @@ fn what_policy_takes_out_and_puts_back_next_is_foretold() {
         assert!(!back(auto, Unwanted, None, Nothing, goes_on));
         assert!(!back(auto, Wanted, Some(false), Nothing, goes_on));
     }
-    // Policy leaves it out of turns that are over, not of the one that goes on.
+    // Policy removes it from turns that are over, not from the one that goes on.
     assert!(!back(auto, Wanted, None, All, false) && back(auto, Wanted, None, All, true));
 }
 
-/// A session whose first two messages a summary stands for.
+/// A session whose first two messages are replaced by a summary.
 fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
     let mut scene = session(name, "uauau", sends);
     let compact = scene.summary(2);
@@ -251,7 +252,7 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
     scene
 }
 
-/// Its provider would refuse it: it was made behind what the summary stands for.
+/// The provider would refuse it: it was made after the messages that the summary replaces.
 #[test]
 fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
     let out = (ReasoningAction::Out, DecisionReason::Bound);
@@ -264,7 +265,7 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
     assert_eq!(proposed(&summarised(FREE, SENDS)).0, [], "it is bound to nothing");
     assert!(!proposed(&summarised(BOUND, DROPS)).0.contains(&out), "its client does not send it");
     assert_eq!(proposed(&session(BOUND, "uauau", SENDS)).0, [], "there is no summary");
-    // At rest, too: the alternative is a request that is refused.
+    // In a suspended thread, too: otherwise the request would be refused.
     let mut known = scene.known();
     known.rests = true;
     assert_eq!(of(&scene, &known).0, [out]);
@@ -278,7 +279,7 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
     assert_eq!(of(&scene, &known).0, [], "it was made behind the summary");
 }
 
-/// In the same request that decides it, also where the provider demands the reasoning of other replies.
+/// It is removed in the same request that decides it, even if the provider demands the reasoning of other replies.
 #[test]
 fn reasoning_that_is_decided_to_go_goes_at_once() {
     for echo in [EchoRule::Wanted, EchoRule::Demanded] {
@@ -296,8 +297,8 @@ fn reasoning_that_is_decided_to_go_goes_at_once() {
     }
 }
 
-/// Cuts make reasoning void that the client itself sends: what stands before the cuts is put back as before, for
-/// nothing is left that would have to follow on it.
+/// Cuts invalidate reasoning that the client itself sends. Reasoning before the cuts is put back as before, because no
+/// valid reasoning follows it any more.
 #[test]
 fn reasoning_before_what_is_taken_out_is_put_back() {
     let scene = session(BOUND, "uauauau", |number| number == 5);
@@ -313,8 +314,8 @@ fn reasoning_before_what_is_taken_out_is_put_back() {
     assert_eq!(steps, [(Change::PutBack, 1), (Change::Removed, 5)]);
 }
 
-/// A reply was made while the reasoning before it was left out. Its client sends that now: behind it, the reply's
-/// own cannot come back.
+/// A reply was made while the reasoning before it was left out. Now the client sends that reasoning, so the reply's own
+/// can no longer be put back after it.
 #[test]
 fn reasoning_is_not_put_back_behind_what_it_was_not_made_from() {
     let mut scene = session(BOUND, "uauauau", DROPS);
@@ -336,7 +337,7 @@ fn reasoning_is_not_put_back_behind_what_it_was_not_made_from() {
     assert_eq!(back(&scene), 1, "without it");
 }
 
-/// A request was repeated, and its client sends the reasoning of the second reply.
+/// A request was repeated, and the client sends the reasoning of the second reply.
 #[test]
 fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
     let scene = summarised(BOUND, SENDS);
@@ -354,7 +355,7 @@ fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
     }
 }
 
-/// As far as host and model tell (`docs/protocols.md` 4.2).
+/// What the host and the model's name say about reasoning (`docs/protocols.md` 4.2).
 #[test]
 fn what_an_upstream_does_with_reasoning_goes_by_its_host_and_model() {
     use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
@@ -393,14 +394,14 @@ fn what_an_upstream_does_with_reasoning_goes_by_its_host_and_model() {
     }
 }
 
-/// A part of a reply: its words, its seal, and its number where it has a key.
-fn piece(kind: PartKind, text: &str, seal: Option<&str>, key: Option<u128>) -> ReplyPart {
-    let (sealed, key) = (seal.map(Into::into), key.map(PartKey));
-    ReplyPart { text: text.into(), signature: sealed, key, ..ReplyPart::of(kind) }
+/// A part of a reply: its text, its signature, and its key if it has one.
+fn piece(kind: PartKind, text: &str, signature: Option<&str>, key: Option<u128>) -> ReplyPart {
+    let (own_signature, key) = (signature.map(Into::into), key.map(PartKey));
+    ReplyPart { text: text.into(), signature: own_signature, key, ..ReplyPart::of(kind) }
 }
 
-fn raw(seal: Option<&str>) -> ReplyPart {
-    ReplyPart { raw: Some("{}".into()), ..piece(PartKind::Reasoning, "Hm.", seal, None) }
+fn raw(signature: Option<&str>) -> ReplyPart {
+    ReplyPart { raw: Some("{}".into()), ..piece(PartKind::Reasoning, "Hm.", signature, None) }
 }
 
 fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<ReasoningRecord> {
@@ -416,7 +417,7 @@ fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<ReasoningRecord> 
     record(&Reply { parts, ..Reply::default() }, made)
 }
 
-/// Blocks with their place among the keyed parts, and what ran at the provider between.
+/// Blocks are kept with their place among the keyed parts and the hosted tools that ran between these.
 #[test]
 fn blocks_are_kept_with_their_places() {
     let text = |key| piece(PartKind::Text, "Aye.", None, Some(key));
@@ -433,10 +434,10 @@ fn blocks_are_kept_with_their_places() {
     assert!(recorded(Dialect::Anthropic, vec![text(1)]).is_none(), "there is none");
 }
 
-/// A block that broke off is kept by its seal, where the dialect wants all of a reply's reasoning or none.
+/// A block that broke off is kept if it has a signature, in the dialect that wants all of a reply's reasoning or none.
 #[test]
 fn a_block_that_broke_off_is_kept_by_its_seal() {
-    let cut = |seal| vec![piece(PartKind::Reasoning, "Hm", Some(seal), None)];
+    let cut = |signature| vec![piece(PartKind::Reasoning, "Hm", Some(signature), None)];
     let kept = recorded(Dialect::Anthropic, cut("c2ln")).unwrap();
     let [block] = &kept.blocks[..] else { panic!("{kept:?}") };
     assert!(block.partial && block.raw.contains(r#""signature":"c2ln""#), "{block:?}");
@@ -446,18 +447,18 @@ fn a_block_that_broke_off_is_kept_by_its_seal() {
     assert!(recorded(Dialect::Anthropic, words).is_none());
 }
 
-/// Gemini's thoughts need not go back, its signatures must: each on its part, and of words on its piece of them.
+/// Gemini's thoughts need not go back, but its signatures must: each on its part, and in a text on its piece.
 #[test]
 fn geminis_signatures_are_kept_with_their_parts() {
     let of = |parts| recorded(Dialect::Gemini, parts);
     assert!(of(vec![raw(None)]).is_none());
     assert_eq!(of(vec![raw(Some("a"))]).unwrap().blocks.len(), 1);
-    let call = |seal, key| piece(PartKind::ToolCall, "{}", seal, Some(key));
-    let text = |text, seal, key| piece(PartKind::Text, text, seal, key);
-    let seals = |parts| {
+    let call = |signature, key| piece(PartKind::ToolCall, "{}", signature, Some(key));
+    let text = |text, signature, key| piece(PartKind::Text, text, signature, key);
+    let signatures = |parts| {
         let kept = of(parts).unwrap();
-        let seals = kept.signatures.iter().map(|it| (it.part, it.value.to_string(), it.piece));
-        seals.collect::<Vec<_>>()
+        let signatures = kept.signatures.iter().map(|it| (it.part, it.value.to_string(), it.piece));
+        signatures.collect::<Vec<_>>()
     };
     let all = vec![
         text("One ", Some("a"), None),
@@ -468,7 +469,7 @@ fn geminis_signatures_are_kept_with_their_parts() {
         text("Done.", Some("d"), Some(4)),
     ];
     assert_eq!(
-        seals(all),
+        signatures(all),
         [
             (0, "a".into(), Some((0, 4))),
             (0, "b".into(), Some((8, 14))),
@@ -478,23 +479,26 @@ fn geminis_signatures_are_kept_with_their_parts() {
     );
 }
 
-/// Gemini demands a signature on the first call of each step of the turn that goes on.
+/// Gemini demands a signature on the first call of each step of the current turn.
 #[test]
 fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
-    let call = |n: usize, seal: Option<&str>| {
+    let call = |n: usize, signature: Option<&str>| {
         let mut part = json!({"functionCall": {"name": "ls", "args": {"n": n}}});
-        if let Some(seal) = seal {
-            part["thoughtSignature"] = seal.into();
+        if let Some(signature) = signature {
+            part["thoughtSignature"] = signature.into();
         }
         part
     };
     let result = json!({"functionResponse": {"name": "ls", "response": {"output": "a"}}});
-    let said = |role, parts: Value| json!({"role": role, "parts": parts});
-    let step = |calls: Value| [said("model", calls), said("user", json!([result]))];
-    let contents: Vec<Value> = [said("user", json!([{"text": "Look."}]))]
+    let content = |role, parts: Value| json!({"role": role, "parts": parts});
+    let step = |calls: Value| [content("model", calls), content("user", json!([result]))];
+    let contents: Vec<Value> = [content("user", json!([{"text": "Look."}]))]
         .into_iter()
         .chain(step(json!([call(1, None)])))
-        .chain([said("model", json!([{"text": "Aye."}])), said("user", json!([{"text": "And?"}]))])
+        .chain([
+            content("model", json!([{"text": "Aye."}])),
+            content("user", json!([{"text": "And?"}])),
+        ])
         .chain(step(json!([call(2, None), call(3, None)])))
         .chain(step(json!([call(4, Some("c2ln"))])))
         .collect();
@@ -511,7 +515,8 @@ fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
     assert_eq!(proposed(&scene).0, []);
 }
 
-/// Chat's look-alikes demand a field on each message with calls that has none; what is known is put back instead.
+/// Chat Completions look-alikes demand a reasoning field on each message with calls. Known reasoning is put back; a
+/// stand-in is used if none is known.
 #[test]
 fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
     let call = |id: &str| json!([{"id": id, "type": "function", "function": {"name": "ls", "arguments": "{}"}}]);
@@ -540,13 +545,13 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
     assert_eq!(of(EchoRule::Demanded, Some(true)), [Some(1)]);
     assert_eq!(of(EchoRule::Demanded, Some(false)), []);
     assert_eq!(of(EchoRule::Wanted, None), []);
-    // Anthropic's has blocks of its own.
+    // Anthropic's dialect has blocks for reasoning, so no field is added.
     let mut claude = session(FREE, "ucr", SENDS);
     claude.echo = EchoRule::Demanded;
     assert_eq!(proposed(&claude).0, []);
 }
 
-/// Outside an open loop Chat's reasoning may go; within one where it is not wanted.
+/// Outside an open loop, Chat's reasoning may be removed; within one, only where it is not wanted.
 #[test]
 fn chats_reasoning_may_leave_an_open_loop_that_does_not_want_it() {
     let of = |echo, goes_on| {
@@ -554,7 +559,7 @@ fn chats_reasoning_may_leave_an_open_loop_that_does_not_want_it() {
         let path = "/v1/chat/completions";
         let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "glm-5", &body);
         scene.echo = echo;
-        // What is bound elsewhere is bound to nothing here.
+        // In this dialect, a model that binds reasoning elsewhere does not.
         scene.model.binding = crate::dialect::models::ReasoningBinding::Prefix;
         may_go_next(&scene.request(), goes_on)
     };

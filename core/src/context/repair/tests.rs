@@ -1,4 +1,4 @@
-//! What of a session is changed once its provider refused it: each cause, whole requests before and after.
+//! What is changed after a refusal: for each cause, the messages before and after.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::dialect::{self, Dialect, Usage};
 
 const MODEL: &str = "claude-opus-4-6";
 
-/// A refusal that names nothing but its cause.
+/// A refusal that names only its cause.
 pub(super) fn refusal(cause: RepairCause) -> Refusal {
     Refusal { cause, detail: None, place: None, limit: None, count: None, name: None }
 }
@@ -40,7 +40,7 @@ pub(super) fn proposed(scene: &SessionFixture, refusal: &Refusal) -> Vec<Fact> {
     proposal.facts
 }
 
-/// The messages as they are sent once the refusal was answered; what was changed once is not changed again.
+/// The messages that are sent after the refusal.
 pub(super) fn repaired(scene: &mut SessionFixture, refusal: &Refusal) -> Value {
     let facts = proposed(scene, refusal);
     assert!(!facts.is_empty(), "{refusal:?}");
@@ -56,7 +56,7 @@ pub(super) fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-/// Of each rule: what is refused, and the messages before and after.
+/// For each cause: the refusal, and the messages before and after.
 fn rules() -> Vec<(Refusal, Value, Value)> {
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
     let model = |content: &Value| json!({"role": "assistant", "content": content});
@@ -89,7 +89,7 @@ fn rules() -> Vec<(Refusal, Value, Value)> {
             json!([user(&json!([text("0"), marked(1), marked(2)]))]),
         ),
         (
-            refusal(RepairCause::CacheMarks), // of Anthropic's four
+            refusal(RepairCause::CacheMarks), // Anthropic's limit of four
             json!([user(&json!([marked(0), marked(1), marked(2), marked(3), marked(4)]))]),
             json!([user(&json!([text("0"), marked(1), marked(2), marked(3), marked(4)]))]),
         ),
@@ -114,14 +114,14 @@ fn rules() -> Vec<(Refusal, Value, Value)> {
     ]
 }
 
-/// What was mended is not refused for it again, and what is no violation is not touched.
+/// A repaired request is not repaired again for the same cause, and a request without the fault is not changed.
 #[test]
 fn a_rule_mends_what_breaks_it_and_nothing_else() {
     for (refusal, before, after) in rules() {
         let mut one = scene(&before);
         assert_eq!(repaired(&mut one, &refusal), after, "{refusal:?}");
         if refusal.cause != RepairCause::Prefill {
-            assert!(proposed(&one, &refusal).is_empty(), "{refusal:?}: it is mended already");
+            assert!(proposed(&one, &refusal).is_empty(), "{refusal:?}: it is repaired already");
         }
         let clean = json!([user(&json!("Go."))]);
         let place = refusal.place.is_some();
@@ -134,7 +134,7 @@ fn a_rule_mends_what_breaks_it_and_nothing_else() {
     }
 }
 
-/// Ids get the same form everywhere, in a call and in its result.
+/// An id is changed alike in a call and in its result.
 #[test]
 fn ids_of_calls_get_the_same_form_everywhere() {
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
@@ -158,7 +158,7 @@ fn ids_of_calls_get_the_same_form_everywhere() {
     assert!(ids(Some(9)).len() == 9 && is_plain(&ids(Some(9))));
 }
 
-/// Half a surrogate pair, which no parser lets through.
+/// Half of a surrogate pair, which no JSON parser accepts.
 #[test]
 fn what_is_no_character_becomes_one() {
     let mut one = scene(&messages("u"));
@@ -168,8 +168,8 @@ fn what_is_no_character_becomes_one() {
     assert_eq!(sent[0]["content"], "\u{fffd} 0.");
 }
 
-/// Where policy forbids it, where the provider holds the history, and where tokens are only counted, nothing changes; nor
-/// does anything at a place that is not there, or of a member that a message is nothing without.
+/// Nothing changes if policy forbids it, if the provider holds the history, or if tokens are only counted. Nor if the
+/// named place does not exist, or if the named member is required.
 #[test]
 fn what_may_not_be_changed_stays() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
@@ -204,16 +204,16 @@ fn what_may_not_be_changed_stays() {
     };
     assert!(named("citations", "messages.0.content.0"));
     assert!(named("citations", "messages.0.content.0.citations"), "it is named twice");
-    assert!(named("cita-tions", "messages.0.content.0.citations"), "that is no name");
-    assert!(!named("type", "messages.0.content.0"), "a block is nothing without it");
+    assert!(named("cita-tions", "messages.0.content.0.citations"), "this is not a valid name");
+    assert!(!named("type", "messages.0.content.0"), "a block needs it");
     assert!(!named("cita-tions", "messages.0.content.0.tag"), "it is not the member itself");
-    // Of a history that ends with the user nothing is said for them.
+    // If the history ends with the user, there is no prefill to repair.
     assert_eq!(proposed(&scene(&messages("uau")), &refusal(RepairCause::Prefill)), []);
-    // No place, no member.
+    // The refusal names no place, so no member can be removed.
     assert_eq!(proposed(&one, &refusal(RepairCause::Field)), []);
 }
 
-/// What we broke ourselves is revoked, not repaired: here a summary of ours is empty.
+/// What we broke ourselves is revoked, not repaired: here our own summary is empty.
 #[test]
 fn what_is_ours_is_not_mended() {
     let mut one = scene(&messages("uauau"));
@@ -241,7 +241,7 @@ fn what_is_ours_is_not_mended() {
     assert_eq!(proposed(&one, &refusal(RepairCause::Empty)), []);
 }
 
-/// A change holds for the model and the upstream that refused, and nowhere else.
+/// A repair applies to the model and the upstream that refused, and to no other.
 #[test]
 fn a_change_is_for_who_refused() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
@@ -255,7 +255,7 @@ fn a_change_is_for_who_refused() {
     assert_eq!(sent(&one)["messages"], all);
     one.name = MODEL;
     assert_eq!(sent(&one)["messages"], after);
-    // Each is kept by what it changes, and by who refused.
+    // A repair is stored under what it changes, and under model and upstream.
     let about = |name, upstream, repair: Repair| {
         let mut one = scene(&all);
         (one.name, one.upstream) = (name, upstream);
@@ -284,7 +284,7 @@ fn a_change_is_for_who_refused() {
     distinct.sort_unstable();
     distinct.dedup();
     assert_eq!(distinct.len(), all.len());
-    // The text that is put there may change with a version; the decision is the same.
+    // A new version may use another text; the decision is the same.
     let empty = |text: &str| about("a", "up", Repair::Empty { text: text.into() });
     assert_eq!(empty("one"), empty("two"));
 }
@@ -310,7 +310,7 @@ fn decisions_are_named_by_what_they_are_kept_by() {
 
 // ---- reasoning
 
-/// The messages whose reasoning a refusal takes out.
+/// The reasoning keys that a refusal removes.
 fn removed(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
     let facts = proposed(scene, refusal);
     let keys = keys(&facts).into_iter().map(|key| key.0).collect();
@@ -320,7 +320,8 @@ fn removed(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
     keys
 }
 
-/// The piece that is named goes; where that was tried, or nothing is named, all that the client sends.
+/// The named block is removed. If that did not help, or if nothing is named, all reasoning that the client sends is
+/// removed.
 #[test]
 fn reasoning_goes_piece_by_piece_and_then_all_of_it() {
     let mut all = messages("ucrcru");
@@ -334,19 +335,19 @@ fn reasoning_goes_piece_by_piece_and_then_all_of_it() {
     let mut one = scene(&all);
     assert_eq!(removed(&mut one, &named).len(), 1);
     assert_eq!(thoughts(&sent(&one)), [true, false]);
-    // The same request is refused for it again: the rest goes.
+    // The same request is refused for reasoning again: the rest is removed.
     let rest = of_place(RepairCause::Reasoning, "messages.1.content.0: Invalid `signature`");
     assert_eq!(removed(&mut one, &rest).len(), 1);
     assert_eq!(thoughts(&sent(&one)), [false, false]);
     assert_eq!(removed(&mut one, &refusal(RepairCause::Reasoning)), []);
-    // Nothing is named: all of it.
+    // Nothing is named: all of it is removed.
     assert_eq!(removed(&mut scene(&all), &refusal(RepairCause::Reasoning)).len(), 2);
-    // What is named is no reasoning of the client's.
+    // The named place is no reasoning.
     let not_reasoning = of_place(RepairCause::Reasoning, "messages.5.content");
     assert_eq!(removed(&mut scene(&all), &not_reasoning), []);
     let call = of_place(RepairCause::Reasoning, "messages.3.content.1");
     assert_eq!(removed(&mut scene(&all), &call), []);
-    // A message holds its reasoning.
+    // The refusal names a message that contains reasoning.
     let message = of_place(RepairCause::Reasoning, "messages.3");
     assert_eq!(removed(&mut scene(&all), &message).len(), 1);
 }
@@ -367,7 +368,7 @@ fn reasoning_is_found_by_its_id() {
     assert_eq!((of("rs_1"), of("rs_2"), of("rs_3")), (1, 1, 0));
 }
 
-/// What is kept and what is changed stand in one object: no name stands twice.
+/// In the stored JSON, the decision and its repair share one object, so no name may occur twice.
 #[test]
 fn a_decision_comes_back_from_the_store() {
     let (part, text) = (PartKey(7), || "words".into());

@@ -3,13 +3,13 @@ use serde_json::{Value, json};
 use super::repeated_calls;
 use crate::dialect::{Dialect, read};
 
-/// A turn of an agent: what it called with which arguments, and what came of it.
+/// A turn of an agent: the tool, its arguments and its result.
 type Turn = (&'static str, Value, &'static str);
 
 const DIALECTS: [Dialect; 4] =
     [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
 
-/// A request with these turns; ids are new with each call.
+/// A request with these turns; each call has its own id.
 fn request(dialect: Dialect, turns: &[Turn]) -> Value {
     let mut messages = match dialect {
         Dialect::Gemini => vec![json!({"role": "user", "parts": [{"text": "Go."}]})],
@@ -63,7 +63,7 @@ fn same(times: usize) -> Vec<Turn> {
     vec![("bash", json!({"command": "make", "n": 1}), "error: no rule"); times]
 }
 
-/// Other work, no two turns of it alike.
+/// Other work: no two turns are alike.
 fn others(times: usize) -> Vec<Turn> {
     (0..times).map(|at| ("read", json!({"line": at}), "fine")).collect()
 }
@@ -88,7 +88,7 @@ fn four_times_the_same_is_a_loop_in_every_dialect() {
     }
 }
 
-/// A model writes the same arguments in another order.
+/// A model may write the same arguments in another order and notation.
 #[test]
 fn arguments_are_compared_by_meaning() {
     let mut body = request(Dialect::OpenaiChat, &same(4));
@@ -118,7 +118,7 @@ fn calls_of_one_reply_count_once() {
     assert_eq!(seen(Dialect::Anthropic, &body(4)), Some(4));
 }
 
-/// The text is the same and the picture is not: the screen has changed.
+/// The text is the same, but the picture is not: the screen has changed.
 #[test]
 fn a_picture_is_part_of_its_result() {
     let body = |picture: fn(usize) -> String| {
@@ -136,7 +136,7 @@ fn a_picture_is_part_of_its_result() {
     assert_eq!(seen(Dialect::Anthropic, &body(|at| format!("AAA{at}"))), None);
 }
 
-/// What the provider holds is not here to be compared; a question beside the conversation is no turn of it.
+/// What the provider holds cannot be compared. A request beside the conversation is not a turn of it.
 #[test]
 fn what_is_not_here_is_no_loop() {
     let mut body = request(Dialect::OpenaiResponses, &same(5));

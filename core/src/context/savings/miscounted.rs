@@ -1,4 +1,4 @@
-//! Claims in a session with a tool whose results are miscounted, against the truth.
+//! Claimed savings compared with the true ones, in a session whose tool results are miscounted.
 
 use serde_json::{Value, json};
 
@@ -10,11 +10,11 @@ use crate::context::{Cut, Fact, Replacement, SketchPart};
 use crate::dialect::{PartIndex, PartKey, PartKind};
 use crate::tokens::learn::EstimatorState;
 
-/// Tokens of what stands in for a result.
+/// Tokens of the placeholder.
 const STAND_IN: u32 = 12;
 
-/// A call of `Read` and its result for each number, and text between them. Results are of all sizes, so that many
-/// are larger than what is cut with them.
+/// For each number a call of `Read` and its result, with text between them. Results vary in size, so many are larger
+/// than those cut in the same turn.
 fn history(turns: usize) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them all, one by one."})];
     for number in 1..=turns {
@@ -29,12 +29,12 @@ fn history(turns: usize) -> Value {
     messages.into()
 }
 
-/// A session whose one tool costs `times` what we count of it. All else costs what we count.
+/// A session in which results of the tool cost `times` what we count. Everything else costs what we count.
 struct Miscounted {
     scene: SessionFixture,
     learned: EstimatorState,
     times: f64,
-    /// What the provider no longer counts.
+    /// The tokens that the provider no longer counts.
     truth: f64,
 }
 
@@ -109,11 +109,11 @@ impl Miscounted {
     }
 }
 
-/// Each turn cuts a result and brings another, and many bring more than they cut. The one tool is miscounted by 40 %,
-/// the prose is not: neither the error of the whole nor that of the turn before says by how much.
+/// Each turn cuts a result and adds another, often a larger one. The tool is miscounted by 40 %, prose is not, so
+/// neither the error of the whole nor that of the turn before tells how much was cut.
 #[test]
 fn what_is_claimed_of_a_miscounted_tool_comes_true() {
-    // By then it is known what its results cost.
+    // By then it is learned what its results cost.
     const QUIET: usize = 6;
     for times in [0.6, 1.0, 1.4] {
         let mut play = Miscounted::new(times);

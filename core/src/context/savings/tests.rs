@@ -1,4 +1,4 @@
-//! Savings against sums done by hand, and the cases in which rewriting costs more than it saves.
+//! Savings compared with sums computed by hand, and cases in which rewriting costs more than it saves.
 
 use super::*;
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
@@ -65,7 +65,7 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     near(later.money.unwrap().net(), 0.03);
 }
 
-/// A cold cache breaks on its own. If something was read, it was not cold: then it counts.
+/// A cold cache loses its content anyway. If something was read, it was not cold, and what broke counts.
 #[test]
 fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
     let before = usage(100_000, 90_000, 10_000);
@@ -76,14 +76,14 @@ fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
     near(cold.money.unwrap().net(), 30_000.0 * 12.5 / 1e6);
     let warm = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
     assert_eq!(warm.reprocessed, 50_000);
-    // Pressure cuts whether it is cold or not: what was not read is on our account.
+    // A cut under pressure does not depend on a cold cache, so what was not read counts as our loss.
     let done =
         RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 30_000)], Mode::Active);
     assert_eq!(saved(&done, &usage(72_000, 0, 72_000), Some(&before)).reprocessed, 70_000);
 }
 
-/// System prompt and tools are those of other sessions, too, which keep them in the cache: where no more than these is
-/// read, the history was in none.
+/// Other sessions share system prompt and tools and keep them in the cache. If no more than these was read, the history
+/// was not in the cache.
 #[test]
 fn what_other_sessions_keep_in_the_cache_is_no_history() {
     let before = usage(100_000, 90_000, 10_000);
@@ -104,15 +104,15 @@ fn what_other_sessions_keep_in_the_cache_is_no_history() {
         let cold = money(decision, head(20_000));
         near(cold.saved, 30_000.0 * 12.5 / 1e6);
         near(cold.broken, 0.0);
-        // What was read beyond them is history: then what went would have been read.
+        // More was read than these, so it was history: without the cut, the cut part would have been read, too.
         near(money(decision, head(19_999)).saved, 0.03);
         near(money(decision, None).saved, 0.03);
     }
     near(money(Decision::New, head(19_999)).broken, 50_000.0 * 11.5 / 1e6);
 }
 
-/// The oldest cut stands before all that the cache can hold: nothing is read. But for the cut all would have
-/// been, so no more is saved than that would have cost.
+/// The oldest cut precedes everything that could be cached, so nothing is read. Without the cut all would have been
+/// read, so the saving is the price of a read.
 #[test]
 fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
     let before = usage(100_000, 90_000, 10_000);
@@ -121,7 +121,7 @@ fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
     let money = saved(&done, &usage(42_000, 0, 42_000), Some(&before)).money.unwrap();
     near(money.saved, 0.06);
     near(money.broken, 40_000.0 * 11.5 / 1e6);
-    // Where the turn before left nothing in the cache, nothing broke.
+    // If the turn before left nothing in the cache, nothing broke.
     let nothing = usage(100_000, 0, 0);
     let money = saved(&done, &usage(42_000, 0, 42_000), Some(&nothing)).money.unwrap();
     near(money.saved, 60_000.0 * 12.5 / 1e6);
@@ -151,7 +151,7 @@ fn what_was_not_sent_saves_nothing() {
     assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
 }
 
-/// Where caching is automatic and writes are not reported, all of the prompt before was in the cache.
+/// If caching is automatic and writes are not reported, the whole earlier prompt was in the cache.
 #[test]
 fn automatic_caches_hold_the_whole_prompt() {
     let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
@@ -172,8 +172,7 @@ fn a_long_life_in_the_cache_costs_more() {
     near(spent, (1_000.0 * 12.5 + 1_000.0 * 20.0) / 1e6 + 0.05);
 }
 
-/// A price or a report that is missing makes no money up, and a report that contradicts itself does
-/// not break the sum.
+/// Without a price or report no money is counted, and a contradictory report does not break the sum.
 #[test]
 fn what_is_not_known_is_not_counted() {
     assert_eq!(cost(&Usage::default(), PRICE, Dialect::Gemini), None);
@@ -188,7 +187,7 @@ fn what_is_not_known_is_not_counted() {
     assert_eq!((savings.sent, savings.net), (u64::MAX, -1.0));
 }
 
-/// The provider's count of the request as it came stands beside what we say was removed.
+/// The provider's count of the original request is compared with what we claim was removed.
 #[test]
 fn a_sample_checks_the_claim() {
     let done = RewriteSummary::of(
@@ -205,14 +204,14 @@ fn a_sample_checks_the_claim() {
     savings.add(&of(&done, &sent, None));
     let checked = ClaimCheck { turns: 1, claimed: 30_000, came: 101_500, sent: 72_000 };
     assert_eq!((savings.checked, savings.checked.saved()), (checked, 29_500));
-    // What was not rewritten, not reported, or counted as it was sent, checks nothing.
+    // Exchanges that were not rewritten, not reported, or counted as they were sent check nothing.
     assert_eq!(of(&RewriteSummary::default(), &sent, Some(counted)).came, None);
     assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
     counted.as_it_came = false;
     assert_eq!(of(&done, &sent, Some(counted)).came, None);
 }
 
-/// What the provider no longer counts of a request was cut, or a summary took its place: the claim is of both.
+/// Tokens that the provider no longer counts were cut or replaced by a summary: the claim includes both.
 #[test]
 fn a_sample_checks_a_summary_too() {
     let swap = PlanStep {
@@ -231,8 +230,7 @@ fn a_sample_checks_a_summary_too() {
     assert_eq!((savings.removed, savings.summaries.tokens_compacted), (30_000, 80_000));
 }
 
-/// What a summary takes the place of was saved on each turn that would have fit with it, and breaks the cache
-/// where it is new.
+/// What a summary replaced is saved on each turn that would have fit without it. A new summary breaks the cache.
 #[test]
 fn a_summary_is_credited_for_what_it_took_the_place_of() {
     let swap = PlanStep {
@@ -248,7 +246,7 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     let later =
         RewriteSummary::of(&[PlanStep { decision: Decision::Replayed, ..swap }], Mode::Active);
     near(saved(&later, &usage(23_000, 21_000, 2_000), None).money.unwrap().net(), 0.08);
-    // With what it stands for it would not have fit: nobody could have paid for that.
+    // Without the summary the request would not have fit, so nothing could have been paid for it.
     let large = saved(&later, &usage(123_000, 121_000, 2_000), None);
     assert_eq!(large.compacted, 80_000);
     near(large.money.unwrap().net(), 0.0);
@@ -263,7 +261,7 @@ fn later_saved(done: &RewriteSummary) -> ExchangeSavings {
     saved(done, &usage(23_000, 21_000, 2_000), None)
 }
 
-/// A turn that grew from another, or began without one.
+/// A turn with these rewrites, this estimate and this usage.
 fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn {
     let zero = "0".repeat(32);
     let turn: Turn = serde_json::from_value(serde_json::json!({
@@ -276,7 +274,7 @@ fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn 
     Turn { done, estimate, usage, ..turn }
 }
 
-/// `went`: tokens of the history that left since the turn before.
+/// `gone_history`: tokens of the history that left since the turn before.
 fn estimate(tokens: u64, new: u64, gone_history: u64) -> Option<Estimate> {
     Some(Estimate {
         tokens,
@@ -291,7 +289,7 @@ fn estimate(tokens: u64, new: u64, gone_history: u64) -> Option<Estimate> {
     })
 }
 
-/// The provider's next count says what a cut really took away; what is claimed of it from then on says so too.
+/// The provider's next count shows what a cut really removed. The claim is corrected by it from then on.
 #[test]
 fn a_claim_is_corrected_by_the_next_count() {
     let measured = |mut turn: Turn, parent: Option<&Turn>| {
@@ -301,15 +299,15 @@ fn a_claim_is_corrected_by_the_next_count() {
     let ratio = |turn: &Turn| turn.done.measured.unwrap_or(1.0);
     let first =
         RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 30_000)], Mode::Active);
-    // As the whole was counted, 26,000 went, and the provider counts 2,000 more than was predicted from that.
+    // By the correction of the whole, 26,000 left; the provider counts 2,000 more than was predicted from that.
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
     near(ratio(&first_turn), 0.8);
     assert_eq!(SavingsInput::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
-    // What was off in an earlier turn says nothing about this one.
+    // The error of an earlier turn says nothing about this one.
     let plain = turn(RewriteSummary::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
     near(ratio(&measured(grown, Some(&plain))), 0.8);
-    // It stays, and a later cut has its own share.
+    // The ratio stays for the first cut; a later cut has its own.
     let steps = [
         cut(DecisionReason::Pressure, Decision::Replayed, 30_000),
         cut(DecisionReason::Pressure, Decision::New, 10_000),
@@ -322,22 +320,21 @@ fn a_claim_is_corrected_by_the_next_count() {
     let second = || estimate(80_000, 500, 10_000);
     near(after(&quiet, estimate(80_000, 500, 0), usage(90_000, 0, 0)), 0.8);
     near(after(&later, second(), usage(80_000, 0, 0)), 34.0 / 40.0);
-    // As much was new, and is counted as exactly.
+    // As much was new as was cut, and both may be equally wrong.
     near(after(&later, estimate(80_000, 20_000, 10_000), usage(83_000, 0, 0)), 31.0 / 40.0);
-    // Nothing is learned where nothing was counted, where nothing was sent, or where the parts were not in the turn
-    // before.
+    // Nothing is learned if nothing was counted, if nothing was sent, or if the parts were not in the turn before.
     near(after(&later, estimate(80_000, 500, 4_999), usage(80_000, 0, 0)), 0.8);
     near(after(&later, second(), Usage::default()), 0.8);
     near(after(&later, None, usage(80_000, 0, 0)), 0.8);
     let shadow = RewriteSummary { mode: Mode::Shadow, ..later.clone() };
     near(after(&shadow, second(), usage(80_000, 0, 0)), 0.8);
-    // A count that cannot be the cut's leaves a claim between nothing and twice.
+    // A count that cannot come from the cut limits the claim to between nothing and double.
     let odd = |input| turn(first.clone(), estimate(72_000, 0, 30_000), usage(input, 0, 0));
     near(ratio(&measured(odd(900_000), None)), 0.0);
     near(ratio(&measured(odd(1), None)), 2.0);
 }
 
-/// The less certain it is what new parts cost, the less of an error is put on what was cut.
+/// The less certain the cost of new parts is, the smaller is the share of the error that the cut gets.
 #[test]
 fn an_error_is_shared_by_what_may_be_off() {
     let ratio = |half: u64, actual| {
@@ -353,14 +350,14 @@ fn an_error_is_shared_by_what_may_be_off() {
         turn.measure_removed(None);
         turn.done.measured.unwrap_or(1.0)
     };
-    // A fifth of 10,000 may be off.
+    // The cut may be wrong by a fifth of 10,000.
     near(ratio(0, 81_000), 0.9);
     near(ratio(2_000, 81_000), 0.95);
     near(ratio(2_000, 79_000), 1.05);
     near(ratio(6_000, 81_000), 0.99);
 }
 
-/// Where an agent's rules decide, theirs is the number that is shown; a claim is judged by the prediction.
+/// If an agent's rules decide, their number is shown. A claim is still checked against our own prediction.
 #[test]
 fn a_claim_is_not_judged_by_an_agents_rules() {
     let done =
@@ -372,7 +369,7 @@ fn a_claim_is_not_judged_by_an_agents_rules() {
     near(turn.done.measured.unwrap(), 0.95);
 }
 
-/// A turn stores some of its steps, and claims all of them: what they took away, broke and saved when new.
+/// A turn stores only some of its steps, but claims all: what they removed, broke and saved.
 #[test]
 fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
     for many in [80, 100, 300] {
@@ -384,25 +381,25 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
         let before = usage(gone + 20_000, gone + 20_000, 0);
         let done = of(DecisionReason::Pressure);
         assert!(done.steps.len() < many as usize);
-        // All was counted as the provider counts it.
+        // Everything was counted as the provider counts it.
         let estimate = estimate(left, 10 * many, 1_010 * many);
         let mut cut = turn(done, estimate, usage(left, 5_000, left - 5_000));
         let stored = serde_json::to_string(&cut).unwrap();
         cut.measure_removed(None);
-        assert_eq!(cut.done.measured, None, "{many}: it was claimed as it was");
+        assert_eq!(cut.done.measured, None, "{many}: the claim was right");
         let mut cut: Turn = serde_json::from_str(&stored).unwrap();
         cut.measure_removed(None);
         assert_eq!(cut.done.measured, None, "{many}: so it was stored");
         let late =
             SavingsInput { before: Some(&before), ..SavingsInput::of(&cut, None, Some(PRICE)) };
         assert_eq!((late.saved().removed, late.saved().reprocessed), (gone, 15_000));
-        // What was cut when it was first sent would have been written, all of it.
+        // What was cut when it was new would have been written to the cache, all of it.
         let born = saved(&of(DecisionReason::TooLarge), &cut.usage, None);
         near(born.money.unwrap().saved, gone as f64 * 12.5 / 1e6);
     }
 }
 
-/// A turn of an earlier version has its stored steps alone, which are all where they are few.
+/// A turn of an earlier version has only its stored steps. If there are few, they are all.
 #[test]
 fn a_turn_without_sums_is_claimed_by_its_steps() {
     let steps = vec![cut(DecisionReason::Pressure, Decision::New, 1_000); 40];
@@ -413,8 +410,8 @@ fn a_turn_without_sums_is_claimed_by_its_steps() {
     assert_eq!((old.tokens_of_new(), old.tokens_of_new().late), (done.tokens_of_new(), 40_000));
 }
 
-/// A summary costs what it read and wrote, and takes that from what was saved; one whose price or usage is
-/// not known is counted and costs nothing that could be said.
+/// A summary's cost is what it read and wrote, and is subtracted from the savings. One whose price or usage is not
+/// known is counted without cost.
 #[test]
 fn summaries_are_subtracted_from_what_was_saved() {
     let mut savings = Savings::default();
@@ -435,7 +432,7 @@ fn summaries_are_subtracted_from_what_was_saved() {
     assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
 }
 
-/// A part of what is written lives long and costs more, by each provider's own multiple of the input price.
+/// A part of the cache writes is for a long life and costs more, by each provider's multiple of the input price.
 #[test]
 fn a_mix_of_lives_is_priced_by_its_shares() {
     let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0 };
@@ -454,20 +451,20 @@ fn a_mix_of_lives_is_priced_by_its_shares() {
     near(write_price(&Usage::default(), no_fee, Dialect::Anthropic), 4.0);
 }
 
-/// The share of several is that of their sums.
+/// The removed share of several exchanges is computed from their sums.
 #[test]
 fn the_removed_share_is_of_all_that_was_sent() {
     let of = |removed, sent| Savings { removed, sent, ..Savings::default() };
     let mut all = Savings::default();
     all.join(&Savings::default());
-    assert_eq!(all.removed_share, None, "of nothing there is no share");
+    assert_eq!(all.removed_share, None, "without tokens there is no share");
     all.join(&of(10, 90));
     assert_eq!(all.removed_share, Some(0.1));
     all.join(&of(40, 60));
     assert_eq!(all.removed_share, Some(0.25));
 }
 
-/// Sums of exchanges and of summaries, each number by itself; net is what was saved, less what it cost.
+/// Sums of exchanges and summaries, each number by itself. Net is what was saved less what it cost.
 #[test]
 fn sums_are_joined_number_by_number() {
     let of = |n: u64| Savings {
@@ -496,7 +493,7 @@ fn sums_are_joined_number_by_number() {
     let net = 44.0 - 11.0 - 5.5;
     assert_eq!(sum, Savings { removed_share: Some(0.25), net, ..of(11) });
     assert_eq!(sum.checked.saved(), -11);
-    // An exchange, and one that nobody checked or priced.
+    // One complete exchange, and one that was neither checked nor priced.
     let money = Money { spent: 3.0, saved: 2.0, broken: 1.0 };
     let one = ExchangeSavings {
         removed: 100,

@@ -278,7 +278,7 @@ fn withheld_reasoning_is_noted() {
     }
 }
 
-/// `diagnostics` as the SDK's types have it; `null` while the answer is pending.
+/// `diagnostics` as the SDK's types define it; `null` while the result is pending.
 #[test]
 fn why_the_cache_was_missed_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
@@ -371,7 +371,7 @@ proptest::proptest! {
     }
 }
 
-/// What the provider's own tool answered is one part in the reply, so it is one when it comes back.
+/// A hosted tool's result is one part in the reply, so it is one part when it comes back.
 #[test]
 fn a_hosted_tools_answer_is_one_part() {
     let blocks = r#"{"type":"server_tool_use","id":"srv","name":"web_search","input":{"q":1}},

@@ -10,12 +10,12 @@ fn last(conversation: &Conversation) -> Chain {
     conversation.chains().last().unwrap()
 }
 
-/// Reads a response; fails where a cut changes it or a strict prefix is complete.
+/// Reads a response. Fails if cutting it changes the result, or if a strict prefix is complete.
 fn response(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
         let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-        assert!(!reading.is_complete(), "nothing tells the end but the end");
+        assert!(!reading.is_complete(), "only the end of the body ends it");
         reading.finish(whole)
     };
     let reply = read(bytes, bytes.len(), true);
@@ -308,7 +308,7 @@ fn calls_whose_arguments_come_in_pieces() {
         {"functionCall":{"name":"g","args":{"n":0.5}}},{"functionCall":{"name":"h","args":{"x":1}}}]}"#,
     );
     assert_eq!(reply.chain_after(Chain::START), last(&replay));
-    // The end may be missing: another part closes the call.
+    // The end of a call may be missing: the next part closes it.
     let reply = replied(&[
         r#"{"functionCall":{"name":"f","willContinue":true}}"#,
         r#"{"functionCall":{"partialArgs":[{"jsonPath":"$[x]","stringValue":"x"}],"willContinue":true}}"#,
@@ -396,7 +396,7 @@ fn endings_by_name_and_number() {
         let reply = frames(&[&frame]);
         assert_eq!((reply.stop, reply.complete), (expected, complete), "{reason}");
     }
-    // Thinking ate the budget: no content at all. A blocked prompt: no candidates.
+    // Reasoning used all output: no content at all. A blocked prompt: no candidates.
     let eaten = r#"{"candidates":[{"content":{"role":"model"},"finishReason":"MAX_TOKENS"}],
         "usageMetadata":{"promptTokenCount":4,"thoughtsTokenCount":30,"totalTokenCount":34}}"#
         .replace('\n', "");

@@ -1,4 +1,4 @@
-//! Which messages teach, and which were dictated.
+//! Which messages teach a lesson, and which only quote a client's text.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn anthropic(message: &str) -> String {
     serde_json::json!({"type": "error", "error": error}).to_string()
 }
 
-/// A message of a form, with something in each of its places.
+/// A message of this form, with a value in each of its places.
 fn filled(form: &str) -> String {
     let form = form.replace("{window}", "200,000").replace("{input}", "210001");
     let form = form.replace("{output}", "200000");
@@ -73,10 +73,10 @@ fn a_message_that_stands_in_the_request_teaches_nothing() {
         let taught = read(400, &refusal, &request);
         assert_eq!((taught.window(), taught.quoted.len()), (None, 1), "{request}");
     }
-    // The same message with another number is not this one.
+    // The request contains the message with another number, so the provider is not quoting it.
     let earlier = serde_json::json!({"messages": MESSAGE.replace("9000", "8000")}).to_string();
     assert_eq!(read(400, &refusal, &earlier).window(), Some(9000));
-    // A path and a header are quoted too.
+    // A path and a header may be quoted, too.
     for word in [
         MESSAGE,
         "/v1beta/models/prompt%20is%20too%20long:%2010000+tokens%20%3E%209000%20maximum:x",
@@ -87,7 +87,7 @@ fn a_message_that_stands_in_the_request_teaches_nothing() {
     }
 }
 
-/// What providers really wrote around texts of a client.
+/// Messages in which providers quoted a client's text, as recorded.
 #[test]
 fn what_a_provider_quotes_teaches_nothing() {
     for message in [

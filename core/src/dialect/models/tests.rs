@@ -1,4 +1,4 @@
-//! Names in every spelling, and what they lead to.
+//! Spellings of models' names, and the models that they lead to.
 
 use super::*;
 
@@ -157,7 +157,7 @@ fn no_spelling_leads_to_another_model() {
     for name in ["meta-".repeat(100_000), "a.".repeat(100_000), "4.4.".repeat(100_000)] {
         assert!(!model(&name).known && spellings(&name).len() == 1);
     }
-    // What nobody names keeps the safe defaults.
+    // Names that no rule covers get the safe defaults.
     for name in [
         "zai-",
         "claude-",
@@ -235,7 +235,7 @@ fn the_reserve_is_what_can_be_written_and_no_more_than_the_limit() {
     assert_eq!(model("claude-opus-4-5").reserve(16_000), 16_000);
 }
 
-/// Names that clients were recorded to ask for.
+/// Model names from recorded requests.
 #[test]
 fn recorded_models_are_known() {
     for (family, names) in [

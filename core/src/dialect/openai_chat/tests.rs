@@ -10,7 +10,7 @@ fn bytes_of(chunks: &[&str]) -> Vec<u8> {
     chunks.iter().flat_map(|chunk| format!("data: {chunk}\n\n").into_bytes()).collect()
 }
 
-/// Reads a stream; fails where a cut changes it or a strict prefix is complete.
+/// Reads a stream. Fails if cutting it changes the result, or if a strict prefix is complete.
 fn stream(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
         let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
@@ -19,7 +19,7 @@ fn stream(bytes: &[u8]) -> Reply {
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
-    // What ends the body is not in the last event's blank line.
+    // The last event's blank line is not needed: the end of the body ends it.
     let end = bytes.trim_ascii_end().len();
     for at in 0..end {
         assert!(!read(&bytes[..at], at, false).complete, "complete at {at}");
@@ -54,7 +54,7 @@ fn delta(inner: &str) -> String {
 const FINISH: &str = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
 const FINISH_CALLS: &str = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}"#;
 
-/// The reply of these deltas, ended as OpenAI ends it.
+/// The reply of these deltas, with OpenAI's end of a stream.
 fn deltas(inner: &[&str]) -> Reply {
     let mut all: Vec<String> = inner.iter().map(|inner| delta(inner)).collect();
     all.push(FINISH.into());
@@ -299,7 +299,7 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{"type":"reasoning.encrypted","data":"x","index":0},{"type":"reasoning.encrypted","data":"y","index":0}]}"#
         )]
     );
-    // Avian's Kimi: the same text twice, and the model demands it by the first name.
+    // Avian's Kimi sends the same text in two fields, and the model demands it in the first.
     let both = |end: &str| {
         format!(
             r#"{{"reasoning_content":"a","reasoning_details":[{{"type":"reasoning.text","text":"a"{end}}}]}}"#
@@ -313,7 +313,7 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{{"reasoning_details":[{{"type":"reasoning.text","text":"a","format":"anthropic-claude-v1"{end}}}]}}"#
         )
     };
-    assert_eq!(raw(&[&claude("")]), ["none"], "refused without its seal");
+    assert_eq!(raw(&[&claude("")]), ["none"], "refused without its signature");
     let sealed = claude(r#","signature":"s""#);
     assert_eq!(raw(&[&sealed]), [sealed]);
     assert_eq!(
@@ -368,7 +368,7 @@ fn tool_calls_are_put_together_however_they_come() {
         ]),
         [call("a", "f", "{}"), call("b", "f", "{}")]
     );
-    // Alibaba: `""` ids go on; Venice: null ids and names.
+    // Alibaba: an empty id continues the call; Venice: null ids and names.
     assert_eq!(
         tool(&[
             r#"{"index":0,"id":"a","function":{"name":"f","arguments":"{"}}"#,
@@ -419,7 +419,7 @@ fn tool_calls_are_put_together_however_they_come() {
         ]),
         [call("a", "f", "{}"), call("b", "g", "[]")]
     );
-    // No index, pieces without ids; arguments as an object; freeform input; nothing at all.
+    // No index, and pieces without ids; arguments as an object; freeform input; nothing at all.
     assert_eq!(
         tool(&[
             r#"{"id":"a","function":{"name":"f","arguments":"{"}}"#,
@@ -574,10 +574,10 @@ fn totals_that_do_not_add_up_are_noted() {
         r#"{"prompt_tokens":9,"completion_tokens":201,"total_tokens":585,"prompt_tokens_details":{"audio_tokens":375}}"#,
     );
     assert_eq!((usage.input, usage.output, notes), (Some(384), Some(201), mismatch.clone()));
-    // A total that is too small does not take tokens away.
+    // If the total is too small, output is not reduced.
     let (usage, notes) = usage_of(r#"{"prompt_tokens":9,"completion_tokens":5,"total_tokens":9}"#);
     assert_eq!((usage.output, notes), (Some(5), mismatch.clone()));
-    // Azure's Grok: more is cached than was asked; the prompt alone measures the conversation.
+    // Azure's Grok: more cached tokens than the prompt has. The prompt's tokens alone are used.
     let (usage, notes) = usage_of(
         r#"{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":161}}"#,
     );
@@ -590,7 +590,7 @@ fn totals_that_do_not_add_up_are_noted() {
     assert_eq!(usage.output, Some(5));
 }
 
-/// Vercel's gateway with Gemini: reasoning is in neither the completion nor the total, and is paid for.
+/// Vercel's gateway with Gemini: reasoning is in neither the completion nor the total, but is billed.
 #[test]
 fn reasoning_beyond_the_completion_adds_to_it() {
     let output = |usage: &str| usage_of(usage).0.output;
@@ -600,9 +600,9 @@ fn reasoning_beyond_the_completion_adds_to_it() {
         ))
     };
     assert_eq!(normalised(10, 71, 96), Some(106));
-    // What the total holds already is not added once more.
+    // If the total includes reasoning, it is not added again.
     assert_eq!(normalised(10, 167, 96), Some(106));
-    // A few tokens more are another way of counting.
+    // A difference of a few tokens is only another way of counting.
     assert_eq!((normalised(10, 71, 11), normalised(128, 189, 132)), (Some(10), Some(128)));
     let notes = usage_of(r#"{"prompt_tokens":1,"completion_tokens":10,"reasoning_tokens":96}"#).1;
     assert_eq!(notes, [Note::UsageMismatch]);
@@ -625,7 +625,7 @@ fn llama_cpp_counts_in_timings() {
 fn errors_come_in_many_places() {
     let message = |reply: &Reply| reply.error.as_ref().and_then(|e| e.message.clone()).unwrap();
     let kind = |reply: &Reply| reply.error.as_ref().and_then(|e| e.kind.clone());
-    // OpenAI in mid-stream; Groq's `event: error`; gpustack's bare line.
+    // OpenAI in the middle of a stream; Groq's `event: error`; gpustack's bare line.
     let reply = chunks(&[&delta(r#"{"content":"x"}"#), r#"{"error":{"message":"m","type":"t"}}"#]);
     assert_eq!((&*message(&reply), kind(&reply).as_deref()), ("m", Some("t")));
     assert_eq!((contents(&reply), reply.complete), (vec![(PartKind::Text, "x")], false));

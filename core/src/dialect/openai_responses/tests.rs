@@ -31,7 +31,7 @@ fn keys(conversation: &Conversation) -> Vec<PartKey> {
     conversation.parts().filter_map(|part| part.key).collect()
 }
 
-/// A Codex request of the older kind: classic tools, reasoning sent back.
+/// A request of an older Codex: classic tools, reasoning sent back.
 const REQUEST: &str = r#"{"model":"gpt-5.5","instructions":"Be calm.","stream":true,"store":false,
  "max_output_tokens":900,"reasoning":{"effort":"low","context":"all_turns"},
  "include":["reasoning.encrypted_content"],"prompt_cache_key":"thread-1",
@@ -365,12 +365,12 @@ fn completed(output: &str) -> String {
     )
 }
 
-/// What the client sends back for [`STREAM`], as one that keeps all and one that keeps little would.
+/// What a client sends back for [`STREAM`]: one that keeps everything, and one that keeps little.
 const BACK: &str = r#"{"type":"reasoning","id":"rs_b","summary":[],"encrypted_content":"gAAA"},{"role":"assistant","content":[{"type":"output_text","text":"I look."}]},{"type":"function_call","call_id":"call_1","name":"shell","arguments":"{ \"cmd\" : \"ls\" }"}"#;
 
 #[test]
 fn items_come_from_done_events() {
-    // The Codex backend's last event has an empty output.
+    // The last event of the Codex backend has an empty output.
     for output in ["[]", r#"[{"type":"message","id":"1","role":"assistant","content":[]}]"#] {
         let mut data = STREAM.to_vec();
         let last = completed(output);
@@ -560,13 +560,13 @@ fn look_alikes() {
     assert_eq!((named.complete, named.parts.len(), named.stop), (true, 1, Some(StopReason::End)));
     let odd = reply(&events(&[r#"{"type":"response.mystery"}"#, "7", "{"]));
     assert_eq!(odd.notes, [Note::UnknownEvent, Note::BrokenEvent]);
-    // Reasoning left out of the output.
+    // Reasoning is missing in the output tokens.
     let usage =
         body(r#"{"output":[],"usage":{"input_tokens":10,"output_tokens":5,"total_tokens":22}}"#);
     assert_eq!((usage.usage.output, usage.notes), (Some(12), vec![Note::UsageMismatch]));
 }
 
-/// `prompt_cache_diagnostics` as the SDK's types have it.
+/// `prompt_cache_diagnostics` as the SDK's types define it.
 #[test]
 fn why_the_cache_was_missed_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};

@@ -177,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// However it is escaped, no dot segment is let through.
+        /// A path with dot segments is not inference, however the dots are escaped.
         #[test]
         fn no_path_with_dots_is_inference(before in "[a-z/]{0,8}", dots in "(\\.|%2e|%2E|%252e){1,2}", sep in "(/|\\\\|%2f|%5C)", after in "[a-z/]{0,8}") {
             for end in ["messages", "models", "chat/completions"] {

@@ -27,7 +27,7 @@ const STREAM: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"
     event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":2}}\n\n\
     event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
 
-/// No recording shows these, and the rules of event streams allow them all.
+/// Forms that no recording has, but that the rules of event streams allow.
 #[test]
 fn a_stream_is_a_stream_however_it_is_spelt() {
     let expected = read(Dialect::Anthropic, 200, Framing::Events, STREAM.as_bytes());
@@ -125,7 +125,7 @@ fn nonsense_in_an_event_costs_that_event() {
     assert_eq!((reply.id.as_deref(), reply.complete), (Some("m\u{fffd}"), true));
 }
 
-/// A body that ends inside the last frame, after the answer did, is not broken; one that ends inside a text is.
+/// A body may end inside its last frame if the reply ended before. If it ends inside a text, it is broken.
 #[test]
 fn a_body_that_ends_in_its_last_frame_is_not_broken() {
     let chat = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Aye.\"},\"finish_reason\":\"stop\"}]}\n\n";

@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(place.0.len(), 4, "{place:?}");
     }
 
-    /// Whole answers, as they were reported.
+    /// Whole response bodies, as recorded.
     #[test]
     fn what_providers_answered_is_read() {
         use RefusalDetail::{Bytes, Count, Document, Format, ModelLimit, Request};
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(captured(400, raw).unwrap().cause, RepairCause::ToolPairs);
     }
 
-    /// It is invalid after this history only: if it were removed, it would be missing where it belongs.
+    /// The block is invalid only after this history. If it were removed, it would be missing where it is valid.
     #[test]
     fn reasoning_that_is_bound_elsewhere_is_left_alone() {
         let read_of =

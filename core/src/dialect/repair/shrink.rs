@@ -123,7 +123,7 @@ pub fn fuzz(file: &[u8]) {
 mod tests {
     use super::*;
 
-    /// A picture of so many pixels that does not compress.
+    /// A picture of this size that does not compress.
     fn picture(width: u32, height: u32) -> DynamicImage {
         let mut state = 7u32;
         let noise = image::RgbImage::from_fn(width, height, |_, _| {
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(shrink(&large, None, Goal { bytes: 300, ..goal }), None, "nothing is left");
     }
 
-    /// A small file of many pixels is not decoded.
+    /// A small file with very many pixels is not decoded.
     #[test]
     fn a_picture_that_unfolds_is_left() {
         let mut out = Cursor::new(Vec::new());

@@ -1,4 +1,4 @@
-//! Each edit on a small body of each dialect: what is changed, and that a second look finds nothing to change.
+//! Each edit on a small body of each dialect: what is changed, and that a second pass changes nothing.
 
 use super::*;
 use crate::wire::splice::applied;
@@ -107,19 +107,19 @@ fn calls_and_results_of_anthropic_pair() {
     let begins = || user("\"a\"");
     let text = r#"{"type":"text","text":"b"}"#;
     for (before, after) in [
-        // A call that was interrupted.
+        // A call without a result.
         (
             vec![begins(), call("1"), user("\"b\"")],
             vec![begins(), call("1"), user(&format!("[{},{text}]", none("1")))],
         ),
-        // The last one.
+        // The same at the end of the history.
         (vec![begins(), call("1")], vec![begins(), call("1"), user(&format!("[{}]", none("1")))]),
-        // A result whose call is gone.
+        // A result without its call.
         (
             vec![begins(), user(&format!("[{},{text}]", result("9")))],
             vec![begins(), user(&format!("[{text}]"))],
         ),
-        // A result after text, and one a message too late.
+        // A result after text, and one that is a message too late.
         (
             vec![begins(), call("1"), user(&format!("[{text},{}]", result("1")))],
             vec![begins(), call("1"), user(&format!("[{},{text}]", result("1")))],
@@ -133,12 +133,12 @@ fn calls_and_results_of_anthropic_pair() {
                 user(&format!("[{text}]")),
             ],
         ),
-        // A result twice.
+        // The same result twice.
         (
             vec![begins(), call("1"), user(&format!("[{},{}]", result("1"), result("1")))],
             vec![begins(), call("1"), user(&format!("[{}]", result("1")))],
         ),
-        // An id twice.
+        // Two calls with the same id.
         (
             vec![
                 begins(),
@@ -202,7 +202,7 @@ fn calls_and_outputs_of_responses_pair() {
         (vec![user, &one], vec![user, &one, &none_one]),
         (vec![user, &of_one, user], vec![user, user]),
         (vec![user, &of_one, &one], vec![user, &one, &of_one]),
-        // Another call of one id gets another; what is there again goes.
+        // A second call with the same id gets another id; an exact repetition is removed.
         (vec![&one, &of_one, &one, &of_one], vec![&one, &of_one, &next, &of_next]),
         (vec![&one, &of_one, &one], vec![&one, &of_one, &next, &none_next]),
         (vec![&one, &one, &of_one], vec![&one, &of_one]),
@@ -300,7 +300,7 @@ fn the_limit_of_output_is_lowered_and_thinking_below_it() {
     }
 }
 
-/// Messages of each dialect, whole ones and broken ones.
+/// Messages of each dialect, valid and invalid ones.
 const MESSAGES: [&[&str]; 4] = [
     &[
         r#"{"role":"user","content":"a"}"#,
@@ -338,7 +338,7 @@ const MESSAGES: [&[&str]; 4] = [
 ];
 
 proptest::proptest! {
-    /// Whatever stands in a history, what is changed can be applied, is JSON, and is not changed again.
+    /// Whatever a history contains, its edits can be applied, the result is JSON, and it is not changed again.
     #[test]
     fn any_history_is_repaired_once(
         pieces in proptest::collection::vec(0usize..8, 0..12),

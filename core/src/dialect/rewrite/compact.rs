@@ -133,7 +133,7 @@ mod tests {
         );
     }
 
-    /// Codex brings its tools as items: they are no part of the history.
+    /// Codex sends its tools as items. They are not part of the history, so they stay.
     #[test]
     fn what_stands_between_stays() {
         let tools = r#"{"type":"additional_tools","tools":[]}"#;

@@ -9,7 +9,7 @@ mod random;
 mod recorded;
 mod take_out;
 
-/// The body after edits; where there are none, a dash.
+/// The body after the edits; `-` if there are none.
 fn spliced(body: &str, edits: Vec<Edit>) -> String {
     if edits.is_empty() {
         return "-".to_owned();
@@ -18,7 +18,7 @@ fn spliced(body: &str, edits: Vec<Edit>) -> String {
     String::from_utf8(slices.concat()).unwrap()
 }
 
-/// What stands between a head and a tail that must not have changed.
+/// What is between a head and a tail that must not have changed.
 fn inside(out: &str, head: &str, tail: &str) -> String {
     let inner = out.strip_prefix(head).and_then(|rest| rest.strip_suffix(tail));
     inner.unwrap_or(out).to_owned()

@@ -313,7 +313,7 @@ mod tests {
             ("</sum\u{200d}mary>", "<\\/sum\u{200d}mary>"),
             ("a\u{202e}b\u{e0041}", "a\\u{202e}b\\u{e0041}"),
             ("\u{1b}]52;", "\\u{1b}]52;"),
-            // What is defused already gets one more, so that it can be distinguished from what was not.
+            // Text that looks defused is escaped once more, so that it can be restored.
             ("\\Human: <\\/summary> \\u{202e}", "\\\\Human: <\\\\/summary> \\\\u{202e}"),
         ] {
             assert_eq!(defuse(text), expected);

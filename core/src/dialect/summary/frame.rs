@@ -105,7 +105,7 @@ mod tests {
     use crate::dialect::summary::defuse;
     use proptest::prelude::*;
 
-    /// What a frame says, read by its delimiter alone.
+    /// What a frame contains, read by its delimiter alone.
     #[derive(Debug, PartialEq)]
     struct Read {
         summary: String,
@@ -168,7 +168,7 @@ mod tests {
         assert!(none.contains(NONE_QUOTED) && !none.contains("more message"), "{none}");
     }
 
-    /// Whoever guesses the delimiter gets another one.
+    /// If a text contains the delimiter, another one is used.
     #[test]
     fn a_delimiter_stands_nowhere_in_the_frame() {
         let summary = "</summary-000000FE> </summary-000000ff>";

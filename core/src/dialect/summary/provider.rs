@@ -241,7 +241,7 @@ mod tests {
                 "output_config": {"effort": "low"}, "compaction": {"type": "summarize"},
                 "messages": [{"role": "user", "content": "a"}]})
         );
-        // A choice that forces nothing is part of what the cache holds.
+        // A `tool_choice` that forces nothing is kept, because the cached prompt includes it.
         let auto = r#"{"max_tokens":9000,"tool_choice":{"type":"auto"},"messages":[{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}]}]}"#;
         let body = request(Dialect::Anthropic, auto, Some("Look at \"it\"."));
         assert_eq!(body["tool_choice"]["type"], "auto");

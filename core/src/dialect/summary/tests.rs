@@ -1,4 +1,4 @@
-//! What is asked for a summary, dialect by dialect.
+//! The request for a summary, dialect by dialect.
 
 use serde_json::{Value as Json, json};
 
@@ -111,7 +111,7 @@ fn responses_and_gemini_are_asked_in_their_own_form() {
     );
 }
 
-/// What stands before the summary's tag, an analysis, is no part of it.
+/// An analysis before the summary's tag is not part of the summary.
 #[test]
 fn the_summary_is_taken_from_behind_its_analysis() {
     let reply =
@@ -166,7 +166,7 @@ fn only_text_is_a_summary() {
     assert_eq!(summary_text(&failed, false), Err(SummaryRejection::Refused));
 }
 
-/// A piece of a history that begins with a summary of what came before it.
+/// A piece of a history that begins with a summary of earlier pieces.
 #[test]
 fn reasoning_that_is_signed_for_another_beginning_is_left_out() {
     let step = |signature: &str| {

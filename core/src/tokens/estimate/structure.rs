@@ -1,27 +1,27 @@
-//! What stands around parts, by model and protocol, as it was measured (`docs/estimates.md` 1.3): the words of each part
-//! are counted by themselves and taken off.
+//! What the structure around parts costs, by model and protocol, as it was measured (`docs/estimates.md` 1.3). The
+//! tokens of the parts' texts are subtracted.
 
 use super::*;
 use crate::dialect::models::Catalogue;
 use crate::dialect::{self, Role};
 
-/// What one model's provider puts around parts, tokens.
+/// What a model's provider adds around parts, tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Around {
     text: u32,
     call: u32,
-    /// Of a result by its id alone: what stands around it, and what more where it is read as JSON.
+    /// Around a result whose tool has no name, and what reading it as JSON adds.
     result: (u32, u64),
-    /// What the name of its tool adds to it.
+    /// What the tool's name adds to a result.
     named: u32,
-    /// Of a tool, of a response schema, and how much of a tool's text is counted, percent.
+    /// Around a tool; what a response schema adds to that; and the share of a tool's text that is counted, percent.
     tools: (u32, u32, u32),
-    /// With the first tool, and with the first that comes in the history.
+    /// Added once with the first tool, and with the first tool in the history.
     first: (u32, u32),
     reasoning: u32,
-    /// Of a prompt that grew from none.
+    /// Added to a first prompt.
     opening: u64,
-    /// Of one that grew, with no, one and two results.
+    /// Added to a prompt with an anchor, with no, one and two results.
     growing: [i64; 3],
 }
 
@@ -50,13 +50,13 @@ fn around(name: &str, dialect: Dialect) -> Around {
     let text = String::from_utf8_lossy(tool.span.of(BODY.as_bytes()));
     let (tool_text, tool_tokens) = (text_tokens(&text), counter().part(tool));
     let schema = Part { is_schema: true, ..tool.clone() };
-    // A tool without any text costs what stands around it.
+    // A tool without text costs only its structure.
     let blank = Part { texts: vec![part(2).texts[0]], ..tool.clone() };
     let kept = counter().structure.tool_percent;
     let rest = u64::from(text_tokens("{}")) * u64::from(kept) / 100;
     let tool_around = counter().part(&blank) - rest as u32;
     let left = (u64::from(tool_text) * u64::from(kept) / 100) as u32;
-    assert_eq!(tool_tokens, left + tool_around, "{name}: so much of its words is left");
+    assert_eq!(tool_tokens, left + tool_around, "{name}: the counted share of its text is left");
     let mut read_as_json = counter();
     read_as_json.part(part(3));
     assert_eq!(
@@ -74,13 +74,13 @@ fn around(name: &str, dialect: Dialect) -> Around {
         named: by_name - bare,
         tools: (tool_around, counter().part(&schema) - tool_tokens, kept),
         first: (counter().offering(), counter().loading()),
-        reasoning: counter().part(part(1)) - 4, // 30 letters with the quotes, by seven
+        reasoning: counter().part(part(1)) - 4, // 30 characters with the quotes, divided by seven
         opening: counter().opening(),
         growing: [0, 1, 2].map(|results| counter().growing(results)),
     }
 }
 
-/// GPT: six and the name around a result, and what wraps parallel calls is not sent back (1.3).
+/// GPT: six tokens and the name around a result. The wrapper of parallel calls is not sent back (1.3).
 #[test]
 fn what_gpt_puts_around_parts() {
     let gpt_5 = Around {
@@ -101,7 +101,7 @@ fn what_gpt_puts_around_parts() {
     assert_eq!(around("gpt-4o", Dialect::OpenaiResponses), of_4o);
     let in_chat = Around { first: (0, 0), growing: [4, 2, 2], ..of_4o };
     assert_eq!(around("gpt-4o", Dialect::OpenaiChat), in_chat);
-    // An older vocabulary; and one that nobody knows, whose results have no names.
+    // An older vocabulary, and an unknown one, whose results have no names.
     let old = around("gpt-4", Dialect::OpenaiResponses);
     assert_eq!((old.growing, old.result), ([3, 2, 2], (3, 0)));
     let others = Around { named: 0, tools: (8, 0, 100), first: (100, 0), ..in_chat };
@@ -137,7 +137,8 @@ fn what_claude_puts_around_parts() {
     assert_eq!(around("claude-opus-4-7", Dialect::Anthropic), opus_4_7, "the catalogue says more");
 }
 
-/// Gemini reads results as JSON, where a stream does not drop that; its gateways hand them on as text.
+/// Gemini reads results as JSON, except those models that stop doing so in streams. Some gateways pass results on as
+/// text.
 #[test]
 fn what_gemini_puts_around_parts() {
     let exact = bpe::is_exact(Family::Gemini);
@@ -160,7 +161,7 @@ fn what_gemini_puts_around_parts() {
     assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(read));
 }
 
-/// A mere marker, or what another part contains, is no part of the prompt.
+/// A marker, and a part that is contained in another part, are not in the prompt.
 #[test]
 fn what_is_not_in_the_prompt_costs_nothing() {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
@@ -172,15 +173,15 @@ fn what_is_not_in_the_prompt_costs_nothing() {
     let opaque = Part { kind: PartKind::Opaque, role: Role::User, ..read.tools[0].clone() };
     let text = String::from_utf8_lossy(opaque.span.of(BODY.as_bytes()));
     assert_eq!(counter.part(&opaque), Tokenizer::whole(model.family).reply().text(&text));
-    // What a client's own search found are tools that come in the history.
+    // The results of a client's own tool search are tools in the history.
     let result = read.parts().nth(4).unwrap();
     let found = Part { name: Some("tool_search".into()), ..result.clone() };
     let named = Part { name: Some("tool_find".into()), ..result.clone() };
     assert_eq!(counter.part(&found) - counter.part(&named), 80);
 }
 
-/// Past what is tokenised a short text costs as much for its length as what was counted so far, and by its family where
-/// nothing was.
+/// Past the limit of tokenised bytes, a short text is counted by its length: at the rate of the text counted so far, or
+/// at the family's rate if there is none.
 #[test]
 fn what_is_not_counted_costs_by_its_length() {
     let text = "a word ".repeat(30); // 210 bytes
@@ -205,13 +206,13 @@ fn what_is_not_counted_costs_by_its_length() {
     assert_eq!(short, (210.0 * f64::from(counted) / 20.0).round() as u32);
     assert_eq!(counter.counting(), CountingMethod::Length);
     assert_eq!(counter.worded(), u64::from(counted + short));
-    // Of a tokenizer that nobody knows each token is a little more.
+    // With an unknown tokenizer, each token counts as 1.1.
     let plain = Tokenizer::whole(Family::O200k).reply().text(&text);
     let unknown = Tokenizer::whole(Family::Other).reply().text(&text);
     assert_eq!(unknown, (f64::from(plain) * 1.1).round() as u32);
 }
 
-/// Samples stand for a long text: so many of so many bytes, evenly spread, and never more than are left.
+/// A long text is counted from samples of equal size, evenly spread, never more than remain for the request.
 #[test]
 fn samples_are_spread_evenly() {
     let text: String = (0..20_000).map(|n| format!("{n:05} ")).collect();
@@ -225,14 +226,14 @@ fn samples_are_spread_evenly() {
     assert!(sampled.abs_diff(whole) < whole / 50, "{sampled} for {whole}");
     assert_eq!(counter.looked, 120_000 / (2 * SAMPLE_BYTES) * SAMPLE_BYTES);
     assert_eq!(counter.samples, SAMPLES - 14);
-    // The samples have the token classes of the whole.
+    // The samples have the same token classes as the whole.
     let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
     all.text(&text);
     let [sampled, is] = [counter.tally().tokens(), all.tally().tokens()];
     assert!(sampled.abs_diff(is) < is / 50, "{sampled} for {is}");
 }
 
-/// A name that may not be read leaves no trace in what the text looks like.
+/// The tool's name is counted separately if it may not be read, and is not in the tally of the text.
 #[test]
 fn a_name_that_may_not_be_read_is_counted_aside() {
     let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());

@@ -1,24 +1,24 @@
-//! Sessions of many kinds of calls, learned from to the token: whoever changes how is learned sees here what that changes.
+//! Sessions with many kinds of calls, learned from to the token. A change of the learning shows here.
 
 use super::*;
 
-/// What came of a session's guesses.
+/// The results of a session's guesses.
 #[derive(Debug, PartialEq)]
 struct Outcome {
-    /// How far off they were, and how wide the bands, tokens.
+    /// The sum of all errors, and of the widths of all bands, tokens.
     off: u64,
     width: u64,
-    /// How many bands held, and how many guesses were each expert's.
+    /// How often the truth was in the band, and how many guesses each expert made.
     held: u32,
     by: [u32; 3],
-    /// How many calls taught, and how wide the band is at the end, in thousandths.
+    /// How many calls taught, and the width of the band at the end, in thousandths.
     lessons: u64,
     last_width: u32,
-    /// What is believed at the end, by way: the tokens of one call that brings back 1,000 tokens of reasoning.
+    /// The belief at the end, by way of serving: the estimate of a call that brings back 1,000 tokens of reasoning.
     believed: [u64; WAYS],
 }
 
-/// A call: results of two tools, words, pictures, calls of a head that is new or known, sizes from 40 to 5,200 tokens.
+/// A call: results of two tools, texts, pictures, new and known heads, sizes from 40 to 5,200 tokens.
 fn call(n: u64, counting: CountingMethod) -> Observation {
     let size = [40, 95, 130, 480, 700, 2_900, 5_200][(n % 7) as usize] + n;
     let mut tally = ClassCounts::default();
@@ -71,7 +71,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
         let mut seen = call(n, counting);
         seen.unsent.counted = learned.counts_unsent(seen.streams);
         let guess = learned.guess(&seen, thread);
-        // Reasoning is dropped where a stream is asked for; text is dearer by a share, one tool's results by twelve.
+        // Streams drop reasoning. Text costs a share more than counted, results of one tool twelve tokens more.
         let read = seen.counted[if seen.streams { 3 } else { 1 }];
         let dearer = match seen.new_content.tool {
             Some(7) => 12,
@@ -82,7 +82,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
             }
         };
         let actual = match n {
-            40..44 => read + 2 * seen.new_content.tokens, // a surprise, and more of it
+            40..44 => read + 2 * seen.new_content.tokens, // a surprise, several times
             60 => 900_000,                                // nothing explains it
             _ if n % 8 == 6 && n > 48 => read + dearer + seen.unsent.tokens,
             _ => read + dearer,
@@ -124,7 +124,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
 
 #[test]
 fn sessions_are_learned_from_to_the_token() {
-    // Streams drop reasoning, whatever else is known of a session; whole answers have it read.
+    // Streams drop reasoning, whatever else is known of the session; whole responses have it read.
     let believed = [2_000, 1_000, 2_000, 1_000, 2_000, 1_000];
     let exact = Outcome {
         off: 28_256,
@@ -158,7 +158,7 @@ fn sessions_are_learned_from_to_the_token() {
     assert_eq!(played(Family::Other, CountingMethod::Ratio), unknown);
 }
 
-/// What was learned of one tokenizer is of no other, nor of another way to count.
+/// What was learned of one tokenizer does not apply to another, nor to another way of counting.
 #[test]
 fn what_was_learned_is_of_one_tokenizer() {
     let learned = EstimatorState::new(Family::O200k);
@@ -171,8 +171,8 @@ fn what_was_learned_is_of_one_tokenizer() {
     assert!(!unsure.is_whole());
 }
 
-/// A new model's range starts as wide as that of the sibling that learned most, and no narrower than without one: of
-/// 313 recorded calls of Opus 4.5 after a session of Sonnet 4.5, 266 were in their band so, and 260 if it was.
+/// A new model's range starts as wide as that of the sibling that learned most, but no narrower than without a sibling.
+/// Of 313 recorded calls of Opus 4.5 after a session of Sonnet 4.5, 266 were in their band; with a narrower start, 260.
 #[test]
 fn a_new_model_starts_at_the_width_of_a_sibling() {
     let of = |family, lessons, width| EstimatorState {
@@ -196,7 +196,7 @@ fn a_new_model_starts_at_the_width_of_a_sibling() {
     assert_eq!(started, EstimatorState { widths: [2.0, 4.0, 1.0, 10.0], ..fresh });
 }
 
-/// So many heads are remembered, those that were used last.
+/// A limited number of heads is remembered: those used most recently.
 #[test]
 fn heads_are_remembered_as_far_as_there_is_room() {
     let first = |head: u128| Observation {
@@ -216,6 +216,6 @@ fn heads_are_remembered_as_far_as_there_is_room() {
     }
     assert_eq!(answer(0, 460), 450, "the oldest is still known");
     assert_eq!(answer(99, 450), 400);
-    // One had to go: the one that was not used for longest.
+    // One was forgotten: the one that was not used for the longest time.
     assert_eq!((answer(0, 460), answer(2, 450), answer(1, 450)), (460, 450, 400));
 }

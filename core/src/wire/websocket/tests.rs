@@ -85,7 +85,7 @@ fn the_examples_of_rfc_7692() {
     assert_ne!(read(&both, FORGETS).0.last().unwrap(), "Hello", "the second needs the first");
 }
 
-/// A connection with everything that may happen on one.
+/// A connection with every kind of frame.
 fn connection(keeps_context: bool, mask: Option<[u8; 4]>) -> (Vec<u8>, Vec<String>) {
     let mut deflate = Compress::new(flate2::Compression::default(), false);
     let mut bytes = Vec::new();
@@ -200,8 +200,8 @@ proptest! {
     }
 }
 
-/// Found by fuzzing: cut where a new stream begins within a message, what is left of the piece can look
-/// like the end that senders leave off.
+/// Found by fuzzing: if a message contains the start of a new deflate stream and is cut there, the rest can look like
+/// the tail that senders leave off.
 #[test]
 fn what_looks_like_the_tail_within_a_message_is_read_wherever_it_is_cut() {
     fuzz(b"\x41\x2f\x23\x05\0\0\0\0\xff\xff\x10\x71\x71\x04");

@@ -24,7 +24,7 @@ type Step = Result<Frame<Bytes>, ConnectionError>;
 /// A body that yields each step when it is sent, and ends when the sender is dropped.
 struct Scripted {
     steps: mpsc::UnboundedReceiver<Step>,
-    /// Known to end after this many frames, as a body with a length is.
+    /// After this many frames the body reports its end, as a body with a length does.
     left: Option<usize>,
 }
 
@@ -49,7 +49,7 @@ struct Bench {
     tap: Tap<Scripted>,
     feed: Option<mpsc::UnboundedSender<Step>>,
     reported: tokio::sync::broadcast::Receiver<Arc<Exchange>>,
-    /// Open while a drain would wait.
+    /// In its first phase, so that a drain would wait.
     phase: watch::Sender<ServingPhase>,
 }
 
@@ -103,10 +103,10 @@ impl Bench {
     /// The one event that is reported when the tap is dropped.
     fn reported(self) -> Arc<Exchange> {
         let Self { tap, mut reported, .. } = self;
-        assert!(reported.try_recv().is_err(), "told before its end");
+        assert!(reported.try_recv().is_err(), "reported before its end");
         drop(tap);
         let event = reported.try_recv().expect("told at its end");
-        assert!(reported.try_recv().is_err(), "told twice");
+        assert!(reported.try_recv().is_err(), "reported twice");
         event
     }
 }
@@ -126,7 +126,7 @@ fn reading() -> ResponseActions {
     ResponseActions { observer: Some(observer), ..ResponseActions::default() }
 }
 
-/// Observes, with a commit that the test ends.
+/// Observes the reply, with a commit that ends when the test says so.
 fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
     let (done, wait) = oneshot::channel();
     let settle: SettleReply =
@@ -265,7 +265,7 @@ async fn invariant_6_a_client_that_leaves_ends_it_once() {
     assert_eq!(event.outcome, Outcome::ClientLeft);
     assert!(event.usage.lower_bound);
 
-    // Before anything.
+    // The client left before anything was sent.
     assert_eq!(Bench::new(reading()).await.reported().outcome, Outcome::ClientLeft);
 }
 
@@ -351,14 +351,14 @@ async fn hidden_usage_gives_the_client_no_frame_and_held_data_comes_before_an_er
 async fn data_that_has_already_arrived_is_read_ahead_and_sent_first() {
     let (actions, done) = committing();
     let mut bench = Bench::of(actions, Some(2), 60_000).await;
-    bench.tap.look_ahead().await; // nothing has come: nothing is waited for
+    bench.tap.look_ahead().await; // nothing has arrived, so it does not wait
     assert!(bench.now().is_none());
     bench.send(EVENTS[0]);
     bench.send(EVENTS[2]);
     bench.tap.look_ahead().await;
     assert_eq!(bench.tap.size_hint().lower(), EVENTS[0].len() as u64);
     assert_eq!(bench.text().await, EVENTS[0]);
-    // The end of the reply waits for its turn here, too.
+    // Here, too, the end of the reply waits for the commit of its turn.
     let mut looking = Box::pin(bench.tap.look_ahead());
     let mut cx = Context::from_waker(std::task::Waker::noop());
     assert!(looking.as_mut().poll(&mut cx).is_pending());

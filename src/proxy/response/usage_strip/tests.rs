@@ -2,7 +2,7 @@ use super::*;
 
 const OPENAI: &str = "api.openai.com";
 
-/// What the upstream sends if usage is requested, and what if not.
+/// What the upstream sends if usage is requested, and what the client gets, which did not request it.
 const STREAMS: &[(&str, &str)] = &[
     (
         "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n: ping\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\ndata: [DONE]\n\n",
@@ -12,7 +12,7 @@ const STREAMS: &[(&str, &str)] = &[
         "data: {\"usage\": null, \"id\":1}\r\n\r\ndata: {\"choices\":[],\"usage\":{}}\r\n\r\ndata: [DONE]\r\n\r\n",
         "data: {\"id\":1}\r\n\r\ndata: [DONE]\r\n\r\n",
     ),
-    // The word in the text, and usage beside choices, are the upstream's own.
+    // The word in a text, and usage beside choices, do not come from our request.
     (
         "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\"\"}}]}\n\n",
         "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\"\"}}]}\n\n",
@@ -27,7 +27,7 @@ const STREAMS: &[(&str, &str)] = &[
         "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
     ),
     ("data: {\"a\":1,\"usage\":null}\r\rdata: [DONE]\r\r", "data: {\"a\":1}\r\rdata: [DONE]\r\r"),
-    // Not JSON, several lines, no end: as it came.
+    // Not JSON, several lines, no end: unchanged.
     ("data: \"usage\" {\n\n", "data: \"usage\" {\n\n"),
     ("data: {\"usage\":\ndata: null}\n\n", "data: {\"usage\":\ndata: null}\n\n"),
     ("data: {\"usage\":null", "data: {\"usage\":null"),

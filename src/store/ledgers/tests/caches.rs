@@ -8,7 +8,7 @@ fn scope(number: usize) -> Scope {
     Scope { tenant: "t".into(), session: format!("s{number}").into() }
 }
 
-fn words(bytes: usize) -> Vec<Fact> {
+fn texts_of(bytes: usize) -> Vec<Fact> {
     vec![Fact::Cut(Box::new(cut(1, &"w".repeat(bytes))))]
 }
 
@@ -27,7 +27,7 @@ fn of_too_many_sessions_the_least_recently_used_go_unless_they_are_in_use() {
     caches.cache(&scope(SESSIONS - 1));
     assert!((0..SESSIONS).all(|number| holds(&caches, number)), "at the limit");
     caches.cache(&scope(SESSIONS));
-    // An eighth of the room is free then, and the new one takes a place.
+    // An eighth of the room was freed, and the new cache takes one place.
     let kept: Vec<usize> = (0..=SESSIONS).filter(|number| holds(&caches, *number)).collect();
     let expected = [0, 1].into_iter().chain(SESSIONS / 8 + 2..=SESSIONS);
     assert!(kept.into_iter().eq(expected));
@@ -37,15 +37,15 @@ fn of_too_many_sessions_the_least_recently_used_go_unless_they_are_in_use() {
 #[test]
 fn of_too_much_memory_the_least_recently_used_sessions_go() {
     let mut caches = SessionCaches::default();
-    caches.cache(&scope(0)).add_stored(words(1 << 20));
+    caches.cache(&scope(0)).add_stored(texts_of(1 << 20));
     let each = caches.bytes();
     let most = BYTES / each;
     for number in 1..=most {
-        caches.cache(&scope(number)).add_stored(words(1 << 20));
+        caches.cache(&scope(number)).add_stored(texts_of(1 << 20));
     }
     assert_eq!(caches.bytes(), (most + 1) * each, "it was not too much before the last");
     caches.cache(&scope(most + 1));
-    // An eighth of the room is free then, and no more.
+    // An eighth of the room was freed, and no more.
     let stay = (BYTES - BYTES / 8) / each;
     assert_eq!(caches.bytes(), stay * each);
     let kept: Vec<usize> = (0..=most + 1).filter(|number| holds(&caches, *number)).collect();
@@ -56,7 +56,7 @@ fn of_too_much_memory_the_least_recently_used_sessions_go() {
 async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     let mut caches = SessionCaches::default();
     let cache = caches.cache(&scope(0));
-    cache.add_stored(words(1000));
+    cache.add_stored(texts_of(1000));
     assert!(caches.bytes() > 1000);
     let mut ran = false;
     cache.unless_forgotten(|| ran = true);
@@ -64,9 +64,9 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
     assert!(cache.look(Ledger::is_empty) && caches.bytes() < 1000, "{}", caches.bytes());
     cache.unless_forgotten(|| panic!("it is deleted"));
-    assert!(!cache.add_stored(words(1000)), "what comes late is not added");
+    assert!(!cache.add_stored(texts_of(1000)), "what comes late is not added");
     let mut late = Ledger::default();
-    words(1000).into_iter().for_each(|fact| late.add(fact));
+    texts_of(1000).into_iter().for_each(|fact| late.add(fact));
     cache.join(&late);
     cache.loaded(LoadedLedger { ledger: late, has_unread: true });
     assert!(cache.look(Ledger::is_empty) && !cache.take_unread());
@@ -74,7 +74,7 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     assert_eq!(caches.bytes(), 0);
 }
 
-/// A cache is only removed by a caller that holds it: another one of the same name stays.
+/// A cache can only be removed by a caller that holds it. If the name now has another cache, that one stays.
 #[test]
 fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
     let mut caches = SessionCaches::default();
@@ -82,7 +82,7 @@ fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
     caches.release(&[scope(0), scope(2)]);
     assert!(holds(&caches, 0), "it is in use");
     caches.remove_cache(&scope(0), &other);
-    assert!(holds(&caches, 0), "it is another");
+    assert!(holds(&caches, 0), "the name has another cache");
     caches.remove_cache(&scope(0), &first);
     assert!(!holds(&caches, 0));
     drop(other);
@@ -106,7 +106,7 @@ async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
     assert_eq!((named("s0"), named("s1")), (vec![scope(0)], vec![]));
 }
 
-/// Of a session that begins here the store knows nothing, so it is not asked.
+/// The store knows nothing of a session that begins here, so it is not read.
 #[tokio::test]
 async fn a_session_that_begins_here_is_not_read() {
     let store = Slow::new();

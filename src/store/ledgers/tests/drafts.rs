@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What stays of an exchange that is never heard of again.
+/// The draft of an exchange that never ended.
 fn drafted(opened: &OpenedSession) -> Turn {
     let Fact::Turn(turn) = turn(opened, "A") else { unreachable!() };
     Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..*turn }
@@ -61,7 +61,7 @@ async fn only_a_long_exchange_without_a_turn_leaves_a_draft() {
     let open = async |session, request| {
         ours.open(lookup("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
     };
-    // One that ends with its turn, one without, one that was forgotten, one that does not last.
+    // One draft ends with its turn, one without a turn, one was forgotten, and one is never due.
     let opened = open("a", "1").await;
     let kept = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let refused = open("b", "2").await;
@@ -112,7 +112,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), None, "its turn removed it");
     ours.drafts.wrote(&[key]);
     assert_eq!(due(), Some((0, vec![key])));
-    // One that was never written need not go; what could not be removed is tried again.
+    // A draft that was never written need not be removed. A failed removal is tried again.
     let guard = begin();
     assert_eq!(due(), Some((1, vec![])));
     ours.drafts.failed(&[key], vec![7]);
@@ -120,7 +120,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), Some((0, vec![7])));
     ours.drafts.failed(&[], (0..5_000).collect());
     assert_eq!(due().map(|(_, ended)| ended.len()), Some(4_096), "of so many");
-    // Of a session that is deleted, what was written goes.
+    // The written drafts of a deleted session are removed.
     let _guard = begin();
     assert_eq!(due(), Some((1, vec![])));
     ours.drafts.forget(&Scope { tenant: "t".into(), session: "other".into() });
@@ -129,7 +129,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), Some((0, vec![key])));
 }
 
-/// Other processes see that this one is alive, even if its exchange has not progressed.
+/// Other processes see that this one is alive, even if its exchange makes no progress.
 #[tokio::test]
 async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
     let store = Arc::new(MemoryStore::default());

@@ -40,12 +40,12 @@ fn scope() -> Scope {
     Scope { tenant: "t".into(), session: "s".into() }
 }
 
-/// Nothing waits in the store of these tests.
+/// The stores of these tests answer at once.
 fn now<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().unwrap()
 }
 
-/// Which turns of these are known.
+/// The names of the turns in a ledger, sorted.
 fn turns_of(ledger: &Ledger) -> Vec<String> {
     let mut turns: Vec<String> = ledger.turns().map(|turn| turn.exchange.to_string()).collect();
     turns.sort();
@@ -56,13 +56,13 @@ struct World {
     store: Arc<MemoryStore>,
     ledgers: Ledgers,
     loads: Vec<Load>,
-    /// Where the deletion is: `None` where there is none.
+    /// How far the deletion is; `None`: there is none.
     deletion: Option<Deletion>,
-    /// When the store has forgotten.
+    /// When the store had deleted the session.
     deleted: Option<Instant>,
 }
 
-/// Somebody reads a session from the store.
+/// A read of the session from the store.
 struct Load {
     cache: Arc<SessionCache>,
     run: RecallRun,
@@ -88,17 +88,17 @@ enum Request {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Request(usize),
-    /// It has its place, and leaves nothing.
+    /// A request is placed, and ends without a turn.
     Leave(usize),
     Load(usize),
-    /// It fails.
+    /// The read of the store fails.
     FailedLoad(usize),
     Eviction,
     Deletion,
 }
 
 impl World {
-    /// A session with a turn in the store, which nobody has read.
+    /// A session with a turn in the store that was not read yet.
     fn new() -> Self {
         let store = Arc::new(MemoryStore::default());
         let before = record(&turn_of(BEFORE)).unwrap();
@@ -107,7 +107,7 @@ impl World {
         Self { store, ledgers, loads: Vec::new(), deletion: None, deleted: None }
     }
 
-    /// What the store knows.
+    /// The turns in the store.
     fn kept(&self) -> Vec<String> {
         let records = now(self.store.scan(scope(), session_cache::FACTS)).unwrap();
         turns_of(&session_cache::ledger(&records).ledger)
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// As [`Ledgers::forget`] does, held still where the store has yet to forget.
+    /// As [`Ledgers::forget`] does, with a stop before the store deletes.
     fn delete(&mut self, deletion: Deletion) -> Deletion {
         match deletion {
             Deletion::Begins => {
@@ -175,17 +175,17 @@ impl World {
     }
 }
 
-/// How a run is made up.
+/// What happens in a run.
 #[derive(Clone, Copy, Default)]
 struct Cast {
     evictions: usize,
     deletes: bool,
     loads_fail: bool,
-    /// A place is taken and left, and the store read and joined, in one step each.
+    /// A request is placed and ends, and the store is read and merged, in one step each.
     is_coarse: bool,
 }
 
-/// What was seen of one run.
+/// The result of one run.
 struct Seen {
     world: World,
     /// When each request began that left a turn.
@@ -232,7 +232,7 @@ fn run(names: &[&'static str], cast: Cast, choices: &mut Choices) -> Seen {
             Step::Load(at) => {
                 if cast.is_coarse && world.loads[at].read.is_none() {
                     world.load(at, false);
-                    // What was begun stands last.
+                    // The newest read is the last in the list.
                     let last = world.loads.len() - 1;
                     world.load(last, false);
                 } else {
@@ -267,14 +267,14 @@ fn one_cache_is_used(requests: &[Request], cast: Cast) {
     assert!(cast.deletes || used.len() <= 1, "two caches of one session");
 }
 
-/// What is counted is what is there.
+/// The counted bytes are the bytes that the caches hold.
 fn bytes_are_right(ledgers: &Ledgers) {
     let held = lock(&ledgers.caches).held(&scope());
     let bytes = held.map_or(0, |cache| cache.look(Ledger::bytes));
     assert_eq!(lock(&ledgers.caches).bytes(), bytes);
 }
 
-/// What memory knows of the session, where it has read it.
+/// The turns that memory knows of the session, if it was read.
 fn known(ledgers: &Ledgers) -> Option<Vec<String>> {
     let held = lock(&ledgers.caches).held(&scope());
     held.filter(|cache| cache.is_loaded()).map(|cache| cache.look(turns_of))
@@ -336,7 +336,7 @@ fn requests_that_wait_for_the_same_read_share_it() {
         let mut stay = Vec::new();
         for name in ["one", "other", "third"] {
             stay.push(world.request(Request::Comes(name)));
-            // Nobody evicts a cache in use.
+            // A cache in use is not evicted.
             lock(&world.ledgers.caches).release(&[scope()]);
             assert!(world.loads.len() <= 1, "two read at once");
             for _ in 0..choices.next(3) {

@@ -192,7 +192,7 @@ fn block_events(all: &mut Vec<Event>, index: usize, block: &Value) {
                     .map(|part| json!({"type": "text_delta", "text": part})),
             );
         }
-        // `redacted_thinking` and what else comes at once.
+        // `redacted_thinking` and other blocks come at once.
         _ => {}
     }
     all.push(Event::named(

@@ -71,7 +71,7 @@ struct State {
     generator: ReplyGenerator,
     queued_replies: VecDeque<ScriptedReply>,
     matched_replies: Vec<MatchedReply>,
-    /// The next stream breaks off after so many events.
+    /// The next stream breaks off after this many events.
     cut_after: Option<usize>,
     log: RequestLog,
 }
@@ -178,7 +178,7 @@ impl StrictProvider {
         self.state().matched_replies.push(MatchedReply { text: text.to_owned(), reply });
     }
 
-    /// The next reply that is streamed breaks off after so many events.
+    /// The next streamed reply breaks off after this many events.
     pub fn cut_next_stream_after(&self, events: usize) {
         self.state().cut_after = Some(events);
     }

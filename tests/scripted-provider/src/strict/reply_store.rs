@@ -267,7 +267,7 @@ impl ReplyStore {
         self.reply_numbers.insert(hash(&[dialect.name(), kind, key]), self.replies.len());
     }
 
-    /// The newest reply broke off after so many of its signatures were delivered: nobody has seen the others.
+    /// The newest reply broke off after this many of its signatures were delivered: the client has not seen the others.
     pub(super) fn truncate_last_reply(&mut self, delivered: usize) {
         self.replies.last_mut().into_iter().for_each(|reply| reply.signatures.truncate(delivered));
     }

@@ -85,7 +85,7 @@ pub(super) fn push(body: &mut Value, list: &str, value: Value) {
     body[list].as_array_mut().unwrap().push(value);
 }
 
-/// A text of about so many tokens, different for each name.
+/// A text of about this many tokens, different for each name.
 pub(super) fn filler_text(name: &str, tokens: usize) -> String {
     format!("{name} ").repeat(tokens * 4 / (name.len() + 1) + 1)
 }

@@ -1,4 +1,4 @@
-//! What of a turn the next request holds, by sums done by hand.
+//! What the next request will contain of a turn. The expected numbers are computed by hand.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::editing::ClearingReport;
 use crate::dialect::{ReplyPart, Usage};
 
-/// Of a client that sends everything, under policy that takes nothing out.
+/// For a client that sends everything back, under a policy that removes nothing.
 fn outlook() -> CarryOutlook {
     CarryOutlook {
         dialect: Dialect::Anthropic,
@@ -29,7 +29,7 @@ fn outlook() -> CarryOutlook {
     }
 }
 
-/// A reply of thinking (`t`), text (`w`) and calls (`c`); capitals are signed.
+/// A reply with reasoning (`t`), text (`w`) and calls (`c`). A capital letter: the part has a signature.
 fn reply(letters: &str) -> Reply {
     let part = |letter: char| {
         let kind = match letter.to_ascii_lowercase() {
@@ -43,7 +43,7 @@ fn reply(letters: &str) -> Reply {
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }
 
-/// What comes back: as it is sent, as an agent's rules see it, and whether nothing of it is sent.
+/// Whether reasoning comes back in what is sent, whether it does by an agent's rules, and whether none of it is sent.
 fn back(outlook: &CarryOutlook, letters: &str) -> (bool, bool, bool) {
     let back = outlook.comes_back(&reply(letters));
     assert_eq!(back.goes_on, letters.to_ascii_lowercase().contains('c'), "{letters}");
@@ -64,7 +64,7 @@ fn a_reply_without_reasoning_brings_none_back() {
     assert_eq!(back(&CarryOutlook { dialect: Dialect::Gemini, ..held }, "w"), ALL);
 }
 
-/// It is put back, or not, as the turn ends or goes on.
+/// Policy can put reasoning back in turns that have ended, or in the turn that goes on.
 #[test]
 fn what_a_client_drops_comes_back_where_it_is_put_back() {
     let drops = CarryOutlook { drops: true, ..outlook() };
@@ -73,7 +73,7 @@ fn what_a_client_drops_comes_back_where_it_is_put_back() {
     assert_eq!((back(&ended, "tw"), back(&ended, "tc")), (ALL, NOTHING));
     let goes_on = CarryOutlook { puts_back_loop: true, ..drops.clone() };
     assert_eq!((back(&goes_on, "tw"), back(&goes_on, "tc")), (NOTHING, ALL));
-    // Signatures on text and calls, of APIs compatible with Chat Completions.
+    // Chat Completions look-alikes put signatures on text and calls.
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..outlook() };
     assert_eq!(back(&chat, "W"), ALL);
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..drops };
@@ -92,21 +92,25 @@ fn what_policy_takes_out_does_not_come_back_where_it_may_go() {
     assert_eq!(back(&strips(StripPolicy::AllButLast), "tw"), ALL, "it is the last");
 }
 
-/// Gemini reads the signature, not the thoughts; an agent's rules know of no signatures.
+/// Gemini reads the signature, not the thoughts. An agent's rules do not know signatures.
 #[test]
 fn geminis_reasoning_comes_back_with_its_signature() {
     let gemini = CarryOutlook { dialect: Dialect::Gemini, ..outlook() };
     assert_eq!(back(&gemini, "tW"), ALL);
     assert_eq!(back(&gemini, "tw"), (true, true, true));
-    assert_eq!(back(&gemini, "T"), (true, true, true), "on the thoughts it signs nothing");
+    assert_eq!(
+        back(&gemini, "T"),
+        (true, true, true),
+        "a signature on the thoughts does not count"
+    );
     assert_eq!(back(&gemini, "w"), NOTHING);
     let drops = CarryOutlook { drops: true, ..gemini.clone() };
-    assert_eq!(back(&drops, "tW"), ALL, "with its words");
+    assert_eq!(back(&drops, "tW"), ALL, "the signature comes with the text");
     let strips = CarryOutlook { strip: StripPolicy::All, may_strip: false, ..gemini };
     assert_eq!(back(&strips, "W"), (true, false, false));
 }
 
-/// A turn of 1,000 tokens that was answered with 60 of text and 40 of reasoning.
+/// A turn of 1,000 input tokens whose reply has 60 tokens of text and 40 of reasoning.
 fn turn() -> Turn {
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
@@ -129,12 +133,13 @@ fn the_next_request_holds_input_reply_and_the_reasoning_that_is_read() {
         assert_eq!((carry.returns, carry.drops), (back.returns, false));
         (carry.tokens, carry.reasoning, carry.by_rules)
     };
-    // The turn goes on: 10 of it, 20 steered, 30 old, and the reply's own 40.
+    // The turn goes on. Its reasoning: 10 of the current loop, 20 from before the user's last words, 30 of old turns,
+    // 40 of the reply.
     assert_eq!(of(KEEPS, Keeps), (1000 + 60 + 40, 10 + 20 + 30 + 40, 1100));
     assert_eq!(of(KEEPS, Loops), (1000 + 60 + 40, 10 + 20 + 40, 1100));
     assert_eq!(of(KEEPS, Turns), (1000 + 60 + 40, 10 + 40, 1100));
     assert_eq!(of(KEEPS, Drops), (1000 + 60, 0, 1100));
-    // The user speaks: all of it is old.
+    // The user speaks next, so all reasoning becomes old.
     let ends = ReplyCarry { goes_on: false, ..KEEPS };
     assert_eq!(of(ends, Keeps), (1100, 100, 1100));
     assert_eq!(of(ends, Loops), (1000 + 60 - 10 - 20, 0, 1100));
@@ -142,7 +147,7 @@ fn the_next_request_holds_input_reply_and_the_reasoning_that_is_read() {
     assert_eq!(of(LOSES, Keeps), (1000 + 60, 60, 1000 + 100 - 40));
 }
 
-/// Some providers count what is not sent back.
+/// Some providers also count reasoning that is not sent back.
 #[test]
 fn what_is_not_sent_back_counts_where_the_provider_counts_it() {
     let of = |back, counted| {
@@ -183,17 +188,18 @@ fn reasoning_that_policy_takes_out_leaves_the_next_request() {
         assert_eq!(of(All, false, false, back), (10, 20, 30));
         assert_eq!(of(All, true, true, back), (0, 0, 0));
     }
-    // Of the turn that goes on it may stay while that of old ones goes, and the other way round.
+    // Policy may keep the reasoning of the current turn and remove that of old turns, or the other way round.
     assert_eq!(of(All, true, false, KEEPS), (10, 20, 0));
     assert_eq!(of(All, false, true, KEEPS), (0, 0, 30));
     assert_eq!(of(All, true, false, ends), (0, 0, 0));
-    // The newest stays, unless the reply's own is newer.
+    // The newest reasoning stays, unless the reply has newer reasoning.
     assert_eq!(of(AllButLast, true, true, LOSES), (7, 0, 0));
     assert_eq!(of(AllButLast, true, true, KEEPS), (0, 0, 0));
     assert_eq!(of(AllButLast, false, false, LOSES), (10, 20, 30));
 }
 
-/// What the provider cleared is sent again, and cleared again where it is asked to and the prompt is large enough.
+/// The client sends again what the provider cleared. The provider clears it again if the request asks for it and the
+/// prompt is large enough.
 #[test]
 fn what_the_provider_cleared_comes_again() {
     let mut turn = turn();
@@ -205,7 +211,7 @@ fn what_the_provider_cleared_comes_again() {
     assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
 }
 
-/// Where no usage came, the estimate and what was said are all there is.
+/// Without reported usage, only the estimate and the tokens counted in the reply are known.
 #[test]
 fn without_usage_the_estimate_is_carried_over() {
     let mut turn = turn();
@@ -220,7 +226,7 @@ fn without_usage_the_estimate_is_carried_over() {
     assert_eq!((of(&turn), turn.carried()), ((760, 760), Some(700)));
 }
 
-/// Of a reply that broke off, what came of it counts where that is more than was reported.
+/// If a reply broke off, its counted tokens are used if they are more than was reported.
 #[test]
 fn a_reply_that_broke_off_is_measured_by_what_came_of_it() {
     let of = |change: fn(&mut Usage)| {
@@ -238,7 +244,7 @@ fn a_reply_that_broke_off_is_measured_by_what_came_of_it() {
     assert_eq!(of(|usage| (usage.lower_bound, usage.hosted_tools) = (false, true)), None);
 }
 
-/// OpenAI's Chat Completions does not show reasoning: it never comes back.
+/// OpenAI's Chat Completions does not show reasoning, so it never comes back.
 #[test]
 fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
     let mut turn = turn();
@@ -254,7 +260,7 @@ fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
     assert_eq!(turn.carried(), Some(800));
 }
 
-/// What was expected to come back did not, or it was seen before.
+/// A client drops reasoning if reasoning was expected back and did not come, or if that was seen before.
 #[test]
 fn a_client_that_drops_reasoning_is_seen_to() {
     let thought = |key| SketchPart {
@@ -286,7 +292,7 @@ fn a_client_that_drops_reasoning_is_seen_to() {
     assert!(!has_dropped(&before, None));
 }
 
-/// What is kept with a turn: the tokens by each way of counting, what its messages are made of, and where things begin.
+/// A turn stores the tokens by each way of counting, what its messages are made of, and the limits of the window.
 #[test]
 fn a_turn_keeps_what_the_next_request_holds() {
     use crate::context::policy::ClassicRole;

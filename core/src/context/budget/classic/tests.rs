@@ -1,4 +1,5 @@
-//! What an agent's rules say of a request, by the turn it grew from: where the new messages begin, and what else counts.
+//! How an agent's rules count a request from the turn before it: where the new messages begin, and what else is
+//! counted.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use crate::dialect::Dialect;
 
 const FREE: &str = "claude-opus-4-6";
 
-/// The turn of "Words 0." that was answered "Said 1.", with 900 tokens of input and 100 of output.
+/// The turn "Words 0." with the reply "Said 1.", 900 tokens of input and 100 of output.
 fn turn(scene: &SessionFixture) -> Turn {
     scene.turn(&scene.reply(&json!([{"type": "text", "text": "Said 1."}])))
 }
@@ -20,8 +21,8 @@ fn of(rules: &ClassicRules, scene: &SessionFixture, last: Option<&Turn>) -> Clas
     classic(rules, &scene.conversation, &scene.body, anchor, 0.0, |_| SentContent::Whole)
 }
 
-/// Where what is new begins: after the request and its reply, wherever the client put that; where neither is found
-/// again, after the model's last message.
+/// New messages begin after the earlier request and its reply. If neither is found again, they begin after the model's
+/// last message.
 #[test]
 fn what_is_new_begins_after_what_was_sent_and_answered() {
     let turn = turn(&SessionFixture::of(FREE, &messages("u")));
@@ -34,7 +35,11 @@ fn what_is_new_begins_after_what_was_sent_and_answered() {
     let (question, reply) = (user("Words 0."), model("Said 1."));
     assert_eq!(first(&[question.clone(), reply.clone(), user("On.")]), 2);
     assert_eq!(first(&[question.clone(), user("On.")]), 1, "the reply does not come");
-    assert_eq!(first(&[question.clone(), model("Else."), user("On.")]), 2, "it comes otherwise");
+    assert_eq!(
+        first(&[question.clone(), model("Else."), user("On.")]),
+        2,
+        "the reply comes back changed"
+    );
     assert_eq!(first(&[question.clone(), reply.clone(), model("More."), user("On.")]), 3);
     assert_eq!(
         first(&[question.clone(), reply.clone(), user("On."), model("So."), user("Go.")]),
@@ -47,7 +52,8 @@ fn what_is_new_begins_after_what_was_sent_and_answered() {
     assert_eq!(first(&[question, reply]), 2, "nothing is new");
 }
 
-/// System prompt and tools count with the first call, where the rules count them at all; later they were reported.
+/// System prompt and tools count in the first call, if the rules count them at all. Later, reported usage includes
+/// them.
 #[test]
 fn system_prompt_and_tools_count_once() {
     let tool = r#"{"name":"Read","input_schema":{}}"#;
@@ -76,17 +82,17 @@ fn system_prompt_and_tools_count_once() {
     }
     let anew = ClassicRules { anchored: false, ..rules.clone() };
     assert_eq!(of(&anew, &scene, Some(&last)), expected(whole, estimated, whole, true));
-    // A turn that reported nothing is none to grow from.
+    // A turn without reported usage cannot be an anchor.
     let mut silent = last.clone();
     silent.usage.input = None;
     assert_eq!(of(&rules, &scene, Some(&silent)), expected(whole, estimated, whole, true));
-    // Of the last output counts what comes back.
+    // Of the last output, only the part that comes back is counted.
     let carry = Some(CarryOver { by_rules: 940, ..CarryOver::default() });
     let lost = ClassicEstimate { gone: 60, ..expected(940, anchored, 0, true) };
     assert_eq!(of(&rules, &scene, Some(&Turn { carry, ..last })), lost);
 }
 
-/// A factor multiplies what is new, and what was put beside it; what was reported stays.
+/// The factor applies to new content and to what was added to it, not to reported tokens.
 #[test]
 fn what_was_reported_is_not_multiplied() {
     let scene = SessionFixture::of(FREE, &messages("uau"));

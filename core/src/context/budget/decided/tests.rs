@@ -1,4 +1,5 @@
-//! Sessions counted by an agent's rules, by sums done by hand: a token for four characters, each text rounded up.
+//! Sessions counted by an agent's rules: one token per four characters, each text rounded up. Expected numbers are
+//! computed by hand.
 
 use serde_json::{Value, json};
 
@@ -13,7 +14,7 @@ use crate::dialect::PartKey;
 
 const FREE: &str = "claude-opus-4-6";
 
-/// The request at hand as it is decided by, measured from the turn it grew from.
+/// The estimate of the current request that decisions use, measured from its parent turn.
 fn decided(scene: &SessionFixture) -> MeasuredEstimate {
     let (plan, placed) = (scene.plan(), scene.placed());
     let sketch = placed.parent.as_ref().and_then(|parent| scene.ledger.sketch(parent));
@@ -23,8 +24,8 @@ fn decided(scene: &SessionFixture) -> MeasuredEstimate {
     estimate(&scene.request(), &plan.sent, &scene.known(), anchor, &learned)
 }
 
-/// A session that is decided by an agent's rules; each request but the last was answered with 1,000 tokens of input and
-/// output together.
+/// A session in which the agent's rules decide. Each request but the last got a reply; its input and output are 1,000
+/// tokens.
 fn ruled(letters: &str) -> SessionFixture {
     let mut scene = SessionFixture::of(FREE, &messages("u"));
     scene.policy.estimate.decides = ClassicRole::Budget;
@@ -41,14 +42,14 @@ fn ruled(letters: &str) -> SessionFixture {
     scene
 }
 
-/// Tokens of the whole, of what is new and what is gone, by the rules.
+/// The tokens by the rules: all, new, and gone.
 fn counted(scene: &SessionFixture) -> (u64, u64, u64) {
     let classic = decided(scene).classic.unwrap();
     (classic.tokens, classic.new, classic.gone)
 }
 
-/// Nobody asks for the rules, they stand beside the estimate, or they decide: then theirs is the number, it is counted
-/// by length, and it has no band.
+/// The rules are not used, are shown beside the estimate, or decide. If they decide, their number is the estimate, it
+/// is counted by length, and it has no band.
 #[test]
 fn the_rules_are_asked_stand_beside_or_decide() {
     let mut scene = ruled("uau");
@@ -77,7 +78,7 @@ fn the_rules_are_asked_stand_beside_or_decide() {
     assert_eq!((&*classic.rules, classic.method), ("length-4", EstimateMethod::Anchored));
 }
 
-/// Of a result that gave way its placeholder counts, in what is counted whole.
+/// If everything is counted, a cut result counts as its placeholder.
 #[test]
 fn a_result_that_gave_way_counts_as_its_placeholder() {
     let mut scene = ruled("ucrau");
@@ -102,7 +103,7 @@ fn a_result_that_gave_way_counts_as_its_placeholder() {
     assert_eq!(counted(&scene).0, 9);
 }
 
-/// Words of others count with the request that says them first, and in what is counted whole.
+/// Injected messages count in the first request that contains them, and if everything is counted.
 #[test]
 fn injected_messages_count_where_they_are_new() {
     let mut scene = ruled("uau");
@@ -113,7 +114,7 @@ fn injected_messages_count_where_they_are_new() {
         text: "Mind the tide.".into(),
         repeats: None,
     })));
-    assert_eq!(counted(&scene).0, 1_002, "they are not said yet");
+    assert_eq!(counted(&scene).0, 1_002, "they are not injected yet");
     let injected = inject::propose(&scene.request(), &scene.known());
     injected.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(counted(&scene), (1_002 + 4, 2 + 4, 0));
@@ -124,13 +125,13 @@ fn injected_messages_count_where_they_are_new() {
     assert_eq!(counted(&scene), (2 + 2 + 2 + 4 + 2 + 2, 14, 0));
 }
 
-/// Agents know of no summary: where one is new, they count what is sent as if nothing had been reported.
+/// Agents do not know our summaries. With a new summary, what is sent is counted as if nothing had been reported.
 #[test]
 fn a_summary_begins_the_count_anew() {
     let mut scene = ruled("uauau");
     let summary = CompactionRecord { tokens: 70, ..scene.summary(2) };
     scene.ledger.add(Fact::Compact(Box::new(summary)));
-    // The summary, and the three messages that stay.
+    // The summary, and the three messages that remain.
     assert_eq!(counted(&scene), (3 + 2 + 2 + 2, 9, 0));
     assert_eq!(decided(&scene).estimate.method, EstimateMethod::Estimated);
     scene.answered(&json!([{"type": "text", "text": "Said 5."}]));

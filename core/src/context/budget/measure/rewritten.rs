@@ -1,4 +1,4 @@
-//! What a request costs that is not sent as it came: with a summary, with injected messages, with reasoning put back.
+//! The cost of a request that is not sent as it came: with a summary, injected messages, or reasoning put back.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{CompactionRecord, Fact, QueuedMessage, inject, reasoning};
 use crate::dialect::Usage;
 
-/// What the request at hand costs as it is sent, measured from the turn it grew from.
+/// The cost of the current request as it is sent, measured from its parent turn.
 fn measured(scene: &SessionFixture) -> MeasuredEstimate {
     let (plan, placed) = (scene.plan(), scene.placed());
     let sketch = placed.parent.as_ref().and_then(|parent| scene.ledger.sketch(parent));
@@ -25,7 +25,7 @@ fn measured(scene: &SessionFixture) -> MeasuredEstimate {
     )
 }
 
-/// A request that follows on one answer.
+/// A second request, after one reply.
 fn followed(name: &'static str) -> SessionFixture {
     let mut scene = SessionFixture::of(name, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
@@ -55,7 +55,7 @@ fn injected_messages_cost_what_they_are_counted_as() {
     let texts = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().new_content.texts;
     assert_eq!(texts(&after) - texts(&before), 1);
     assert!(after.parts.iter().any(|part| part.key == key && u64::from(part.tokens) == tokens));
-    // From then on they are known: they cost what they cost, and are not new.
+    // In the next request they are known: they cost the same, and are not new.
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
     let later = measured(&scene);
@@ -99,17 +99,20 @@ fn a_summary_costs_what_it_is_counted_as() {
     );
     assert_eq!((before.contents.summaries, after.contents.summaries), (0, 70));
     assert_eq!(after.estimate.new, before.estimate.new + 70);
-    assert!(after.estimate.gone > 0 && after.seen.is_none(), "an error would say nothing");
+    assert!(
+        after.estimate.gone > 0 && after.seen.is_none(),
+        "an error of this estimate teaches nothing"
+    );
     assert_eq!(after.parts.iter().position(|part| part.key == key), Some(0));
     assert_eq!(after.parts[0].tokens, 70);
-    // Of the next request it is a part like any other.
+    // In the next request it is a part like any other.
     scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
     scene.send(&messages("uauauau"));
     let later = measured(&scene);
     assert_eq!((later.estimate.method, later.contents.summaries), (EstimateMethod::Anchored, 70));
 }
 
-/// What is put back costs what the reply's reasoning cost, piece by piece, at its place.
+/// Reasoning that is put back costs what it cost in the reply, block by block, at its place.
 #[test]
 fn reasoning_that_is_put_back_costs_what_it_cost() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
@@ -128,7 +131,7 @@ fn reasoning_that_is_put_back_costs_what_it_cost() {
     assert!(all > 0 && thoughts[0].tokens.abs_diff(thoughts[1].tokens) <= 1, "{thoughts:?}");
     assert_eq!(after.estimate.tokens - before.estimate.tokens, all);
     assert_eq!(after.estimate.breakdown.reasoning, all);
-    // Once the user has spoken it is of turns before.
+    // After the user's next message, it is reasoning of an earlier turn.
     let place = |letters: &str, sends: bool| -> Vec<PromptSection> {
         let mut all: Value = messages(letters);
         if sends {

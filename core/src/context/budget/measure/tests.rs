@@ -9,7 +9,7 @@ use crate::dialect::models::Catalogue;
 use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{self, Dialect, Purpose, Usage};
 
-/// A request of Anthropic's dialect, measured.
+/// A request of Anthropic's dialect, to be measured.
 struct Case {
     body: String,
     model: &'static str,
@@ -50,7 +50,7 @@ impl Case {
         )
     }
 
-    /// The turn that this request became, by what the provider reported.
+    /// The turn of this request, with this reply and reported usage.
     fn answered(&self, content: &str, usage: Usage) -> Before {
         let measured = self.measure(None);
         let model = self.model();
@@ -98,7 +98,7 @@ impl Case {
     }
 }
 
-/// The turn before, with its full sketch.
+/// The parent turn, with its full sketch.
 struct Before {
     turn: Turn,
     sketch: Vec<SketchPart>,
@@ -123,8 +123,8 @@ const THINKING: &str = r#"{"type":"thinking","thinking":"Let me see.","signature
 const TOOL: &str =
     r#"{"name":"Read","description":"Reads a file.","input_schema":{"type":"object"}}"#;
 
-/// A process has no vocabulary at first: what the first request was counted by then stayed for ever, 13,906
-/// tokens for 25,267.
+/// A new process has no vocabulary yet. What was counted by length in its first request was never counted again: 13,906
+/// tokens were estimated for 25,267.
 #[test]
 fn a_weight_by_length_is_counted_again() {
     let signs = "let x = a[i];\\n".repeat(400);
@@ -144,17 +144,17 @@ fn a_weight_by_length_is_counted_again() {
     assert_eq!(measured.parts, usual.parts);
     assert_eq!(measured.estimate, usual.estimate, "what stays changes no estimate");
     assert_eq!((measured.seen, measured.contents), (usual.seen, usual.contents));
-    // The sketch is stored anew from the first weight that changed on, and then as ever.
+    // The sketch is stored from the first changed token count on; later ones are stored as usual.
     assert_eq!((measured.sketch.kept, measured.sketch.added), (0, measured.parts.clone()));
     let turn = Turn { sketch: Sketch::default(), ..before.turn.clone() };
     let remeasured = next.measure(Some(&Before { turn, sketch: measured.parts.clone() }));
     assert_eq!(remeasured.sketch.kept as usize, measured.parts.len());
-    // While there is no vocabulary, they stay as they are.
+    // While the vocabulary is not loaded, the counts stay as they are.
     let still = next.measure_by(unloaded, Some(&before));
     assert_eq!(still.parts[..before.sketch.len()], before.sketch);
 }
 
-/// Only what was counted by length says so in the store, and what was stored before is read.
+/// Only parts counted by length have the mark in the store. Parts stored before the mark existed can be read.
 #[test]
 fn how_a_part_was_counted_is_stored_with_it() {
     let counted = Case::new("S", TOOL, &user("How deep?")).measure(None).parts[0];
@@ -171,7 +171,7 @@ fn check_sum(measured: &MeasuredEstimate) {
     assert_eq!(system + tools + messages, measured.estimate.tokens);
 }
 
-/// MCP tools by their names; memory files, skills and agents by the headings of their reminders.
+/// MCP tools are recognised by their names; memory files, skills and agents by the headings of their reminders.
 #[test]
 fn prompt_sections_are_recognised() {
     let mcp = r#"{"name":"mcp__git__log","description":"Shows the log.","input_schema":{"type":"object"}}"#;
@@ -190,12 +190,12 @@ fn prompt_sections_are_recognised() {
     let measured = Case::new("S", &format!("{TOOL},{mcp}"), &message).measure(None);
     let Breakdown { tools, messages, sections, .. } = measured.estimate.breakdown;
     let each: Vec<u64> = measured.parts.iter().map(|part| u64::from(part.tokens)).collect();
-    // Tools, system, then the blocks, in order.
+    // Tools first, then the system prompt, then the blocks.
     assert_eq!(sections.mcp_tools, each[1]);
     assert_eq!([sections.memory, sections.skills, sections.agents], each[3..6]);
     assert!(each[1] > 0 && each[1] < tools && each[3..6].iter().sum::<u64>() < messages);
     check_sum(&measured);
-    // Without any of it nothing is said.
+    // Without any of these, the sections are empty.
     let bare = Case::new("S", TOOL, &user("How deep is she?")).measure(None);
     assert_eq!(bare.estimate.breakdown.sections, SectionTokens::default());
 }
@@ -223,7 +223,7 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
     check_sum(&measured);
 }
 
-/// What the provider clears of a prompt is not in its count, but in the sketch.
+/// What the provider clears of a prompt is missing in its count, but is in the sketch.
 #[test]
 fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
     let reported = Usage {
@@ -245,12 +245,13 @@ fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
     let cleared = with_editing(Some(100_000), same);
     assert_eq!(cleared.tokens, 52_000 + cleared.new - cleared.gone);
     assert!((1..20).contains(&cleared.new) && cleared.gone == 0, "{cleared:?}");
-    // Nobody asks, or the prompt is too small by now (a rewind): it is read whole.
+    // If the request does not ask for clearing, or the prompt is too small for it (after a rewind), the whole prompt
+    // counts.
     for whole in [with_editing(None, same), with_editing(Some(200_000), same)] {
         assert_eq!(whole.tokens, cleared.tokens + 60_000);
         assert_eq!(whole.tokens, 52_000 + whole.new - whole.gone);
     }
-    // Another tokenizer rescales the whole, and what was cleared goes from it.
+    // Another tokenizer rescales the whole, and what was cleared is subtracted from that.
     let (across, across_whole) =
         (with_editing(Some(1), "claude-opus-4-8"), with_editing(None, "claude-opus-4-8"));
     assert_eq!(across.tokens + 60_000, across_whole.tokens);
@@ -267,8 +268,8 @@ fn the_history_shrank() {
     assert!(estimate.tokens < 1_500 && estimate.gone > 1_500, "{estimate:?}");
 }
 
-/// An error is one of counting only where all that stayed stayed: what shrank, what nobody saw come, what
-/// another tokenizer counted, and what anchors nothing must not teach.
+/// An error teaches only if all earlier parts are still there: not if the history shrank, has parts that no exchange
+/// showed, was counted by another tokenizer, or has no anchor.
 #[test]
 fn only_plain_growth_teaches() {
     let long = "deep and deeper ".repeat(500);
@@ -285,14 +286,15 @@ fn only_plain_growth_teaches() {
     let unseen = r#"{"type":"text","text":"Words of a turn that went another way."}"#;
     let forked = [&grown[..], &[model(unseen), user("and on")]].concat();
     assert!(!teaches(of(&forked)));
-    // Without usage there is nothing to be right or wrong about; the first call teaches its head.
+    // Without usage an estimate cannot be right or wrong. The next call is measured as a first call, and teaches the
+    // head.
     let silent = of(&history).answered(TEXT, Usage::default());
     let first = of(&grown).measure(Some(&silent)).seen.and_then(|seen| seen.new_content.head);
     assert!(first.is_some(), "measured as a first call");
 }
 
-/// Counted a fifth too low, a long history that goes takes that fifth with it: what is left costs what
-/// it cost from the beginning.
+/// A long history was counted a fifth too low. When most of it leaves, that error leaves with it, and the rest costs
+/// what it costs when counted alone.
 #[test]
 fn what_leaves_takes_its_share_of_the_error_along() {
     let long = "deep and deeper ".repeat(2_000);
@@ -329,7 +331,7 @@ fn the_system_prompt_or_the_tools_changed() {
     assert!(without.tokens < same && without.gone > 0, "{without:?}");
 }
 
-/// A schema that was counted as 590 tokens of a prompt of 341 left: 0 was estimated for the next prompt.
+/// A response schema that was counted as 590 tokens left a prompt of 341: the next prompt was estimated at 0.
 #[test]
 fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
     let fields = (0..90).map(|at| format!(r#""field_{at}":{{"type":"string"}}"#));
@@ -359,7 +361,7 @@ fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
     check_sum(&next.measure(Some(&before)));
 }
 
-/// The form of an answer is no tool: there are no instructions on how to call one.
+/// A response schema is not a tool: the provider adds no instructions on how to call it.
 #[test]
 fn a_response_schema_is_not_offered_as_a_tool() {
     let format = r#"{"type":"json_schema","schema":{"type":"object"}}"#;
@@ -438,7 +440,7 @@ fn an_aborted_call_anchors_by_the_input_that_it_reported_at_the_start() {
     let next = [user("hi"), model(TEXT), user("go")].join(",");
     let measured = |before: &Before| Case::new("S", "", &next).measure(Some(before)).estimate;
     let estimate = measured(&before);
-    // What came of the reply counts as it is counted, not as one token.
+    // What arrived of the reply counts as counted, not as the one reported token.
     let reply_tokens = sum(&before.turn.reply);
     assert!(reply_tokens > 3, "{reply_tokens}");
     assert_eq!(
@@ -482,7 +484,8 @@ fn what_the_provider_holds_is_not_known() {
     assert_eq!(case.measure(None).estimate.method, EstimateMethod::Held);
 }
 
-/// Of parallel calls in a stream some report the first alone; what was said is sent again all the same.
+/// In a stream with parallel calls, some providers report the first call only. The client sends all of them back all
+/// the same.
 #[test]
 fn what_a_reply_plainly_says_is_counted_where_less_was_reported() {
     let case = Case::new("", "", &user("Go."));
@@ -525,7 +528,7 @@ proptest! {
     }
 }
 
-/// A request of OpenAI's Responses, measured.
+/// Measures a request of OpenAI's Responses.
 fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
     let model = Catalogue::default().model("gpt-5", "");
@@ -535,7 +538,7 @@ fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
     measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family), &learned)
 }
 
-/// Its cost is a guess, which says nothing of the head that stands before it.
+/// The cost of an encrypted compaction is a guess, so the error of such a request says nothing about the head.
 #[test]
 fn a_compaction_that_nobody_can_read_teaches_nothing() {
     let with = |item: &str| {
@@ -565,16 +568,16 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
         (message.estimate.method, result.estimate.method),
         (EstimateMethod::Held, EstimateMethod::Held)
     );
-    // The user's message begins a turn: GPT-5 reads its old reasoning no more.
+    // The user's message begins a turn: GPT-5 no longer reads its old reasoning.
     assert!((9_095..9_115).contains(&message.estimate.tokens), "{:?}", message.estimate);
     assert!((9_700..9_720).contains(&result.estimate.tokens), "{:?}", result.estimate);
     assert_eq!(message.estimate.tokens, 9_700 + message.estimate.new - message.estimate.gone);
     check_sum(&message);
-    // The sketch grows with it, so that the turn after this one can be measured, too.
+    // The sketch grows too, so that the next turn can be measured.
     assert!(message.sketch.kept as usize + message.sketch.added.len() >= before.sketch.len() + 2);
 }
 
-/// What opens a history is held with it; `instructions` and `tools` are sent with each request.
+/// Items at the start of a history are held with it; `instructions` and `tools` are sent with each request.
 #[test]
 fn items_that_open_a_history_are_held_with_it() {
     let item = |text: &str| {
@@ -598,9 +601,10 @@ fn items_that_open_a_history_are_held_with_it() {
     let without = next("", "msg", go);
     assert!(without.tokens < plain.tokens && without.breakdown.system > 0, "{without:?}");
     assert_eq!(without.breakdown.tools, plain.breakdown.tools);
-    // The turn between was not measured: what is known to be held is held all the same.
+    // The turn in between was not measured. What is known to be held counts as held.
     assert_eq!(next(r#""instructions":"Be calm.","#, "between", go), plain);
-    // After a warm-up the messages come again, and their head may: nothing counts twice.
+    // After a warm-up the client may send the messages again, with or without the items before them: nothing counts
+    // twice.
     let whole = format!(
         r#"{hi},{{"role":"assistant","content":[{{"type":"output_text","text":"Three metres and a half."}}]}},{go}"#
     );
@@ -630,7 +634,7 @@ fn reasoning_that_a_model_does_not_read_is_not_counted_in_a_tool_loop_either() {
 }
 
 proptest! {
-    /// Whatever the bytes, in whatever dialect, and whatever the turn before.
+    /// Any bytes, in any dialect, after any turn.
     #[test]
     fn invariant_8_never_panics_on_any_body(
         bytes in prop::collection::vec(any::<u8>(), 0..200), pick in 0usize..4,
@@ -681,7 +685,7 @@ fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
     assert_eq!((aborted.total, aborted.basis), (estimated, None));
 }
 
-/// A picture of this size in the user's message; there are no pixels.
+/// A user's message with a picture of this size. The file has a header and no pixels.
 fn pictured(width: u32, height: u32) -> String {
     use base64::Engine as _;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
@@ -694,7 +698,7 @@ fn pictured(width: u32, height: u32) -> String {
     )
 }
 
-/// What cannot be counted has another method, and a wider band.
+/// What cannot be counted by a tokenizer has another method and a wider band.
 #[test]
 fn what_cannot_be_counted_says_so() {
     let before = Case::new("Be brief.", "", &user("Hello.")).answered(TEXT, usage(1_000, 7));
@@ -719,8 +723,8 @@ fn what_cannot_be_counted_says_so() {
     }
 }
 
-/// The parts of what is shown add up to the whole, also where a provider counts less than system prompt and tools
-/// were estimated at: they share it as they were estimated, and say so.
+/// The parts of a breakdown add up to the total. If the provider counted less than the estimates of system prompt and
+/// tools, these share the total in proportion, and the breakdown is marked as capped.
 #[test]
 fn a_breakdown_adds_up_to_what_was_counted() {
     let parts = Breakdown { system: 300, tools: 100, reasoning: 40, ..Breakdown::default() };
@@ -739,7 +743,7 @@ fn a_breakdown_adds_up_to_what_was_counted() {
     assert_eq!((fit(huge, 10).messages, fit(huge, 10).capped), (0, true));
 }
 
-/// What is new, by kind; a single result has the name of its tool.
+/// New content is counted by kind. A single result has the name of its tool.
 #[test]
 fn new_content_is_described_by_kind_and_tool() {
     let before = Case::new("S", TOOL, &user("hi")).answered(CALL, usage(1_000, 20));
@@ -765,7 +769,7 @@ fn new_content_is_described_by_kind_and_tool() {
     assert!(new.tally.tokens() > 0);
     let result = alone.contents.tool_results.iter().map(|it| &*it.tool).collect::<Vec<_>>();
     assert_eq!((result, alone.contents.tool_calls > 0), (vec!["Read"], true));
-    // Of what grew from nothing the head is known again: system prompt and tools, and nothing else.
+    // Without an anchor, the head is identified by system prompt and tools, and by nothing else.
     let head = |system: &str, tools: &str, text: &str| {
         Case::new(system, tools, &user(text)).measure(None).seen.unwrap().new_content.head.unwrap()
     };
@@ -774,7 +778,7 @@ fn new_content_is_described_by_kind_and_tool() {
     assert_ne!(head("S", TOOL, "hi"), head("S", "", "hi"));
 }
 
-/// Tools that are not loaded are named, and cost nothing.
+/// Tools that are not loaded are listed, and cost nothing.
 #[test]
 fn deferred_tools_are_recognised() {
     let late = r#"{"name":"Late","defer_loading":true,"input_schema":{"type":"object"}}"#;

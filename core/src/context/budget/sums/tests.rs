@@ -1,4 +1,4 @@
-//! Sums done by hand.
+//! Estimates from an anchor. The expected numbers are computed by hand.
 
 use serde_json::json;
 
@@ -58,7 +58,7 @@ fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
     assert_eq!(places(&sketch, ReasoningRetention::Drops).reasoning, 0);
 }
 
-/// What stayed cancels out: what was reported, with what came, less what left.
+/// An estimate is the reported tokens, plus what came, less what left. Parts that stayed cancel out.
 #[test]
 fn an_estimate_grows_from_what_was_reported() {
     let (turn, sketch) = (turn(5_000, 100), [part(4_000, PromptSection::History)]);
@@ -66,13 +66,13 @@ fn an_estimate_grows_from_what_was_reported() {
     let of = |all, left| grown(&anchor, ReasoningRetention::Keeps, all, left, None);
     assert_eq!(of(4_600, 0), 5_600);
     assert_eq!(of(3_500, 999), 4_500, "little leaves with every call of some clients");
-    // With a quarter of it goes a quarter of the thousand that it was counted too small by.
+    // A quarter of the history leaves, and with it a quarter of the 1,000 tokens that were counted too few.
     assert_eq!(of(3_000, 1_000), 3_750);
     assert_eq!(gone_history(&anchor, ReasoningRetention::Keeps, 1_000), 1_250);
     assert_eq!(gone_history(&anchor, ReasoningRetention::Keeps, 999), 999);
 }
 
-/// What a whole is counted wrong by is believed up to its half, or its double.
+/// A wrong count of the whole is corrected down to half of it or up to double.
 #[test]
 fn a_wrong_count_is_shared_out_within_bounds() {
     assert_eq!(miscounted(5_000, 4_000, 2_000), 500);
@@ -84,7 +84,7 @@ fn a_wrong_count_is_shared_out_within_bounds() {
     assert_eq!(miscounted(5_000, 0, 2_000), 0);
 }
 
-/// Between tokenizers the whole is scaled: parts say nothing of each other.
+/// From one tokenizer to another the whole is scaled, because counts of parts cannot be compared.
 #[test]
 fn another_tokenizers_count_is_scaled() {
     let turn = turn(6_000, 0);
@@ -121,7 +121,7 @@ fn what_came_and_what_left_add_up() {
     }
 }
 
-/// A guess has a floor: what is sent now, counted wrong as the whole was. What left makes its band wider.
+/// A guess does not fall below what is sent now, scaled by the error of the whole. What left makes its band wider.
 #[test]
 fn a_guess_never_falls_to_nothing() {
     let (turn, sketch) = (turn(1_000, 0), [part(2_000, PromptSection::History)]);
@@ -133,7 +133,7 @@ fn a_guess_never_falls_to_nothing() {
         let guess = floored(guess, &anchor, &now, head_left);
         (guess.tokens, guess.low, guess.high)
     };
-    // Half of what was counted was reported: 800 are 400.
+    // Half of what was counted was reported, so 800 tokens count as 400.
     assert_eq!(guess(500, 0), (500, 500, 500));
     assert_eq!(guess(500, 300), (500, 350, 650), "half of what left is unsure");
     assert_eq!(guess(200, 0), (200, 200, 200));

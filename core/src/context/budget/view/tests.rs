@@ -1,4 +1,4 @@
-//! The layout, to the letter.
+//! The text of a context view, character by character.
 
 use super::*;
 use crate::context::budget::{SectionTokens, ToolTokens};
@@ -34,7 +34,7 @@ Free space: 131,900 tokens (after 16,000 output buffer)";
     assert_eq!(view().to_string(), text);
 }
 
-/// An error of what nobody could see is none of the estimate's.
+/// With hidden input, a difference is no error of the estimate, so none is shown.
 #[test]
 fn hidden_input_is_shown_in_place_of_an_error() {
     let view = ContextView {
@@ -47,7 +47,7 @@ fn hidden_input_is_shown_in_place_of_an_error() {
     assert!(text.contains("Last estimate: not comparable, tools ran at the provider\n"), "{text}");
 }
 
-/// Each section stands under what it is a part of.
+/// Each section stands below the item that contains it.
 #[test]
 fn sections_have_their_lines() {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
@@ -121,7 +121,7 @@ fn a_window_that_is_overfull_or_unknown_has_no_room() {
     assert_eq!((unknown.free, unknown.percent), (0, 0.0));
 }
 
-/// What was done to the request stands above what is free; where nothing was, there is no line.
+/// Rewrites stand above the free space. Without any there is no line.
 #[test]
 fn what_was_removed_or_put_back_has_its_line() {
     let rewriting_line = |rewriting: RewriteView| {
@@ -161,7 +161,7 @@ fn json_says_the_same() {
     assert_eq!(serde_json::from_str::<ContextView>(&json).unwrap(), view());
 }
 
-/// A view that holds all that one may hold.
+/// A view in which everything that can be shown is set.
 fn whole() -> ContextView {
     let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
     let contents = MessageTokens {
@@ -216,8 +216,8 @@ fn limits() -> WindowLimits {
     }
 }
 
-/// All that a view may hold, each line at its place: sections and contents under what they are a part of, then what was
-/// calculated from, counted and changed, and where things begin.
+/// The full text: sections and contents stand below the item that contains them, then come the basis of the
+/// calculation, the counts, the changes and the limits.
 #[test]
 fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
     let view = whole();
@@ -267,15 +267,15 @@ Free space: 113,500 tokens (after the buffer)"
     assert_eq!(view.to_string(), text);
 }
 
-/// What begins nowhere has no line, and what is nothing has none; no guess of a window decides.
+/// A limit that does not exist, and a number that is 0, have no line.
 #[test]
 fn what_is_nothing_has_no_line() {
     let view = whole();
-    // Where the client compacts by itself, nothing is prepared, and only what does not fit is compacted.
+    // If the client compacts by itself, nothing is prepared, and only a request that does not fit is compacted.
     let helped = view.clone().where_the_client_compacts().to_string();
     assert!(!helped.contains("Preparing:"), "{helped}");
     assert!(helped.contains("  Compacting:    184,000 tokens (92.0%)\n"), "{helped}");
-    // What is zero has no line, and what was not cut was reported; no guess of a window decides.
+    // A count of 0 has no line, and a reply that was not cut was reported. A guessed window does not decide.
     let unknown = WindowLimits { pruning: Some(0), refusing: None, buffer: None, ..limits() };
     let few = MessageTokens { user: 9, ..<_>::default() };
     let basis = EstimateBasis { cut: false, gone: 0, ..view.basis.unwrap() };
@@ -291,7 +291,8 @@ fn what_is_nothing_has_no_line() {
     assert!(plain.contains(lines), "{plain}");
 }
 
-/// What messages are made of replaces the lines that say the same: sections and reasoning are shown once.
+/// If the contents of the messages are shown, they replace the lines for sections and reasoning, so that these appear
+/// once.
 #[test]
 fn sections_and_reasoning_are_shown_once() {
     let sections = SectionTokens { skills: 300, ..<_>::default() };
@@ -304,12 +305,12 @@ fn sections_and_reasoning_are_shown_once() {
     let with = view.clone().made_of(Some(&contents)).to_string();
     assert_eq!(with.matches("Skills:").count(), 1, "{with}");
     assert_eq!(with.matches("Reasoning:").count(), 1, "{with}");
-    // Nothing is no content.
+    // Empty contents count as none.
     assert_eq!(view.clone().made_of(Some(&MessageTokens::default())), view);
     assert_eq!(view.clone().made_of(None).with(None), view);
 }
 
-/// A turn that was rewritten in shadow mode, and how that is shown.
+/// A turn that was rewritten in shadow mode, and how it is shown.
 fn rewritten() -> (Turn, RewriteView) {
     use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::refusal::RefusalCause;
@@ -348,7 +349,8 @@ fn rewritten() -> (Turn, RewriteView) {
     (turn, rewriting)
 }
 
-/// What is shown between turns and of a request on its way: each number is the turn's, the plan's or the estimate's.
+/// The view after a turn, and the view of a request in flight: each number is that of the turn, the plan or the
+/// estimate.
 #[test]
 fn a_view_says_what_its_turn_and_its_plan_say() {
     let (mut turn, rewriting) = rewritten();
@@ -363,7 +365,7 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
     };
     assert_eq!(after, expected);
     assert_eq!((after.total, after.breakdown.reasoning), (960, 30));
-    // The estimate was too low by a tenth, and of hidden input it is no measure.
+    // The estimate was a tenth too low. With hidden input, it cannot be compared.
     turn.estimate.as_mut().unwrap().tokens = 810;
     assert_eq!(ContextView::after(&turn).last_error_percent, Some(-10.0));
     turn.usage.hosted_tools = true;
@@ -371,7 +373,7 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
     let shown = (hidden.last_error_percent, hidden.hidden_input);
     assert_eq!(shown, (None, Some(HiddenInput::HostedTools)));
     turn.usage.hosted_tools = false;
-    // A request that grew from it.
+    // A request whose parent is that turn.
     let estimate = Estimate {
         tokens: 1_100,
         new: 105,
@@ -395,12 +397,12 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
         (before(&anew).basis, before(&anew).method),
         (None, Some(EstimateMethod::Estimated))
     );
-    // Nothing was reported: all is estimated.
+    // Nothing was reported: everything is estimated.
     turn.usage.input = None;
     let silent = ContextView::after(&turn);
     assert_eq!((silent.basis, silent.method), (None, Some(turn.estimate.unwrap().method)));
     assert_eq!(silent.last_error_percent, None);
-    // Nothing of it is written where nothing was new.
+    // Without new cuts, `tokens_pruned` is not written.
     let json = |tokens_pruned| {
         serde_json::to_value(RewriteView { tokens_pruned, ..rewriting }).unwrap()["tokens_pruned"]
             .as_u64()
@@ -408,7 +410,7 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
     assert_eq!((json(0), json(7)), (None, Some(7)));
 }
 
-/// A reply without reported input measures nothing, and an input of nothing no error.
+/// Without reported input there is no error to show, nor if the reported input is 0.
 #[test]
 fn no_input_is_no_error() {
     use crate::context::scene::{SessionFixture, messages};
@@ -420,7 +422,7 @@ fn no_input_is_no_error() {
     assert_eq!(ContextView::after(&turn).last_error_percent, Some(0.0));
 }
 
-/// What has no number is not written.
+/// The number of further deferred tools is not written if it is 0.
 #[test]
 fn deferred_tools_are_written_where_there_are_more() {
     let written = |deferred_more| {

@@ -1,4 +1,4 @@
-//! Which summaries a turn's context rests on, and which one waits.
+//! Which summaries are part of a turn's context, and which summary is ready but not used yet.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::dialect::Chain;
 
 const MODEL: &str = "claude-opus-4-6";
 
-/// A numbered summary, written or first used at that time and for that request.
+/// A summary with this number, written or first used at this time and for this request.
 fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     Box::new(CompactionRecord {
         about: Chain(about),
@@ -32,7 +32,7 @@ fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     })
 }
 
-/// A session of three turns, the last of which was sent with a summary that was first used at 10.
+/// A session of three turns. The last one was sent with a summary that was first used at 10.
 fn session() -> SessionFixture {
     let mut scene = SessionFixture::of(MODEL, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
@@ -48,7 +48,7 @@ fn session() -> SessionFixture {
     scene
 }
 
-/// When the used ones were first used, and when the one that waits was written.
+/// When the used summaries were first used, and when the ready one was written.
 fn times(scene: &SessionFixture, turn: usize) -> (Vec<Millis>, Option<Millis>) {
     let turn = scene.ledger.turns().nth(turn).unwrap();
     let mut all = Compactions::of_turn(&scene.ledger, turn);
@@ -79,13 +79,14 @@ fn a_context_rests_on_what_was_sent_with_it() {
         dollars: None,
     };
     assert_eq!(newest.used, [expected]);
-    // What was not sent stands in no context.
+    // A summary that was not sent is in no context.
     let mut unsent = Turn::clone(scene.ledger.turns().nth(2).unwrap());
     unsent.done.made.compacted = 0;
     assert!(Compactions::of_turn(&scene.ledger, &unsent).used.is_empty());
 }
 
-/// Those before it are folded into it: of its line, of another cut, and taken into use no later.
+/// Older summaries are part of the newest one if they are on the same branch, have another cut, and were first used no
+/// later.
 #[test]
 fn older_summaries_of_the_line_are_folded_into_the_newest() {
     let mut scene = session();
@@ -95,12 +96,12 @@ fn older_summaries_of_the_line_are_folded_into_the_newest() {
     };
     assert_eq!(add(&mut scene, 1, 7, "r2"), [7, 10]);
     assert_eq!(add(&mut scene, 2, 5, "r1"), [5, 7, 10]);
-    assert_eq!(add(&mut scene, 3, 6, "other"), [5, 7, 10], "of another line");
-    assert_eq!(add(&mut scene, 4, 11, "r2"), [5, 7, 10], "it came later");
+    assert_eq!(add(&mut scene, 3, 6, "other"), [5, 7, 10], "it is on another branch");
+    assert_eq!(add(&mut scene, 4, 11, "r2"), [5, 7, 10], "it was used later");
     assert_eq!(add(&mut scene, 5, 10, "r2"), [5, 7, 10, 10]);
 }
 
-/// The newest that was written for the line since, and is not in use, waits.
+/// The newest summary that was written on the branch since, and is not used yet, is the ready one.
 #[test]
 fn a_summary_waits_until_it_is_in_use() {
     let mut scene = session();
@@ -114,6 +115,6 @@ fn a_summary_waits_until_it_is_in_use() {
     assert_eq!(add(&mut scene, 4, 20, "r3"), Some(20));
     assert_eq!(add(&mut scene, 5, 15, "r3"), Some(20));
     scene.ledger.add(Fact::Compact(record(4, 30, "later")));
-    assert_eq!(times(&scene, 2).1, Some(15), "the newest is in use by now");
-    assert_eq!(times(&scene, 0).1, None, "the first turn's line is its own");
+    assert_eq!(times(&scene, 2).1, Some(15), "the newest is used by then");
+    assert_eq!(times(&scene, 0).1, None, "it is not on the first turn's branch");
 }

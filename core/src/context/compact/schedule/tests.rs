@@ -125,7 +125,7 @@ fn every_row() {
     }
 }
 
-/// What can happen after an action; nothing after one that sends the request.
+/// What can happen after an action. Nothing happens after an action that sends the request.
 fn results(action: ScheduleAction) -> Vec<E> {
     let unwritable = [NothingToCut, Provider, NotReady].map(CannotWrite);
     match action {
@@ -138,7 +138,7 @@ fn results(action: ScheduleAction) -> Vec<E> {
     }
 }
 
-/// Every request: its need, its summary and its writer may be any others after each action.
+/// Every possible request: need, summary and writer may have changed after each action.
 fn contexts() -> Vec<ScheduleContext> {
     let mut all: Vec<_> = [No, Prepare, Swap, Must].map(at).to_vec();
     let every = |all: Vec<_>, change: &dyn Fn(ScheduleContext) -> Vec<ScheduleContext>| {
@@ -165,11 +165,11 @@ fn contexts() -> Vec<ScheduleContext> {
     })
 }
 
-/// All ways that begin with an event in a state.
+/// All paths that begin with an event in a state.
 struct Walk<'a> {
     contexts: &'a [ScheduleContext],
     counts: fn(ScheduleAction) -> bool,
-    /// The most counted actions from here on; `None` while that is being found out.
+    /// The highest number of counted actions from here on; `None` while it is being computed.
     most: HashMap<String, Option<usize>>,
 }
 
@@ -178,7 +178,7 @@ impl Walk<'_> {
         let key = format!("{state:?} {event:?}");
         match self.most.get(&key) {
             Some(Some(most)) => return *most,
-            Some(None) => panic!("it does not end: {key}"),
+            Some(None) => panic!("this path does not end: {key}"),
             None => self.most.insert(key.clone(), None),
         };
         let mut most = 0;
@@ -194,8 +194,8 @@ impl Walk<'_> {
     }
 }
 
-/// Whatever the request is after each action: it is sent in the end, because every way ends, and every way
-/// ends with an action that sends it.
+/// Whatever the request becomes after each action, it is sent in the end: every path ends, and its last action sends
+/// the request.
 #[test]
 fn every_request_is_sent_after_a_bounded_number_of_steps() {
     let contexts = contexts();
@@ -210,7 +210,7 @@ fn every_request_is_sent_after_a_bounded_number_of_steps() {
     }
 }
 
-/// Nobody waits for a summary without need, and nothing is done where nothing may be.
+/// A request waits for a summary only if it needs one, and nothing is done where nothing may be decided.
 #[test]
 fn an_action_has_its_reason() {
     let states = [START, OVERFLOW, FRESH, USED, USED_FRESH, USED_TWICE];
@@ -232,7 +232,7 @@ fn an_action_has_its_reason() {
     assert!(seen > 100, "{seen}");
 }
 
-/// Three failures are the most here, and each cools the thread down until the given time.
+/// Three failures are the maximum here, and each cools the thread down until the given time.
 #[test]
 fn every_row_of_the_writer() {
     type Change = fn(WriterState) -> WriterState;

@@ -1,4 +1,4 @@
-//! The limit of output: what a refusal of it makes of a request, to the token.
+//! The output limit after a refusal, to the token.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ use crate::dialect::Dialect;
 
 const MODEL: &str = "claude-opus-4-6";
 
-/// A request for so much output.
+/// A request for this much output.
 fn asking(output: u64) -> SessionFixture {
     let body = json!({"model": MODEL, "max_tokens": output, "messages": messages("u")});
     SessionFixture::read(Dialect::Anthropic, "/v1/messages", MODEL, &body)
@@ -27,7 +27,7 @@ fn repair_of(facts: &[Fact]) -> Option<Repair> {
     })
 }
 
-/// The output that is asked for as the plan has it.
+/// The output limit in what is sent.
 fn output(scene: &SessionFixture, plan: &Plan) -> u64 {
     let sent = splice::applied(&scene.body, &plan.edits);
     let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
@@ -52,7 +52,7 @@ fn the_limit_is_lowered_to_what_the_refusal_names() {
         (9_000, Some(ModelLimit), 127, None),
         (90_000_000, Some(ModelLimit), 10_000_000, most(10_000_000)),
         (90_000_000, Some(ModelLimit), 10_000_001, None),
-        // Prompt and output together: it is lowered to no less than policy leaves.
+        // Prompt and output together: the limit is lowered to what policy leaves at least, and not below.
         (100_000, Some(Window), 200_000, window(200_000)),
         (4_097, Some(Window), 200_000, window(200_000)),
         (4_096, Some(Window), 200_000, None),
@@ -70,7 +70,8 @@ fn the_limit_is_lowered_to_what_the_refusal_names() {
     assert_eq!(output(&scene, &scene.plan()), 8_192);
 }
 
-/// What the request already had when it was refused fixes nothing, even if it is reckoned from other numbers now.
+/// A repair that the request already had when it was refused fixes nothing, even if the limit is computed from other
+/// numbers now.
 #[test]
 fn a_change_that_was_refused_is_no_repair() {
     let mut scene = asking(100_000);
@@ -80,8 +81,8 @@ fn a_change_that_was_refused_is_no_repair() {
     assert!(are_known(&facts, &scene.known()));
 }
 
-/// What the window has room for is computed again for each prompt: less a margin where that is only estimated, and
-/// never below what policy leaves.
+/// The room in the window is computed again for each prompt: less a margin if the prompt is only estimated, and not
+/// below what policy leaves.
 #[test]
 fn output_fits_beside_the_prompt() {
     let mut scene = asking(100_000);
@@ -100,7 +101,7 @@ fn output_fits_beside_the_prompt() {
     assert_eq!(fitted(&scene, 300_000, false), 4_096);
     assert_eq!(fitted(&scene, 90_000, true), 100_000, "there is room");
     assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(4_096));
-    // Of two windows the smaller one holds.
+    // Of two windows, the smaller one counts.
     let smaller = decided(&scene.request(), Repair::OutputFits { window: 102_000 });
     scene.ledger.add(smaller);
     assert_eq!(fitted(&scene, 2_000, false), 100_000 - 64);
@@ -111,7 +112,8 @@ fn output_fits_beside_the_prompt() {
     assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(4_096));
 }
 
-/// What another request's refusal said of the model spares this one a refusal (`docs/healing.md` "Learned output limits").
+/// A limit that another request's refusal named is applied before this one is refused (`docs/healing.md` "Learned
+/// output limits").
 #[test]
 fn a_learned_limit_spares_a_refusal() {
     let spared = |scene: &SessionFixture, most| {
@@ -135,7 +137,7 @@ fn a_learned_limit_spares_a_refusal() {
     unasked.body = unasked.body.iter().copied().filter(|byte| *byte != b'_').collect();
     unasked.conversation.max_output = None;
     assert_eq!(spared(&unasked, 8_192), None, "it names no limit");
-    // It is lowered already; a higher limit helps no longer.
+    // It is already lowered; a higher limit changes nothing.
     let mut lowered = asking(100_000);
     let fact = spare(&lowered.request(), &lowered.known(), 8_192).unwrap();
     lowered.ledger.add(fact);

@@ -9,7 +9,7 @@ use crate::context::repair::tests::{of_place, proposed, refusal, repaired, scene
 use crate::dialect::PartIndex;
 use crate::dialect::repair::{Refusal, RepairCause};
 
-/// A PNG of this size, whose file has so many bytes.
+/// A PNG of this size in pixels, whose file has this many bytes.
 fn png(width: u32, height: u32, bytes: usize) -> String {
     let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
     file.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));
@@ -27,7 +27,7 @@ fn picture(width: u32, height: u32, bytes: usize) -> Value {
     labelled("image/png", &png(width, height, bytes))
 }
 
-/// A small one, a wide one of 8,000 letters of base64, and a high one of 800.
+/// A small one, a wide one of 8,000 base64 characters, and a high one of 800.
 fn three() -> Vec<Value> {
     vec![picture(280, 56, 60), picture(3_000, 56, 6_000), picture(280, 2_500, 600)]
 }
@@ -42,7 +42,7 @@ fn message(pictures: &[Value]) -> Value {
     json!([user(&json!(content))])
 }
 
-/// Which of the pictures gave way.
+/// Which of the pictures are replaced.
 fn gone(pictures: &[Value], refusal: &Refusal) -> Vec<usize> {
     let mut one = scene(&message(pictures));
     let sent = repaired(&mut one, refusal);
@@ -61,7 +61,7 @@ fn the_named_one_goes_and_all_that_break_the_same_limit() {
     let second = "messages.0.content.1.image.source";
     let media = || refusal(RepairCause::Media);
     let bytes = |limit| of_detail(Bytes, Some(limit));
-    // Some count what is decoded.
+    // Some providers count decoded bytes.
     let counted =
         |count, limit| Refusal { count: Some(count), ..at(second, of_detail(Bytes, Some(limit))) };
     let cases = [
@@ -90,24 +90,24 @@ fn the_named_one_goes_and_all_that_break_the_same_limit() {
     for (refusal, expected) in cases {
         assert_eq!(gone(&three(), &refusal), expected, "{refusal:?}");
     }
-    // A tenth more than needed goes; and the oldest quarter of the bytes.
+    // A tenth more than needed is replaced; of a request that is too large, the oldest quarter of the bytes.
     let many: Vec<Value> = (0..25).map(|n| picture(280, 56 + n, 60)).collect();
     assert_eq!(gone(&many, &of_detail(Count, Some(20))), (0..7).collect::<Vec<_>>());
     let four: Vec<Value> = (0..4).map(|n| picture(280, 56 + n, 600)).collect();
     assert_eq!(gone(&four, &of_detail(Request, None)), [0, 1]);
-    // What is named is none of the pictures.
+    // The refusal names a place that is no picture.
     let named = at("messages.0.content.3.text", media());
     assert_eq!(proposed(&scene(&message(&three())), &named), []);
     assert_eq!(proposed(&scene(&json!([user(&json!("Go."))])), &media()), []);
 }
 
-/// What cannot be a picture of the declared type gives way where the form is refused.
+/// If the format was refused, every picture that cannot be of its declared type is replaced.
 #[test]
 fn what_is_not_what_it_says_goes() {
     let by_address =
         json!({"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}});
     let untyped = |data: &str| json!({"type": "image", "source": {"type": "base64", "data": data}});
-    // The same data would be the same picture.
+    // Each picture has other data, because equal data would be the same picture.
     let pictures = [
         labelled("image/jpeg", &png(280, 56, 60)),
         labelled("image/png", &png(280, 57, 60)),
@@ -124,7 +124,7 @@ fn what_is_not_what_it_says_goes() {
     assert_eq!(gone(&pictures, &of_detail(RefusalDetail::Format, None)), [0, 3, 6, 9]);
 }
 
-/// Each is described by its type, its size and why it is left out.
+/// The text names type, size and reason.
 #[test]
 fn the_placeholder_says_what_stood_there() {
     use RefusalDetail::{Bytes, Count, Format, Pixels, Request, Unsupported};
@@ -159,7 +159,7 @@ fn the_placeholder_says_what_stood_there() {
     assert_eq!(placeholder(by_address, Some(Bytes)), expected);
 }
 
-/// One decision for pictures that are the same, which all give way; from then on those that are left are looked at.
+/// Equal pictures are replaced by one decision. After that, only the remaining ones are considered.
 #[test]
 fn the_same_picture_gives_way_wherever_it_stands() {
     let same = [picture(280, 56, 60), picture(280, 57, 60), picture(280, 56, 60)];

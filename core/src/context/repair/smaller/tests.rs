@@ -7,7 +7,7 @@ use crate::context::repair::tests::{proposed, refusal, scene, text, user};
 use crate::context::scene::SessionFixture;
 use crate::dialect::repair::RepairCause;
 
-/// A picture of noise, as base64 of a PNG.
+/// A picture of random pixels: a PNG in base64.
 fn noise(width: u32, height: u32, seed: u32) -> String {
     let mut state = seed;
     let pixels = image::RgbImage::from_fn(width, height, |_, _| {
@@ -33,8 +33,8 @@ fn refused(detail: RefusalDetail, limit: Option<u64>) -> Refusal {
     Refusal { detail: Some(detail), limit, ..refusal(RepairCause::Media) }
 }
 
-/// What is decided: of each picture that gave way the longer side and the letters of base64 of the smaller one, `None`
-/// where text takes its place.
+/// What is decided for each replaced picture: the longer side and the base64 length of the smaller one, `None` if text
+/// replaces it.
 fn decided_of(
     scene: &SessionFixture,
     refusal: &Refusal,
@@ -80,7 +80,8 @@ fn only_a_size_makes_a_picture_smaller() {
     assert!(!may(&scene, Some(Bytes)));
 }
 
-/// As small as the refusal says: pixels of its side, letters of base64, a quarter of what makes the request too large.
+/// As small as the refusal demands: a side in pixels, a length of base64, or a quarter of its size if the request is
+/// too large.
 #[test]
 fn a_picture_becomes_as_small_as_it_has_to_be() {
     let whole = noise(200, 100, 1);
@@ -97,10 +98,11 @@ fn a_picture_becomes_as_small_as_it_has_to_be() {
     let (_, of_request) = decided_of(&scene, &request, PLENTY);
     let (_, less) = of_request[0].unwrap();
     assert!(less <= whole.len() / 4 && less > whole.len() / 10, "{less}");
-    // As much room as it takes, and less: then text.
+    // It fits exactly into the room; with less room, text is used.
     assert_eq!(decided_of(&scene, &pixels, letters).1, [Some((100, letters))]);
     assert_eq!(decided_of(&scene, &pixels, letters - 1).1, [None]);
-    // The smaller one was refused: for as many pixels text takes its place, for fewer it becomes smaller again.
+    // The smaller one was refused, too: for the same number of pixels text replaces it, for fewer pixels it becomes
+    // smaller again.
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(decided_of(&scene, &pixels, PLENTY).1.len(), 1);
     assert_eq!(decided_of(&scene, &pixels, PLENTY).1, [None]);
@@ -113,7 +115,7 @@ fn a_picture_becomes_as_small_as_it_has_to_be() {
     assert_eq!(decided_of(&scene, &request, PLENTY).1, [None]);
 }
 
-/// Of one refusal so many pictures are made smaller as fit into the room together, and eight at most.
+/// After one refusal, as many pictures are made smaller as fit into the room together, eight at most.
 #[test]
 fn only_so_many_become_smaller_at_once() {
     let all: Vec<String> = (1..11).map(|seed| noise(64, 48, seed)).collect();
@@ -127,7 +129,7 @@ fn only_so_many_become_smaller_at_once() {
     assert!(sizes[0].is_some() && sizes[1].is_some() && sizes[2..].iter().all(Option::is_none));
 }
 
-/// Where the refusal names no size, the longer side becomes 2,000 pixels.
+/// If the refusal names no size, the longer side becomes 2,000 pixels.
 #[test]
 fn a_size_that_is_not_named_is_what_providers_take() {
     let scene = shown(&[noise(2_100, 2, 1)]);

@@ -1,12 +1,12 @@
-//! Tables of cuts: what stands in a tool result, and what is left of it.
+//! Tables of cuts: the content of a tool result before and after.
 //!
-//! Only what lies inside the result's own braces is shown; all around it has to stay.
+//! Only the inside of the result's object is shown; everything around it must stay the same.
 
 use super::{inside, spliced};
 use crate::dialect::rewrite::{CutContent, cut};
 use crate::dialect::{Dialect, PartIndex, read};
 
-/// The message around what is tested, as a client of the dialect sends it: before and after.
+/// The body before and after the tested part, as a client of the dialect sends it.
 fn around_it(dialect: Dialect) -> (&'static str, &'static str) {
     match dialect {
         Dialect::Anthropic => (
@@ -28,7 +28,7 @@ fn around_it(dialect: Dialect) -> (&'static str, &'static str) {
     }
 }
 
-/// What is tested, cut down to `new "words"`.
+/// The tested part, cut to `new "words"`.
 fn cut_down(dialect: Dialect, inner: &str, keep_media: bool) -> String {
     let (head, tail) = around_it(dialect);
     let body = format!("{head}{inner}{tail}");
@@ -39,7 +39,7 @@ fn cut_down(dialect: Dialect, inner: &str, keep_media: bool) -> String {
     inside(&out, head, tail)
 }
 
-/// `→` stands between what is and what is left; `-`: nothing can be cut.
+/// Each case is the content before and after; `-`: nothing can be cut.
 fn check_cuts(dialect: Dialect, keep_media: bool, cases: &[(&str, &str)]) {
     for (before, after) in cases {
         let after = after.replace('§', r#""new \"words\"""#);

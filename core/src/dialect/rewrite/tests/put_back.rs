@@ -1,13 +1,13 @@
-//! Tables of what goes back: reasoning among blocks, parts, items and members, signatures on parts.
+//! Tables of what is put back: reasoning among blocks, parts, items and members, and signatures on parts.
 //!
-//! Raw reasoning is as short as it can be: where it goes does not rest on what it says.
+//! Raw reasoning is kept short: its place does not depend on its content.
 
 use super::{inside, spliced};
 use crate::dialect::rewrite::{ReasoningInsert, put_back, restore_signature};
 use crate::dialect::{Dialect, PartIndex, read};
 
-/// The one message (or, of Responses, the last item) with blocks put back. Each block is given as
-/// the number of the part it stood before, and its raw bytes.
+/// The message (in Responses, the last item) with blocks put back. Each block is the number of the part that it
+/// preceded, and its raw bytes.
 fn back(dialect: Dialect, message: &str, blocks: &[(usize, &str)]) -> String {
     let (head, tail) = match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => (r#"{"messages":["#, "]}"),
@@ -108,7 +108,7 @@ fn items_of_reasoning_go_back_beside_the_item_they_led_to() {
     let open = r#"{"id":"rs_1","type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"t"}]}"#;
     assert_eq!(back(named, &[(0, open)]), format!("{open},{named}"));
     assert_eq!(back(call, &[(0, open)]), format!("{},{call}", open.replace(r#""id":"rs_1","#, "")));
-    // Words in several parts are one item: what stood between them stands before it.
+    // A text in several parts is one item, so reasoning from between the parts goes before it.
     let message = r#"{"role":"assistant","content":[{"type":"output_text","text":"a"},{"type":"output_text","text":"b"}]}"#;
     assert_eq!(back(message, &[(1, sealed)]), format!("{bare},{message}"));
 
@@ -129,7 +129,8 @@ fn items_of_reasoning_go_back_beside_the_item_they_led_to() {
     assert_eq!(put_back(&conversation, prompt.as_bytes(), 0, &[block]), []);
 }
 
-/// Members of a message and what goes back into it. The role comes last, so that what is first is seen.
+/// The members of a message, what is put back, and the members after it. The role comes last, so that it shows what
+/// goes first.
 fn check_members(cases: &[(&str, &str, &str)]) {
     for (before, raw, after) in cases {
         let message = |inner: &str| format!(r#"{{{inner},"role":"assistant"}}"#);
@@ -143,7 +144,7 @@ fn check_members(cases: &[(&str, &str, &str)]) {
 fn members_go_back_into_messages_of_chat() {
     let thinking = r#"{"content":[{"type":"thinking","thinking":[]}]}"#;
     let cases = [
-        // A field, the first member.
+        // A field becomes the first member.
         (
             r#""content":"a""#,
             r#"{"reasoning_content":"t"}"#,
@@ -171,7 +172,7 @@ fn members_go_back_into_messages_of_chat() {
             r#"{"reasoning":"t"}"#,
             r#""reasoning":"t","content":"a""#,
         ),
-        // Thinking in blocks: first in the content.
+        // Reasoning in blocks becomes the first block of the content.
         (
             r#""content":"a""#,
             thinking,

@@ -1,7 +1,7 @@
-//! Random conversations, as clients of each dialect write them, and the invariants of rewriting over all of them.
+//! Random conversations, as clients of each dialect write them, and the invariants of rewriting for all of them.
 //!
-//! One telling of a conversation is written down four times: every form of content, of reasoning and
-//! of white space that clients use. All of it must be possible to cut, put back and take out.
+//! Each conversation is written in four dialects, with every form of content, reasoning and white space that clients
+//! use. Every part of it can be cut, put back and removed.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use super::invariants::{self, InvariantCounts};
 use crate::dialect::{Dialect, PartKind, read};
 
-/// A question, what the model thought, said and called, and what the tools answered.
+/// A question, the model's reasoning, text and calls, and the results of the tools.
 #[derive(Clone, Debug)]
 struct Step {
     question: String,
     thoughts: usize,
-    /// Which of its forms the reasoning has.
+    /// Which form the reasoning has.
     form: usize,
     text: Option<String>,
     results: Vec<Answer>,
@@ -24,7 +24,7 @@ struct Step {
 struct Answer {
     pieces: Vec<Piece>,
     is_error: bool,
-    /// One string in place of a list of blocks, if all of them are text.
+    /// One string instead of a list of blocks, if all of them are text.
     is_string: bool,
 }
 
@@ -35,7 +35,7 @@ enum Piece {
 }
 
 impl Step {
-    /// A model that thinks says or calls something as well.
+    /// A model that reasons also writes text or calls a tool.
     fn text(&self) -> Option<&str> {
         match &self.text {
             None if self.results.is_empty() => Some("so"),
@@ -45,7 +45,7 @@ impl Step {
 }
 
 impl Answer {
-    /// As one string, or as a list of blocks.
+    /// One string, or a list of blocks.
     fn content(&self, block_type: &str, picture: &Value, marker: &str) -> Value {
         let is_text = self.pieces.iter().all(|piece| matches!(piece, Piece::Text(..)));
         if self.is_string && is_text {
@@ -112,7 +112,7 @@ fn anthropic(steps: &[Step]) -> Value {
         blocks.extend(step.text().map(|text| json!({ "type": "text", "text": text })));
         if step.form > 1 {
             let turned = usize::from(blocks.len() > 1);
-            blocks.rotate_left(turned); // interleaved
+            blocks.rotate_left(turned); // reasoning between the other blocks
         }
         let mut results = Vec::new();
         for (n, answer) in step.results.iter().enumerate() {
@@ -223,7 +223,7 @@ fn gemini(steps: &[Step], snake: bool) -> Value {
                 _ => json!({ "text": "", name("thoughtSignature", "thought_signature"): "c2ln" }),
             })
             .collect();
-        // An answer may come back in the pieces it was streamed in.
+        // The client may send the text in the pieces in which it was streamed.
         parts.extend(step.text().into_iter().flat_map(|text| {
             let (one, two) = text.split_at(text.len().min(1));
             [one, two].map(|piece| json!({ "text": piece }))
@@ -255,26 +255,26 @@ fn gemini(steps: &[Step], snake: bool) -> Value {
     json!({ "contents": contents, name("systemInstruction", "system_instruction"): { "parts": [{ "text": "s" }] } })
 }
 
-/// How a client writes JSON down.
+/// How a client writes JSON.
 #[derive(Clone, Copy, Debug)]
-struct Hand {
+struct JsonStyle {
     space: &'static str,
-    /// Members begin with another one.
+    /// By how many places the members are rotated.
     turned: usize,
-    /// Letters that need none are escaped.
+    /// Whether characters are escaped that need no escape.
     escapes: bool,
 }
 
-fn hand() -> impl Strategy<Value = Hand> {
+fn json_style() -> impl Strategy<Value = JsonStyle> {
     let space = prop::sample::select(vec!["", "", " ", "\n\t", "\r\n  "]);
-    (space, 0..4usize, any::<bool>()).prop_map(|(space, turned, escapes)| Hand {
+    (space, 0..4usize, any::<bool>()).prop_map(|(space, turned, escapes)| JsonStyle {
         space,
         turned,
         escapes,
     })
 }
 
-impl Hand {
+impl JsonStyle {
     fn write(self, value: &Value, out: &mut String) {
         let space = self.space;
         match value {
@@ -334,13 +334,13 @@ fn check(dialect: Dialect, steps: &[Step], body: &str) {
     assert!(put_back >= answers && removed >= steps.len() - unthinking, "{body}");
 }
 
-fn bodies(steps: &[Step], hand: Hand) -> [(Dialect, String); 4] {
-    let flag = hand.turned.is_multiple_of(2);
+fn bodies(steps: &[Step], json_style: JsonStyle) -> [(Dialect, String); 4] {
+    let flag = json_style.turned.is_multiple_of(2);
     [
-        (Dialect::Anthropic, hand.written(&anthropic(steps))),
-        (Dialect::OpenaiChat, hand.written(&chat(steps))),
-        (Dialect::OpenaiResponses, hand.written(&responses(steps, flag, hand.escapes))),
-        (Dialect::Gemini, hand.written(&gemini(steps, flag))),
+        (Dialect::Anthropic, json_style.written(&anthropic(steps))),
+        (Dialect::OpenaiChat, json_style.written(&chat(steps))),
+        (Dialect::OpenaiResponses, json_style.written(&responses(steps, flag, json_style.escapes))),
+        (Dialect::Gemini, json_style.written(&gemini(steps, flag))),
     ]
 }
 
@@ -348,21 +348,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_invariants_hold_of_any_conversation(steps in prop::collection::vec(step(), 1..4), hand in hand()) {
-        for (dialect, body) in bodies(&steps, hand) {
+    fn the_invariants_hold_of_any_conversation(steps in prop::collection::vec(step(), 1..4), json_style in json_style()) {
+        for (dialect, body) in bodies(&steps, json_style) {
             check(dialect, &steps, &body);
         }
     }
 
-    /// Invariant 8: nor of bodies that are broken, or bent.
+    /// Invariant 8, for bodies with changed and missing bytes.
     #[test]
     fn invariant_8_bent_bodies_are_rewritten_by_the_rules_or_not_at_all(
         steps in prop::collection::vec(step(), 1..3),
-        hand in hand(),
+        json_style in json_style(),
         bends in prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(br#""{}[],:\ne0"#.to_vec())), 1..4),
         cut: Option<prop::sample::Index>,
     ) {
-        for (_, body) in bodies(&steps, hand) {
+        for (_, body) in bodies(&steps, json_style) {
             let mut bytes = body.into_bytes();
             for (at, with) in &bends {
                 let at = at.index(bytes.len());

@@ -1,7 +1,7 @@
 //! Requests of real clients are rewritten at every possible place, and the invariants hold.
 //!
-//! The invariants are in `dialect::rewrite::invariants`. The project's recordings are always read; the corpus
-//! if it is there.
+//! The invariants are in `dialect::rewrite::invariants`. The project's recordings are always read; the corpus if there
+//! is one.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::dialect::recordings::{DIALECTS, corpus, data, files};
 use crate::dialect::rewrite::invariants::{self, InvariantCounts};
 use crate::dialect::{Dialect, paths};
 
-/// Longest request whose places are tried one by one: each is read again some three times a part.
+/// Longest request whose places are tried one by one: for each part, it is read about three times.
 const MOST: usize = 24_000;
 
 fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [InvariantCounts; 4]) {
@@ -60,7 +60,7 @@ fn the_corpus_is_rewritten_by_the_rules() {
     check(&tried, 700, 40);
 }
 
-/// Every dialect was tried often enough.
+/// Each dialect had enough rewrites of each kind.
 fn check(tried: &[InvariantCounts; 4], many: usize, some: usize) {
     for ((_, name), of) in DIALECTS.iter().zip(tried) {
         assert!(of.cut >= many && of.put_back >= many && of.removed >= some, "{name}: {of:?}");

@@ -1,12 +1,12 @@
-//! Tables of what leaves: reasoning with its commas, and never a message that says nothing.
+//! Tables of what is removed: reasoning with its commas, but never all of a message.
 //!
-//! Blocks and items are written in two letters, so that their order is seen.
+//! Blocks and items are written as two letters, to show their order.
 
 use super::spliced;
 use crate::dialect::rewrite::take_out;
 use crate::dialect::{Dialect, read};
 
-/// A body without some parts of a message.
+/// The body without these parts of a message.
 fn out(dialect: Dialect, body: &str, message: usize, parts: &[usize]) -> String {
     let conversation = read(dialect, "/", body.as_bytes());
     match take_out(&conversation, body.as_bytes(), message, parts) {

@@ -1,4 +1,4 @@
-//! Every order in which requests, connections and peers can meet at [`Lanes`], by loom.
+//! Every order in which requests, connections and peers can meet at [`Lanes`], checked by loom.
 //!
 //! As with sockets, decisions are made under a lock, and placements are delivered outside of it, to requests that may
 //! have left. No connection exceeds its limit, no waiting request is forgotten, and all counts return to zero.
@@ -10,7 +10,7 @@ use loom::thread;
 
 use super::*;
 
-/// Where somebody waits.
+/// Where a request waits for its place.
 #[derive(Default)]
 struct WaiterSeat {
     answer: Mutex<SeatAnswer>,
@@ -22,7 +22,7 @@ enum SeatAnswer {
     #[default]
     Nothing,
     Place(LaneId),
-    /// Nobody sits here any more.
+    /// The request has left.
     Left,
 }
 
@@ -64,7 +64,7 @@ impl LaneTable {
         }
     }
 
-    /// Opens a connection, at once: in which step others come between is what the model varies.
+    /// Opens a connection at once. The model varies which other steps come in between.
     fn open(self: &Arc<Self>) {
         let (id, actions) = self.decide(|lanes| lanes.opened((), Instant::now()));
         self.perform(actions);
@@ -77,7 +77,7 @@ impl LaneTable {
         self.perform(actions);
     }
 
-    /// A place, or a seat to wait at.
+    /// A place, or a seat to wait in.
     fn request(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<WaiterSeat>)> {
         let seat = Arc::new(WaiterSeat::default());
         let requested = self.decide(|lanes| match lanes.take() {
@@ -91,7 +91,7 @@ impl LaneTable {
         })
     }
 
-    /// A request: waits for its place as long as it takes.
+    /// A request that waits for its place as long as it takes.
     fn place(self: &Arc<Self>) -> LaneId {
         let (_, seat) = match self.request() {
             Ok(id) => return id,
@@ -141,7 +141,7 @@ fn run(table: &Arc<LaneTable>, others: Vec<fn(&Arc<LaneTable>)>) {
     table.is_at_rest();
 }
 
-/// Every order in which threads are interrupted twice at most, which is where such faults show.
+/// Tries every order with at most two preemptions, which is enough to show such faults.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);

@@ -111,15 +111,15 @@ fn azure_paths_and_keys_go_to_azure() {
     );
 }
 
-/// `/openai/…` names an upstream, and is where the paths of Azure, Groq and Bedrock begin.
+/// `/openai/…` may name an upstream, and paths of Azure, Groq and Bedrock begin with it, too.
 #[test]
 fn a_name_that_is_also_a_path_is_kept_where_the_upstream_has_it() {
     const CHAT: &str = "/openai/v1/chat/completions";
     let bearer = &[("authorization", "Bearer k")];
     let chat = &[Dialect::OpenaiChat];
-    // The default upstream: the name goes.
+    // The default upstream: the name is removed.
     check(&known(), CHAT, bearer, "https://api.openai.com/v1/chat/completions");
-    // An upstream of that name whose paths begin so: it stays, with and without it in the base.
+    // An upstream of that name whose own paths begin with it: the name stays, whether or not the base URL has it.
     for (host, base) in [
         ("api.groq.com", ""),
         ("api.groq.com", "/openai/v1"),
@@ -136,7 +136,7 @@ fn a_name_that_is_also_a_path_is_kept_where_the_upstream_has_it() {
                 "openai" => known[1] = upstream(name, &base, chat),
                 _ => known.push(upstream(name, &base, chat)),
             }
-            // As the provider's own documentation has the base URL, after the name.
+            // The base URL of the provider's documentation, after the upstream's name.
             check(&known, &format!("/{name}{CHAT}"), bearer, &want);
             if name == "openai" {
                 check(&known, CHAT, bearer, &want);
@@ -158,7 +158,7 @@ fn a_name_that_is_also_a_path_is_kept_where_the_upstream_has_it() {
     }
 }
 
-/// What only Azure's clients write goes to Azure or nowhere, whatever upstreams are called.
+/// Requests that only Azure's clients write go to Azure or nowhere, whatever upstreams are called.
 #[test]
 fn azures_clients_reach_no_other_provider() {
     let key = &[("api-key", "k")];
@@ -182,14 +182,14 @@ fn azures_clients_reach_no_other_provider() {
         check(&known, path, hints, &format!("{azure}{path}"));
         check(&known, &format!("/az{path}"), hints, &format!("{azure}{path}"));
     }
-    // A gateway before Azure, under the name that its clients' paths begin with, or alone.
+    // A gateway before Azure: under the name that its clients' paths begin with, or as the only upstream.
     known.truncate(3);
     known[1] = upstream("openai", "https://gateway.example/openai", &[Dialect::OpenaiChat]);
     check(&known, deployment, key, &format!("https://gateway.example{deployment}"));
     check(&known, new, key, "https://gateway.example/openai/v1/chat/completions");
     let alone = [upstream("corp", "https://gateway.example", &[Dialect::OpenaiChat])];
     check(&alone, deployment, key, &format!("https://gateway.example{deployment}"));
-    // A name that is configured as host goes before.
+    // A host that is configured for an upstream is decisive.
     known[0].hosts = vec!["corp.local".into()];
     let at = &[("host", "corp.local"), ("api-key", "k")];
     check(&known, deployment, at, &format!("https://api.anthropic.com{deployment}"));
@@ -257,7 +257,8 @@ fn an_own_credential_takes_the_clients_key_out_of_the_query() {
 }
 
 proptest::proptest! {
-    /// Whatever the path, a request goes to the host of an upstream, and what is routed is an end of what came.
+    /// Whatever the path is, a request goes to the host of an upstream, and the routed path is the end of the requested
+    /// one.
     #[test]
     fn no_path_chooses_another_host(path in r"/(\PC|[/.@:?#%\\]|anthropic|openai|%2f|v1|\.\./){0,12}") {
         let Ok(uri) = path.parse::<Uri>() else { return Ok(()) };

@@ -27,7 +27,7 @@ use crate::script::ToolDefinition;
 pub(super) use compaction::compact;
 pub(super) use response::{record_reply, write_response};
 
-/// A content block of a message, as it stands in the request.
+/// A content block of a message, as it is in the request.
 struct Block<'c> {
     message: usize,
     block: usize,
@@ -205,7 +205,7 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
         }
         for (block, value) in items(&message["content"]).enumerate() {
             let nested = items(&value["content"]).find_map(breakpoint);
-            // Of a summary the model reads the text.
+            // The model reads only the text of a summary.
             let summary = value["content"].as_str().filter(|_| value["type"] == "compaction");
             let measured =
                 summary.map_or_else(|| measure(role, value), |it| measure_text(role, it));

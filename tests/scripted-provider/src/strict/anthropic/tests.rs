@@ -1,4 +1,4 @@
-//! Every Anthropic rule: what breaks it is refused in the real words, and what keeps it is not.
+//! Every Anthropic rule: a request that breaks it is refused with the real error, a request that keeps it is accepted.
 
 #![allow(clippy::semicolon_if_nothing_returned, reason = "edits of a request read as tables")]
 
@@ -47,7 +47,7 @@ fn thinking_then_two_calls() -> ScriptedReply {
         .with_call("list", json!({"path": "b"}))
 }
 
-/// Adds an answer to the history, and the results of what it called.
+/// Adds a reply to the history, and the results of its calls.
 fn grow(body: &mut Value, answer: &Value) {
     push(body, "messages", json!({"role": "assistant", "content": answer["content"]}));
     let calls = prompt::items(&answer["content"]).filter(|block| block["type"] == "tool_use");
@@ -819,7 +819,7 @@ fn a_generated_conversation_is_never_refused() {
     }
 }
 
-/// What a summary stands for goes on to count as read: later thinking stays valid (`docs/protocols.md` 1.5.7).
+/// The history that a summary replaces still counts as read: later thinking stays valid (`docs/protocols.md` 1.5.7).
 #[test]
 fn compaction_on_demand_keeps_later_thinking_and_checks_its_blocks() {
     let betas = "compact-2026-09-04,context-management-2025-06-27";

@@ -37,7 +37,7 @@ enum KeptThinking {
     All,
     /// That after the newest text of the user.
     CurrentLoop,
-    /// That of so many newest turns that hold any (`docs/protocols.md` 1.3).
+    /// The thinking of this many newest turns that have any (`docs/protocols.md` 1.3).
     Turns(usize),
 }
 
@@ -219,7 +219,7 @@ impl<'a> ThinkingChecker<'a> {
         }
     }
 
-    /// Checks a thinking block with so many others before it in its message; returns the number of its
+    /// Checks a thinking block that is preceded by this many others in its message; returns the number of its
     /// signature.
     fn check_block(&mut self, at: usize, blocks_before: usize) -> Result<usize, ApiError> {
         let block = &self.blocks[at];

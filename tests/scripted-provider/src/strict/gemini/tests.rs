@@ -1,4 +1,4 @@
-//! Every Gemini rule: what breaks it is refused in the real words, what keeps it is not.
+//! Every Gemini rule: a request that breaks it is refused with the real error, a request that keeps it is accepted.
 
 #![allow(clippy::semicolon_if_nothing_returned, reason = "edits of a request read as tables")]
 

@@ -1,4 +1,4 @@
-//! Every Chat Completions rule, by host: what breaks it is refused, what keeps it is not.
+//! Every Chat Completions rule, by host: a request that breaks it is refused, a request that keeps it is accepted.
 
 #![allow(clippy::semicolon_if_nothing_returned, reason = "edits of a request read as tables")]
 

@@ -1,4 +1,4 @@
-//! Every Responses rule: what breaks it is refused in the real words, what keeps it is not.
+//! Every Responses rule: a request that breaks it is refused with the real error, a request that keeps it is accepted.
 
 #![allow(clippy::semicolon_if_nothing_returned, reason = "edits of a request read as tables")]
 
@@ -216,7 +216,7 @@ fn reasoning_and_the_item_after_it_are_pairs() {
     assert_eq!(client.accept(&bare).losses, [], "known by its encrypted content");
     bare["input"][2].as_object_mut().unwrap().remove("id");
     assert_eq!(client.accept(&bare).losses, []);
-    // A fc_ that nothing led to directly goes alone.
+    // A call without reasoning directly before it may be sent alone.
     client.accept(&without(&body, &[1, 2, 3, 5]));
 }
 

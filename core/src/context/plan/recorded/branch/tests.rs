@@ -1,4 +1,4 @@
-//! What holds in a branch: by what it sent, and by which of its exchanges decided.
+//! Which decisions apply in a branch, by what the branch has sent and by which exchange made the decision.
 
 use serde_json::json;
 
@@ -9,7 +9,8 @@ use crate::context::{
 };
 use crate::dialect::Chain;
 
-/// The end of a branch, an exchange called `here`, whose parent sent parts of these keys; `None`: nobody knows.
+/// The end of a branch: an exchange called `here`, whose parent sent parts with these keys. `None`: it is not known
+/// what was sent.
 fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
     let part = |key: &u128| SketchPart {
         key: PartKey(*key),
@@ -36,7 +37,7 @@ fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningD
     }
 }
 
-/// The reasoning of a reply of one part.
+/// The reasoning record of a reply with one part.
 fn thought() -> ReasoningRecord {
     let raw = r#"{"type":"thinking","thinking":"Hm.","signature":"c2ln"}"#;
     ReasoningRecord {
@@ -59,7 +60,8 @@ fn thought() -> ReasoningRecord {
     }
 }
 
-/// A picture that a branch has sent stays there, unless it was refused there; a rule holds everywhere.
+/// A picture that the branch has sent is not replaced, unless it was refused there. A repair by a rule applies
+/// everywhere.
 #[test]
 fn a_picture_stays_where_it_was_sent() {
     let ledger = Ledger::default();
@@ -85,7 +87,7 @@ fn a_picture_stays_where_it_was_sent() {
     assert!(of(Some(&[1]), "there", Repair::Unicode));
 }
 
-/// Words stand where they were said, and where the part before them is new, whole or cut.
+/// An injected message stays where it was sent. It also applies if the part before it is new here, whole or cut.
 #[test]
 fn injected_messages_stand_where_they_were_sent() {
     let ledger = Ledger::default();
@@ -116,7 +118,8 @@ fn injected_messages_stand_where_they_were_sent() {
     assert!(!branch(&ledger, Some(&[1])).has_injected(&removed, after));
 }
 
-/// Reasoning is back where it was sent, and where nothing of its reply was; what a branch left out stays out.
+/// Reasoning that was put back applies if this branch sent it or sent nothing of its reply. What a branch left out
+/// stays out.
 #[test]
 fn reasoning_is_back_where_it_was_sent() {
     let ledger = Ledger::default();
@@ -157,9 +160,12 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
         assert!(!stays(Some(&[]), "there", why, left_out()), "{why:?}: it was left out here");
         assert!(stays(Some(&[signature_key.0]), "there", why, new()), "{why:?}");
         assert!(stays(Some(&[]), "there", why, was_sent()), "{why:?}");
-        assert!(stays(Some(&[quoted.0]), "there", why, left_out()), "put back, or its client's");
+        assert!(
+            stays(Some(&[quoted.0]), "there", why, left_out()),
+            "it was put back, or its client sent it"
+        );
         let later_was_sent = !stays(Some(&[signature_key.0]), "there", why, left_out());
-        assert!(later_was_sent, "{why:?}: the same again, which is decided on by itself");
+        assert!(later_was_sent, "{why:?}: it was sent again, which is a decision of its own");
         assert!(!stays(None, "there", why, new()), "{why:?}: nobody knows what was sent");
         assert!(!stays(Some(&[signature_key.0]), "here", why, was_sent()), "{why:?}: decided here");
         assert_eq!(
@@ -170,7 +176,7 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     }
 }
 
-/// Of two blocks of one reply the branch sent one: the other stays out.
+/// The branch sent one of a reply's two blocks: the other stays out.
 #[test]
 fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     let ledger = Ledger::default();
@@ -190,7 +196,7 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     assert!(!stays(&[second.0]), "only the other block of the reply was sent");
 }
 
-/// A decision revoked twice in a branch, or once for good, is not made in it again.
+/// A decision that was revoked twice in a branch, or once for good, is not made there again.
 #[test]
 fn a_decision_revoked_twice_is_given_up_in_its_branch() {
     let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {
@@ -216,7 +222,7 @@ fn a_decision_revoked_twice_is_given_up_in_its_branch() {
     assert_eq!(given_up(&[("here", None, Never)]), HashSet::from_iter([7, 100]));
 }
 
-/// A decision is of the model that its turn asked; of one that is not known it may be.
+/// A decision belongs to the model of its turn. If its turn is not known, it may be of any model.
 #[test]
 fn a_decision_is_of_its_turns_model() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
@@ -229,7 +235,7 @@ fn a_decision_is_of_its_turns_model() {
     assert!(!is("r1", Some("other")) && !is("r1", None));
 }
 
-/// The line of a branch goes back from turn to turn, also where facts go round in a circle.
+/// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
 #[test]
 fn a_line_goes_back_to_its_first_turn() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
@@ -255,7 +261,7 @@ fn a_line_goes_back_to_its_first_turn() {
     assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
 }
 
-/// What has no reply yet was sent by nobody, also where it is not known what was sent.
+/// A result without a reply yet was sent by no earlier request, even if it is not known what was sent.
 #[test]
 fn the_newest_result_is_whole_where_the_branch_is_unknown() {
     let ledger = Ledger::default();

@@ -1,4 +1,4 @@
-//! Where the parts of replies stand that came back, and what is missing of their reasoning.
+//! Where the parts of earlier replies are in a request, and what is missing of their reasoning.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{Fact, ReasoningBlock, Signature};
 use crate::dialect::Dialect;
 
-/// The reasoning of a reply that ends with the keyed part of this number, and has so many of them.
+/// The reasoning record of a reply that ends with this keyed part and has `count` of them.
 fn record(scene: &SessionFixture, last: usize, count: usize) -> ReasoningRecord {
     let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
     ReasoningRecord {
@@ -42,10 +42,10 @@ fn gemini(model: &Value) -> SessionFixture {
     SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro-preview", &body)
 }
 
-/// A signature: the number of its keyed part, its bytes, and the range of text that it stands on.
+/// A signature: the number of its keyed part, its bytes, and the range of text that it belongs to.
 type PlacedSignature<'s> = (u32, &'s str, Option<(u32, u32)>);
 
-/// The places of the signatures that are missing.
+/// Where signatures are missing.
 fn unsigned(model: &Value, signatures: &[PlacedSignature]) -> Vec<(usize, String)> {
     let mut scene = gemini(model);
     let keyed = scene.conversation.parts().filter(|part| part.key.is_some()).count();
@@ -64,7 +64,8 @@ fn unsigned(model: &Value, signatures: &[PlacedSignature]) -> Vec<(usize, String
     missing.signatures.into_iter().map(|(at, value)| (at.part, value.to_owned())).collect()
 }
 
-/// Gemini's signatures go back to the parts they stood on; in a text, to the same piece or not at all.
+/// Gemini's signatures go back to the parts that had them. Within a text, a signature needs the same piece, or it is
+/// left out.
 #[test]
 fn a_signature_stands_on_the_same_part_or_piece() {
     let call = |name: &str| json!({"functionCall": {"name": name, "args": {}}});
@@ -88,18 +89,19 @@ fn a_signature_stands_on_the_same_part_or_piece() {
         text("Done.")
     ]);
     assert_eq!(unsigned(&pieces, &signatures), at(&[(0, "a"), (2, "b"), (3, "c"), (5, "d")]));
-    // The client joined the pieces: their signatures fit no more, one of all of them does.
+    // The client joined the pieces: signatures of pieces no longer fit, but a signature of the whole text does.
     let joined = json!([text("One two three."), call("go"), call("stop"), text("Done.")]);
     assert_eq!(unsigned(&joined, &signatures), at(&[(1, "c"), (3, "d")]));
     assert_eq!(unsigned(&joined, &[(0, "w", None)]), at(&[(0, "w")]));
     assert_eq!(unsigned(&pieces, &[(0, "w", None)]), []);
-    // What the client signs itself is not missing.
+    // A signature that the client sends itself is not missing.
     let mut signed = pieces.clone();
     signed[3]["thoughtSignature"] = "c2ln".into();
     assert_eq!(unsigned(&signed, &signatures[2..4]), at(&[(5, "d")]));
 }
 
-/// A block stands before the part that it stood before; where it led to what ran at the provider, before that.
+/// A block goes back before the part that followed it. If it led to a tool that ran at the provider, it goes before
+/// that.
 #[test]
 fn a_block_goes_back_before_what_it_led_to() {
     let message = |text: &str| json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
@@ -138,7 +140,7 @@ fn a_block_goes_back_before_what_it_led_to() {
     assert!(returned.spans(returned.start()) && !returned.spans(PartIndex::default()));
 }
 
-/// A reply that was nothing but thought is there where its client sends a thought.
+/// A reply of reasoning alone is found where the client sends reasoning.
 #[test]
 fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
     let mut all = messages("uau");
@@ -166,7 +168,7 @@ fn what_is_not_known_to_be_whole_is_no_more_than_partial() {
     assert!(!dropped(vec![&cut], vec![]).is_nothing());
 }
 
-/// The signatures of the replies that are found in this request, in order.
+/// The reasoning of the replies that are found in this request, in order.
 fn signed(scene: &SessionFixture) -> Vec<String> {
     let known = scene.known();
     assert!(known.replies.iter().all(ReturnedReply::is_whole), "{:?}", known.replies);
@@ -174,7 +176,7 @@ fn signed(scene: &SessionFixture) -> Vec<String> {
     known.replies.iter().map(raw).collect()
 }
 
-/// A client changed its first message, so that replies are found by their own text, and their texts are alike.
+/// The client changed its first message, so replies are found by their own text, and their texts are equal.
 #[test]
 fn replies_with_the_same_text_are_distinguished() {
     let text = json!({"type": "text", "text": "The tide comes in from the west, and it will be here by noon."});
@@ -202,7 +204,7 @@ fn replies_with_the_same_text_are_distinguished() {
         all[0]["content"] = "Other words.".into();
         scene.send(&all.iter().cloned().collect());
         assert_eq!(signed(&scene), raw, "{letters}");
-        // Its client dropped the oldest turn.
+        // The client dropped the oldest turn.
         if letters == "uauauau" {
             scene.send(&all[2..].iter().cloned().collect());
             assert_eq!(signed(&scene), raw[1..]);
