@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{PlannedRequest, replay, save};
+use super::{PlanBasis, PlannedRequest, replay, save};
 use crate::config::Mode;
 use crate::context::{compact, prune};
 use crate::dialect::overflow::Overflow;
@@ -51,21 +51,13 @@ impl PlannedRequest {
         let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
-        let (plan, measured) = replay(prepared, &known, self.anchor.as_ref()).await?;
-        if plan.edits.is_empty() {
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        if replayed.plan.edits.is_empty() {
             return None;
         }
-        Some(Self {
-            edits: plan.edits.into(),
-            measured: Some(measured),
-            sent: plan.sent,
-            done: prepared.rewrite_summary(&plan.steps),
-            summary_by: plan.summary,
-            anchor: self.anchor.clone(),
-            before: self.before.clone(),
-            known,
-            ..Self::default()
-        })
+        let (before, anchor) = (self.before.clone(), self.anchor.clone());
+        let basis = PlanBasis { known, before, refused: Vec::new(), anchor };
+        Some(Self::new(prepared, basis, replayed))
     }
 
     /// Whether it has more than `goal` tokens, and no more with a summary in place of its beginning.
