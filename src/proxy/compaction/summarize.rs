@@ -309,7 +309,7 @@ impl SummaryJob {
         point: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
-        let request = self.prepared.request();
+        let request = self.prepared.plan_request();
         let window = self.prepared.model.window;
         let instruction = self.instruction();
         let counted = self.count(&instruction);
@@ -360,8 +360,8 @@ impl SummaryJob {
         let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
         let source = LessonSource { upstream, model, ..self.prepared.lesson_source() };
         // The request for an earlier chunk may have taught it.
-        let is_bound =
-            self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
+        let is_bound = self.prepared.plan_request().is_bound()
+            || self.proxy.knows(&source, Lesson::ReasoningBound);
         let body = self.body(request, is_bound).await.ok_or(SummaryError::Rejected)?;
         match self.call(body).await {
             Err(SummaryError::Bound { is_taught }) if request.before.is_some() && !is_bound => {
@@ -459,7 +459,7 @@ impl SummaryJob {
             Some(_) => self.edits.iter().filter(stays).cloned().collect(),
         };
         if let Some(before) = before {
-            let (request, seed) = (self.prepared.request(), seed().ok()?);
+            let (request, seed) = (self.prepared.plan_request(), seed().ok()?);
             let raw = compact::lay_out(&request, &self.known, piece.from, before, seed, false).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
@@ -467,7 +467,7 @@ impl SummaryJob {
             edits.extend(rewrite::end_before(conversation, body, piece.through)?);
         }
         if let Some(most) = most_tokens {
-            let request = self.prepared.request();
+            let request = self.prepared.plan_request();
             edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, most / 4));
         }
         Some(edits)
@@ -487,7 +487,7 @@ impl SummaryJob {
         let why = self.why();
         let sizes = SummarySizes { whole: self.tokens, was: point.was, tokens };
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
-        if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
+        if !compact::is_accepted(&self.prepared.plan_request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
         }
         let SummaryTarget { upstream, model, .. } = self.target_of(written.by);

@@ -323,7 +323,7 @@ impl ClientRequest {
 
     /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
     fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
-        let sent = plan::as_it_came(&prepared.request());
+        let sent = plan::as_it_came(&prepared.plan_request());
         let count = self.count_fallback(prepared, sent, Arc::default());
         PlacedRequest { count, ..PlacedRequest::default() }
     }

@@ -111,7 +111,7 @@ pub(crate) async fn plan(
     let anchor = opened.anchor.take().map(Arc::new);
     let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
-    known.spares_reasoning(&prepared.request());
+    known.spares_reasoning(&prepared.plan_request());
     let known = Arc::new(known);
     let drafted = {
         let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
@@ -166,7 +166,7 @@ pub(crate) async fn as_it_came(
 ) -> PlanOutcome {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let sent = plan::as_it_came(&prepared.request());
+    let sent = plan::as_it_came(&prepared.plan_request());
     let measured = measure_as_it_came(prepared, sent.clone(), anchor.clone()).await;
     let plan = Plan { sent, ..Plan::default() };
     let basis = PlanBasis::recorded(Arc::default(), anchor);
@@ -182,7 +182,7 @@ pub(crate) async fn replay_recorded(
 ) -> PlanOutcome {
     let replay = {
         let (prepared, known) = (prepared.clone(), known.clone());
-        move || plan::replay(&prepared.request(), &known)
+        move || plan::replay(&prepared.plan_request(), &known)
     };
     let mut plan = match off_thread(prepared.body.len(), replay).await {
         Ok(plan) => plan,
@@ -190,7 +190,7 @@ pub(crate) async fn replay_recorded(
     };
     if prepared.mode == Mode::Shadow {
         plan.edits = Vec::new();
-        plan.sent = plan::as_it_came(&prepared.request());
+        plan.sent = plan::as_it_came(&prepared.plan_request());
     }
     let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
     let basis = PlanBasis::recorded(known, None);
@@ -213,7 +213,7 @@ fn draft_plan(
     known: &RecordedDecisions,
     anchor: Option<&AnchorTurn>,
 ) -> DraftPlan {
-    let request = prepared.request();
+    let request = prepared.plan_request();
     let (mut new, mut refused) = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
         false => Default::default(),
@@ -280,7 +280,7 @@ async fn replay(
     let (size, prepared) = (prepared.body.len(), prepared.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replaying = move || {
-        let mut plan = plan::replay(&prepared.request(), &known);
+        let mut plan = plan::replay(&prepared.plan_request(), &known);
         let measured = prepared.measure(&plan.sent, &known, anchor.as_deref());
         prepared.fit_output(&mut plan, &known, &measured);
         MeasuredPlan { plan, measured: Some(measured) }
@@ -339,7 +339,7 @@ impl PlannedRequest {
         let MeasuredPlan { mut plan, mut measured } = replayed;
         if !plan.edits.is_empty() || !plan.sent.is_as_it_came() {
             plan.edits = Vec::new();
-            plan.sent = plan::as_it_came(&prepared.request());
+            plan.sent = plan::as_it_came(&prepared.plan_request());
             measured = measure_as_it_came(prepared, plan.sent.clone(), basis.anchor.clone()).await;
         }
         Self::new(prepared, basis, MeasuredPlan { plan, measured })
@@ -446,7 +446,7 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         mut known: RecordedDecisions,
     ) -> Option<Self> {
-        known.spares_reasoning(&prepared.request());
+        known.spares_reasoning(&prepared.plan_request());
         let known = Arc::new(known);
         let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
         if replayed.plan.conflict {
@@ -467,15 +467,15 @@ impl PlannedRequest {
 
     /// The estimate of a request by itself, without its session.
     pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Option<Estimate> {
-        estimate(prepared, plan::as_it_came(&prepared.request()), &Arc::default()).await
+        estimate(prepared, plan::as_it_came(&prepared.plan_request()), &Arc::default()).await
     }
 
     /// What has to be kept of the sent request to predict what the next one will contain of its turn.
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
         let rewrites = prepared.may_rewrite() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
-        let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
-        Some(CarryOutlook::new(&prepared.request(), measured, self.anchor(), rewrites, limits))
+        let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
+        Some(CarryOutlook::new(&prepared.plan_request(), measured, self.anchor(), rewrites, limits))
     }
 
     /// The estimated tokens that were sent.
@@ -494,7 +494,7 @@ impl PlannedRequest {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (prepared.model.window, prepared.reserve);
-        let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
+        let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
         let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
@@ -502,7 +502,7 @@ impl PlannedRequest {
 
     /// Records that the original is sent instead of the rewritten request, and measures it.
     pub(crate) async fn set_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
-        self.sent = plan::as_it_came(&prepared.request());
+        self.sent = plan::as_it_came(&prepared.plan_request());
         self.measured = measure_as_it_came(prepared, self.sent.clone(), self.anchor.clone()).await;
     }
 }

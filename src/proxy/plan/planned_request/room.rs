@@ -23,7 +23,7 @@ impl PlannedRequest {
         if prepared.mode != Mode::Active || prepared.held_out {
             return None;
         }
-        let goal = || prune::room_goal(&prepared.request(), &self.known, tokens, overflow);
+        let goal = || prune::room_goal(&prepared.plan_request(), &self.known, tokens, overflow);
         catch_unwind(AssertUnwindSafe(goal)).ok()
     }
 
@@ -40,7 +40,7 @@ impl PlannedRequest {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             off_thread(prepared.body.len(), move || {
                 let cost = prepared.cost(&measured);
-                prune::clear_for_room(&prepared.request(), &known, cost, goal)
+                prune::clear_for_room(&prepared.plan_request(), &known, cost, goal)
             })
             .await
             .ok()?
@@ -70,7 +70,7 @@ impl PlannedRequest {
         let size = prepared.body.len();
         let (prepared, known) = (prepared.clone(), self.known.clone());
         let fits = move || {
-            let (request, cost) = (prepared.request(), prepared.cost(&measured));
+            let (request, cost) = (prepared.plan_request(), prepared.cost(&measured));
             let leaves = || compact::would_leave(&request, &known, cost.parts, cost.tokens, goal);
             cost.tokens > goal && leaves()
         };
@@ -90,7 +90,7 @@ impl PlannedRequest {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             off_thread(prepared.body.len(), move || {
                 let cost = prepared.cost(&measured);
-                prune::trim_for_room(&prepared.request(), &known, cost, goal)
+                prune::trim_for_room(&prepared.plan_request(), &known, cost, goal)
             })
             .await
         };
