@@ -475,6 +475,7 @@ fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
         UpstreamError::NoMemory => ProxyError::NoMemory,
         UpstreamError::TooSlow(reason) => ProxyError::UpstreamTooSlow { upstream, reason },
         UpstreamError::Failed(reason) => ProxyError::UpstreamFailed { upstream, reason },
+        UpstreamError::ResponseLost => ProxyError::ResponseLost,
     }
 }
 
