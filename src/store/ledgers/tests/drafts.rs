@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What stays of an exchange that is never heard of again.
+/// The turn that is kept of an exchange that never ends.
 fn drafted(opened: &OpenedSession) -> Turn {
     let Fact::Turn(turn) = turn(opened, "A") else { unreachable!() };
     Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..*turn }
