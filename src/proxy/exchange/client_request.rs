@@ -38,6 +38,7 @@ use crate::proxy::plan::body_reader::{BodyReader, RequestAnalysis};
 use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
@@ -434,10 +435,10 @@ impl ClientRequest {
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
         let for_tenant = tenant.filter(|_| !vouched);
         let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
-        let learned =
-            calibration.of(ledgers, &upstream.name, name, for_tenant, model.family, reads);
-        let (learned, counting) = learned.await;
-        if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
+        let recalling =
+            calibration.recall(ledgers, &upstream.name, name, for_tenant, model.family, reads);
+        let RecalledState { learned, outcome } = recalling.await;
+        if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
             recorder.record_fail_open(FailOpen::Store);
         }
         ModelFacts {
