@@ -75,18 +75,29 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
 /// Prefix of the ids of messages that are queued again.
 const REQUEUED_PREFIX: &str = "again-";
 
-/// Queues messages again that were at the end of a request without a reply. `in_vain`: the request was
-/// refused with them and accepted without. Then they are tried only once more, because they may be what was
-/// refused.
+/// Why messages were not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryFailure {
+    /// The request got no reply.
+    NoReply,
+    /// The request was refused with them and accepted without. They are tried only once more, because they
+    /// may be what was refused.
+    Refused,
+}
+
+/// Queues messages again that were at the end of a request and were not delivered.
 pub fn requeue(
     known: &RecordedDecisions,
     exchange: &ExchangeId,
     now: Millis,
-    in_vain: bool,
+    failure: DeliveryFailure,
 ) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.injected_at(end);
-    let messages = last.filter(|message| !(in_vain && message.id.starts_with(REQUEUED_PREFIX)));
+    let is_last_try = |message: &&InjectedMessage| {
+        failure == DeliveryFailure::Refused && message.id.starts_with(REQUEUED_PREFIX)
+    };
+    let messages = last.filter(|message| !is_last_try(message));
     messages.filter_map(|message| requeued(message, exchange, now)).collect()
 }
 

@@ -19,7 +19,7 @@ use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, HistoryChunk};
+use crate::context::compact::{self, CompactionNeed, HistoryChunk, WriterConstraints};
 use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
@@ -268,7 +268,8 @@ impl<'a> CompactionContext<'a> {
         let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
         let is_focused = is_focused || self.prepared.policy.compact.focus.is_some();
-        let writers = compact::writers(&request, refused, is_focused);
+        let constraints = WriterConstraints { refused, instructed: is_focused };
+        let writers = compact::writers(&request, constraints);
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
         }

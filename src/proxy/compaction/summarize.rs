@@ -19,7 +19,7 @@ use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
-    self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage, SummarySizes,
+    self, CompactionNeed, CutPoint, HistoryChunk, SummaryDraft, SummaryMessage, SummarySizes,
 };
 use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
@@ -345,8 +345,9 @@ impl SummaryJob {
             summary = Some(answer.text);
         }
         let text = summary.unwrap_or_default();
-        let (known, is_requested) = (&self.known, self.claim.is_some());
-        let written = compact::lay_out(&request, known, point.cut, &text, seed()?, is_requested);
+        let (cut, is_requested) = (point.cut, self.claim.is_some());
+        let draft = SummaryDraft { cut, summary: &text, seed: seed()?, is_requested };
+        let written = compact::lay_out(&request, &self.known, draft);
         let tokens = self.count(&written.raw);
         self.accept(point, written, tokens, None)
     }
@@ -368,7 +369,9 @@ impl SummaryJob {
                 if is_taught {
                     self.proxy.learn(&source, Lesson::ReasoningBound, None).await;
                 }
-                self.call(self.body(request, true).await.ok_or(SummaryError::Rejected)?).await
+                let is_bound = true;
+                let body = self.body(request, is_bound).await.ok_or(SummaryError::Rejected)?;
+                self.call(body).await
             }
             answer => answer,
         }
@@ -458,9 +461,10 @@ impl SummaryJob {
             }
             Some(_) => self.edits.iter().filter(stays).cloned().collect(),
         };
-        if let Some(before) = before {
+        if let Some(summary) = before {
             let (request, seed) = (self.prepared.plan_request(), seed().ok()?);
-            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed, false).raw;
+            let draft = SummaryDraft { cut: piece.from, summary, seed, is_requested: false };
+            let raw = compact::lay_out(&request, &self.known, draft).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
         if piece.through < messages.len() {

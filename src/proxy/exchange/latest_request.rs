@@ -12,7 +12,7 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use crate::config::Mode;
-use crate::context::compact::{self, CompactionNeed, CompactionPreview};
+use crate::context::compact::{self, CompactionNeed, CompactionPreview, WriterConstraints};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::SummaryAuthor;
 use crate::context::{SketchPart, ThreadId};
@@ -145,7 +145,7 @@ impl SummaryContext {
 
     fn preview(&self) -> Option<CompactionPreview> {
         let request = self.prepared.plan_request();
-        let choice = self.choice(compact::writers(&request, false, false))?;
+        let choice = self.choice(compact::writers(&request, WriterConstraints::default()))?;
         Some(compact::outlook(&request, choice.by, &choice.point, self.tokens))
     }
 

@@ -524,12 +524,18 @@ fn queued_messages_are_sent_once_and_stay() {
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
     // Of a request that nobody answered they wait again.
-    let waits = |scene: &SessionFixture, in_vain| {
-        inject::requeue(&scene.known(), &"r9".into(), 5, in_vain).len()
+    let waits = |scene: &SessionFixture, failure| {
+        inject::requeue(&scene.known(), &"r9".into(), 5, failure).len()
     };
-    assert_eq!(waits(&scene, false), 0, "they stand further up");
+    assert_eq!(waits(&scene, inject::DeliveryFailure::NoReply), 0, "they stand further up");
     scene.send(&messages("uau"));
-    assert_eq!((waits(&scene, false), waits(&scene, true)), (2, 2));
+    assert_eq!(
+        (
+            waits(&scene, inject::DeliveryFailure::NoReply),
+            waits(&scene, inject::DeliveryFailure::Refused)
+        ),
+        (2, 2)
+    );
     // Beside the conversation nothing is said.
     scene.ledger.add(Fact::Queued(Box::new(queued(3))));
     scene.send(&messages("uauau"));

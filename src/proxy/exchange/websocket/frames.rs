@@ -455,7 +455,8 @@ async fn record_exchange(
     let settle = pending.map(|pending| pending.open(&proxy, response_head).settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
-    let mut record = ReplyRecord::new(outcome, true);
+    let has_body = true;
+    let mut record = ReplyRecord::new(outcome, has_body);
     record.streamed = true;
     record.take(&reply);
     let commit = settle.map(|settle| settle(&mut record, reply));
