@@ -387,8 +387,7 @@ fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut LogLine) {
 /// `cut=3 (-12,400 tokens) put_back=1`, and why, if it was not sent that way.
 fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     let done = &exchange.done;
-    let ChangeCounts { cut, put_back, removed: taken_out, compacted, injected: said, repaired } =
-        done.made;
+    let ChangeCounts { cut, put_back, removed, compacted, injected, repaired } = done.made;
     if cut > 0 {
         line.push_name("cut")
             .push_display(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
@@ -397,8 +396,12 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
         let tokens = grouped(done.tokens_compacted);
         line.push_name("compacted").push(&["-", &tokens, " tokens"]);
     }
-    let counts =
-        [("put_back", put_back), ("taken_out", taken_out), ("said", said), ("repaired", repaired)];
+    let counts = [
+        ("put_back", put_back),
+        ("taken_out", removed),
+        ("said", injected),
+        ("repaired", repaired),
+    ];
     for (name, times) in counts {
         if times > 0 {
             line.push_name(name).push_number(times);

@@ -46,8 +46,8 @@ const OUTPUT: u64 = 8192;
 const FRAMING: usize = 64;
 /// The structure around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;
-/// How often the store is asked for another replica's summary.
-const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// How often the store is read for another replica's summary.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A summary that is to be written.
 pub(crate) struct SummaryJob {
@@ -275,7 +275,7 @@ impl SummaryJob {
         until: tokio::time::Instant,
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }

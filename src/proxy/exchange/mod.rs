@@ -224,7 +224,7 @@ async fn forward_and_respond(
         pending.count_if_wanted(proxy, head, body);
     }
     if let Some(count) = &count
-        && let Some(counted) = count.answer_unasked(&mut recorder).await
+        && let Some(counted) = count.answer_at_once(&mut recorder).await
     {
         return count_response(counted, recorder);
     }

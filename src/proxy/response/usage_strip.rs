@@ -25,12 +25,13 @@ pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
 
 /// Hosts whose chunks have `"usage":null` only if usage was requested: OpenAI's and Azure's. Many others
 /// always send it (`docs/protocols.md` 2.1).
-const NULL_IF_ASKED: [&str; 3] = ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
+const NULL_IF_REQUESTED: [&str; 3] =
+    ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
 
 /// Whether `"usage":null` in an upstream's chunks is there only because we requested usage.
 fn adds_null_usage(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
-    NULL_IF_ASKED.iter().any(|known| match known.starts_with('.') {
+    NULL_IF_REQUESTED.iter().any(|known| match known.starts_with('.') {
         true => host.ends_with(known),
         false => host == *known || host.ends_with(&format!(".{known}")),
     })
