@@ -14,7 +14,7 @@ pub use message::{InjectedMessage, InjectionState, QueuedMessage};
 
 use std::sync::Arc;
 
-use super::plan::{PlanRequest, RecordedDecisions};
+use super::plan::{HistoryEnd, PlanRequest, RecordedDecisions};
 use super::policy::Mode;
 use super::{ExchangeId, Fact, Millis};
 use crate::dialect::{PartKey, Purpose};
@@ -30,10 +30,8 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     let may = request.mode == Mode::Active
         && conversation.held.is_none()
         && conversation.purpose == Purpose::Turn;
-    let Some((at, after, boundary)) = known.end().filter(|_| may && !known.waiting.is_empty())
-    else {
-        return Vec::new();
-    };
+    let end = known.end().filter(|_| may && !known.waiting.is_empty());
+    let Some(HistoryEnd { at, about, boundary }) = end else { return Vec::new() };
     let Some(part) = request.part(at) else { return Vec::new() };
     // A retry still has the message at its place.
     let is_there = |queued: &&Arc<QueuedMessage>| {
@@ -57,7 +55,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
-        after: PartKey(after),
+        after: PartKey(about),
         boundary,
         text: queued.text.clone(),
         tokens: counter.stands_for(part, &queued.text),
@@ -92,8 +90,8 @@ pub fn requeue(
     now: Millis,
     failure: DeliveryFailure,
 ) -> Vec<Fact> {
-    let Some((end, ..)) = known.end() else { return Vec::new() };
-    let last = known.injected_at(end);
+    let Some(end) = known.end() else { return Vec::new() };
+    let last = known.injected_at(end.at);
     let is_last_try = |message: &&InjectedMessage| {
         failure == DeliveryFailure::Refused && message.id.starts_with(REQUEUED_PREFIX)
     };

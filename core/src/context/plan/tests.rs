@@ -205,9 +205,10 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
     assert_eq!((step.tokens_before, step.tokens_after), (900, 9), "as it was before anything");
     let known = scene.known();
     let part = scene.request().part(PartIndex::new(2, 0)).unwrap().clone();
-    let (cut, trimmed) = known.cut_at(&part, PartIndex::new(2, 0));
-    assert_eq!((cut.unwrap().about, trimmed.is_some()), (about, false));
-    assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), (None, None));
+    let CutOfPart { cut, trim } = known.cut_at(&part, PartIndex::new(2, 0));
+    assert_eq!((cut.unwrap().about, trim.is_some()), (about, false));
+    let uncut = CutOfPart { cut: None, trim: None };
+    assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), uncut);
     let whole = scene.conversation.messages[2].parts[0].key.unwrap();
     assert_eq!(known.cuts_here().map(|(_, key, _)| key).collect::<Vec<_>>(), [whole.cut().cut()]);
 }
