@@ -204,8 +204,8 @@ impl Calibration {
             }
             (known.learned.clone(), known.recall.is_known())
         };
-        let (samples, band) = learned.state();
-        self.0.telemetry.learned(upstream, model, samples, band);
+        let samples = learned.lessons();
+        self.0.telemetry.learned(upstream, model, samples, learned.width());
         let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
         if samples > 1 && is_due && may_save {
             let (ledgers, shared) = (ledgers.clone(), self.0.clone());
@@ -237,8 +237,7 @@ impl CalibrationState {
         let Some(known) = known.filter(|known| is_from_more(&saved, &known.learned)) else {
             return;
         };
-        let (samples, band) = saved.state();
-        self.telemetry.learned(&key.upstream, &key.model, samples, band);
+        self.telemetry.learned(&key.upstream, &key.model, saved.lessons(), saved.width());
         known.learned = Arc::new(saved);
     }
 

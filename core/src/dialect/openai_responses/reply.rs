@@ -67,8 +67,8 @@ impl ReplyStream {
     pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let kind = value.get_text("type");
         let kind = kind.as_deref().unwrap_or(name);
-        if let Some((target, whole)) = target_of(kind) {
-            return self.write(target, whole, value);
+        if let Some(event) = text_event(kind) {
+            return self.write(event, value);
         }
         match kind {
             "response.created" => {
@@ -209,8 +209,9 @@ impl ReplyStream {
         }
     }
 
-    /// Reads a piece of text, or with `whole` all of it again.
-    fn write(&mut self, target: DeltaTarget, whole: bool, value: Value<'_>) {
+    /// Reads a piece of text, or all of it again.
+    fn write(&mut self, event: TextEvent, value: Value<'_>) {
+        let TextEvent { target, is_whole } = event;
         let written = DeltaMembers::of(value);
         let place = first([written.content_index, written.summary_index]);
         let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
@@ -227,7 +228,7 @@ impl ReplyStream {
         }
         let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
         let grown = slot.grown.entry((target, place)).or_default();
-        if whole {
+        if is_whole {
             grown.clear();
         }
         grown.push_str(&text);
@@ -452,11 +453,19 @@ fn forget_wholeness(part: &mut ReplyPart) {
     part.key = None;
 }
 
-/// The target of a text event, and whether it repeats the whole text.
-fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
+/// An event with text.
+#[derive(Clone, Copy)]
+struct TextEvent {
+    target: DeltaTarget,
+    /// It repeats the whole text.
+    is_whole: bool,
+}
+
+/// The text event of this type; `None` if it is another one.
+fn text_event(kind: &str) -> Option<TextEvent> {
     let kind = kind.strip_prefix("response.")?;
     let (what, how) = kind.rsplit_once('.')?;
-    let whole = match how {
+    let is_whole = match how {
         "delta" => false,
         "done" => true,
         _ => return None,
@@ -471,7 +480,7 @@ fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
         | "code_interpreter_call_code" => DeltaTarget::Arguments,
         _ => return None,
     };
-    Some((target, whole))
+    Some(TextEvent { target, is_whole })
 }
 
 /// Whether an event has nothing that `output_item.done` does not have.
