@@ -36,27 +36,27 @@ fn ledgers(store: &Arc<MemoryStore>) -> Ledgers {
 
 fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     SessionLookup {
-        tenant: kept(tenant.into()),
-        session: session.map(|session| kept(session.into())),
+        tenant: leaked(tenant.into()),
+        session: session.map(|session| leaked(session.into())),
         client_thread: None,
-        exchange: kept(exchange.into()),
+        exchange: leaked(exchange.into()),
         timeout: LONG,
         reads: budget(LONG),
         shadow: false,
     }
 }
 
-/// A test is over soon.
-fn kept<T>(value: T) -> &'static T {
+/// Leaks a value, so that it lives as long as the test.
+fn leaked<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
 fn budget(whole: Duration) -> &'static ReadBudget {
-    kept(ReadBudget::new(whole))
+    leaked(ReadBudget::new(whole))
 }
 
-/// One that waits for nothing.
-fn asked_in_haste(session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
+/// A lookup that does not wait for the store.
+fn impatient_lookup(session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     let timeout = Duration::from_millis(1);
     SessionLookup { timeout, reads: budget(timeout), ..lookup("t", session, exchange) }
 }
@@ -109,7 +109,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     }))
 }
 
-/// Opens, answers and commits; the scope and the place.
+/// Stores a turn; returns its scope and its place.
 async fn add_turn(
     ledgers: &Ledgers,
     lookup: SessionLookup<'_>,
@@ -195,7 +195,7 @@ async fn a_request_does_not_wait_for_others_nor_for_long() {
     // Another conversation of the session goes on at once (this would take LONG).
     ours.open(lookup("t", Some("s"), "2"), &conversation(&user("other"))).await.unwrap();
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-    let opened = ours.open(asked_in_haste(Some("s"), "3"), &next).await.unwrap();
+    let opened = ours.open(impatient_lookup(Some("s"), "3"), &next).await.unwrap();
     assert_eq!(opened.placed.growth, Growth::Begins);
 }
 
@@ -281,21 +281,21 @@ impl Store for Dead {
 #[tokio::test]
 async fn a_dead_store_costs_knowledge_and_no_more() {
     let ours = Ledgers::new(Arc::new(Dead));
-    let ask = |request| asked_in_haste(Some("s"), request);
+    let ask = |request| impatient_lookup(Some("s"), request);
     let opened = ours.open(ask("1"), &conversation(&user("hi"))).await.unwrap();
     assert!(opened.store_missed);
     let fact = turn(&opened, "A");
     assert!(ours.commit(opened, vec![fact]).await.is_err());
-    // What passed since is known all the same.
+    // The turn is known, although it was not stored.
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
     assert_eq!(ours.open(ask("2"), &next).await.unwrap().placed.growth, Growth::Grows);
 }
 
-/// A store whose scans wait until they are let go.
+/// A store whose scans wait for a permit.
 struct Slow {
     inner: MemoryStore,
     go: tokio::sync::Semaphore,
-    /// Signs wait as well.
+    /// Fingerprints wait, too.
     is_held: std::sync::atomic::AtomicBool,
     scans: std::sync::atomic::AtomicUsize,
 }
@@ -396,14 +396,14 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     add_turn(&before, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
 
     let ours = Ledgers::new(store.clone());
-    let ask = |request| asked_in_haste(Some("s"), request);
+    let ask = |request| impatient_lookup(Some("s"), request);
     let second = [user("hi"), model("A"), user("two")].join(",");
     let opened = ours.open(ask("2"), &conversation(&second)).await.unwrap();
     assert!(opened.store_missed);
     assert_eq!(opened.placed.growth, Growth::Begins);
     let fact = turn(&opened, "B");
     ours.commit(opened, vec![fact]).await.unwrap();
-    // The answer that nobody waits for any more is taken all the same.
+    // The late answer is used, although nobody waits for it any more.
     store.go.add_permits(1);
     let third = [user("hi"), model("A"), user("other")].join(",");
     loop {
@@ -421,7 +421,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     assert_eq!(store.scans.load(std::sync::atomic::Ordering::SeqCst), 2, "one scan a process");
 }
 
-/// Late is not unknown: nothing is begun in the place of a session that may be there.
+/// A late answer does not mean that there is no session: none is begun in its place.
 #[tokio::test]
 async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let store = Slow::new();
@@ -431,15 +431,15 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let ours = Ledgers::new(store.clone());
     store.is_held.store(true, Relaxed);
     let second = conversation(&[user("hi"), model("A"), user("two")].join(","));
-    assert!(ours.open(asked_in_haste(None, "2"), &second).await.is_none());
-    let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
+    assert!(ours.open(impatient_lookup(None, "2"), &second).await.is_none());
+    let peeked = ours.peek(impatient_lookup(None, "2"), &second).await;
     assert!(matches!(peeked, LookupOutcome::Late));
-    // Nothing was answered in it, so that nothing need be asked.
-    assert!(ours.open(asked_in_haste(None, "3"), &conversation(&user("new"))).await.is_some());
+    // It has no reply in it, so it can have no session, and the store is not needed.
+    assert!(ours.open(impatient_lookup(None, "3"), &conversation(&user("new"))).await.is_some());
     store.go.add_permits(99);
     loop {
-        // What came late is known, without another look.
-        let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
+        // The late answer is known, without another scan.
+        let peeked = ours.peek(impatient_lookup(None, "2"), &second).await;
         if let LookupOutcome::Found(SessionPeek { session, .. }) = peeked {
             assert_eq!(session, scope.session);
             break;
@@ -849,7 +849,7 @@ async fn a_decision_that_comes_too_late_is_cancelled() {
 /// Another process deleted the session: an exchange that began after that is the first of a new one, and one that was
 /// in flight is not stored. Nothing that was known before is known after.
 #[tokio::test]
-async fn after_a_deletion_elsewhere_only_what_began_later_is_kept() {
+async fn after_a_deletion_elsewhere_only_what_began_later_is_leaked() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
     let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;

@@ -112,7 +112,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), None, "its turn removed it");
     ours.drafts.wrote(&[key]);
     assert_eq!(due(), Some((0, vec![key])));
-    // One that was never written need not go; what could not be removed is tried again.
+    // A draft that was never written is not removed. A removal that failed is tried again.
     let guard = begin();
     assert_eq!(due(), Some((1, vec![])));
     ours.drafts.failed(&[key], vec![7]);
@@ -120,7 +120,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), Some((0, vec![7])));
     ours.drafts.failed(&[], (0..5_000).collect());
     assert_eq!(due().map(|(_, ended)| ended.len()), Some(4_096), "of so many");
-    // Of a session that is deleted, what was written goes.
+    // The drafts of a deleted session are removed.
     let _guard = begin();
     assert_eq!(due(), Some((1, vec![])));
     ours.drafts.forget(&Scope { tenant: "t".into(), session: "other".into() });

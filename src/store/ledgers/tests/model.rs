@@ -45,7 +45,7 @@ fn now<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().unwrap()
 }
 
-/// Which turns of these are known.
+/// The turns that are known.
 fn turns_of(ledger: &Ledger) -> Vec<String> {
     let mut turns: Vec<String> = ledger.turns().map(|turn| turn.exchange.to_string()).collect();
     turns.sort();
@@ -56,9 +56,9 @@ struct World {
     store: Arc<MemoryStore>,
     ledgers: Ledgers,
     loads: Vec<Load>,
-    /// Where the deletion is: `None` where there is none.
+    /// How far the deletion is; `None` if there is none.
     deletion: Option<Deletion>,
-    /// When the store has forgotten.
+    /// When the store deleted the session.
     deleted: Option<Instant>,
 }
 
@@ -175,7 +175,7 @@ impl World {
     }
 }
 
-/// How a run is made up.
+/// What happens in a run.
 #[derive(Clone, Copy, Default)]
 struct Cast {
     evictions: usize,
@@ -185,10 +185,10 @@ struct Cast {
     is_coarse: bool,
 }
 
-/// What was seen of one run.
+/// What a run left.
 struct Seen {
     world: World,
-    /// When each request began that left a turn.
+    /// When each request with a turn began.
     began: Vec<(&'static str, Instant)>,
 }
 
