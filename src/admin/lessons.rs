@@ -96,21 +96,23 @@ pub(super) async fn list(admin: &Admin) -> AdminResponse {
 /// Forgets a lesson, at once and for all tenants.
 pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
     let is_known = admin.ledgers.lessons().forget(id, now()).await?;
-    decided(is_known, id, false)
+    report_decision(is_known, LessonDecision { id: id.to_owned(), shared: false })
 }
 
 /// Makes a lesson hold for all tenants.
 pub(super) async fn share(admin: &Admin, id: &str) -> AdminResponse {
     let is_known = admin.ledgers.lessons().share(id, now()).await?;
-    decided(is_known, id, true)
+    report_decision(is_known, LessonDecision { id: id.to_owned(), shared: true })
 }
 
-fn decided(is_known: bool, id: &str, shared: bool) -> AdminResponse {
+/// The response to a decision; that there is no such lesson, unless it `is_known`.
+fn report_decision(is_known: bool, decision: LessonDecision) -> AdminResponse {
+    let LessonDecision { id, shared } = &decision;
     if !is_known {
         let what = format!("There is no lesson {id:?}; GET /api/v1/lessons lists them.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
-    let what = if shared { "shared with all" } else { "deleted" };
+    let what = if *shared { "shared with all" } else { "deleted" };
     tracing::info!("lesson {id} was {what} by the operator");
-    Ok(json(&LessonDecision { id: id.to_owned(), shared }))
+    Ok(json(&decision))
 }

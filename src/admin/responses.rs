@@ -178,17 +178,22 @@ pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
 }
 
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminResponse {
-    let (lines, next) = page_of(admin, query).await?;
+    let ListedScopes { lines, next } = list_scopes(admin, query).await?;
     let next_after = next.and_then(|_| Some(view::cursor_named(lines.last()?.cursor)));
     let sessions = lines.into_iter().map(SessionLine::from).collect();
     Ok(json(&SessionPage { sessions, next, next_after }))
 }
 
-/// A page of sessions, newest first, and where the next page begins.
-async fn page_of(
-    admin: &Admin,
-    query: Option<&str>,
-) -> Result<(Vec<ScopeLine>, Option<usize>), AdminError> {
+/// One page of the sessions.
+struct ListedScopes {
+    /// Newest first.
+    lines: Vec<ScopeLine>,
+    /// How many sessions come before the next page; `None` if this is the last one.
+    next: Option<usize>,
+}
+
+/// Lists the sessions of the page that a query asks for.
+async fn list_scopes(admin: &Admin, query: Option<&str>) -> Result<ListedScopes, AdminError> {
     let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
     let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(DEFAULT_PAGE).clamp(1, LARGEST_PAGE));
     let after = match parameter(query, "after") {
@@ -202,7 +207,7 @@ async fn page_of(
     let mut lines = admin.ledgers.sessions(ScopePage { after, skip, count: limit + 1 }).await?;
     let next = (lines.len() > limit).then_some(skip + limit);
     lines.truncate(limit);
-    Ok((lines, next))
+    Ok(ListedScopes { lines, next })
 }
 
 /// A number in the query; if it is not one, that is the client's error.
@@ -410,7 +415,7 @@ pub(super) async fn explain(
 
 /// What rewriting saved in the sessions of one page.
 pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
-    let (lines, next) = page_of(admin, request.uri().query()).await?;
+    let ListedScopes { lines, next } = list_scopes(admin, request.uri().query()).await?;
     let mut gathered = Vec::with_capacity(lines.len());
     for line in lines {
         let sums = session_sums(admin, &line.scope).await?;

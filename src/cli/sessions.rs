@@ -69,7 +69,7 @@ pub(super) async fn context(
     let counted: CountComparison = client.request_value(&Method::POST, &path_of_count, "").await?;
     drop(progress);
     if !as_json {
-        show(client, &format!("{path}?"), false).await?;
+        show(client, &format!("{path}?"), as_json).await?;
         print::line(&counted.to_string());
         return Ok(());
     }

@@ -54,7 +54,8 @@ pub(super) fn write_generated(config: &Config, access: &AdminAccess) {
         if configured.is_some() || is_there {
             continue;
         }
-        if let Err(error) = write(&path, &token.0, true) {
+        let replace = true;
+        if let Err(error) = write(&path, &token.0, replace) {
             tracing::warn!(
                 "{} cannot be written: {error}; the admin listener's token will change after a restart",
                 path.display()

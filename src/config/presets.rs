@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, ConfigSources, load};
 
-    fn meant(text: &str) -> Config {
+    fn resolved(text: &str) -> Config {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, format!("data = \"d\"\n{text}")).unwrap();
@@ -106,24 +106,24 @@ mod tests {
         for preset in Preset::ALL {
             assert!(toml::de::DeTable::parse(preset.text()).is_ok(), "{}", preset.name());
             assert_eq!(serde_json::to_value(preset).unwrap(), preset.name());
-            let config = meant(&format!("preset = \"{}\"", preset.name()));
+            let config = resolved(&format!("preset = \"{}\"", preset.name()));
             assert_eq!(config.preset, Some(preset));
-            assert_ne!(config.policy, meant("").policy, "{} changes nothing", preset.name());
+            assert_ne!(config.policy, resolved("").policy, "{} changes nothing", preset.name());
         }
     }
 
     #[test]
     fn keys_that_are_set_override_the_preset() {
-        let config = meant("preset = \"opencode\"\n[prune]\nprotect_turns = 3");
+        let config = resolved("preset = \"opencode\"\n[prune]\nprotect_turns = 3");
         let prune = &config.policy.prune;
         assert_eq!(
             (prune.protect_turns, prune.protect_tokens, prune.stop_at_cut),
             (3, 40_000, true)
         );
         // Of two keys that exclude each other, the one that is written in the configuration counts.
-        let config = meant("preset = \"claude-code\"\n[prune]\npressure = 0.5");
+        let config = resolved("preset = \"claude-code\"\n[prune]\npressure = 0.5");
         assert!((config.policy.prune.threshold(180_000) - 90_000.0).abs() < 1e-9);
-        let config = meant("preset = \"claude-code\"\n[compact]\nthreshold = 0.5");
+        let config = resolved("preset = \"claude-code\"\n[compact]\nthreshold = 0.5");
         assert_eq!(config.policy.compact.threshold(180_000), 90_000);
     }
 }

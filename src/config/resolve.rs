@@ -60,7 +60,7 @@ pub(super) fn resolve(
     let mut resolver = Resolver { entry, sources, errors, warnings, secret_variables: Vec::new() };
     let listen = resolver.address(&["listen"], &raw.listen);
     let admin = resolver.address(&["admin"], &raw.admin);
-    let (admin_token, admin_read_token) = resolver.admin_tokens(&raw);
+    let admin_tokens = resolver.admin_tokens(&raw);
     resolver.admin_is_safe(admin, raw.admin_token.is_some());
     if let (Some(listen), Some(admin)) = (listen, admin)
         && listen == admin
@@ -69,7 +69,7 @@ pub(super) fn resolve(
         resolver.wrong(&["admin"], "is the same address as listen", "Give each a port of its own.");
     }
     resolver.limits(&raw);
-    let (tls, admin_tls) = resolver.tls(&raw);
+    let tls = resolver.tls(&raw);
     let extra_ca = raw
         .extra_ca
         .as_deref()
@@ -87,12 +87,12 @@ pub(super) fn resolve(
         allowed_origins: clients.origins,
         tenant_headers: clients.tenant_headers,
         admin: admin?,
-        admin_token,
-        admin_read_token,
+        admin_token: admin_tokens.admin,
+        admin_read_token: admin_tokens.reader,
         metrics_open: raw.metrics_open,
-        admin_tls,
+        admin_tls: tls.admin,
         secret_variables: resolver.secret_variables,
-        tls,
+        tls: tls.client,
         data: data?,
         mode: raw.mode,
         client_mode: raw.client_mode,

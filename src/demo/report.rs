@@ -19,7 +19,7 @@ use crate::wire::sse::Framer;
 /// How long it may take until an exchange is reported. After that the demo fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The delay before a failed request is repeated.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest event that is read, in bytes: far longer than the report of any exchange.
 const EVENT_BYTES: usize = 4 << 20;
@@ -94,7 +94,7 @@ impl DemoReport {
             match fetch(&self.http, get(&url, &self.token)?).await {
                 Ok(text) => return Ok(String::from_utf8_lossy(&text).into_owned()),
                 Err(trouble) if Instant::now() > until => return Err(trouble),
-                Err(_) => tokio::time::sleep(AGAIN).await,
+                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, SummarySizes};
+use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
@@ -549,12 +549,14 @@ fn written(
     options: &WhatIfOptions,
 ) -> Result<Option<CompactionRecord>, DecisionReason> {
     let (request, known, measured) = (&call.request, &decided.known, &decided.measured);
-    let by = *compact::writers(request, false, false).first().ok_or(DecisionReason::Provider)?;
+    let writers = compact::writers(request, compact::WriterConstraints::default());
+    let by = *writers.first().ok_or(DecisionReason::Provider)?;
     let choice =
         compact::choose(request, known, &measured.parts, by).ok_or(DecisionReason::NothingToCut)?;
     // Its text is not known, so the given number of one-token words is used.
     let text = " summary".repeat(options.summary_tokens as usize);
-    let raw = compact::lay_out(request, known, choice.cut, &text, 0, false).raw;
+    let draft = SummaryDraft { cut: choice.cut, summary: &text, seed: 0, is_requested: false };
+    let raw = compact::lay_out(request, known, draft).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
     let why = if due == CompactionNeed::Must {

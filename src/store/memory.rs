@@ -1,4 +1,4 @@
-//! A store in memory, lost with the process: for tests, and if nothing should be on disk.
+//! A store in memory, for tests: lost with the process.
 //!
 //! Behaves like any other store (`conformance`); nothing in it waits or fails.
 

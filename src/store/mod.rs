@@ -12,6 +12,7 @@ pub(super) mod folder;
 mod keyed;
 pub mod ledgers;
 pub mod lessons;
+#[cfg(any(test, feature = "test-support"))]
 pub mod memory;
 pub mod precondition;
 mod random;

@@ -241,16 +241,16 @@ impl LogSink {
 fn text(exchange: &Exchange) -> String {
     let mut line = LogLine(String::with_capacity(512));
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
-    line.shows(humantime::format_rfc3339_millis(at));
+    line.push_display(humantime::format_rfc3339_millis(at));
     let upstream = exchange.upstream.as_deref().unwrap_or("-");
-    line.says(&[" ", upstream, " ", &exchange.method, " ", &clean(&exchange.path), " "]);
+    line.push(&[" ", upstream, " ", &exchange.method, " ", &clean(&exchange.path), " "]);
     match exchange.status {
-        Some(status) => line.digits(status),
-        None => line.says(&["-"]),
+        Some(status) => line.push_number(status),
+        None => line.push(&["-"]),
     }
-    line.says(&[" "]);
-    line.variant(exchange.outcome);
-    line.name("id").says(&[exchange.id.as_str()]);
+    line.push(&[" "]);
+    line.push_variant(exchange.outcome);
+    line.push_name("id").push(&[exchange.id.as_str()]);
     for (name, value) in [
         ("provider_request_id", exchange.provider_request_id.as_deref()),
         ("model", exchange.model.as_deref()),
@@ -258,30 +258,30 @@ fn text(exchange: &Exchange) -> String {
         ("thread", exchange.thread.as_ref().map(ThreadId::as_str)),
     ] {
         if let Some(value) = value {
-            line.name(name).says(&[&clean(value)]);
+            line.push_name(name).push(&[&clean(value)]);
         }
     }
     if let Some(stop) = exchange.stop {
-        line.name("stop").variant(stop);
+        line.push_name("stop").push_variant(stop);
     }
     if let Some(kind) = exchange.error_kind {
-        line.name("error_kind").variant(kind);
+        line.push_name("error_kind").push_variant(kind);
     }
     if exchange.silent_stream {
-        line.name("silent_stream").says(&["true"]);
+        line.push_name("silent_stream").push(&["true"]);
     }
     if let Some(times) = exchange.repeated_calls {
-        line.name("repeated_calls").digits(times);
+        line.push_name("repeated_calls").push_number(times);
     }
     usage_fields(exchange, &mut line);
     accuracy_fields(exchange, &mut line);
     rewriting_fields(exchange, &mut line);
     time_fields(exchange, &mut line);
     for why in &exchange.fail_open {
-        line.name("fail_open").variant(why);
+        line.push_name("fail_open").push_variant(why);
     }
     for note in &exchange.notes {
-        line.name("note").variant(note);
+        line.push_name("note").push_variant(note);
     }
     line.0
 }
@@ -292,32 +292,32 @@ struct LogLine(String);
 
 impl LogLine {
     /// Writes ` name=`; a value follows.
-    fn name(&mut self, name: &str) -> &mut Self {
-        self.says(&[" ", name, "="]);
+    fn push_name(&mut self, name: &str) -> &mut Self {
+        self.push(&[" ", name, "="]);
         self
     }
 
-    fn says(&mut self, pieces: &[&str]) {
+    fn push(&mut self, pieces: &[&str]) {
         pieces.iter().for_each(|piece| self.0.push_str(piece));
     }
 
-    fn digits(&mut self, number: impl itoa::Integer) {
+    fn push_number(&mut self, number: impl itoa::Integer) {
         self.0.push_str(itoa::Buffer::new().format(number));
     }
 
     /// Writes a number with one decimal, from whole numbers, because floats take several times as long.
-    fn tenths(&mut self, tenths: u64) {
-        self.digits(tenths / 10);
-        self.says(&["."]);
-        self.digits(tenths % 10);
+    fn push_tenths(&mut self, tenths: u64) {
+        self.push_number(tenths / 10);
+        self.push(&["."]);
+        self.push_number(tenths % 10);
     }
 
     /// Writes the name that a unit variant serialises to.
-    fn variant(&mut self, variant: impl Serialize) {
-        self.shows(VariantName(variant));
+    fn push_variant(&mut self, variant: impl Serialize) {
+        self.push_display(VariantName(variant));
     }
 
-    fn shows(&mut self, value: impl fmt::Display) {
+    fn push_display(&mut self, value: impl fmt::Display) {
         let _ = write!(self.0, "{value}");
     }
 }
@@ -332,42 +332,42 @@ fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
         ("cache_write", usage.cache_write),
     ] {
         if let Some(value) = value {
-            line.name(name).digits(value);
+            line.push_name(name).push_number(value);
         }
     }
     if usage.lower_bound {
-        line.name("usage").says(&["lower_bound"]);
+        line.push_name("usage").push(&["lower_bound"]);
     }
 }
 
 /// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: the range in parentheses holds nine times in ten.
 fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     let Some(estimate) = &exchange.estimate else { return };
-    line.name("estimated").digits(estimate.tokens);
+    line.push_name("estimated").push_number(estimate.tokens);
     if let Some((low, high)) = estimate.band().filter(|(low, high)| low < high) {
-        line.says(&[" ("]);
-        line.digits(low);
-        line.says(&["–"]);
-        line.digits(high);
-        line.says(&[")"]);
+        line.push(&[" ("]);
+        line.push_number(low);
+        line.push(&["–"]);
+        line.push_number(high);
+        line.push(&[")"]);
     }
     if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
-        line.name("actual").digits(actual);
+        line.push_name("actual").push_number(actual);
         error_field("error", error, exchange.error_ratio(), line);
     }
-    line.name("method").variant(estimate.method);
+    line.push_name("method").push_variant(estimate.method);
     if let Some(why) = exchange.count_estimated {
-        line.name("count_estimated").variant(why);
+        line.push_name("count_estimated").push_variant(why);
     }
     if let Some(hidden) = exchange.hidden_input() {
-        line.name("hidden_input").variant(hidden);
+        line.push_name("hidden_input").push_variant(hidden);
     }
     if estimate.breakdown.capped {
-        line.name("breakdown").says(&["capped"]);
+        line.push_name("breakdown").push(&["capped"]);
     }
     // Beside our estimate, so that one line compares them.
     let Some(classic) = &exchange.classic else { return };
-    line.name("classic").shows(format_args!("{} ({})", classic.tokens, classic.rules));
+    line.push_name("classic").push_display(format_args!("{} ({})", classic.tokens, classic.rules));
     if let Some(error) = exchange.classic_error() {
         error_field("classic_error", error, exchange.classic_error_ratio(), line);
     }
@@ -375,66 +375,70 @@ fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
 
 fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut LogLine) {
     let sign = if error < 0 { "-" } else { "+" };
-    line.name(name).says(&[sign]);
-    line.digits(error.unsigned_abs());
+    line.push_name(name).push(&[sign]);
+    line.push_number(error.unsigned_abs());
     if let Some(ratio) = ratio {
-        line.says(&[" (", sign]);
-        line.tenths((ratio.abs() * 1000.0).round() as u64);
-        line.says(&["%)"]);
+        line.push(&[" (", sign]);
+        line.push_tenths((ratio.abs() * 1000.0).round() as u64);
+        line.push(&["%)"]);
     }
 }
 
 /// `cut=3 (-12,400 tokens) put_back=1`, and why, if it was not sent that way.
 fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     let done = &exchange.done;
-    let ChangeCounts { cut, put_back, removed: taken_out, compacted, injected: said, repaired } =
-        done.made;
+    let ChangeCounts { cut, put_back, removed, compacted, injected, repaired } = done.made;
     if cut > 0 {
-        line.name("cut").shows(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
+        line.push_name("cut")
+            .push_display(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }
     if compacted > 0 {
         let tokens = grouped(done.tokens_compacted);
-        line.name("compacted").says(&["-", &tokens, " tokens"]);
+        line.push_name("compacted").push(&["-", &tokens, " tokens"]);
     }
-    let counts =
-        [("put_back", put_back), ("taken_out", taken_out), ("said", said), ("repaired", repaired)];
+    let counts = [
+        ("put_back", put_back),
+        ("taken_out", removed),
+        ("said", injected),
+        ("repaired", repaired),
+    ];
     for (name, times) in counts {
         if times > 0 {
-            line.name(name).digits(times);
+            line.push_name(name).push_number(times);
         }
     }
     if !done.made.is_nothing() && done.mode != Mode::Active {
-        line.name("mode").variant(done.mode);
+        line.push_name("mode").push_variant(done.mode);
     }
     if let Some(healed) = exchange.refusal.as_ref().and_then(RefusalReport::healed) {
-        line.name("healed").says(&[&healed]);
+        line.push_name("healed").push(&[&healed]);
     }
     if let Some(cause) = done.resent {
-        line.name("resent").variant(cause);
+        line.push_name("resent").push_variant(cause);
     }
     if let Some(cause) = done.revoked {
-        line.name("taken_back").variant(cause);
+        line.push_name("taken_back").push_variant(cause);
     }
     if let Some(OverflowReport { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
-        line.name("overflow").shows(format_args!("{} ({end})", VariantName(sign)));
+        line.push_name("overflow").push_display(format_args!("{} ({end})", VariantName(sign)));
     }
     if done.held_out {
-        line.name("held_out").says(&["true"]);
+        line.push_name("held_out").push(&["true"]);
     }
     if let Some(ClearingReport { tool_uses, input_tokens }) = exchange.usage.cleared {
         let tokens = grouped(input_tokens);
-        line.name("cleared").shows(format_args!("{tool_uses} (-{tokens} tokens)"));
+        line.push_name("cleared").push_display(format_args!("{tool_uses} (-{tokens} tokens)"));
     }
     if let Some(miss) = exchange.usage.cache_miss {
-        line.name("cache_miss").variant(miss.cause);
+        line.push_name("cache_miss").push_variant(miss.cause);
     }
 }
 
 fn time_fields(exchange: &Exchange, line: &mut LogLine) {
     let mut ms = |name: &str, us: u64| {
-        line.name(name).tenths(us.saturating_add(50) / 100);
-        line.says(&["ms"]);
+        line.push_name(name).push_tenths(us.saturating_add(50) / 100);
+        line.push(&["ms"]);
     };
     if let Some(us) = exchange.first_byte_us {
         ms("first_byte", us);
@@ -444,16 +448,16 @@ fn time_fields(exchange: &Exchange, line: &mut LogLine) {
     }
     ms("duration", exchange.duration_us);
     let hundredths = exchange.request_side_us.saturating_add(5) / 10;
-    line.name("overhead").digits(hundredths / 100);
-    line.says(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
-    line.digits(hundredths % 100);
-    line.says(&["ms"]);
+    line.push_name("overhead").push_number(hundredths / 100);
+    line.push(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
+    line.push_number(hundredths % 100);
+    line.push(&["ms"]);
     for (name, us) in
         [("session_load", exchange.session_load_us), ("summary_wait", exchange.compaction_wait_us)]
     {
         if let Some(us) = us {
-            line.name(name).tenths(us.saturating_add(50) / 100);
-            line.says(&["ms"]);
+            line.push_name(name).push_tenths(us.saturating_add(50) / 100);
+            line.push(&["ms"]);
         }
     }
 }

@@ -116,19 +116,27 @@ pub fn would_leave(
     if !may || at_most(request) < CompactionNeed::Must {
         return false;
     }
-    let by = writers(request, false, false).first();
+    let by = writers(request, WriterConstraints::default()).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
     choice.is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= most)
 }
 
+/// What may keep the provider from writing a summary.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WriterConstraints {
+    /// It refused to write one before.
+    pub refused: bool,
+    /// The summary must follow instructions of ours.
+    pub instructed: bool,
+}
+
 /// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that
-/// cannot. `refused`: the provider refused to write one before. `instructed`: it must follow
-/// instructions of ours.
+/// cannot.
 pub fn writers(
     request: &PlanRequest<'_>,
-    refused: bool,
-    instructed: bool,
+    constraints: WriterConstraints,
 ) -> &'static [SummaryAuthor] {
+    let WriterConstraints { refused, instructed } = constraints;
     let dialect = request.conversation.dialect;
     let may = !refused
         && (!instructed || provider::takes_instructions(dialect))
@@ -455,16 +463,26 @@ pub struct SummaryMessage {
     pub by: SummaryAuthor,
 }
 
-/// The messages for a summary that we asked for, with quotes of the user; they replace those before `cut`.
-/// `seed` is drawn at random once the summary is written. `is_requested`: by an operator.
+/// A summary that we asked for, before it has the form in which it is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct SummaryDraft<'a> {
+    /// The first message that stays.
+    pub cut: usize,
+    /// The text as written.
+    pub summary: &'a str,
+    /// Drawn at random once the summary is written.
+    pub seed: u32,
+    /// By an operator.
+    pub is_requested: bool,
+}
+
+/// The messages for a summary that we asked for, with quotes of the user; they replace those before the cut.
 pub fn lay_out(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
-    cut: usize,
-    summary: &str,
-    seed: u32,
-    is_requested: bool,
+    draft: SummaryDraft<'_>,
 ) -> SummaryMessage {
+    let SummaryDraft { cut, summary, seed, is_requested } = draft;
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
     let goes_on = request.conversation.messages.get(cut);

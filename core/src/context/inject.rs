@@ -14,7 +14,7 @@ pub use message::{InjectedMessage, InjectionState, QueuedMessage};
 
 use std::sync::Arc;
 
-use super::plan::{PlanRequest, RecordedDecisions};
+use super::plan::{HistoryEnd, PlanRequest, RecordedDecisions};
 use super::policy::Mode;
 use super::{ExchangeId, Fact, Millis};
 use crate::dialect::{PartKey, Purpose};
@@ -30,10 +30,8 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     let may = request.mode == Mode::Active
         && conversation.held.is_none()
         && conversation.purpose == Purpose::Turn;
-    let Some((at, after, boundary)) = known.end().filter(|_| may && !known.waiting.is_empty())
-    else {
-        return Vec::new();
-    };
+    let end = known.end().filter(|_| may && !known.waiting.is_empty());
+    let Some(HistoryEnd { at, about, boundary }) = end else { return Vec::new() };
     let Some(part) = request.part(at) else { return Vec::new() };
     // A retry still has the message at its place.
     let is_there = |queued: &&Arc<QueuedMessage>| {
@@ -57,7 +55,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
-        after: PartKey(after),
+        after: PartKey(about),
         boundary,
         text: queued.text.clone(),
         tokens: counter.stands_for(part, &queued.text),
@@ -75,18 +73,29 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
 /// Prefix of the ids of messages that are queued again.
 const REQUEUED_PREFIX: &str = "again-";
 
-/// Queues messages again that were at the end of a request without a reply. `in_vain`: the request was
-/// refused with them and accepted without. Then they are tried only once more, because they may be what was
-/// refused.
+/// Why messages were not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryFailure {
+    /// The request got no reply.
+    NoReply,
+    /// The request was refused with them and accepted without. They are tried only once more, because they
+    /// may be what was refused.
+    Refused,
+}
+
+/// Queues messages again that were at the end of a request and were not delivered.
 pub fn requeue(
     known: &RecordedDecisions,
     exchange: &ExchangeId,
     now: Millis,
-    in_vain: bool,
+    failure: DeliveryFailure,
 ) -> Vec<Fact> {
-    let Some((end, ..)) = known.end() else { return Vec::new() };
-    let last = known.injected_at(end);
-    let messages = last.filter(|message| !(in_vain && message.id.starts_with(REQUEUED_PREFIX)));
+    let Some(end) = known.end() else { return Vec::new() };
+    let last = known.injected_at(end.at);
+    let is_last_try = |message: &&InjectedMessage| {
+        failure == DeliveryFailure::Refused && message.id.starts_with(REQUEUED_PREFIX)
+    };
+    let messages = last.filter(|message| !is_last_try(message));
     messages.filter_map(|message| requeued(message, exchange, now)).collect()
 }
 

@@ -14,10 +14,10 @@ mod request;
 mod step;
 
 pub use overlay::Overlay;
-pub(crate) use recorded::ForeignReasoning;
 pub use recorded::RecordedDecisions;
 pub(crate) use recorded::ReturnedReply;
-pub(in crate::context) use recorded::clearing_key;
+pub(crate) use recorded::{CutOfPart, ForeignReasoning};
+pub(in crate::context) use recorded::{HistoryEnd, clearing_key};
 pub use replay::{as_it_came, replay};
 pub(crate) use report::NewTokens;
 pub(in crate::context) use report::is_default;

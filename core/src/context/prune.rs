@@ -11,7 +11,9 @@ pub use rescue::{clear_for_room, room_goal, trim_for_room, unbind_room};
 use foldhash::HashMap;
 
 use super::cache::is_cold;
-use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedDecisions};
+use super::plan::{
+    self, Change, CutOfPart, DecisionReason, PlanRequest, PlanStep, RecordedDecisions,
+};
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, text_at};
 use super::turn_start::is_users;
@@ -122,7 +124,7 @@ impl<'a> PruneCandidates<'a> {
                 reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
                 let at = PartIndex::new(index, part_at);
                 // A trimmed result can be cleared like any other.
-                let (cut, trimmed) = known.cut_at(part, at);
+                let CutOfPart { cut, trim: trimmed } = known.cut_at(part, at);
                 let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
                 passed += own;
                 if policy.protect_counts == ProtectUnit::All {

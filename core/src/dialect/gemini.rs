@@ -170,11 +170,11 @@ impl Reader {
             }
             PartData::Response(response) => return self.response(part, response, parts),
             PartData::Inline(inline) => {
-                let (kind, media, key) = inline_media(&mut self.keyer, role, inline);
+                let MediaPart { kind, media, key } = inline_media(&mut self.keyer, role, inline);
                 (part.kind, part.media, part.key) = (kind, Some(media), key);
             }
             PartData::File(file) => {
-                let (kind, media, key) = file_media(&mut self.keyer, role, file);
+                let MediaPart { kind, media, key } = file_media(&mut self.keyer, role, file);
                 (part.kind, part.media, part.key) = (kind, Some(media), key);
             }
             PartData::Hosted(hosted) => {
@@ -331,26 +331,26 @@ fn hosted_key(keyer: &mut Keyer, hosted: Value<'_>) -> Option<PartKey> {
     keyer.value(PartKind::Opaque, Role::Assistant, hosted_text(hosted)?)
 }
 
-fn inline_media(
-    keyer: &mut Keyer,
-    role: Role,
-    inline: Value<'_>,
-) -> (PartKind, Media, Option<PartKey>) {
+/// What is read of an image or a document.
+struct MediaPart {
+    kind: PartKind,
+    media: Media,
+    key: Option<PartKey>,
+}
+
+fn inline_media(keyer: &mut Keyer, role: Role, inline: Value<'_>) -> MediaPart {
     let (kind, mime) = kind_of_media(inline);
     let data = inline.get("data").filter(|data| data.kind() == Kind::String);
     let text = data.and_then(|data| data.text()).unwrap_or_default();
     let media = Media { data: data.map(|data| data.span()), mime };
-    (kind, media, keyer.media(kind, role, &text))
+    MediaPart { kind, media, key: keyer.media(kind, role, &text) }
 }
 
-fn file_media(
-    keyer: &mut Keyer,
-    role: Role,
-    file: Value<'_>,
-) -> (PartKind, Media, Option<PartKey>) {
+fn file_media(keyer: &mut Keyer, role: Role, file: Value<'_>) -> MediaPart {
     let (kind, mime) = kind_of_media(file);
     let address = file.get_any(&["fileUri", "file_uri"]).and_then(|address| address.text());
-    (kind, Media { data: None, mime }, keyer.media(kind, role, address.unwrap_or_default()))
+    let key = keyer.media(kind, role, address.unwrap_or_default());
+    MediaPart { kind, media: Media { data: None, mime }, key }
 }
 
 fn kind_of_media(value: Value<'_>) -> (PartKind, Option<Box<str>>) {

@@ -224,7 +224,7 @@ struct PatternMatch {
 
 fn whole(forms: &[Box<str>], text: &str) -> Option<PatternMatch> {
     forms.iter().find_map(|form| {
-        let (limit, input) = matched(form, text)?;
+        let MatchedNumbers { limit, input } = matched(form, text)?;
         // The counted tokens must exceed the limit, or the message says something else. If output is counted
         // too, a small prompt may not fit.
         let counts_output = form.contains("{}");
@@ -236,8 +236,16 @@ fn whole(forms: &[Box<str>], text: &str) -> Option<PatternMatch> {
     })
 }
 
-/// The limit and the count in `text`, if all of it matches `form`.
-fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
+/// The numbers in a message.
+struct MatchedNumbers {
+    /// A window, or a maximum output.
+    limit: Option<u64>,
+    /// The counted tokens.
+    input: Option<u64>,
+}
+
+/// The numbers in `text`, if all of it matches `form`.
+fn matched(form: &str, text: &str) -> Option<MatchedNumbers> {
     let (mut form, mut text) = (form, text);
     let (mut limit, mut input) = (None, None);
     while let Some(next) = form.chars().next() {
@@ -255,7 +263,10 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
                 let rests = (1..=longest).rev().filter(|end| ends(end));
                 return rests
                     .filter_map(|end| matched(form, text.get(end..)?))
-                    .map(|(more, count)| (limit.or(more), input.or(count)))
+                    .map(|more| MatchedNumbers {
+                        limit: limit.or(more.limit),
+                        input: input.or(more.input),
+                    })
                     .next();
             }
             let digits: String = text[..longest].chars().filter(char::is_ascii_digit).collect();
@@ -273,7 +284,7 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
             form = &form[next.len_utf8()..];
         }
     }
-    text.is_empty().then_some((limit, input))
+    text.is_empty().then_some(MatchedNumbers { limit, input })
 }
 
 /// The placeholder at the start of `form`, and the rest.

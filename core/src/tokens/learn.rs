@@ -286,10 +286,9 @@ impl EstimatorState {
         self.lessons
     }
 
-    /// The number of responses that taught something, and the width of the range in multiples of the expected
-    /// error.
-    pub fn state(&self) -> (u64, f32) {
-        (self.lessons, self.width)
+    /// The width of the range, in multiples of the expected error.
+    pub fn width(&self) -> f32 {
+        self.width
     }
 
     /// Whether this program can have written it: a store may hold anything.

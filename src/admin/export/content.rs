@@ -39,6 +39,13 @@ pub(super) struct LineContent {
     pub(super) has_gap: bool,
 }
 
+/// Everything that a turn sent.
+struct SentTranscript {
+    parts: Vec<TranscriptPart>,
+    /// Some of it was not stored.
+    has_gap: bool,
+}
+
 impl SessionContent {
     /// The content of a session's turns.
     pub(in crate::admin) fn new(
@@ -74,7 +81,7 @@ impl SessionContent {
         let line = match added {
             Some(parts) => LineContent::added(&content, parts),
             None => {
-                let (parts, has_gap) = self.whole(turn).await?;
+                let SentTranscript { parts, has_gap } = self.sent_transcript(turn).await?;
                 let bytes: usize = parts.iter().map(|part| part.text.len()).sum();
                 match self.room.checked_sub(bytes) {
                     Some(room) => {
@@ -123,8 +130,8 @@ impl SessionContent {
         })
     }
 
-    /// Everything that a turn sent, and whether some of it was not stored.
-    async fn whole(&self, turn: &Turn) -> Result<(Vec<TranscriptPart>, bool), StoreError> {
+    /// Everything that a turn sent.
+    async fn sent_transcript(&self, turn: &Turn) -> Result<SentTranscript, StoreError> {
         let (mut head, mut line): (Vec<TranscriptPart>, Vec<Arc<ExchangeContent>>) =
             (Vec::new(), Vec::new());
         let (mut at, mut is_begun, mut has_gap) = (Some(turn), false, false);
@@ -159,7 +166,7 @@ impl SessionContent {
             answer = &content.reply;
         }
         parts.iter_mut().for_each(|part| part.reply = false);
-        Ok((parts, has_gap))
+        Ok(SentTranscript { parts, has_gap })
     }
 }
 

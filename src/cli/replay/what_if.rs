@@ -110,7 +110,7 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
             "when", "session", "call", "change", "why", "times", "tokens", "after"
         );
     }
-    for (first, times, before, after) in batches.iter().take(MOST) {
+    for EventBatch { first, times, before, after } in batches.iter().take(MOST) {
         let _ = writeln!(
             out,
             "{:<22}{:<38}{:>6}  {:<12}{:<14}{times:>6}{before:>12}{after:>12}",
@@ -127,9 +127,16 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
     out
 }
 
-/// Groups changes of one kind, to one call and for one reason: the first of them, their number, and tokens
-/// before and after.
-fn batches(events: &[WhatIfEvent]) -> Vec<(&WhatIfEvent, usize, u64, u64)> {
+/// Changes of one kind, to one call and for one reason.
+struct EventBatch<'e> {
+    first: &'e WhatIfEvent,
+    times: usize,
+    /// Tokens before all of them, and after.
+    before: u64,
+    after: u64,
+}
+
+fn batches(events: &[WhatIfEvent]) -> Vec<EventBatch<'_>> {
     let same = |one: &WhatIfEvent, other: &WhatIfEvent| {
         (one.call, one.change, one.why) == (other.call, other.change, other.why)
             && one.session == other.session
@@ -137,7 +144,7 @@ fn batches(events: &[WhatIfEvent]) -> Vec<(&WhatIfEvent, usize, u64, u64)> {
     let sums = events.chunk_by(same).filter_map(|batch| {
         let sum = |of: fn(&WhatIfEvent) -> u64| batch.iter().map(of).sum();
         let (before, after) = (sum(|event| event.tokens_before), sum(|event| event.tokens_after));
-        Some((batch.first()?, batch.len(), before, after))
+        Some(EventBatch { first: batch.first()?, times: batch.len(), before, after })
     });
     sums.collect()
 }

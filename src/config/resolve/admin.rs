@@ -11,16 +11,30 @@ use crate::config::settings::{Secret, Tls};
 /// A token with fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
+/// The configured tokens of the admin listener.
+pub(super) struct AdminTokens {
+    /// May do everything.
+    pub(super) admin: Option<Secret>,
+    /// May only read.
+    pub(super) reader: Option<Secret>,
+}
+
+/// The certificates of the listeners that use TLS.
+#[derive(Default)]
+pub(super) struct ListenerTls {
+    pub(super) client: Option<Tls>,
+    pub(super) admin: Option<Tls>,
+}
+
 impl Resolver<'_> {
-    /// The token that may do everything, and the one that may only read.
-    pub(super) fn admin_tokens(&mut self, raw: &RawConfig) -> (Option<Secret>, Option<Secret>) {
+    pub(super) fn admin_tokens(&mut self, raw: &RawConfig) -> AdminTokens {
         let admin = self.token("admin_token", raw.admin_token.as_deref());
         let reader = self.token("admin_read_token", raw.admin_read_token.as_deref());
         if admin.is_some() && admin == reader {
             let what = "is the same as admin_token: every reader could do everything";
             self.wrong(&["admin_read_token"], what, "Give each a token of its own.");
         }
-        (admin, reader)
+        AdminTokens { admin, reader }
     }
 
     fn token(&mut self, key: &str, raw: Option<&str>) -> Option<Secret> {
@@ -44,13 +58,13 @@ impl Resolver<'_> {
     }
 
     /// The certificate of the client listener, and of the admin listener if it uses TLS too.
-    pub(super) fn tls(&mut self, raw: &RawConfig) -> (Option<Tls>, Option<Tls>) {
-        let Some(raw) = &raw.tls else { return (None, None) };
+    pub(super) fn tls(&mut self, raw: &RawConfig) -> ListenerTls {
+        let Some(raw) = &raw.tls else { return ListenerTls::default() };
         let path = ["tls", "certificate"];
         let certificate = self.needed(&path, raw.certificate.as_deref(), PemKind::Certificates);
         let key = self.needed(&["tls", "key"], raw.key.as_deref(), PemKind::Key);
         let tls = Tls { certificate, key };
         let admin = (raw.admin == Some(true)).then(|| tls.clone());
-        (Some(tls), admin)
+        ListenerTls { client: Some(tls), admin }
     }
 }

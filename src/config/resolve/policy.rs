@@ -35,7 +35,7 @@ impl Resolver<'_> {
                 self.wrong(&["prune", key], "is not a share", "Write a number from 0 to 1.");
             }
         }
-        if prune.pressure_buffer_tokens.is_some() && self.says(&["prune"], "pressure") {
+        if prune.pressure_buffer_tokens.is_some() && self.is_set(&["prune"], "pressure") {
             let what = "cannot be set together with pressure";
             self.wrong(&["prune", "pressure_buffer_tokens"], what, "Set one of them.");
         }
@@ -76,7 +76,7 @@ impl Resolver<'_> {
         }
         if reasoning.strip() == StripPolicy::All
             && reasoning.reinject == ReinjectPolicy::Auto
-            && self.says(&["reasoning"], "reinject")
+            && self.is_set(&["reasoning"], "reinject")
         {
             self.wrong(
                 &["reasoning", "reinject"],
@@ -170,7 +170,7 @@ impl Resolver<'_> {
                 ("keep_history", compact.keep_history),
             ],
         );
-        let share = self.says(&["compact"], "threshold");
+        let share = self.is_set(&["compact"], "threshold");
         self.one_threshold(
             &["compact"],
             &[
@@ -221,7 +221,7 @@ impl Resolver<'_> {
             let todo = "Use up to 40 letters, digits, `-`, `_`, `.`.";
             self.wrong(&["estimate", "rules", "name"], "cannot be a metric's label", todo);
         }
-        let is_off = !raw.classic && self.says(&["estimate"], "classic");
+        let is_off = !raw.classic && self.is_set(&["estimate"], "classic");
         if is_off && raw.decides != ClassicRole::Nothing {
             self.wrong(
                 &["estimate", "classic"],
@@ -246,7 +246,7 @@ impl Resolver<'_> {
     }
 
     /// Whether a key of a table is set, by a person or a preset.
-    fn says(&self, table: &[&str], key: &str) -> bool {
+    fn is_set(&self, table: &[&str], key: &str) -> bool {
         self.entry.keys(table).iter().any(|raw| raw == key)
     }
 }

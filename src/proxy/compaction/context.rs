@@ -19,7 +19,7 @@ use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, HistoryChunk};
+use crate::context::compact::{self, CompactionNeed, HistoryChunk, WriterConstraints};
 use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
@@ -149,7 +149,7 @@ impl<'a> CompactionContext<'a> {
 
     /// The request as it is planned now.
     fn schedule_context(&self, state: ScheduleState) -> ScheduleContext {
-        let (request, known) = (self.prepared.request(), &self.planned.known);
+        let (request, known) = (self.prepared.plan_request(), &self.planned.known);
         let measured = self.planned.measured.as_ref();
         let tokens = measured.map(|measured| self.prepared.cost(measured).tokens);
         let is_requested = self.has_pending_compaction();
@@ -251,7 +251,7 @@ impl<'a> CompactionContext<'a> {
         }
         let cached = self.planned.as_cached(self.prepared).await?;
         let parts = &cached.measured.as_ref()?.parts;
-        let request = self.prepared.request();
+        let request = self.prepared.plan_request();
         let fits = choices.iter().all(|choice| {
             let piece = HistoryChunk { from: 0, through: choice.point.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
@@ -264,11 +264,12 @@ impl<'a> CompactionContext<'a> {
     async fn choices(&self) -> Result<Vec<SummaryChoice>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let refused = self.proxy.knows(&self.prepared.lesson_source(), Lesson::CompactionRefused);
-        let request = self.prepared.request();
+        let request = self.prepared.plan_request();
         let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
         let is_focused = is_focused || self.prepared.policy.compact.focus.is_some();
-        let writers = compact::writers(&request, refused, is_focused);
+        let constraints = WriterConstraints { refused, instructed: is_focused };
+        let writers = compact::writers(&request, constraints);
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
         }
@@ -283,7 +284,7 @@ impl<'a> CompactionContext<'a> {
 
     /// Puts the written summary into use.
     async fn use_summary(&mut self, due: CompactionNeed) -> ScheduleEvent {
-        let facts = compact::propose(&self.prepared.request(), &self.planned.known, due);
+        let facts = compact::propose(&self.prepared.plan_request(), &self.planned.known, due);
         let Ok(facts) = facts else { return ScheduleEvent::NotSaved };
         if !self.save_and_replan(facts).await {
             return ScheduleEvent::NotSaved;
@@ -309,7 +310,7 @@ impl<'a> CompactionContext<'a> {
 
     /// Plans again with what others wrote meanwhile, if anything is new.
     async fn reload_decisions(&mut self) {
-        let is_shadow = self.prepared.request().is_shadow();
+        let is_shadow = self.prepared.plan_request().is_shadow();
         let mut known = self.opened.reload_decisions(&self.prepared.conversation, is_shadow);
         known.keep_adopted(&self.planned.known);
         let of = |known: &crate::context::plan::RecordedDecisions| {

@@ -19,7 +19,7 @@ use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
-    self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage, SummarySizes,
+    self, CompactionNeed, CutPoint, HistoryChunk, SummaryDraft, SummaryMessage, SummarySizes,
 };
 use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
@@ -46,8 +46,8 @@ const OUTPUT: u64 = 8192;
 const FRAMING: usize = 64;
 /// The structure around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;
-/// How often the store is asked for another replica's summary.
-const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// How often the store is read for another replica's summary.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A summary that is to be written.
 pub(crate) struct SummaryJob {
@@ -275,7 +275,7 @@ impl SummaryJob {
         until: tokio::time::Instant,
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
@@ -309,7 +309,7 @@ impl SummaryJob {
         point: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
-        let request = self.prepared.request();
+        let request = self.prepared.plan_request();
         let window = self.prepared.model.window;
         let instruction = self.instruction();
         let counted = self.count(&instruction);
@@ -345,8 +345,9 @@ impl SummaryJob {
             summary = Some(answer.text);
         }
         let text = summary.unwrap_or_default();
-        let (known, is_requested) = (&self.known, self.claim.is_some());
-        let written = compact::lay_out(&request, known, point.cut, &text, seed()?, is_requested);
+        let (cut, is_requested) = (point.cut, self.claim.is_some());
+        let draft = SummaryDraft { cut, summary: &text, seed: seed()?, is_requested };
+        let written = compact::lay_out(&request, &self.known, draft);
         let tokens = self.count(&written.raw);
         self.accept(point, written, tokens, None)
     }
@@ -360,15 +361,17 @@ impl SummaryJob {
         let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
         let source = LessonSource { upstream, model, ..self.prepared.lesson_source() };
         // The request for an earlier chunk may have taught it.
-        let is_bound =
-            self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
+        let is_bound = self.prepared.plan_request().is_bound()
+            || self.proxy.knows(&source, Lesson::ReasoningBound);
         let body = self.body(request, is_bound).await.ok_or(SummaryError::Rejected)?;
         match self.call(body).await {
             Err(SummaryError::Bound { is_taught }) if request.before.is_some() && !is_bound => {
                 if is_taught {
                     self.proxy.learn(&source, Lesson::ReasoningBound, None).await;
                 }
-                self.call(self.body(request, true).await.ok_or(SummaryError::Rejected)?).await
+                let is_bound = true;
+                let body = self.body(request, is_bound).await.ok_or(SummaryError::Rejected)?;
+                self.call(body).await
             }
             answer => answer,
         }
@@ -458,16 +461,17 @@ impl SummaryJob {
             }
             Some(_) => self.edits.iter().filter(stays).cloned().collect(),
         };
-        if let Some(before) = before {
-            let (request, seed) = (self.prepared.request(), seed().ok()?);
-            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed, false).raw;
+        if let Some(summary) = before {
+            let (request, seed) = (self.prepared.plan_request(), seed().ok()?);
+            let draft = SummaryDraft { cut: piece.from, summary, seed, is_requested: false };
+            let raw = compact::lay_out(&request, &self.known, draft).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
         if piece.through < messages.len() {
             edits.extend(rewrite::end_before(conversation, body, piece.through)?);
         }
         if let Some(most) = most_tokens {
-            let request = self.prepared.request();
+            let request = self.prepared.plan_request();
             edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, most / 4));
         }
         Some(edits)
@@ -487,7 +491,7 @@ impl SummaryJob {
         let why = self.why();
         let sizes = SummarySizes { whole: self.tokens, was: point.was, tokens };
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
-        if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
+        if !compact::is_accepted(&self.prepared.plan_request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
         }
         let SummaryTarget { upstream, model, .. } = self.target_of(written.by);

@@ -35,9 +35,10 @@ use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, RequestAnalysis};
-use crate::proxy::plan::planned_request::{self, PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
@@ -224,22 +225,23 @@ impl ClientRequest {
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
         // 6. Plan. 7. Save.
         let (mut writer, mut summary_wait) = (None, None);
-        let (planned, undelivered) = match head {
+        let outcome = match head {
             Some(head) => {
-                let (mut planned, undelivered) =
+                let mut outcome =
                     planned_request::plan(&proxy, prepared.clone(), &mut opened).await;
                 let (proxy, prepared, opened) = (&proxy, &prepared, &mut opened);
-                let mut compaction =
-                    CompactionContext::new(proxy, prepared, opened, &mut planned, head);
+                let planned = &mut outcome.planned;
+                let mut compaction = CompactionContext::new(proxy, prepared, opened, planned, head);
                 writer = compaction.attend().await;
                 summary_wait = compaction.waited;
-                latest_request::keep(proxy, prepared, &planned, opened, head);
-                (planned, undelivered)
+                latest_request::keep(proxy, prepared, planned, opened, head);
+                outcome
             }
-            None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
+            None => planned_request::as_it_came(&prepared, &mut opened).await,
         };
-        record_plan(&planned, recorder);
-        announce_dequeued(&planned.dequeued, &opened.scope, recorder);
+        record_plan(&outcome, recorder);
+        announce_dequeued(&outcome.dequeued, &opened.scope, recorder);
+        let PlanOutcome { planned, undelivered, .. } = outcome;
         let mut pending =
             PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, recorder.at);
         summary_wait.into_iter().for_each(|waited| pending.add_summary_wait(waited, recorder));
@@ -311,9 +313,10 @@ impl ClientRequest {
         let prepared =
             basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
-        let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
+        let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;
+        let PlanOutcome { planned, fail_open, .. } = outcome;
         let rewrite = planned.rewrite(&prepared);
-        planned.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
+        fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
         recorder.event.done = planned.done;
         let count = self.count_fallback(prepared, planned.sent, planned.known);
         PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
@@ -321,7 +324,7 @@ impl ClientRequest {
 
     /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
     fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
-        let sent = plan::as_it_came(&prepared.request());
+        let sent = plan::as_it_came(&prepared.plan_request());
         let count = self.count_fallback(prepared, sent, Arc::default());
         PlacedRequest { count, ..PlacedRequest::default() }
     }
@@ -432,10 +435,10 @@ impl ClientRequest {
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
         let for_tenant = tenant.filter(|_| !vouched);
         let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
-        let learned =
-            calibration.of(ledgers, &upstream.name, name, for_tenant, model.family, reads);
-        let (learned, counting) = learned.await;
-        if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
+        let recalling =
+            calibration.recall(ledgers, &upstream.name, name, for_tenant, model.family, reads);
+        let RecalledState { learned, outcome } = recalling.await;
+        if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
             recorder.record_fail_open(FailOpen::Store);
         }
         ModelFacts {
@@ -538,10 +541,10 @@ fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
 }
 
 /// Records what is done to a request.
-fn record_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
-    planned.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
-    recorder.event.done = planned.done.clone();
-    if planned.is_spared {
+fn record_plan(outcome: &PlanOutcome, recorder: &mut ExchangeRecorder) {
+    outcome.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
+    recorder.event.done = outcome.planned.done.clone();
+    if outcome.is_spared {
         recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
     }
 }

@@ -38,8 +38,8 @@ pub(super) struct CountFallback {
 }
 
 impl CountFallback {
-    /// The response, if the upstream need not be asked.
-    pub(super) async fn answer_unasked(
+    /// The response, if the upstream does not have to count.
+    pub(super) async fn answer_at_once(
         &self,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {

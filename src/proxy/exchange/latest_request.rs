@@ -12,7 +12,7 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use crate::config::Mode;
-use crate::context::compact::{self, CompactionNeed, CompactionPreview};
+use crate::context::compact::{self, CompactionNeed, CompactionPreview, WriterConstraints};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::SummaryAuthor;
 use crate::context::{SketchPart, ThreadId};
@@ -65,7 +65,7 @@ pub(super) fn keep(
     client_head: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
-    if !compact::can(&prepared.request()) || !opened.is_main_line() {
+    if !compact::can(&prepared.plan_request()) || !opened.is_main_line() {
         return;
     }
     let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
@@ -136,7 +136,7 @@ fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
 impl SummaryContext {
     /// Who would write a summary, and where it would cut.
     fn choice(&self, writers: &[SummaryAuthor]) -> Option<SummaryChoice> {
-        let request = self.prepared.request();
+        let request = self.prepared.plan_request();
         writers.iter().find_map(|by| {
             let point = compact::choose(&request, &self.known, &self.parts, *by)?;
             Some(SummaryChoice { by: *by, point })
@@ -144,8 +144,8 @@ impl SummaryContext {
     }
 
     fn preview(&self) -> Option<CompactionPreview> {
-        let request = self.prepared.request();
-        let choice = self.choice(compact::writers(&request, false, false))?;
+        let request = self.prepared.plan_request();
+        let choice = self.choice(compact::writers(&request, WriterConstraints::default()))?;
         Some(compact::outlook(&request, choice.by, &choice.point, self.tokens))
     }
 

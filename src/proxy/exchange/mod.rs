@@ -224,7 +224,7 @@ async fn forward_and_respond(
         pending.count_if_wanted(proxy, head, body);
     }
     if let Some(count) = &count
-        && let Some(counted) = count.answer_unasked(&mut recorder).await
+        && let Some(counted) = count.answer_at_once(&mut recorder).await
     {
         return count_response(counted, recorder);
     }
@@ -475,6 +475,7 @@ fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
         UpstreamError::NoMemory => ProxyError::NoMemory,
         UpstreamError::TooSlow(reason) => ProxyError::UpstreamTooSlow { upstream, reason },
         UpstreamError::Failed(reason) => ProxyError::UpstreamFailed { upstream, reason },
+        UpstreamError::ResponseLost => ProxyError::ResponseLost,
     }
 }
 

@@ -76,6 +76,6 @@ pub(super) async fn read(
 fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>) -> Reply {
     let status = StatusCode::OK.as_u16();
     let mut reading = ResponseObserver::new(dialect, status, &head.headers, BYTES * 2, memory);
-    reading.saw(start);
+    reading.observe(start);
     reading.finish(true).reply.unwrap_or_default()
 }

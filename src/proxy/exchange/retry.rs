@@ -502,7 +502,7 @@ impl RetryHistory {
         let at = self.held.iter().position(|held| held.form == form);
         let answer = at.map(|at| self.held.swap_remove(at).response.into_response());
         // The table only returns forms that are held (`every_path_ends_with_an_answer_that_is_held`).
-        answer.ok_or_else(|| UpstreamError::Failed("its response was not stored".into()))
+        answer.ok_or(UpstreamError::ResponseLost)
     }
 }
 

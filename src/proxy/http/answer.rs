@@ -62,6 +62,8 @@ pub(crate) enum ProxyError {
     UpstreamTooSlow { upstream: Box<str>, reason: String },
     /// The upstream sent nothing in a stream for this many seconds.
     UpstreamSilent { upstream: Box<str>, seconds: u64 },
+    /// Plimsoll lost the upstream's response: a mistake of ours.
+    ResponseLost,
 }
 
 impl ProxyError {
@@ -85,6 +87,7 @@ impl ProxyError {
             ProxyError::UpstreamFailed { .. } => "upstream_failed",
             ProxyError::UpstreamTooSlow { .. } => "upstream_too_slow",
             ProxyError::UpstreamSilent { .. } => "upstream_silent_timeout",
+            ProxyError::ResponseLost => "response_lost",
         }
     }
 
@@ -108,6 +111,7 @@ impl ProxyError {
             ProxyError::UpstreamTooSlow { .. } | ProxyError::UpstreamSilent { .. } => {
                 StatusCode::GATEWAY_TIMEOUT
             }
+            ProxyError::ResponseLost => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -126,7 +130,8 @@ impl ProxyError {
             | ProxyError::TargetTooLong
             | ProxyError::HeadersTooLarge
             | ProxyError::BodyTooSlow
-            | ProxyError::UpgradeRefused => Outcome::Turned,
+            | ProxyError::UpgradeRefused
+            | ProxyError::ResponseLost => Outcome::Turned,
             ProxyError::RequestBroken => Outcome::ClientLeft,
             ProxyError::UpstreamFailed { .. }
             | ProxyError::UpstreamTooSlow { .. }
@@ -137,17 +142,7 @@ impl ProxyError {
     /// The message: whose fault it is, and what to do.
     fn message(&self) -> String {
         match self {
-            ProxyError::NoUpstream { known, nearest } => {
-                let nearest_known =
-                    nearest.as_ref().map_or(String::new(), |it| format!(" Nearest: /{it}."));
-                format!(
-                    "Plimsoll has no upstream for this path, and forwarded it nowhere (check the client's base \
-                     URL and the proxy's configuration): use an API path such as /v1/messages, put \
-                     /NAME of a configured upstream before it, or add an upstream. Upstreams here: \
-                     {}.{nearest_known}",
-                    known.join(", ")
-                )
-            }
+            ProxyError::NoUpstream { known, nearest } => no_upstream(known, nearest.as_deref()),
             ProxyError::NoForwardProxy => {
                 "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
                 but it is none: set the client's base URL to Plimsoll instead."
@@ -214,6 +209,11 @@ impl ProxyError {
                 "The upstream {upstream:?} sent nothing in its stream for {seconds} s (limits.silent_stream_s); \
                  neither the client nor Plimsoll caused this: try again."
             ),
+            ProxyError::ResponseLost => {
+                "Plimsoll lost the upstream's response, by a mistake of its \
+                own: send the request again, and report this."
+                    .to_owned()
+            }
         }
     }
 
@@ -269,4 +269,16 @@ impl ProxyError {
         };
         value.to_string()
     }
+}
+
+/// The message for a path that no upstream takes.
+fn no_upstream(known: &[Box<str>], nearest: Option<&str>) -> String {
+    let nearest = nearest.map_or(String::new(), |it| format!(" Nearest: /{it}."));
+    format!(
+        "Plimsoll has no upstream for this path, and forwarded it nowhere (check the client's base \
+         URL and the proxy's configuration): use an API path such as /v1/messages, put \
+         /NAME of a configured upstream before it, or add an upstream. Upstreams here: \
+         {}.{nearest}",
+        known.join(", ")
+    )
 }

@@ -32,7 +32,7 @@ pub(crate) struct LookAlike(Arc<AtomicBool>);
 
 impl LookAlike {
     /// Records a response that is being sent.
-    pub(crate) fn saw<B>(&self, response: &Response<B>) {
+    pub(crate) fn record<B>(&self, response: &Response<B>) {
         let (status, headers) = (response.status(), response.headers());
         let is_alike = BARE.iter().any(|(_, fault)| fault.status() == status);
         self.0.store(is_alike && !headers.contains_key(ERROR), Ordering::Relaxed);

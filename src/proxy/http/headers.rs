@@ -55,20 +55,12 @@ pub(crate) fn without_hop_by_hop(headers: HeaderMap, filter: HopByHopFilter) -> 
         CONTENT_LENGTH => !has_coding,
         _ => !is_hop_by_hop(name) && !listed.contains(name),
     };
-    let mut kept = HeaderMap::with_capacity(headers.len());
-    let mut current = None;
-    for (name, mut value) in headers {
-        current = name.or(current);
-        let Some(name) = &current else { continue };
-        if !stays(name) {
-            continue;
-        }
+    filter_lines(headers, |name, value| {
         if *name == TE {
-            value = HeaderValue::from_static("trailers");
+            *value = HeaderValue::from_static("trailers");
         }
-        kept.append(name.clone(), value);
-    }
-    kept
+        stays(name)
+    })
 }
 
 /// Removes the named headers; the others keep their order.
@@ -84,11 +76,20 @@ pub(crate) fn without_lines(
     if !headers.iter().any(|(name, value)| unwanted(name, value)) {
         return headers;
     }
+    filter_lines(headers, |name, value| !unwanted(name, value))
+}
+
+/// Rebuilds a map from the lines that stay, in their order. `stays` may change the value.
+fn filter_lines(
+    headers: HeaderMap,
+    stays: impl Fn(&HeaderName, &mut HeaderValue) -> bool,
+) -> HeaderMap {
     let mut kept = HeaderMap::with_capacity(headers.len());
+    // Only the first line of several with one name comes with the name.
     let mut current = None;
-    for (name, value) in headers {
+    for (name, mut value) in headers {
         current = name.or(current);
-        if let Some(name) = current.as_ref().filter(|name| !unwanted(name, &value)) {
+        if let Some(name) = current.as_ref().filter(|name| stays(name, &mut value)) {
             kept.append(name.clone(), value);
         }
     }

@@ -18,7 +18,7 @@ use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
 /// How long until memory is requested again, if no piece was written meanwhile.
-const AGAIN: Duration = Duration::from_millis(20);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Decides when the next piece of one body may be sent.
 pub(crate) struct SendWindow {
@@ -51,7 +51,7 @@ impl SendWindow {
     /// Ready if another piece may be sent.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.hold(PIECE) {
-            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
+            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(RETRY_PAUSE)));
             ready!(retry_timer.as_mut().poll(cx));
             self.retry_timer = None;
         }

@@ -39,7 +39,7 @@ const READS: usize = 3;
 /// Headers are held in a buffer that grows by doubling.
 const DOUBLED: usize = 2;
 /// How long until memory is requested again.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl<S> MeteredSocket<S> {
                 self.retry_timer = None;
                 return Poll::Ready(());
             }
-            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
+            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(RETRY_PAUSE)));
             ready!(retry_timer.as_mut().poll(cx));
             self.retry_timer = None;
         }

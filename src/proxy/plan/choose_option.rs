@@ -48,7 +48,7 @@ fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
 /// Context editing, if policy leaves old results to the provider. A count only asks for it if it could
 /// matter: a body with fewer bytes than the trigger has fewer tokens, too.
 fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
-    let editing = editing::wanted(&prepared.request()).filter(|_| !prepared.held_out)?;
+    let editing = editing::wanted(&prepared.plan_request()).filter(|_| !prepared.held_out)?;
     let trigger = editing.trigger;
     let is_count = prepared.conversation.purpose == Purpose::Count;
     if is_count && prepared.body.len() as u64 <= trigger {

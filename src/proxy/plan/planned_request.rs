@@ -37,7 +37,7 @@ use crate::tokens::bpe;
 use crate::wire::splice::Edit;
 
 /// A request with its plan and what it costs.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct PlannedRequest {
     /// The edits of the body; none in shadow mode. They stay here once they are sent, because a retry begins
     /// with them.
@@ -57,12 +57,38 @@ pub(crate) struct PlannedRequest {
     /// The turn that the estimate is based on.
     anchor: Option<Arc<AnchorTurn>>,
     pub(crate) done: RewriteSummary,
+}
+
+/// The result of planning a request.
+pub(crate) struct PlanOutcome {
+    pub(crate) planned: PlannedRequest,
     /// The ids of the queued messages that it took.
     pub(crate) dequeued: Vec<Box<str>>,
+    /// The messages that it injects. They are queued again if they are not delivered.
+    pub(crate) undelivered: Option<UndeliveredMessages>,
     /// Why part of the plan was left out.
     pub(crate) fail_open: Option<FailOpen>,
     /// The output limit is lowered, because another request was refused for it.
     pub(crate) is_spared: bool,
+}
+
+/// What a request is planned from.
+struct PlanBasis {
+    /// The recorded decisions, including new ones.
+    known: Arc<RecordedDecisions>,
+    /// The recorded decisions before new ones were made.
+    before: Arc<RecordedDecisions>,
+    /// What was decided against.
+    refused: Vec<PlanStep>,
+    /// The turn that the estimate is based on.
+    anchor: Option<Arc<AnchorTurn>>,
+}
+
+/// A plan, and the estimate of the request as planned.
+struct MeasuredPlan {
+    plan: Plan,
+    /// `None` if it was not measured.
+    measured: Option<Box<MeasuredEstimate>>,
 }
 
 /// The changes of a plan.
@@ -75,18 +101,17 @@ pub(crate) struct PlannedRewrite {
     pub(crate) beta: Option<&'static str>,
 }
 
-/// Plans a request: replays, proposes, saves, and replays again with the new decisions. Also returns the
-/// messages that it injects, which are queued again if they are not delivered.
+/// Plans a request: replays, proposes, saves, and replays again with the new decisions.
 pub(crate) async fn plan(
     proxy: &Arc<Proxy>,
     prepared: Arc<PreparedRequest>,
     opened: &mut OpenedSession,
-) -> (PlannedRequest, Option<UndeliveredMessages>) {
+) -> PlanOutcome {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
-    known.spares_reasoning(&prepared.request());
+    known.spares_reasoning(&prepared.plan_request());
     let known = Arc::new(known);
     let drafted = {
         let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
@@ -94,11 +119,9 @@ pub(crate) async fn plan(
     };
     let drafted = match drafted {
         Ok(drafted) => drafted,
-        Err(why) => {
-            return (PlannedRequest::unplanned(why), None);
-        }
+        Err(why) => return PlanOutcome::unplanned(why),
     };
-    let DraftPlan { mut plan, mut measured, new, refused, mut is_spared } = drafted;
+    let DraftPlan { mut replayed, new, refused, mut is_spared } = drafted;
     let before = known.clone();
     let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
     let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
@@ -119,38 +142,65 @@ pub(crate) async fn plan(
         std::mem::replace(&mut undelivered, with_dequeued)
             .into_iter()
             .for_each(UndeliveredMessages::end);
-        let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
-        let Some(replayed) = replayed else {
-            return (PlannedRequest::unplanned(FailOpen::Panicked), None);
+        let replanned = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
+        let Some(replanned) = replanned else {
+            return PlanOutcome::unplanned(FailOpen::Panicked);
         };
-        (plan, measured) = replayed;
+        replayed = replanned;
     }
-    if plan.conflict {
+    if replayed.plan.conflict {
         fail_open = Some(FailOpen::EditsConflict);
     }
-    let mut planned = PlannedRequest {
-        known,
-        before,
-        refused,
-        anchor,
-        dequeued,
-        fail_open,
-        is_spared,
-        ..PlannedRequest::default()
+    let basis = PlanBasis { known, before, refused, anchor };
+    let planned = match prepared.mode {
+        Mode::Shadow => PlannedRequest::in_shadow(&prepared, basis, replayed).await,
+        Mode::Observe | Mode::Active => PlannedRequest::new(&prepared, basis, replayed),
     };
-    planned.set_plan(&prepared, plan, measured);
-    let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
-    if prepared.mode == Mode::Shadow && is_changed {
-        planned.edits = Arc::default();
-        planned.set_sent_as_it_came(&prepared).await;
+    PlanOutcome { planned, dequeued, undelivered, fail_open, is_spared }
+}
+
+/// The plan of a request that can no longer be changed.
+pub(crate) async fn as_it_came(
+    prepared: &Arc<PreparedRequest>,
+    opened: &mut OpenedSession,
+) -> PlanOutcome {
+    load_vocabulary(prepared.model.family);
+    let anchor = opened.anchor.take().map(Arc::new);
+    let sent = plan::as_it_came(&prepared.plan_request());
+    let measured = measure_as_it_came(prepared, sent.clone(), anchor.clone()).await;
+    let plan = Plan { sent, ..Plan::default() };
+    let basis = PlanBasis::recorded(Arc::default(), anchor);
+    let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured });
+    PlanOutcome::of(planned, None)
+}
+
+/// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
+/// measured.
+pub(crate) async fn replay_recorded(
+    prepared: &Arc<PreparedRequest>,
+    known: Arc<RecordedDecisions>,
+) -> PlanOutcome {
+    let replay = {
+        let (prepared, known) = (prepared.clone(), known.clone());
+        move || plan::replay(&prepared.plan_request(), &known)
+    };
+    let mut plan = match off_thread(prepared.body.len(), replay).await {
+        Ok(plan) => plan,
+        Err(why) => return PlanOutcome::unplanned(why),
+    };
+    if prepared.mode == Mode::Shadow {
+        plan.edits = Vec::new();
+        plan.sent = plan::as_it_came(&prepared.plan_request());
     }
-    (planned, undelivered)
+    let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
+    let basis = PlanBasis::recorded(known, None);
+    let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured: None });
+    PlanOutcome::of(planned, fail_open)
 }
 
 /// The plan made from recorded decisions, and the new decisions that are proposed.
 struct DraftPlan {
-    plan: Plan,
-    measured: Box<MeasuredEstimate>,
+    replayed: MeasuredPlan,
     new: Vec<Fact>,
     refused: Vec<PlanStep>,
     /// The output limit is lowered, because another request was refused for it.
@@ -163,7 +213,7 @@ fn draft_plan(
     known: &RecordedDecisions,
     anchor: Option<&AnchorTurn>,
 ) -> DraftPlan {
-    let request = prepared.request();
+    let request = prepared.plan_request();
     let (mut new, mut refused) = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
         false => Default::default(),
@@ -186,7 +236,7 @@ fn draft_plan(
         refused.extend(not);
     }
     new.extend(inject::propose(&request, &with));
-    DraftPlan { plan, measured, new, refused, is_spared }
+    DraftPlan { replayed: MeasuredPlan { plan, measured: Some(measured) }, new, refused, is_spared }
 }
 
 /// Starts loading the vocabulary, which takes about 30 ms; until then, counting is by length.
@@ -226,35 +276,88 @@ async fn replay(
     prepared: &Arc<PreparedRequest>,
     known: &Arc<RecordedDecisions>,
     anchor: Option<&Arc<AnchorTurn>>,
-) -> Option<(Plan, Box<MeasuredEstimate>)> {
+) -> Option<MeasuredPlan> {
     let (size, prepared) = (prepared.body.len(), prepared.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replaying = move || {
-        let mut plan = plan::replay(&prepared.request(), &known);
+        let mut plan = plan::replay(&prepared.plan_request(), &known);
         let measured = prepared.measure(&plan.sent, &known, anchor.as_deref());
         prepared.fit_output(&mut plan, &known, &measured);
-        (plan, measured)
+        MeasuredPlan { plan, measured: Some(measured) }
     };
     off_thread(size, replaying).await.ok()
 }
 
-impl PlannedRequest {
+/// The estimate of a request that is sent as it came; `None` if measuring panicked.
+async fn measure_as_it_came(
+    prepared: &Arc<PreparedRequest>,
+    sent: Overlay,
+    anchor: Option<Arc<AnchorTurn>>,
+) -> Option<Box<MeasuredEstimate>> {
+    let size = prepared.body.len();
+    let prepared = prepared.clone();
+    let measure = move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
+    off_thread(size, measure).await.ok()
+}
+
+impl PlanOutcome {
     /// A request without a plan: it is sent as it came.
     fn unplanned(why: FailOpen) -> Self {
-        Self { fail_open: Some(why), ..Self::default() }
+        Self::of(PlannedRequest::unplanned(), Some(why))
     }
 
-    fn set_plan(
-        &mut self,
-        prepared: &PreparedRequest,
-        plan: Plan,
-        measured: Box<MeasuredEstimate>,
-    ) {
-        let mut steps = plan.steps;
-        steps.extend(self.refused.iter().cloned());
-        self.done = prepared.rewrite_summary(&steps);
-        (self.edits, self.sent, self.measured) = (plan.edits.into(), plan.sent, Some(measured));
-        self.summary_by = plan.summary;
+    /// A request for which nothing was decided.
+    fn of(planned: PlannedRequest, fail_open: Option<FailOpen>) -> Self {
+        Self { planned, dequeued: Vec::new(), undelivered: None, fail_open, is_spared: false }
+    }
+}
+
+impl PlanBasis {
+    /// Recorded decisions, for a request that makes none itself.
+    fn recorded(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
+        Self { before: known.clone(), known, refused: Vec::new(), anchor }
+    }
+}
+
+impl PlannedRequest {
+    /// A request whose plan was replayed.
+    fn new(prepared: &PreparedRequest, basis: PlanBasis, replayed: MeasuredPlan) -> Self {
+        let PlanBasis { known, before, refused, anchor } = basis;
+        let MeasuredPlan { plan, measured } = replayed;
+        let Plan { edits, sent, mut steps, conflict: _, summary: summary_by } = plan;
+        steps.extend(refused.iter().cloned());
+        let (edits, done) = (edits.into(), prepared.rewrite_summary(&steps));
+        Self { edits, measured, sent, known, before, summary_by, refused, anchor, done }
+    }
+
+    /// The same in shadow mode: the summary is of the plan, and the request is sent and measured as it came.
+    async fn in_shadow(
+        prepared: &Arc<PreparedRequest>,
+        basis: PlanBasis,
+        replayed: MeasuredPlan,
+    ) -> Self {
+        let MeasuredPlan { mut plan, mut measured } = replayed;
+        if !plan.edits.is_empty() || !plan.sent.is_as_it_came() {
+            plan.edits = Vec::new();
+            plan.sent = plan::as_it_came(&prepared.plan_request());
+            measured = measure_as_it_came(prepared, plan.sent.clone(), basis.anchor.clone()).await;
+        }
+        Self::new(prepared, basis, MeasuredPlan { plan, measured })
+    }
+
+    /// A request without a plan: it is sent as it came.
+    fn unplanned() -> Self {
+        Self {
+            edits: Arc::default(),
+            measured: None,
+            sent: Overlay::default(),
+            known: Arc::default(),
+            before: Arc::default(),
+            summary_by: None,
+            refused: Vec::new(),
+            anchor: None,
+            done: RewriteSummary::default(),
+        }
     }
 
     /// The beta that the head has to list for what is sent.
@@ -287,9 +390,7 @@ impl PlannedRequest {
             return None;
         }
         // If it cannot be planned again, there is nothing else to send.
-        let mut planned = Self { edits: Arc::default(), ..self.clone() };
-        planned.replan_with(prepared, known).await;
-        (!planned.edits.is_empty()).then_some(planned)
+        self.replanned(prepared, known).await.filter(|planned| !planned.edits.is_empty())
     }
 
     /// The keys of decisions made for it that `other` does not have.
@@ -309,11 +410,10 @@ impl PlannedRequest {
     /// if there are no such cuts.
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
         let known = Arc::new(self.known.as_cached(&prepared.exchange)?);
-        let (plan, measured) = replay(prepared, &known, self.anchor.as_ref()).await?;
-        let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
-        let is_whole = !plan.conflict;
-        cached.set_plan(prepared, plan, measured);
-        is_whole.then_some(cached)
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        let is_whole = !replayed.plan.conflict;
+        let basis = PlanBasis::recorded(known, self.anchor.clone());
+        is_whole.then(|| Self::new(prepared, basis, replayed))
     }
 
     /// Adds decisions that were saved meanwhile, and plans again; returns whether it did. A panic changes
@@ -332,17 +432,29 @@ impl PlannedRequest {
     pub(crate) async fn replan_with(
         &mut self,
         prepared: &Arc<PreparedRequest>,
-        mut known: RecordedDecisions,
+        known: RecordedDecisions,
     ) -> bool {
-        known.spares_reasoning(&prepared.request());
+        let replanned = self.replanned(prepared, known).await;
+        let is_replanned = replanned.is_some();
+        replanned.into_iter().for_each(|planned| *self = planned);
+        is_replanned
+    }
+
+    /// The request planned again with these recorded decisions; `None` if it cannot be.
+    async fn replanned(
+        &self,
+        prepared: &Arc<PreparedRequest>,
+        mut known: RecordedDecisions,
+    ) -> Option<Self> {
+        known.spares_reasoning(&prepared.plan_request());
         let known = Arc::new(known);
-        let replayed = replay(prepared, &known, self.anchor.as_ref()).await;
-        let Some((plan, measured)) = replayed.filter(|(plan, _)| !plan.conflict) else {
-            return false;
-        };
-        self.known = known;
-        self.set_plan(prepared, plan, measured);
-        true
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        if replayed.plan.conflict {
+            return None;
+        }
+        let (before, refused) = (self.before.clone(), self.refused.clone());
+        let basis = PlanBasis { known, before, refused, anchor: self.anchor.clone() };
+        Some(Self::new(prepared, basis, replayed))
     }
 
     /// Records a step that was decided against.
@@ -353,35 +465,17 @@ impl PlannedRequest {
         self.refused.push(step);
     }
 
-    /// The plan of a request that can no longer be changed.
-    pub(crate) async fn as_it_came(
-        prepared: &Arc<PreparedRequest>,
-        opened: &mut OpenedSession,
-    ) -> Self {
-        load_vocabulary(prepared.model.family);
-        let (anchor, size) = (opened.anchor.take().map(Arc::new), prepared.body.len());
-        let sent = plan::as_it_came(&prepared.request());
-        let measured = {
-            let (prepared, sent, anchor) = (prepared.clone(), sent.clone(), anchor.clone());
-            let measure =
-                move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
-            off_thread(size, measure).await.ok()
-        };
-        let done = prepared.rewrite_summary(&[]);
-        Self { measured, sent, anchor, done, ..Self::default() }
-    }
-
     /// The estimate of a request by itself, without its session.
     pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Option<Estimate> {
-        estimate(prepared, plan::as_it_came(&prepared.request()), &Arc::default()).await
+        estimate(prepared, plan::as_it_came(&prepared.plan_request()), &Arc::default()).await
     }
 
     /// What has to be kept of the sent request to predict what the next one will contain of its turn.
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
         let rewrites = prepared.may_rewrite() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
-        let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
-        Some(CarryOutlook::new(&prepared.request(), measured, self.anchor(), rewrites, limits))
+        let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
+        Some(CarryOutlook::new(&prepared.plan_request(), measured, self.anchor(), rewrites, limits))
     }
 
     /// The estimated tokens that were sent.
@@ -400,47 +494,16 @@ impl PlannedRequest {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (prepared.model.window, prepared.reserve);
-        let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
+        let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
         let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
-    /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
-    /// measured.
-    pub(crate) async fn replayed(
-        prepared: &Arc<PreparedRequest>,
-        known: Arc<RecordedDecisions>,
-    ) -> Self {
-        let replay = {
-            let (prepared, known) = (prepared.clone(), known.clone());
-            move || plan::replay(&prepared.request(), &known)
-        };
-        let plan = match off_thread(prepared.body.len(), replay).await {
-            Ok(plan) => plan,
-            Err(why) => return Self::unplanned(why),
-        };
-        let done = prepared.rewrite_summary(&plan.steps);
-        let is_shadow = prepared.mode == Mode::Shadow;
-        let edits = if is_shadow { Arc::default() } else { plan.edits.into() };
-        let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
-        let summary_by = plan.summary;
-        let sent = match prepared.mode {
-            Mode::Shadow => plan::as_it_came(&prepared.request()),
-            Mode::Observe | Mode::Active => plan.sent,
-        };
-        Self { edits, sent, known, done, summary_by, fail_open, ..Self::default() }
-    }
-
     /// Records that the original is sent instead of the rewritten request, and measures it.
     pub(crate) async fn set_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
-        self.sent = plan::as_it_came(&prepared.request());
-        let measure = {
-            let (prepared, sent, anchor) =
-                (prepared.clone(), self.sent.clone(), self.anchor.clone());
-            move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
-        };
-        self.measured = off_thread(prepared.body.len(), measure).await.ok();
+        self.sent = plan::as_it_came(&prepared.plan_request());
+        self.measured = measure_as_it_came(prepared, self.sent.clone(), self.anchor.clone()).await;
     }
 }
 

@@ -107,7 +107,7 @@ impl RequestBasis {
             let known = opened.reload_decisions(&prepared.conversation, false);
             prepared.mode = Mode::Observe;
             let is_rewritten = !known.decides_nothing()
-                && !plan::replay(&prepared.request(), &known).edits.is_empty();
+                && !plan::replay(&prepared.plan_request(), &known).edits.is_empty();
             match is_rewritten {
                 true => opened.known = known,
                 false => prepared.mode = Mode::Shadow,
@@ -201,7 +201,7 @@ impl PreparedRequest {
     }
 
     /// The request in the form that the pure modules use.
-    pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
+    pub(crate) fn plan_request(&self) -> plan::PlanRequest<'_> {
         plan::PlanRequest {
             exchange: &self.exchange,
             conversation: &self.conversation,
@@ -230,7 +230,7 @@ impl PreparedRequest {
         anchor: Option<&AnchorTurn>,
     ) -> Box<MeasuredEstimate> {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
-        Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
+        Box::new(budget::estimate(&self.plan_request(), sent, known, anchor, &self.learned))
     }
 
     /// The cost that decisions use.

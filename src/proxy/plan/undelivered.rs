@@ -8,8 +8,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use crate::clock::now;
+use crate::context::inject::{self, DeliveryFailure};
 use crate::context::plan::RecordedDecisions;
-use crate::context::{ExchangeId, Fact, inject};
+use crate::context::{ExchangeId, Fact};
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionHandle};
@@ -30,7 +31,7 @@ impl UndeliveredMessages {
         known: &RecordedDecisions,
         exchange: &ExchangeId,
     ) -> Option<Self> {
-        let facts = inject::requeue(known, exchange, now(), false);
+        let facts = inject::requeue(known, exchange, now(), DeliveryFailure::NoReply);
         let guard = |facts| Self { proxy: proxy.clone(), handle: opened.handle(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }

@@ -125,7 +125,7 @@ impl ResponseObserver {
 
     /// Reads the next bytes as received; returns whether the reply is complete. If a large part would have to
     /// be read at once, the rest is read at the end.
-    pub(crate) fn saw(&mut self, data: &[u8]) -> bool {
+    pub(crate) fn observe(&mut self, data: &[u8]) -> bool {
         let ObserverState::Reading(reading, decoder) = &mut self.state else { return false };
         if let Some(later) = &mut self.later {
             later.rest.extend_from_slice(data);

@@ -219,7 +219,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         meter.first_byte_us.get_or_insert(since.as_micros() as u64);
         meter.frames += 1;
         meter.bytes += data.len() as u64;
-        let complete = self.actions.observer.as_mut().is_some_and(|observer| observer.saw(&data));
+        let complete =
+            self.actions.observer.as_mut().is_some_and(|observer| observer.observe(&data));
         let last = self.inner.is_end_stream();
         self.next_frame = self.edited(data, last);
         if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {

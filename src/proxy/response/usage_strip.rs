@@ -25,12 +25,13 @@ pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
 
 /// Hosts whose chunks have `"usage":null` only if usage was requested: OpenAI's and Azure's. Many others
 /// always send it (`docs/protocols.md` 2.1).
-const NULL_IF_ASKED: [&str; 3] = ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
+const NULL_IF_REQUESTED: [&str; 3] =
+    ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
 
 /// Whether `"usage":null` in an upstream's chunks is there only because we requested usage.
 fn adds_null_usage(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
-    NULL_IF_ASKED.iter().any(|known| match known.starts_with('.') {
+    NULL_IF_REQUESTED.iter().any(|known| match known.starts_with('.') {
         true => host.ends_with(known),
         false => host == *known || host.ends_with(&format!(".{known}")),
     })
@@ -141,7 +142,7 @@ pub(super) fn only_data(event: &[u8]) -> Option<Span> {
     let mut found = None;
     let mut start = 0;
     while start < event.len() {
-        let (end, next) = line_end(event, start)?;
+        let LineEnd { end, next } = line_end(event, start)?;
         let line = &event[start..end];
         if line.starts_with(b"data:") {
             let value = Span::new(start + b"data:".len(), end);
@@ -180,7 +181,7 @@ pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
 pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
     let mut start = 0;
     loop {
-        let (end, next) = line_end(bytes, start)?;
+        let LineEnd { end, next } = line_end(bytes, start)?;
         if end == start {
             return Some(next);
         }
@@ -188,19 +189,26 @@ pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The end of the line at `start`, and the start of the next. A CR at the end of the bytes may be half of a
-/// CRLF, unless lines end with CR alone.
-fn line_end(bytes: &[u8], start: usize) -> Option<(usize, usize)> {
+/// Where a line ends.
+struct LineEnd {
+    end: usize,
+    /// The start of the next line.
+    next: usize,
+}
+
+/// The end of the line at `start`. A CR at the end of the bytes may be half of a CRLF, unless lines end with CR
+/// alone.
+fn line_end(bytes: &[u8], start: usize) -> Option<LineEnd> {
     let end = start + memchr::memchr2(b'\n', b'\r', bytes.get(start..)?)?;
-    if bytes[end] == b'\n' {
-        return Some((end, end + 1));
-    }
-    match bytes.get(end + 1) {
-        Some(b'\n') => Some((end, end + 2)),
-        Some(_) => Some((end, end + 1)),
-        None if end == start && start > 0 && bytes[start - 1] == b'\r' => Some((end, end + 1)),
-        None => None,
-    }
+    let is_alone = end == start && start > 0 && bytes[start - 1] == b'\r';
+    let next = match (bytes[end], bytes.get(end + 1)) {
+        (b'\n', _) => end + 1,
+        (_, Some(b'\n')) => end + 2,
+        (_, Some(_)) => end + 1,
+        (_, None) if is_alone => end + 1,
+        (_, None) => return None,
+    };
+    Some(LineEnd { end, next })
 }
 
 #[cfg(test)]

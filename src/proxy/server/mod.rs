@@ -182,7 +182,7 @@ async fn serve_connection<S>(
         let version = request.version();
         exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
             move |response| {
-                framing_probe.saw(&response);
+                framing_probe.record(&response);
                 Ok::<_, io::Error>(framed(response, version).map(|body| request_guard.answer(body)))
             },
         )

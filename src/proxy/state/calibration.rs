@@ -44,6 +44,19 @@ struct CalibrationState {
     telemetry: Arc<Telemetry>,
 }
 
+/// The state of one model, as far as it is known now.
+pub(crate) struct RecalledState {
+    pub(crate) learned: Arc<EstimatorState>,
+    /// Whether the store's state is in it.
+    pub(crate) outcome: RecallOutcome,
+}
+
+/// A state in memory, and its recall from the store.
+struct StateInMemory {
+    learned: Arc<EstimatorState>,
+    recall: Recall,
+}
+
 /// The state of one model.
 struct ModelCalibration {
     /// The tenant that it is for; `None`: for all tenants.
@@ -67,6 +80,10 @@ impl ModelCalibration {
             recent_tenants,
             recall,
         }
+    }
+
+    fn state(&self) -> StateInMemory {
+        StateInMemory { learned: self.learned.clone(), recall: self.recall.clone() }
     }
 }
 
@@ -137,7 +154,7 @@ impl Calibration {
 
     /// The state of a model behind an upstream: shared by all tenants, or one tenant's. The store is asked once,
     /// and waited for within the budget; a later answer is merged when it arrives.
-    pub(crate) async fn of(
+    pub(crate) async fn recall(
         &self,
         ledgers: &Arc<Ledgers>,
         upstream: &str,
@@ -145,11 +162,11 @@ impl Calibration {
         for_tenant: Option<&TenantId>,
         family: Family,
         budget: &ReadBudget,
-    ) -> (Arc<EstimatorState>, RecallOutcome) {
+    ) -> RecalledState {
         let key = CalibrationKey::of(upstream, model, for_tenant);
-        let (learned, recall) = self.0.known(&key, family);
+        let StateInMemory { learned, recall } = self.0.in_memory(&key, family);
         if recall.is_known() {
-            return (learned, RecallOutcome::Known);
+            return RecalledState { learned, outcome: RecallOutcome::Known };
         }
         let (ledgers, shared) = (ledgers.clone(), self.0.clone());
         let requested = key.clone();
@@ -159,8 +176,8 @@ impl Calibration {
             }
             Ok(())
         };
-        let recalled = recall.wait(budget, read).await;
-        (self.0.known(&key, family).0, recalled)
+        let outcome = recall.wait(budget, read).await;
+        RecalledState { learned: self.0.in_memory(&key, family).learned, outcome }
     }
 
     /// Learns from a response; saving runs as a task of its own.
@@ -187,8 +204,8 @@ impl Calibration {
             }
             (known.learned.clone(), known.recall.is_known())
         };
-        let (samples, band) = learned.state();
-        self.0.telemetry.learned(upstream, model, samples, band);
+        let samples = learned.lessons();
+        self.0.telemetry.learned(upstream, model, samples, learned.width());
         let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
         if samples > 1 && is_due && may_save {
             let (ledgers, shared) = (ledgers.clone(), self.0.clone());
@@ -199,18 +216,18 @@ impl Calibration {
 }
 
 impl CalibrationState {
-    /// The state of a model, and whether the store has answered.
-    fn known(&self, key: &CalibrationKey, family: Family) -> (Arc<EstimatorState>, Recall) {
+    /// The state of a model. A new model gets a new one.
+    fn in_memory(&self, key: &CalibrationKey, family: Family) -> StateInMemory {
         let mut all = self.all();
         if let Some(known) = all.get_mut(&key.upstream, &key.name)
             && known.learned.is_of(family)
         {
-            return (known.learned.clone(), known.recall.clone());
+            return known.state();
         }
         let known = ModelCalibration::new(key, family, &all);
-        let both = (known.learned.clone(), known.recall.clone());
+        let state = known.state();
         all.insert(&key.upstream, &key.name, known);
-        both
+        state
     }
 
     /// Uses the saved state if it is from more responses.
@@ -220,8 +237,7 @@ impl CalibrationState {
         let Some(known) = known.filter(|known| is_from_more(&saved, &known.learned)) else {
             return;
         };
-        let (samples, band) = saved.state();
-        self.telemetry.learned(&key.upstream, &key.model, samples, band);
+        self.telemetry.learned(&key.upstream, &key.model, saved.lessons(), saved.width());
         known.learned = Arc::new(saved);
     }
 

@@ -75,7 +75,7 @@ pub(super) fn request_count(
     head: &request::Parts,
     sent: &OutgoingBody,
 ) -> Option<PendingCount> {
-    let near = prepared.request().usable() as f64 * NEAR;
+    let near = prepared.plan_request().usable() as f64 * NEAR;
     let count = prepared.policy.estimate.count;
     let wanted = match count {
         CountSchedule::Off => false,
@@ -112,9 +112,9 @@ pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome
             counted.unwrap_or(Err(CountOutcome::Failed))
         }
     };
-    let outcome = counted.map_or_else(|outcome| outcome, |(outcome, _)| outcome);
+    let outcome = counted.map_or_else(|outcome| outcome, |counted| counted.outcome);
     proxy.telemetry.counted_by_provider(&upstream.name, outcome);
-    counted.map(|(_, tokens)| tokens)
+    counted.map(|counted| counted.tokens)
 }
 
 fn is_media(kind: PartKind) -> bool {
@@ -124,6 +124,14 @@ fn is_media(kind: PartKind) -> bool {
 /// A number between 0 and 1 for an exchange, from its id.
 fn drawn(exchange: &ExchangeId) -> f64 {
     (xxh3_64(exchange.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The provider's count of a request.
+#[derive(Clone, Copy)]
+struct CountedTokens {
+    /// Whether it is from the provider or from memory.
+    outcome: CountOutcome,
+    tokens: u64,
 }
 
 /// A count request with everything needed to send it.
@@ -183,8 +191,8 @@ impl CountRequest {
         let (proxy, upstream) = (self.proxy.clone(), self.upstream.clone());
         let pause_key = self.pause_key();
         let outcome = match tokio::time::timeout(TIMEOUT, self.send(&found)).await {
-            Ok(Ok((outcome, counted))) => {
-                let _ = found.tokens.set(counted);
+            Ok(Ok(CountedTokens { outcome, tokens })) => {
+                let _ = found.tokens.set(tokens);
                 outcome
             }
             Ok(Err(outcome)) => outcome,
@@ -196,8 +204,8 @@ impl CountRequest {
         proxy.telemetry.counted_by_provider(&upstream.name, outcome);
     }
 
-    /// Sends it. Returns the count, and whether it is from the provider or from memory.
-    async fn send(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
+    /// Sends it, unless the count is in memory.
+    async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
         let pause_key = self.pause_key();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
         let source = LessonSource {
@@ -217,7 +225,7 @@ impl CountRequest {
         let sent = body.clone();
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(known) = proxy.counting.answered(key) {
-            return Ok((CountOutcome::Cached, known));
+            return Ok(CountedTokens { outcome: CountOutcome::Cached, tokens: known });
         }
         let mut parts = uri.into_parts();
         parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
@@ -245,7 +253,7 @@ impl CountRequest {
         }
         let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;
         proxy.counting.keep(key, tokens);
-        Ok((CountOutcome::Answered, tokens))
+        Ok(CountedTokens { outcome: CountOutcome::Answered, tokens })
     }
 }
 

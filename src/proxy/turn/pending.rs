@@ -16,11 +16,10 @@ use http::request;
 use super::{build, drafts};
 use crate::clock::now;
 use crate::context::budget::ClassicEstimate;
+use crate::context::inject::{self, DeliveryFailure};
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage};
-use crate::context::{
-    Estimate, Fact, Millis, Revocation, RevocationRetry, Suspension, inject, repair,
-};
+use crate::context::{Estimate, Fact, Millis, Revocation, RevocationRetry, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
@@ -389,8 +388,11 @@ impl PendingExchange {
 
     /// Messages injected at the end of the request, to be queued again if they were not delivered.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
-        let is_in_vain = self.planned.done.resent.is_some();
-        inject::requeue(&self.planned.known, &self.prepared.exchange, now(), is_in_vain)
+        let failure = match self.planned.done.resent {
+            Some(_) => DeliveryFailure::Refused,
+            None => DeliveryFailure::NoReply,
+        };
+        inject::requeue(&self.planned.known, &self.prepared.exchange, now(), failure)
     }
 
     /// Queues the messages of a request without a response again. The client waits for our response, so the

@@ -19,8 +19,8 @@ use crate::store::{Record, RecordKind, Scope};
 
 /// Most fingerprints in memory; past it, the oldest are dropped, and the store is asked.
 pub(super) const IN_MEMORY: usize = 100_000;
-/// Most fingerprints of one request that a store is asked for.
-const ASKED: usize = 64;
+/// Most fingerprints of one request that are looked up in a store.
+const LOOKED_UP: usize = 64;
 /// Most look-ups in flight that are remembered; past it, all are dropped, and later waits count from the
 /// start.
 pub(super) const LOOK_UPS: usize = 1024;
@@ -173,11 +173,11 @@ pub(super) fn to_look_up(conversation: &Conversation, mut fingerprints: Vec<u128
     let boundary_hashes =
         answered.filter(|part| part.key.is_some()).count().min(fingerprints.len());
     let found_by = fingerprints.len() - boundary_hashes;
-    let far = ASKED * 3 / 4;
+    let far = LOOKED_UP * 3 / 4;
     if found_by > far {
         fingerprints.drain(far..found_by);
     }
-    fingerprints.truncate(ASKED);
+    fingerprints.truncate(LOOKED_UP);
     fingerprints
 }
 
@@ -248,7 +248,7 @@ mod tests {
         let shown = shown_by(&long);
         let telling = shown.len() - 100;
         let wanted = to_look_up(&long, shown.clone());
-        assert_eq!(wanted.len(), ASKED);
+        assert_eq!(wanted.len(), LOOKED_UP);
         assert_eq!(wanted[..48], shown[..48]);
         assert_eq!(wanted[48..], shown[telling..telling + 16]);
         let short = conversation(&messages[190..]);

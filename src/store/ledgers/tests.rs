@@ -36,10 +36,10 @@ fn ledgers(store: &Arc<MemoryStore>) -> Ledgers {
 
 fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     SessionLookup {
-        tenant: kept(tenant.into()),
-        session: session.map(|session| kept(session.into())),
+        tenant: leaked(tenant.into()),
+        session: session.map(|session| leaked(session.into())),
         client_thread: None,
-        exchange: kept(exchange.into()),
+        exchange: leaked(exchange.into()),
         timeout: LONG,
         reads: budget(LONG),
         shadow: false,
@@ -47,12 +47,12 @@ fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<
 }
 
 /// Leaks the value: a test process ends soon.
-fn kept<T>(value: T) -> &'static T {
+fn leaked<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
 fn budget(whole: Duration) -> &'static ReadBudget {
-    kept(ReadBudget::new(whole))
+    leaked(ReadBudget::new(whole))
 }
 
 /// A lookup that waits for nothing.
@@ -849,7 +849,7 @@ async fn a_decision_that_comes_too_late_is_cancelled() {
 /// Another process deleted the session: an exchange that began after that is the first of a new one, and one that was
 /// in flight is not stored. Nothing that was known before is known after.
 #[tokio::test]
-async fn after_a_deletion_elsewhere_only_what_began_later_is_kept() {
+async fn after_a_deletion_elsewhere_only_what_began_later_is_leaked() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
     let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;

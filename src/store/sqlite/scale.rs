@@ -74,7 +74,7 @@ async fn fill(store: &SqliteStore, turns: u64) {
 struct WaitTimes(Vec<f64>);
 
 impl WaitTimes {
-    fn told(&mut self, what: &str) -> f64 {
+    fn print_quantiles(&mut self, what: &str) -> f64 {
         self.0.sort_by(f64::total_cmp);
         let at = |share: f64| self.0[((self.0.len() - 1) as f64 * share) as usize];
         println!(
@@ -145,8 +145,8 @@ async fn many_turns_stay_small_and_quick() {
         assert_eq!(facts.len() as u64, SESSION);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let lists = looking.await.unwrap().told("a page of 500 sessions");
-    let loads = loads.told("a session is loaded beside");
+    let lists = looking.await.unwrap().print_quantiles("a page of 500 sessions");
+    let loads = loads.print_quantiles("a session is loaded beside");
     assert!(lists < 500.0 && loads < 250.0, "{lists} ms, {loads} ms");
 }
 

@@ -40,9 +40,10 @@ const LOG_MOST: u64 = 36 << 20;
 /// How long the writer waits for readers: the second value past [`LOG_MOST`]. Readers are quick; if they are
 /// not, it tries again.
 const TIMEOUT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// How long until emptying the log is tried again if it is still being read. Past [`LOG_MOST`], the wait
-/// doubles each time, because another program's reader cannot be ended.
-const LOG_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+/// How long until emptying the log is tried again if it is still being read: the first and the longest pause.
+/// Past [`LOG_MOST`], it doubles each time, because another program's reader cannot be ended.
+const TRUNCATE_PAUSES: (Duration, Duration) =
+    (Duration::from_millis(50), Duration::from_millis(500));
 /// Jobs between checkpoints.
 const CHECKPOINT: usize = 1024;
 /// A step of upkeep counts as this many jobs.
@@ -186,7 +187,7 @@ impl Writer {
             log_due: CheckpointSchedule {
                 may_from: Instant::now(),
                 must_by: Instant::now(),
-                pause: LOG_AGAIN.0,
+                pause: TRUNCATE_PAUSES.0,
             },
         };
         let restarts = Arc::<AtomicUsize>::default();
@@ -369,15 +370,15 @@ impl WriterThread {
             let emptied = self.make_way.during(|| upkeep::truncate(&self.connection, TIMEOUT.1));
             // A failure shows in the next write.
             if emptied.unwrap_or(false) {
-                self.log_due.pause = LOG_AGAIN.0;
+                self.log_due.pause = TRUNCATE_PAUSES.0;
             } else {
                 self.log_due.must_by = Instant::now() + self.log_due.pause;
-                self.log_due.pause = LOG_AGAIN.1.min(self.log_due.pause * 2);
+                self.log_due.pause = TRUNCATE_PAUSES.1.min(self.log_due.pause * 2);
             }
         } else if log >= LOG && self.log_due.may_from <= now {
             let Ok(_idle) = self.checkpointing.try_lock() else { return };
             if !upkeep::truncate(&self.connection, TIMEOUT.0).unwrap_or(false) {
-                self.log_due.may_from = Instant::now() + LOG_AGAIN.0;
+                self.log_due.may_from = Instant::now() + TRUNCATE_PAUSES.0;
             }
         }
     }
@@ -636,7 +637,11 @@ mod tests {
                 checkpointing: Arc::default(),
                 make_way: Arc::default(),
                 is_full: false,
-                log_due: CheckpointSchedule { may_from: now, must_by: now, pause: LOG_AGAIN.0 },
+                log_due: CheckpointSchedule {
+                    may_from: now,
+                    must_by: now,
+                    pause: TRUNCATE_PAUSES.0,
+                },
             };
             Self { thread, jobs, folder }
         }
@@ -849,7 +854,7 @@ mod tests {
         reader.execute_batch("BEGIN; SELECT count(*) FROM facts").unwrap();
         writer.say_log_is(LOG_MOST);
         writer.thread.log_due.may_from = Instant::now() + IDLE;
-        for pauses in [LOG_AGAIN.0, LOG_AGAIN.0 * 2] {
+        for pauses in [TRUNCATE_PAUSES.0, TRUNCATE_PAUSES.0 * 2] {
             assert_eq!(writer.thread.log_due.pause, pauses);
             writer.thread.log_due.must_by = Instant::now();
             let began = Instant::now();
@@ -857,17 +862,17 @@ mod tests {
             assert!(began.elapsed() >= TIMEOUT.1 && writer.is_logged());
             assert!(writer.thread.log_due.must_by >= began + TIMEOUT.1 + pauses);
         }
-        writer.thread.log_due.pause = LOG_AGAIN.1;
+        writer.thread.log_due.pause = TRUNCATE_PAUSES.1;
         writer.thread.log_due.must_by = Instant::now();
         writer.thread.bound_log();
-        assert_eq!(writer.thread.log_due.pause, LOG_AGAIN.1, "the longest");
+        assert_eq!(writer.thread.log_due.pause, TRUNCATE_PAUSES.1, "the longest");
         reader.execute_batch("COMMIT").unwrap();
         writer.thread.log_due.must_by = Instant::now() + IDLE;
         writer.thread.bound_log();
         assert!(writer.is_logged(), "not before its time");
         writer.thread.log_due.must_by = Instant::now();
         writer.thread.bound_log();
-        assert_eq!((writer.is_logged(), writer.thread.log_due.pause), (false, LOG_AGAIN.0));
+        assert_eq!((writer.is_logged(), writer.thread.log_due.pause), (false, TRUNCATE_PAUSES.0));
     }
 
     #[test]

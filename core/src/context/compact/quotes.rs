@@ -76,7 +76,7 @@ fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) ->
     let (mut quoted, mut number) = (Vec::new(), 0);
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.take(cut) {
-        if let Some((text, is_whole)) = own_text(message, request.body) {
+        if let Some(OwnText { text, is_whole }) = own_text(message, request.body) {
             number += 1;
             quoted.push(Quote { number, text, is_whole, speaker: Speaker::User });
         }
@@ -96,8 +96,14 @@ fn shorten(quote: &Quote) -> Quote {
     Quote { text: quote.text[..end].to_owned(), is_whole, ..*quote }
 }
 
-/// The user's own text in a message, and whether the message contains nothing else.
-fn own_text(message: &Message, body: &[u8]) -> Option<(String, bool)> {
+/// The user's own text in a message.
+struct OwnText {
+    text: String,
+    /// The message contains nothing else.
+    is_whole: bool,
+}
+
+fn own_text(message: &Message, body: &[u8]) -> Option<OwnText> {
     if message.role != Role::User {
         return None;
     }
@@ -120,7 +126,7 @@ fn own_text(message: &Message, body: &[u8]) -> Option<(String, bool)> {
         }
     }
     texts.retain(|text| !text.trim().is_empty());
-    (!texts.is_empty()).then(|| (texts.join("\n"), is_whole))
+    (!texts.is_empty()).then(|| OwnText { text: texts.join("\n"), is_whole })
 }
 
 /// Tags of blocks that clients insert into user messages, by the start of their names.

@@ -169,7 +169,8 @@ fn the_boundary_names_type_and_count() {
         [(false, "type=auto messages=9"), (true, "type=manual messages=9")]
     {
         let (request, known) = (scene.request(), scene.known());
-        let raw = lay_out(&request, &known, choice.cut, "The sum.", 1, is_requested).raw;
+        let draft = SummaryDraft { cut: choice.cut, summary: "The sum.", seed: 1, is_requested };
+        let raw = lay_out(&request, &known, draft).raw;
         assert!(raw.contains(&format!("[CompactBoundary] {expected}")), "{raw}");
     }
 }
@@ -193,7 +194,9 @@ fn a_provider_cuts_between_roles() {
 fn quoted(letters: &str, policy: policy::CompactPolicy) -> Vec<usize> {
     let scene = Scene::of(letters, policy);
     let choice = scene.choice(SummaryAuthor::Summary).unwrap();
-    let raw = lay_out(&scene.request(), &scene.known(), choice.cut, " The sum. ", 1, false).raw;
+    let (cut, summary) = (choice.cut, " The sum. ");
+    let draft = SummaryDraft { cut, summary, seed: 1, is_requested: false };
+    let raw = lay_out(&scene.request(), &scene.known(), draft).raw;
     assert!(raw.contains("The sum."), "{raw}");
     (0..letters.len()).filter(|number| raw.contains(&format!("Words {number}."))).collect()
 }
@@ -460,7 +463,7 @@ fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
     let of = |engine, name: &'static str, instructed, refused| {
         let mut scene = scene::SessionFixture::of(name, &messages("uau"));
         scene.policy.compact.engine = engine;
-        writers(&scene.request(), refused, instructed)
+        writers(&scene.request(), WriterConstraints { refused, instructed })
     };
     use SummaryAuthor::{Provider, Summary};
     let claude = "claude-sonnet-4-5";
@@ -484,7 +487,7 @@ fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
         let body = serde_json::json!({"model": name, "input": "Look.", "messages": []});
         let mut scene = scene::SessionFixture::read(dialect, path, name, &body);
         scene.policy.compact.engine = SummaryEngine::Auto;
-        writers(&scene.request(), false, instructed)
+        writers(&scene.request(), WriterConstraints { refused: false, instructed })
     };
     let responses =
         |name, instructed| other(Dialect::OpenaiResponses, "/v1/responses", name, instructed);

@@ -16,6 +16,14 @@ use crate::context::{
 };
 use crate::dialect::PartKey;
 
+/// The last decision with a key.
+struct LastDecision<'l, T> {
+    /// The marker of the refusal that it came after.
+    after: Option<Millis>,
+    /// `None` if there is none.
+    decision: Option<&'l Arc<T>>,
+}
+
 impl Ledger {
     /// Whether any decision is stored, of shadow mode or of the real one.
     pub(crate) fn has_decided(&self, shadow: bool) -> bool {
@@ -48,7 +56,7 @@ impl Ledger {
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         let may_be_used = move |one: &CompactionRecord| {
-            let (_, used) = self.last(&self.compacts, one.place().0, shadow, suspended);
+            let used = self.last(&self.compacts, one.place().0, shadow, suspended).decision;
             used.is_none_or(|used| !self.is_void(&**used))
         };
         self.summaries.holding(shadow, suspended).filter(move |one| may_be_used(one))
@@ -122,19 +130,21 @@ impl Ledger {
         self.revocation_of(one).is_some()
     }
 
-    /// The last decision with a key, void or not, and the marker of the refusal that it came after. A revoked
-    /// decision is made again once, and no more.
+    /// The last decision with a key, void or not. A revoked decision is made again once, and no more.
     fn last<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
         about: u128,
         shadow: bool,
         suspended: Option<Millis>,
-    ) -> (Option<Millis>, Option<&'l Arc<T>>) {
+    ) -> LastDecision<'l, T> {
         let first = all.get(about, shadow, suspended);
         match first.and_then(|first| self.revocation_of(&**first)).and_then(Revocation::epoch) {
-            Some(epoch) => (Some(epoch), all.get(about, shadow, Some(epoch))),
-            None => (suspended, first),
+            Some(epoch) => {
+                let decision = all.get(about, shadow, Some(epoch));
+                LastDecision { after: Some(epoch), decision }
+            }
+            None => LastDecision { after: suspended, decision: first },
         }
     }
 
@@ -146,7 +156,8 @@ impl Ledger {
         shadow: bool,
         suspended: Option<Millis>,
     ) -> Option<&'l Arc<T>> {
-        self.last(all, about, shadow, suspended).1.filter(|last| !self.is_void(&***last))
+        let last = self.last(all, about, shadow, suspended).decision;
+        last.filter(|last| !self.is_void(&***last))
     }
 
     fn all_that_hold<'l, T: Decidable>(
@@ -163,13 +174,15 @@ impl Ledger {
     /// revocation of the decision before it.
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
-            Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
+            Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).after,
             Fact::ReasoningDecision(decision) => {
                 self.last(&self.reasoning_decisions, decision.place().0, decision.shadow, suspended)
-                    .0
+                    .after
             }
-            Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).0,
-            Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, suspended).0,
+            Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).after,
+            Fact::Compact(one) => {
+                self.last(&self.compacts, one.place().0, one.shadow, suspended).after
+            }
             _ => suspended,
         };
         fact.after(after)
@@ -204,7 +217,7 @@ impl Ledger {
     ) -> impl Iterator<Item = u128> + 'l {
         let abouts = all.holding(shadow, suspended).map(|first| first.place().0);
         abouts.filter(move |about| {
-            let (_, last) = self.last(all, *about, shadow, suspended);
+            let last = self.last(all, *about, shadow, suspended).decision;
             last.is_some_and(|last| self.is_void(&**last))
         })
     }

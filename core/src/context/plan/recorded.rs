@@ -90,6 +90,24 @@ pub struct RecordedDecisions {
     pub(in crate::context) thread: ThreadId,
 }
 
+/// The end of a request's history, as far as the model has not replied to it.
+pub(in crate::context) struct HistoryEnd {
+    /// The newest part.
+    pub(in crate::context) at: PartIndex,
+    /// The key of decisions about that part.
+    pub(in crate::context) about: u128,
+    pub(in crate::context) boundary: Option<PartKey>,
+}
+
+/// The cut of one result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CutOfPart<'k> {
+    /// `None` if it is not cut.
+    pub(crate) cut: Option<&'k Cut>,
+    /// The same cut, if it only trimmed the result, which may then be cleared.
+    pub(crate) trim: Option<&'k Cut>,
+}
+
 impl RecordedDecisions {
     /// Gathers what `ledger` knows. `shadow`: use the decisions of shadow mode, not the real ones.
     pub fn of(
@@ -171,13 +189,16 @@ impl RecordedDecisions {
     }
 
     /// Where a message can be injected now: after the newest part, if the model has not replied to it.
-    /// Returns its place, the decision key and the boundary hash.
-    pub(in crate::context) fn end(&self) -> Option<(PartIndex, u128, Option<PartKey>)> {
+    pub(in crate::context) fn end(&self) -> Option<HistoryEnd> {
         let is_message = |keyed: &KeyedPart| keyed.role != Role::System;
         let place = self.keyed_parts.iter().rposition(is_message)?;
         let keyed = self.keyed_parts[place];
         let open = matches!(keyed.role, Role::User | Role::Tool);
-        open.then(|| (keyed.at, keyed.about, self.boundary(place)))
+        open.then(|| HistoryEnd {
+            at: keyed.at,
+            about: keyed.about,
+            boundary: self.boundary(place),
+        })
     }
 
     /// Whether an injected message is in this request.
@@ -464,16 +485,15 @@ impl RecordedDecisions {
         Some(if first.why == DecisionReason::TooLarge { cleared().unwrap_or(first) } else { first })
     }
 
-    /// The cut of the result at a place. Second, the same cut if it only trimmed the result, which may then
-    /// be cleared.
-    pub(crate) fn cut_at(&self, part: &Part, at: PartIndex) -> (Option<&Cut>, Option<&Cut>) {
+    /// The cut of the result at a place.
+    pub(crate) fn cut_at(&self, part: &Part, at: PartIndex) -> CutOfPart<'_> {
         let is_kind = matches!(part.kind, PartKind::ToolResult | PartKind::Image);
         let may_be = is_kind && !self.cuts.is_empty();
         let about = if may_be { self.about(at) } else { None };
         let cut = about.and_then(|about| self.cut(about));
         let is_trim =
             |cut: &&Cut| cut.why == DecisionReason::TooLarge && about == Some(cut.about.0);
-        (cut, cut.filter(is_trim))
+        CutOfPart { cut, trim: cut.filter(is_trim) }
     }
 
     /// Tokens of the part at a place before its first cut.

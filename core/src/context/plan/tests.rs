@@ -205,9 +205,10 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
     assert_eq!((step.tokens_before, step.tokens_after), (900, 9), "as it was before anything");
     let known = scene.known();
     let part = scene.request().part(PartIndex::new(2, 0)).unwrap().clone();
-    let (cut, trimmed) = known.cut_at(&part, PartIndex::new(2, 0));
-    assert_eq!((cut.unwrap().about, trimmed.is_some()), (about, false));
-    assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), (None, None));
+    let CutOfPart { cut, trim } = known.cut_at(&part, PartIndex::new(2, 0));
+    assert_eq!((cut.unwrap().about, trim.is_some()), (about, false));
+    let uncut = CutOfPart { cut: None, trim: None };
+    assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), uncut);
     let whole = scene.conversation.messages[2].parts[0].key.unwrap();
     assert_eq!(known.cuts_here().map(|(_, key, _)| key).collect::<Vec<_>>(), [whole.cut().cut()]);
 }
@@ -526,12 +527,22 @@ fn queued_messages_are_sent_once_and_stay() {
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
     // If nobody replied to a request, its messages wait again.
-    let waits = |scene: &SessionFixture, in_vain| {
-        inject::requeue(&scene.known(), &"r9".into(), 5, in_vain).len()
+    let waits = |scene: &SessionFixture, failure| {
+        inject::requeue(&scene.known(), &"r9".into(), 5, failure).len()
     };
-    assert_eq!(waits(&scene, false), 0, "they were sent in an earlier message");
+    assert_eq!(
+        waits(&scene, inject::DeliveryFailure::NoReply),
+        0,
+        "they were sent in an earlier message"
+    );
     scene.send(&messages("uau"));
-    assert_eq!((waits(&scene, false), waits(&scene, true)), (2, 2));
+    assert_eq!(
+        (
+            waits(&scene, inject::DeliveryFailure::NoReply),
+            waits(&scene, inject::DeliveryFailure::Refused)
+        ),
+        (2, 2)
+    );
     // Nothing is injected into a call beside the conversation.
     scene.ledger.add(Fact::Queued(Box::new(queued(3))));
     scene.send(&messages("uauau"));

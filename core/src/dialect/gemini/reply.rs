@@ -8,7 +8,8 @@ use serde_json::{Value as Json, json};
 
 use super::usage::UsageFields;
 use super::{
-    PartData, arguments, data, file_media, hosted_key, hosted_text, inline_media, signature,
+    MediaPart, PartData, arguments, data, file_media, hosted_key, hosted_text, inline_media,
+    signature,
 };
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
@@ -178,11 +179,13 @@ impl ReplyStream {
             },
             PartData::Call(call) => return self.call(call, signature.as_deref(), reply),
             PartData::Inline(inline) => {
-                let (kind, _, key) = inline_media(&mut self.keyer, Role::Assistant, inline);
+                let MediaPart { kind, key, .. } =
+                    inline_media(&mut self.keyer, Role::Assistant, inline);
                 ReplyPart { key, ..ReplyPart::of(kind) }
             }
             PartData::File(file) => {
-                let (kind, _, key) = file_media(&mut self.keyer, Role::Assistant, file);
+                let MediaPart { kind, key, .. } =
+                    file_media(&mut self.keyer, Role::Assistant, file);
                 ReplyPart { key, ..ReplyPart::of(kind) }
             }
             PartData::Hosted(hosted) => {

@@ -210,7 +210,7 @@ impl ReplyStream {
             self.call(call);
         }
         if executed_tools.is_some_and(|tools| tools.items().next().is_some()) {
-            self.usage.saw_hosted_tools(); // Groq
+            self.usage.record_hosted_tools(); // Groq
         }
     }
 

@@ -146,8 +146,8 @@ impl UsageFields {
         }
     }
 
-    /// Tools ran at the provider.
-    pub(super) fn saw_hosted_tools(&mut self) {
+    /// Records that tools ran at the provider.
+    pub(super) fn record_hosted_tools(&mut self) {
         self.hosted = true;
     }
 

@@ -62,13 +62,22 @@ enum DeltaTarget {
     Arguments,
 }
 
+/// How much of an item an event has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ItemStage {
+    /// It opens (`added`).
+    Opened,
+    /// All of it (`done`).
+    Complete,
+}
+
 impl ReplyStream {
     /// Reads the next event. Its `type` in the data decides; some servers send it only in the `event:` line.
     pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let kind = value.get_text("type");
         let kind = kind.as_deref().unwrap_or(name);
-        if let Some((target, whole)) = target_of(kind) {
-            return self.write(target, whole, value);
+        if let Some(event) = text_event(kind) {
+            return self.write(event, value);
         }
         match kind {
             "response.created" => {
@@ -78,8 +87,8 @@ impl ReplyStream {
                 self.introduce(value, reply);
             }
             "response.in_progress" | "response.queued" => self.introduce(value, reply),
-            "response.output_item.added" => self.show(value, false),
-            "response.output_item.done" => self.show(value, true),
+            "response.output_item.added" => self.show(value, ItemStage::Opened),
+            "response.output_item.done" => self.show(value, ItemStage::Complete),
             "response.completed"
             | "response.incomplete"
             | "response.failed"
@@ -162,13 +171,14 @@ impl ReplyStream {
         }
     }
 
-    /// Reads an item that opens (`added`) or is complete (`done`).
-    fn show(&mut self, value: Value<'_>, done: bool) {
+    /// Reads an item.
+    fn show(&mut self, value: Value<'_>, stage: ItemStage) {
         let [item, index] = value.members(["item", "output_index"]);
         let Some(item) = item else { return };
         let id = item.get_text("id");
         let indexed = index.is_some();
         let index = index.and_then(|index| index.as_u64());
+        let done = stage == ItemStage::Complete;
         // A finished slot is only replaced by its own item: some servers give every item the index 0, some
         // give none.
         let known = self.find(index, id.as_deref()).filter(|at| {
@@ -180,10 +190,10 @@ impl ReplyStream {
             }
         });
         let at = known.unwrap_or_else(|| self.open(index));
-        self.fill(at, item, done);
+        self.fill(at, item, stage);
     }
 
-    fn fill(&mut self, at: usize, item: Value<'_>, done: bool) {
+    fn fill(&mut self, at: usize, item: Value<'_>, stage: ItemStage) {
         let read = items::read(item, &mut self.keyer);
         self.hosted |= read.hosted;
         self.refused |= read.refused;
@@ -203,14 +213,15 @@ impl ReplyStream {
                 (part.text, part.signature, part.raw) = (String::new(), None, None);
             }
         }
-        slot.done |= done;
-        if done {
+        if stage == ItemStage::Complete {
+            slot.done = true;
             slot.grown.clear();
         }
     }
 
-    /// Reads a piece of text, or with `whole` all of it again.
-    fn write(&mut self, target: DeltaTarget, whole: bool, value: Value<'_>) {
+    /// Reads a piece of text, or all of it again.
+    fn write(&mut self, event: TextEvent, value: Value<'_>) {
+        let TextEvent { target, is_whole } = event;
         let written = DeltaMembers::of(value);
         let place = first([written.content_index, written.summary_index]);
         let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
@@ -227,7 +238,7 @@ impl ReplyStream {
         }
         let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
         let grown = slot.grown.entry((target, place)).or_default();
-        if whole {
+        if is_whole {
             grown.clear();
         }
         grown.push_str(&text);
@@ -293,10 +304,10 @@ impl ReplyStream {
             let known = self.slots.iter().position(|slot| slot.index == index);
             match known {
                 Some(at) if self.slots[at].done => {}
-                Some(at) => self.fill(at, item, true),
+                Some(at) => self.fill(at, item, ItemStage::Complete),
                 None if self.slots.iter().all(|slot| slot.index.is_some()) => {
                     self.slots.push(OutputItem { index, ..OutputItem::default() });
-                    self.fill(self.slots.len() - 1, item, true);
+                    self.fill(self.slots.len() - 1, item, ItemStage::Complete);
                 }
                 None => {}
             }
@@ -452,11 +463,19 @@ fn forget_wholeness(part: &mut ReplyPart) {
     part.key = None;
 }
 
-/// The target of a text event, and whether it repeats the whole text.
-fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
+/// An event with text.
+#[derive(Clone, Copy)]
+struct TextEvent {
+    target: DeltaTarget,
+    /// It repeats the whole text.
+    is_whole: bool,
+}
+
+/// The text event of this type; `None` if it is another one.
+fn text_event(kind: &str) -> Option<TextEvent> {
     let kind = kind.strip_prefix("response.")?;
     let (what, how) = kind.rsplit_once('.')?;
-    let whole = match how {
+    let is_whole = match how {
         "delta" => false,
         "done" => true,
         _ => return None,
@@ -471,7 +490,7 @@ fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
         | "code_interpreter_call_code" => DeltaTarget::Arguments,
         _ => return None,
     };
-    Some((target, whole))
+    Some(TextEvent { target, is_whole })
 }
 
 /// Whether an event has nothing that `output_item.done` does not have.

@@ -173,7 +173,7 @@ pub(super) fn gemini(root: Value<'_>, text: &str) -> Vec<Edit> {
         if calls.is_empty() {
             continue;
         }
-        let names: Vec<(Option<String>, String)> = calls.iter().map(|call| named(*call)).collect();
+        let names: Vec<CallName> = calls.iter().map(|call| named(*call)).collect();
         let next = contents.get(at + 1);
         match next.filter(|next| !parts(**next, &RESPONSES).is_empty()) {
             Some(next) => edits.extend(responses_for(*next, &names, text)),
@@ -196,14 +196,19 @@ fn parts<'d>(content: Value<'d>, names: &[&str; 2]) -> Vec<Value<'d>> {
     parts.filter_map(|part| part.get_any(names)).collect()
 }
 
-/// The id and name of a call or response.
-fn named(value: Value<'_>) -> (Option<String>, String) {
+/// What a call or response is found by.
+struct CallName {
+    id: Option<String>,
+    name: String,
+}
+
+fn named(value: Value<'_>) -> CallName {
     let id = value.get_text("id").map(Into::into);
-    (id, value.get_text("name").unwrap_or_default().into_owned())
+    CallName { id, name: value.get_text("name").unwrap_or_default().into_owned() }
 }
 
 /// A response that says that there is none.
-fn response((id, name): &(Option<String>, String), text: &str) -> String {
+fn response(CallName { id, name }: &CallName, text: &str) -> String {
     let id = id.as_deref().map(|id| format!("\"id\":{},", literal(id))).unwrap_or_default();
     let (name, text) = (literal(name), literal(text));
     format!("{{\"functionResponse\":{{{id}\"name\":{name},\"response\":{{\"error\":{text}}}}}}}")
@@ -215,22 +220,20 @@ fn response_in(part: Value<'_>) -> Option<Value<'_>> {
 }
 
 /// The edit after which a content has one response per call; `None` if it already has.
-fn responses_for(
-    content: Value<'_>,
-    calls: &[(Option<String>, String)],
-    text: &str,
-) -> Option<Edit> {
+fn responses_for(content: Value<'_>, calls: &[CallName], text: &str) -> Option<Edit> {
     let list = content.get("parts")?;
     let mut left: Vec<Option<Value<'_>>> = list.items().map(Some).collect();
     let raw = |part: Value<'_>| String::from_utf8_lossy(part.raw()).into_owned();
     let mut all = Vec::new();
     for call in calls {
         let fits = |part: &Option<Value<'_>>| {
-            let Some((id, name)) = part.and_then(response_in).map(named) else { return false };
-            id.is_none() || call.0.is_none() || id == call.0 && name == call.1
+            let Some(found) = part.and_then(response_in).map(named) else { return false };
+            let is_either = found.id.is_none() || call.id.is_none();
+            is_either || found.id == call.id && found.name == call.name
         };
         let named_so = |part: &Option<Value<'_>>| {
-            fits(part) && part.and_then(response_in).map(named).is_some_and(|it| it.1 == call.1)
+            fits(part)
+                && part.and_then(response_in).map(named).is_some_and(|it| it.name == call.name)
         };
         let place = left.iter().position(named_so);
         match place.and_then(|place| left.get_mut(place)?.take()) {

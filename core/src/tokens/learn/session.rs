@@ -96,9 +96,8 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
         thread = shown(&guess, actual);
         assert!(learned.is_whole());
     }
-    let (lessons, width) = learned.state();
-    assert_eq!(lessons, learned.lessons());
-    (outcome.lessons, outcome.last_width) = (lessons, (width * 1_000.0).round() as u32);
+    let width = (learned.width() * 1_000.0).round() as u32;
+    (outcome.lessons, outcome.last_width) = (learned.lessons(), width);
     let ways = [
         (None, false),
         (None, true),

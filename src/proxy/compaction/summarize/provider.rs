@@ -32,7 +32,8 @@ impl SummaryJob {
         // The chunk's share of the request's total, which is more exact than the sum of parts.
         let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
         let piece = HistoryChunk { from: 0, through: point.cut };
-        let history = compact::weigh(&self.prepared.request(), &self.known, &self.parts, piece);
+        let history =
+            compact::weigh(&self.prepared.plan_request(), &self.known, &self.parts, piece);
         let reads = head_tokens(&self.parts).saturating_add(history);
         let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
         let reads = (reads as u64).saturating_add(output);

@@ -55,7 +55,7 @@ impl SummaryJob {
             if read > limit {
                 return Err(SummaryError::Rejected);
             }
-            if reading.saw(&data) {
+            if reading.observe(&data) {
                 break;
             }
         }

@@ -150,7 +150,7 @@ impl FrameObserver {
     }
 
     /// Reads bytes that have been forwarded.
-    pub(super) fn saw(&self, direction: Direction, bytes: &[u8]) {
+    pub(super) fn observe(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
         let SocketObservation::Active(MessageState { up, down, reader }) = &mut *state else {
             return;
@@ -202,7 +202,7 @@ impl FrameObserver {
 
     /// Ends the exchanges of a tunnel that has ended, with the parts of replies received so far. Returns why
     /// reading had stopped, if the reason is ours.
-    pub(super) fn ended(&self, outcome: Outcome) -> Option<FailOpen> {
+    pub(super) fn end(&self, outcome: Outcome) -> Option<FailOpen> {
         let left = match outcome {
             Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
             Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
@@ -455,7 +455,8 @@ async fn record_exchange(
     let settle = pending.map(|pending| pending.open(&proxy, response_head).settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
-    let mut record = ReplyRecord::new(outcome, true);
+    let has_body = true;
+    let mut record = ReplyRecord::new(outcome, has_body);
     record.streamed = true;
     record.take(&reply);
     let commit = settle.map(|settle| settle(&mut record, reply));

@@ -37,7 +37,7 @@ pub(crate) async fn carry(
     let (mut up, mut down) = (0, 0);
     let observe = |direction, bytes: &[u8]| {
         if let Some(frames) = &frames {
-            frames.saw(direction, bytes);
+            frames.observe(direction, bytes);
         }
         bytes.len() as u64
     };
@@ -67,7 +67,7 @@ pub(crate) async fn carry(
             () = idle(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
         }
     };
-    let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
+    let gave_up = frames.as_ref().and_then(|frames| frames.end(outcome));
     gave_up.into_iter().for_each(|why| recorder.record_fail_open(why));
     recorder.event.request_bytes = up;
     recorder.response.bytes = down;
@@ -107,7 +107,7 @@ async fn pump(
     from_failed: Outcome,
     mut to: impl AsyncWrite + Unpin,
     to_failed: Outcome,
-    mut saw: impl FnMut(&[u8]),
+    mut observe: impl FnMut(&[u8]),
     half_closed: &AtomicBool,
 ) -> Result<(), Outcome> {
     let mut buffer = vec![0; BUFFER];
@@ -120,6 +120,6 @@ async fn pump(
             return Ok(());
         }
         to.write_all(&buffer[..read]).await.map_err(|_| to_failed)?;
-        saw(&buffer[..read]);
+        observe(&buffer[..read]);
     }
 }

@@ -1,11 +1,11 @@
-//! Why an upstream gave no response, in words that name the cause.
+//! Why there is no response of an upstream, in words that name the cause.
 //!
 //! Says whether it was too slow or failed; never what was sent.
 
 use std::error::Error;
 use std::io;
 
-/// Why an upstream gave no response.
+/// Why there is no response of an upstream.
 #[derive(Clone, Debug)]
 pub(crate) enum UpstreamError {
     /// The client aborted the request's body.
@@ -16,6 +16,8 @@ pub(crate) enum UpstreamError {
     NoMemory,
     /// It was unreachable, or failed before its headers.
     Failed(String),
+    /// It gave one, but Plimsoll no longer has it: a mistake of ours.
+    ResponseLost,
 }
 
 /// Classifies an error of a connection, with all its causes.

@@ -25,7 +25,7 @@ impl PreparedRequest {
         measured: &MeasuredEstimate,
     ) {
         let input = self.counted_input.unwrap_or(measured.estimate.tokens);
-        repair::fit_output(&self.request(), known, plan, input, self.counted_input.is_some());
+        repair::fit_output(&self.plan_request(), known, plan, input, self.counted_input.is_some());
     }
 }
 
@@ -51,7 +51,7 @@ impl PlannedRequest {
         let proposal = {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             let (refusal, size) = (refusal.clone(), prepared.body.len());
-            let propose = move || repair::propose(&prepared.request(), &known, &refusal);
+            let propose = move || repair::propose(&prepared.plan_request(), &known, &refusal);
             off_thread(size, propose).await
         };
         let proposal = proposal.map_err(|_| RefusalOutcome::NoRepair)?;
@@ -85,13 +85,14 @@ impl PlannedRequest {
         refusal: &Refusal,
         facts: Vec<Fact>,
     ) -> Vec<Fact> {
-        if !repair::may_be_smaller(&prepared.request(), refusal) {
+        if !repair::may_be_smaller(&prepared.plan_request(), refusal) {
             return facts;
         }
         let room = opened.room_for_pictures();
         let (prepared, known) = (prepared.clone(), self.known.clone());
         let (refusal, quoted) = (refusal.clone(), facts.clone());
-        let make = move || repair::smaller(&prepared.request(), &known, &refusal, quoted, room);
+        let make =
+            move || repair::smaller(&prepared.plan_request(), &known, &refusal, quoted, room);
         long_work_alone(make).await.unwrap_or(facts)
     }
 }

@@ -6,8 +6,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{PlannedRequest, replay, save};
+use super::{PlanBasis, PlannedRequest, replay, save};
 use crate::config::Mode;
+use crate::context::plan::RecordedDecisions;
 use crate::context::{compact, prune};
 use crate::dialect::overflow::Overflow;
 use crate::proxy::offload::off_thread;
@@ -23,7 +24,7 @@ impl PlannedRequest {
         if prepared.mode != Mode::Active || prepared.held_out {
             return None;
         }
-        let goal = || prune::room_goal(&prepared.request(), &self.known, tokens, overflow);
+        let goal = || prune::room_goal(&prepared.plan_request(), &self.known, tokens, overflow);
         catch_unwind(AssertUnwindSafe(goal)).ok()
     }
 
@@ -40,7 +41,7 @@ impl PlannedRequest {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             off_thread(prepared.body.len(), move || {
                 let cost = prepared.cost(&measured);
-                prune::clear_for_room(&prepared.request(), &known, cost, goal)
+                prune::clear_for_room(&prepared.plan_request(), &known, cost, goal)
             })
             .await
             .ok()?
@@ -51,21 +52,13 @@ impl PlannedRequest {
         let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
-        let (plan, measured) = replay(prepared, &known, self.anchor.as_ref()).await?;
-        if plan.edits.is_empty() {
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        if replayed.plan.edits.is_empty() {
             return None;
         }
-        Some(Self {
-            edits: plan.edits.into(),
-            measured: Some(measured),
-            sent: plan.sent,
-            done: prepared.rewrite_summary(&plan.steps),
-            summary_by: plan.summary,
-            anchor: self.anchor.clone(),
-            before: self.before.clone(),
-            known,
-            ..Self::default()
-        })
+        let (before, anchor) = (self.before.clone(), self.anchor.clone());
+        let basis = PlanBasis { known, before, refused: Vec::new(), anchor };
+        Some(Self::new(prepared, basis, replayed))
     }
 
     /// The same request, with the room that was made in it, without the reasoning that is bound to what was cut.
@@ -79,16 +72,16 @@ impl PlannedRequest {
         let size = prepared.body.len();
         let new = {
             let (prepared, known) = (prepared.clone(), self.known.clone());
-            let unbinding = move || prune::unbind_room(&prepared.request(), &known);
+            let unbinding = move || prune::unbind_room(&prepared.plan_request(), &known);
             off_thread(size, unbinding).await.ok()?
         };
         let saved = match new.is_empty() {
             true => new,
             false => save(proxy, opened, new, self.known.suspended).await.ok()?,
         };
-        let mut planned = self.clone();
-        let is_planned = planned.add_saved(prepared, saved).await;
-        (is_planned && planned.edits != self.edits).then_some(planned)
+        let mut known = RecordedDecisions::clone(&self.known);
+        known.add(saved);
+        self.replanned(prepared, known).await.filter(|planned| planned.edits != self.edits)
     }
 
     /// Whether it has more than `goal` tokens, and no more with a summary in place of its beginning.
@@ -101,7 +94,7 @@ impl PlannedRequest {
         let size = prepared.body.len();
         let (prepared, known) = (prepared.clone(), self.known.clone());
         let fits = move || {
-            let (request, cost) = (prepared.request(), prepared.cost(&measured));
+            let (request, cost) = (prepared.plan_request(), prepared.cost(&measured));
             let leaves = || compact::would_leave(&request, &known, cost.parts, cost.tokens, goal);
             cost.tokens > goal && leaves()
         };
@@ -121,7 +114,7 @@ impl PlannedRequest {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             off_thread(prepared.body.len(), move || {
                 let cost = prepared.cost(&measured);
-                prune::trim_for_room(&prepared.request(), &known, cost, goal)
+                prune::trim_for_room(&prepared.plan_request(), &known, cost, goal)
             })
             .await
         };

@@ -188,7 +188,7 @@ struct Cast {
 /// The result of one run.
 struct Seen {
     world: World,
-    /// When each request began that left a turn.
+    /// When each request with a turn began.
     began: Vec<(&'static str, Instant)>,
 }
 

@@ -16,6 +16,15 @@ use crate::context::ledger::Ledger;
 use crate::context::signature::signature_key;
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind, Role};
 
+/// A reply that was found in a request.
+struct AlignedReply {
+    /// The place of each of its parts; `None` for those that the client did not send back.
+    parts: Vec<Option<PartIndex>>,
+    /// The first and the last keyed part of it.
+    first: usize,
+    last: usize,
+}
+
 impl RecordedDecisions {
     /// Finds replies by the chain after them, else by an anchor key.
     pub(super) fn find_replies(
@@ -56,11 +65,11 @@ impl RecordedDecisions {
                 let most = if is_whole { usize::MAX } else { 1 };
                 let alike = ledger.reasoning_by_anchor_key(keyed.key).take(most);
                 let aligned = alike.filter(|it| !found.contains(&it.after)).find_map(|reasoning| {
-                    let (parts, first, last) = self.aligned(reasoning, index)?;
-                    let fits = !is_whole || parts.iter().all(Option::is_some);
-                    fits.then_some((reasoning, parts, first, last))
+                    let aligned = self.aligned(reasoning, index)?;
+                    let fits = !is_whole || aligned.parts.iter().all(Option::is_some);
+                    fits.then_some((reasoning, aligned))
                 });
-                if let Some((reasoning, parts, first, last)) = aligned {
+                if let Some((reasoning, AlignedReply { parts, first, last })) = aligned {
                     found.insert(reasoning.after);
                     covered[first..=last].fill(true);
                     self.replies.push(self.returned(conversation, reasoning, parts, first, last));
@@ -156,12 +165,7 @@ impl RecordedDecisions {
     }
 
     /// Finds the parts of a reply, in order, around the one at `marked`.
-    #[allow(clippy::type_complexity, reason = "used once")]
-    fn aligned(
-        &self,
-        reasoning: &ReasoningRecord,
-        marked: usize,
-    ) -> Option<(Vec<Option<PartIndex>>, usize, usize)> {
+    fn aligned(&self, reasoning: &ReasoningRecord, marked: usize) -> Option<AlignedReply> {
         let is_models = |index: &usize| self.keyed_parts[*index].role == Role::Assistant;
         let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
         let last = (marked..self.keyed_parts.len()).take_while(is_models).last()?;
@@ -175,7 +179,7 @@ impl RecordedDecisions {
         let first = there.next()?;
         let last = there.next_back().unwrap_or(first);
         let parts = places.iter().map(|place| place.map(|at| self.keyed_parts[at].at)).collect();
-        Some((parts, first, last))
+        Some(AlignedReply { parts, first, last })
     }
 
     fn returned(
