@@ -19,7 +19,7 @@ use plimsoll::context::plan::{self, PlanRequest, RecordedDecisions};
 use plimsoll::context::policy::Mode;
 use plimsoll::context::{EstimateMethod, Fact, Outcome, Turn, prune, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
-use plimsoll::dialect::reading::{Framing, ResponseReader};
+use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use plimsoll::dialect::{self, Dialect, Reply};
 use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::classic::SentContent;
@@ -263,7 +263,7 @@ impl<'a> Session<'a> {
         }
         let mut reading = ResponseReader::new(self.dialect, 200, Framing::Json, 1 << 20);
         reading.push(reply.to_string().as_bytes());
-        (reading.finish(true), back)
+        (reading.finish(BodyEnd::Whole), back)
     }
 
     /// Plays one exchange. If there was a turn before, returns what was shown, what was new and the number that

@@ -16,7 +16,8 @@ use crate::context::lineage::place;
 use crate::context::plan::Overlay;
 use crate::context::{Estimate, EstimateMethod, ExchangeId, Fact, Outcome, Turn};
 use crate::dialect::models::{Catalogue, Family, Model};
-use crate::dialect::{self, Conversation, Dialect, Reply, ResponseReader, reading::Framing};
+use crate::dialect::reading::{BodyEnd, Framing};
+use crate::dialect::{self, Conversation, Dialect, Reply, ResponseReader};
 use crate::tokens::Tokenizer;
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::costs::FamilyCosts;
@@ -314,5 +315,5 @@ fn answer_of(line: &TranscriptLine, dialect: Dialect, reply_texts: &[String]) ->
     let body = transcript::response(line, dialect, reply_texts);
     let mut reading = ResponseReader::new(dialect, 200, Framing::Json, REPLY);
     reading.push(&body);
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }

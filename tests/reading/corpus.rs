@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use plimsoll::dialect::reading::BodyEnd;
 use plimsoll::dialect::reading::Framing;
 use plimsoll::dialect::{Dialect, Reply, ResponseReader};
 
@@ -39,7 +40,7 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
 pub(crate) fn read(dialect: Dialect, status: u16, bytes: &[u8], size: usize, whole: bool) -> Reply {
     let mut reading = ResponseReader::new(dialect, status, Framing::Unknown, 16 << 20);
     bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-    reading.finish(whole)
+    reading.finish(BodyEnd::of(whole))
 }
 
 /// One call of a recorded conversation.

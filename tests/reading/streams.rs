@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use plimsoll::dialect::reading::BodyEnd;
 use plimsoll::dialect::reading::Framing;
 use plimsoll::dialect::{Dialect, Note, Reply, ResponseReader};
 use plimsoll::wire::sse::Framer;
@@ -44,7 +45,7 @@ fn check(dialect: Dialect, path: &Path, bytes: &[u8]) {
         let (first, second) = bytes.split_at(at);
         let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 16 << 20);
         [first, second].into_iter().for_each(|chunk| reading.push(chunk));
-        assert_eq!(reading.finish(true), whole, "{path:?} cut at {at}");
+        assert_eq!(reading.finish(BodyEnd::Whole), whole, "{path:?} cut at {at}");
         prefix(dialect, first, &whole);
     }
 }

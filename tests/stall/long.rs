@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll::context::Outcome;
-use plimsoll::dialect::reading::{Framing, ResponseReader, SocketReader};
+use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader, SocketReader};
 use plimsoll::dialect::{Dialect, Reply};
 
 use crate::support::http1::{Provider, Wire};
@@ -49,7 +49,7 @@ impl Gaps {
 fn reply(body: &str) -> Reply {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Json, LIMIT);
     reading.push(body.as_bytes());
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }
 
 /// The whole test has one thread, so reading there would block everything.

@@ -21,7 +21,7 @@ use plimsoll::context::{
     ExchangeId, Fact, Outcome, PromptSection, SessionId, Sketch, SketchPart, ThreadId, Turn,
 };
 use plimsoll::dialect::models::Family;
-use plimsoll::dialect::reading::{Framing, ResponseReader};
+use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
 use plimsoll::store::ledgers::{Ledgers, OpenedSession, SessionLookup};
 use plimsoll::store::memory::MemoryStore;
@@ -108,7 +108,7 @@ fn reply(call: &Value, dialect: dialect::Dialect) -> Reply {
     let status = response["status"].as_u64().unwrap_or(200) as u16;
     let mut reading = ResponseReader::new(dialect, status, Framing::Unknown, 16 << 20);
     reading.push(response["body"].as_str().unwrap_or_default().as_bytes());
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }
 
 fn turn(

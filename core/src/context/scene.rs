@@ -13,7 +13,7 @@ use super::{
     CompactionRecord, ExchangeId, Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget,
 };
 use crate::dialect::models::{Catalogue, Model};
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
@@ -157,7 +157,7 @@ impl SessionFixture {
             "usage": {"input_tokens": 900, "output_tokens": 100}});
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         reading.push(body.to_string().as_bytes());
-        reading.finish(true)
+        reading.finish(BodyEnd::Whole)
     }
 
     /// The turn of the current request with this reply.

@@ -36,14 +36,14 @@ impl ReplyProgress {
 
 #[cfg(test)]
 mod tests {
-    use crate::dialect::reading::{Framing, ResponseReader};
+    use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
     use crate::dialect::{Dialect, ReplyProgress};
 
     /// The progress after this beginning of a stream, and the reply if the stream ends there.
     fn cut(dialect: Dialect, stream: &str) -> (ReplyProgress, crate::dialect::Reply) {
         let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 1 << 20);
         reading.push(stream.as_bytes());
-        (reading.progress(), reading.finish(false))
+        (reading.progress(), reading.finish(BodyEnd::Cut))
     }
 
     #[test]

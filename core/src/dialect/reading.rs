@@ -45,6 +45,22 @@ impl Framing {
     }
 }
 
+/// How the body of a response ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyEnd {
+    /// It came to its end.
+    Whole,
+    /// It broke off.
+    Cut,
+}
+
+impl BodyEnd {
+    /// The end of a body that came to its end, or did not.
+    pub fn of(is_whole: bool) -> Self {
+        if is_whole { BodyEnd::Whole } else { BodyEnd::Cut }
+    }
+}
+
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// A response that is being read.
@@ -201,8 +217,9 @@ impl ResponseReader {
         self.framing == Framing::Events || self.elements.started
     }
 
-    /// Called at the end of the body; `whole` is false if it broke off. Returns what was understood.
-    pub fn finish(mut self, whole: bool) -> Reply {
+    /// Called at the end of the body. Returns what was understood.
+    pub fn finish(mut self, end: BodyEnd) -> Reply {
+        let whole = end == BodyEnd::Whole;
         let (builder, document) = (&mut self.builder, &mut self.document);
         let gave_up = builder.gave_up;
         if self.framing == Framing::Events && self.settled {
@@ -323,9 +340,9 @@ impl ReplyBuilder {
     fn finish(&mut self, whole: bool) {
         let reply = &mut self.reply;
         match &mut self.stream {
-            DialectStream::Anthropic(stream) => stream.finish(whole, reply),
+            DialectStream::Anthropic(stream) => stream.finish(reply),
             DialectStream::OpenaiChat(stream) => stream.finish(whole, reply),
-            DialectStream::OpenaiResponses(stream) => stream.finish(whole, reply),
+            DialectStream::OpenaiResponses(stream) => stream.finish(reply),
             DialectStream::Gemini(stream) => stream.finish(whole, reply),
         }
     }
@@ -438,7 +455,7 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
         let read = |chunks: &mut dyn Iterator<Item = &[u8]>, whole: bool| {
             let mut reading = ResponseReader::new(dialect, status, framing, 1 << 20);
             chunks.for_each(|chunk| reading.push(chunk));
-            (reading.is_stream(), reading.finish(whole))
+            (reading.is_stream(), reading.finish(BodyEnd::of(whole)))
         };
         let (is_stream, whole) = read(&mut std::iter::once(bytes), true);
         if way != cuts.way(WAYS.len()) {

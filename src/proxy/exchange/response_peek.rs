@@ -13,6 +13,7 @@ use http::{Response, StatusCode};
 use crate::context::overflow::{self, OverflowEvidence, OverflowSign};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::overflow::Overflow;
+use crate::dialect::reading::BodyEnd;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryShare;
@@ -77,5 +78,5 @@ fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>
     let status = StatusCode::OK.as_u16();
     let mut reading = ResponseObserver::new(dialect, status, &head.headers, BYTES * 2, memory);
     reading.observe(start);
-    reading.finish(true).reply.unwrap_or_default()
+    reading.finish(BodyEnd::Whole).reply.unwrap_or_default()
 }

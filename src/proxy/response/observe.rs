@@ -10,7 +10,7 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 
 use super::request_body::RequestBody;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Dialect, Note, Reply};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
@@ -187,8 +187,8 @@ impl ResponseObserver {
         self.memory.hold(0);
     }
 
-    /// Called at the end of the body; `whole` is false if it broke off.
-    pub(crate) fn finish(mut self, whole: bool) -> ObservedReply {
+    /// Called at the end of the body.
+    pub(crate) fn finish(mut self, end: BodyEnd) -> ObservedReply {
         if let ObserverState::Reading(reading, _) = &self.state {
             let later = self.later.as_ref().map_or(0, PendingObservation::len);
             let needs = reading.holds() + reading.needs_to_finish() + TO_READ * later;
@@ -209,9 +209,10 @@ impl ResponseObserver {
                             reading.push(&decoder.push(piece).ok()?);
                         }
                     }
-                    let whole = whole || complete || reading.is_complete();
+                    let is_complete = complete || reading.is_complete();
+                    let end = if is_complete { BodyEnd::Whole } else { end };
                     let streamed = reading.is_stream();
-                    Some((reading.finish(whole), streamed))
+                    Some((reading.finish(end), streamed))
                 }));
                 match finished {
                     Ok(Some((reply, streamed))) => {

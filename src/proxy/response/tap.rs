@@ -21,6 +21,7 @@ use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
+use crate::dialect::reading::BodyEnd;
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::http::pieces::SendWindow;
@@ -313,7 +314,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             true => TurnWrite::Reading(Box::pin(read_then_settle(observer, record, settle))),
             false => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
-                    settle_reply(&mut record, observer.finish(is_whole(outcome)), settle)
+                    settle_reply(&mut record, observer.finish(body_end(outcome)), settle)
                 }));
                 let settled = settled.unwrap_or_else(|_| {
                     record.fail_open.push(FailOpen::Panicked);
@@ -348,8 +349,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 }
 
-fn is_whole(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Complete | Outcome::Refused)
+fn body_end(outcome: Outcome) -> BodyEnd {
+    BodyEnd::of(matches!(outcome, Outcome::Complete | Outcome::Refused))
 }
 
 /// The result of settling a reply.
@@ -392,8 +393,8 @@ async fn read_then_settle(
     mut record: ReplyRecord,
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
-    let whole = is_whole(record.outcome);
-    let Ok(observed) = long_work(move || observer.finish(whole)).await else {
+    let end = body_end(record.outcome);
+    let Ok(observed) = long_work(move || observer.finish(end)).await else {
         return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
     };
     // A client that left with the whole stream has the whole reply.

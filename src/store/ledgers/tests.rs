@@ -14,7 +14,7 @@ use crate::context::{
     SketchPart, TenantId, Turn,
 };
 use crate::dialect::models::Family;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
@@ -77,7 +77,7 @@ fn model(text: &str) -> String {
 fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
     reading.push(format!(r#"{{"id":"msg-{answer}","content":[{{"type":"text","text":"{answer}"}}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
-    let reply = reading.finish(true);
+    let reply = reading.finish(BodyEnd::Whole);
     let sketched =
         |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
     Fact::Turn(Box::new(Turn {

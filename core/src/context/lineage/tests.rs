@@ -3,7 +3,7 @@ use crate::context::ledger::anchor_keys;
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, PromptSection, Sketch, SketchPart};
 use crate::dialect::models::Family;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{self, Dialect, Usage};
 
 /// A session played turn by turn, as the proxy would.
@@ -36,7 +36,7 @@ impl Play {
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         let id = format!("msg_{}", self.count);
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
-        let reply = reading.finish(true);
+        let reply = reading.finish(BodyEnd::Whole);
         let after = reply.chain_after(placed.position.chain);
         let at = 10 * self.count as u64 - self.behind;
         let origin = ReplyOrigin {

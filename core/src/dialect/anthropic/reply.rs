@@ -100,7 +100,7 @@ impl ReplyStream {
     }
 
     /// Called at the end of the stream or body.
-    pub(crate) fn finish(&mut self, _whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, reply: &mut Reply) {
         for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;
             let mut part = finished(block, &mut self.keyer);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{LastCall, Reply, StopReason};
 
 const REQUEST: &str = r#"{
@@ -135,7 +135,7 @@ fn broken_requests_are_read_as_nothing() {
 fn reply_of(stream: &str) -> Reply {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
     reading.push(stream.as_bytes());
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }
 
 fn stream(events: &[&str]) -> String {
@@ -187,7 +187,7 @@ fn iterations_tell_the_context_and_what_was_billed_aside() {
       {"type":"message","input_tokens":4,"cache_read_input_tokens":6,"output_tokens":5}]}}"#;
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
-    let usage = reading.finish(true).usage;
+    let usage = reading.finish(BodyEnd::Whole).usage;
     assert_eq!(usage.aside, Some(1000));
     assert_eq!(usage.last_call, Some(LastCall { input: 10, output: 5 }));
 }
@@ -197,7 +197,7 @@ fn hosted_tools_make_a_poor_anchor() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}],"stop_reason":"pause_turn","usage":{"input_tokens":10,"output_tokens":5,"server_tool_use":{"web_search_requests":0}}}"#;
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
-    let reply = reading.finish(true);
+    let reply = reading.finish(BodyEnd::Whole);
     assert!(reply.usage.hosted_tools && reply.stop == Some(StopReason::Paused));
     let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}]}]}"#;
     let keys: Vec<_> = read(sent.as_bytes()).parts().map(|part| part.key).collect();
@@ -211,13 +211,13 @@ fn errors_and_counts() {
     assert_eq!(reply.error.unwrap().kind.as_deref(), Some("overloaded_error"));
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(br#"{"input_tokens":42}"#);
-    assert_eq!(reading.finish(true).counted, Some(42));
+    assert_eq!(reading.finish(BodyEnd::Whole).counted, Some(42));
     let mut reading = ResponseReader::new(Dialect::Anthropic, 529, Framing::Unknown, 1 << 20);
     reading.push(error.as_bytes());
-    assert!(reading.finish(true).error.is_some());
+    assert!(reading.finish(BodyEnd::Whole).error.is_some());
     let mut reading = ResponseReader::new(Dialect::Anthropic, 502, Framing::Unknown, 1 << 20);
     reading.push(b"<html>Bad gateway</html>");
-    assert_eq!(reading.finish(true).notes, [Note::NotJson]);
+    assert_eq!(reading.finish(BodyEnd::Whole).notes, [Note::NotJson]);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn withheld_reasoning_is_noted() {
         let body = format!(r#"{{"id":"m",{extra},"stop_reason":"end_turn"}}"#);
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
         reading.push(body.as_bytes());
-        assert_eq!(reading.finish(true).notes, notes);
+        assert_eq!(reading.finish(BodyEnd::Whole).notes, notes);
     }
 }
 
@@ -299,7 +299,7 @@ fn why_the_cache_was_missed_is_read() {
         let body = format!(r#"{{"id":"m",{extra},"usage":{{"input_tokens":1}}}}"#);
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
         reading.push(body.as_bytes());
-        assert_eq!(reading.finish(true).usage.cache_miss, expected, "{reason}");
+        assert_eq!(reading.finish(BodyEnd::Whole).usage.cache_miss, expected, "{reason}");
     }
 }
 
@@ -322,7 +322,7 @@ fn cache_writes_are_summed_where_only_their_split_is_reported() {
     let body = format!(r#"{{"content":[],"stop_reason":"end_turn","usage":{usage}}}"#);
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
-    let usage = reading.finish(true).usage;
+    let usage = reading.finish(BodyEnd::Whole).usage;
     assert_eq!(
         (usage.input, usage.cache_write, usage.cache_write_long),
         (Some(24), Some(23), Some(3))
@@ -339,7 +339,7 @@ fn numbers_beyond_all_reason_do_not_overflow() {
     );
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
-    let usage = reading.finish(true).usage;
+    let usage = reading.finish(BodyEnd::Whole).usage;
     assert_eq!((usage.input, usage.total(), usage.aside), (Some(max), Some(max), Some(max)));
 }
 
@@ -358,7 +358,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
         (0..count).for_each(|_| reading.push(stream(&[&delta]).as_bytes()));
         let end = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}"#;
         reading.push(stream(&[end]).as_bytes());
-        let reply = reading.finish(true);
+        let reply = reading.finish(BodyEnd::Whole);
         assert_eq!((reply.notes, reply.usage.output), (notes, Some(9)));
         assert!(reply.parts[0].text.len() >> 20 == 31);
     }
@@ -383,6 +383,6 @@ fn a_hosted_tools_answer_is_one_part() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
     let body = format!(r#"{{"content":[{blocks}],"stop_reason":"end_turn"}}"#);
     reading.push(body.as_bytes());
-    let after = reading.finish(true).chain_after(crate::dialect::Chain::START);
+    let after = reading.finish(BodyEnd::Whole).chain_after(crate::dialect::Chain::START);
     assert_eq!(read.chains().last(), Some(after));
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Chain, LastCall, Reply, StopReason, Usage};
 
 fn request(contents: &str) -> Conversation {
@@ -16,7 +16,7 @@ fn response(bytes: &[u8]) -> Reply {
         let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
         assert!(!reading.is_complete(), "only the end of the body ends it");
-        reading.finish(whole)
+        reading.finish(BodyEnd::of(whole))
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
@@ -472,7 +472,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
     let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Events, 2 << 20);
     (0..33).for_each(|_| reading.push(&piece));
     reading.push(format!("data: {STOP}\n\n").as_bytes());
-    let reply = reading.finish(true);
+    let reply = reading.finish(BodyEnd::Whole);
     assert_eq!((reply.parts[0].text.len(), reply.notes), (32 * size, vec![Note::TooLong]));
     assert!(reply.complete, "the rest is still read");
 }

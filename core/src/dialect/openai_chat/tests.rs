@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Chain, Reply, ReplyPart, StopReason, Usage};
 
 fn request(messages: &str) -> Conversation {
@@ -15,7 +15,7 @@ fn stream(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
         let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-        reading.finish(whole)
+        reading.finish(BodyEnd::of(whole))
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
@@ -34,7 +34,7 @@ fn chunks(chunks: &[&str]) -> Reply {
 fn body(text: &str) -> Reply {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Json, 1 << 20);
     reading.push(text.as_bytes());
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }
 
 fn usage_of(usage: &str) -> (Usage, Vec<Note>) {
@@ -342,7 +342,7 @@ fn reasoning_is_kept_as_the_field_received() {
 fn reasoning_that_was_cut_cannot_be_sent_back() {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes_of(&[&delta(r#"{"reasoning_content":"hal"}"#)]));
-    let reply = reading.finish(false);
+    let reply = reading.finish(BodyEnd::Cut);
     assert_eq!(contents(&reply), [(PartKind::Reasoning, "hal")]);
     assert_eq!((reply.parts[0].raw.as_deref(), reply.stop, reply.complete), (None, None, false));
     assert_eq!(reply.usage, Usage::default());
@@ -487,7 +487,7 @@ fn a_stream_without_done_is_complete_when_it_finished_and_ended_whole() {
     assert!(!reading.is_complete(), "[DONE] may still come");
     reading.push(b"data: [DONE]\n\n");
     assert!(reading.is_complete());
-    assert!(reading.finish(false).complete, "clients close on [DONE]");
+    assert!(reading.finish(BodyEnd::Cut).complete, "clients close on [DONE]");
 }
 
 #[test]
@@ -527,7 +527,7 @@ fn cumulative_usage_counts_once_and_a_cut_leaves_a_lower_bound() {
     let mut bytes = bytes_of(&[&all[0], &all[1], &all[2]]);
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes);
-    let cut = reading.finish(false).usage;
+    let cut = reading.finish(BodyEnd::Cut).usage;
     assert_eq!((cut.input, cut.output, cut.lower_bound), (Some(10), Some(3), true));
     bytes.extend(bytes_of(&[FINISH, "[DONE]"]));
     let whole = stream(&bytes).usage;
@@ -731,7 +731,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 2 << 20);
     (0..33).for_each(|_| reading.push(&piece));
     reading.push(&bytes_of(&[usage, FINISH, "[DONE]"]));
-    let reply = reading.finish(true);
+    let reply = reading.finish(BodyEnd::Whole);
     assert_eq!((reply.parts[0].text.len(), reply.notes), (32 * size, vec![Note::TooLong]));
     assert_eq!((reply.usage.output, reply.complete), (Some(2), true), "the rest is still read");
 }

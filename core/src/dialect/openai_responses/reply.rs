@@ -128,7 +128,7 @@ impl ReplyStream {
     }
 
     /// Called at the end of the stream or body.
-    pub(crate) fn finish(&mut self, _whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, reply: &mut Reply) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
         for slot in slots {

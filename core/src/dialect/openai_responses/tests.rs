@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialect::reading::{Framing, ResponseReader, SocketReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader, SocketReader};
 use crate::dialect::{Chain, PartKey, PartKind, Reply, StopReason};
 
 fn input(items: &str) -> Conversation {
@@ -9,13 +9,13 @@ fn input(items: &str) -> Conversation {
 fn reply(stream: &str) -> Reply {
     let mut reading = ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
     reading.push(stream.as_bytes());
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }
 
 fn body(text: &str) -> Reply {
     let mut reading = ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Unknown, 1 << 20);
     reading.push(text.as_bytes());
-    reading.finish(true)
+    reading.finish(BodyEnd::Whole)
 }
 
 /// Events as OpenAI frames them.
@@ -414,11 +414,11 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
         reading.push(&stream.as_bytes()[..cut]);
         assert!(!reading.is_complete() || cut >= stream.len() - 1, "{cut}");
         reading.push(&stream.as_bytes()[cut..]);
-        assert_eq!(reading.finish(true), whole);
+        assert_eq!(reading.finish(BodyEnd::Whole), whole);
         let mut reading =
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
         reading.push(&stream.as_bytes()[..cut]);
-        let part = reading.finish(false);
+        let part = reading.finish(BodyEnd::Cut);
         assert!(part.error.is_none() && part.usage.output.is_none_or(|_| part.complete), "{cut}");
     }
 }
@@ -429,7 +429,7 @@ fn a_stream_that_was_cut_leaves_what_came() {
         let mut reading =
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
         reading.push(events(&STREAM[..count]).as_bytes());
-        reading.finish(false)
+        reading.finish(BodyEnd::Cut)
     };
     let text = reply_of(7);
     assert_eq!((text.parts[1].text.as_str(), text.complete, text.stop), ("I loo", false, None));
@@ -682,7 +682,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 2 << 20);
         (0..count).for_each(|_| reading.push(delta.as_bytes()));
         reading.push(last.as_bytes());
-        let reply = reading.finish(true);
+        let reply = reading.finish(BodyEnd::Whole);
         let bytes: usize = reply.parts.iter().map(|part| part.text.len()).sum();
         assert_eq!((reply.notes.as_slice(), bytes, reply.usage.input), (notes, kept, Some(100)));
     }

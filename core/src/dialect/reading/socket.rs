@@ -4,7 +4,7 @@
 //! continue each other by `previous_response_id`, so they are only metered. Nothing here can fail the
 //! connection: what is not understood is skipped.
 
-use super::{Framing, ResponseReader};
+use super::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Conversation, Dialect, Reply, openai_responses};
 use crate::wire::json::Document;
 
@@ -67,7 +67,7 @@ impl SocketReader {
             return None;
         }
         let open = self.open.remove(at);
-        Some((open.number, open.reading.finish(true)))
+        Some((open.number, open.reading.finish(BodyEnd::Whole)))
     }
 
     /// The memory of its open replies, bytes, roughly.
@@ -77,7 +77,7 @@ impl SocketReader {
 
     /// Called at the end of the connection: the open replies, as far as they were received.
     pub fn finish(self) -> Vec<(u64, Reply)> {
-        self.open.into_iter().map(|open| (open.number, open.reading.finish(false))).collect()
+        self.open.into_iter().map(|open| (open.number, open.reading.finish(BodyEnd::Cut))).collect()
     }
 }
 

@@ -4,19 +4,19 @@ use crate::dialect::StopReason;
 fn read(dialect: Dialect, status: u16, framing: Framing, body: &[u8]) -> Reply {
     let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
     reading.push(body);
-    let whole = reading.finish(true);
+    let whole = reading.finish(BodyEnd::Whole);
     for size in [1, 2, 5] {
         let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
         body.chunks(size).for_each(|chunk| reading.push(chunk));
-        assert_eq!(reading.finish(true), whole, "by {size}");
+        assert_eq!(reading.finish(BodyEnd::Whole), whole, "by {size}");
     }
     for (first, second) in (0..body.len()).map(|at| body.split_at(at)) {
         let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
         [first, second].into_iter().for_each(|piece| reading.push(piece));
-        assert_eq!(reading.finish(true), whole, "cut at {}", first.len());
+        assert_eq!(reading.finish(BodyEnd::Whole), whole, "cut at {}", first.len());
         let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
         reading.push(first);
-        let (is_stream, prefix) = (reading.is_stream(), reading.finish(false));
+        let (is_stream, prefix) = (reading.is_stream(), reading.finish(BodyEnd::Cut));
         assert!(!is_stream || whole.complete || !prefix.complete, "complete at {}", first.len());
     }
     fuzz(dialect, body);
@@ -176,7 +176,7 @@ fn one_event_may_be_a_megabyte() {
     for size in [stream.len(), 4096, 1021] {
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
         stream.as_bytes().chunks(size).for_each(|chunk| reading.push(chunk));
-        let reply = reading.finish(true);
+        let reply = reading.finish(BodyEnd::Whole);
         assert_eq!((reply.parts[0].text.len(), reply.complete), (text.len(), true));
     }
 }

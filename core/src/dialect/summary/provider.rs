@@ -9,7 +9,7 @@ use memchr::memmem;
 use serde_json::json;
 
 use super::{SummaryRejection, put, replaced, spliced};
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Dialect, Usage, anthropic, rewrite};
 use crate::wire::json::{Document, Value};
 
@@ -200,7 +200,7 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     let is_encrypted = dialect != Dialect::Anthropic;
     let mut reading = ResponseReader::new(dialect, 200, Framing::Json, body.len() + 1);
     reading.push(body);
-    let mut usage = reading.finish(true).usage;
+    let mut usage = reading.finish(BodyEnd::Whole).usage;
     usage.aside = None;
     add_compactions(root, &mut usage);
     Ok(ProviderSummary { raw, text: summary_text, is_encrypted, usage })

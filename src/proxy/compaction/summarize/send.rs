@@ -19,6 +19,7 @@ use crate::context::compact::CompactionNeed;
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::Dialect;
 use crate::dialect::lesson::Lesson;
+use crate::dialect::reading::BodyEnd;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::summary::{self, SummaryRejection};
 use crate::proxy::http::body::OutgoingBody;
@@ -59,7 +60,7 @@ impl SummaryJob {
                 break;
             }
         }
-        let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
+        let reply = reading.finish(BodyEnd::Whole).reply.ok_or(SummaryError::Rejected)?;
         // If the request would not fit otherwise, even an incomplete summary is accepted.
         match summary::summary_text(&reply, self.due == CompactionNeed::Must) {
             Ok(text) if text.len() <= most => Ok(SummaryResponse { text, usage: reply.usage }),

@@ -3,7 +3,7 @@ use std::future::poll_fn;
 use http::HeaderValue;
 
 use super::*;
-use crate::dialect::reading::ResponseReader;
+use crate::dialect::reading::{BodyEnd, ResponseReader};
 
 const DIALECTS: [Dialect; 4] =
     [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
@@ -43,7 +43,10 @@ async fn the_error_event_is_one_of_its_dialect() {
         assert!(event.ends_with(b"\n\n"), "{dialect:?}");
         let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 1 << 20);
         reading.push(&event);
-        let error = reading.finish(true).error.unwrap_or_else(|| panic!("{dialect:?}: {event:?}"));
+        let error = reading
+            .finish(BodyEnd::Whole)
+            .error
+            .unwrap_or_else(|| panic!("{dialect:?}: {event:?}"));
         let message = error.message.unwrap();
         assert!(message.contains("limits.silent_stream_s"), "{dialect:?}: {message}");
     }

@@ -6,7 +6,7 @@ use crate::context::{CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;
 use crate::dialect::models::Catalogue;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{self, Dialect, Purpose, Usage};
 
 /// A request of Anthropic's dialect, to be measured.
@@ -56,7 +56,7 @@ impl Case {
         let model = self.model();
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         reading.push(format!(r#"{{"id":"msg","content":[{content}]}}"#).as_bytes());
-        let mut message = reading.finish(true);
+        let mut message = reading.finish(BodyEnd::Whole);
         message.usage = usage.clone();
         let turn = Turn {
             exchange: "before".into(),
