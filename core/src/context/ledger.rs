@@ -31,7 +31,7 @@ pub struct Ledger {
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
     by_boundary: HashMap<BoundaryHash, Vec<usize>>,
-    /// Turns that a later turn continues.
+    /// Turns that a later turn of their thread continues.
     grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
     /// Signed reasoning, and signatures, of later replies with the same parts to a repeated request.
@@ -301,6 +301,7 @@ impl Ledger {
         }
         if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
             && parent.position.chain != turn.position.chain
+            && parent.position.thread == turn.position.thread
             && carries_on(&turn)
         {
             self.grown.insert(parent.exchange.clone());
@@ -372,7 +373,7 @@ impl Ledger {
         self.listed(self.by_boundary.get(&boundary))
     }
 
-    /// Whether a later turn already continues this one.
+    /// Whether a later turn already continues this one on its thread.
     pub(super) fn has_grown(&self, turn: &Turn) -> bool {
         self.grown.contains(&turn.exchange)
     }

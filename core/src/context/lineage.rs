@@ -130,9 +130,10 @@ struct AncestorMatch<'l> {
 ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
 ///    its whole first message), or dropped the text beside a tool call;
 /// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
-///    call, a rewind). This proves less, so system prompt and tools must be the same, or the turn must be the
-///    broken continuation of a reply that the request has ([`is_broken_continuation`]). No reply is there to
-///    tell which of several such turns it is, so the newest that may have reached its provider is the parent.
+///    call, a rewind). This proves less, so system prompt and tools must be the same, or the turn must
+///    continue a reply that the request has, and the request go on from it beside that conversation
+///    ([`continues_a_reply`]). No reply is there to tell which of several such turns it is, so the newest that
+///    may have reached its provider is the parent.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -172,8 +173,8 @@ fn longest_prefix<'l>(
             let ended = ledger.ended_at(*chain).filter(is_later);
             let goes_on = covers < chains.len();
             let is_proven = |turn: &&Arc<Turn>| {
-                let is_broken = || is_broken_continuation(ledger, turn, &chains[..index]);
-                has_head(turn, position) || goes_on && is_broken()
+                let is_main = || continues_a_reply(ledger, turn, &chains[..index]);
+                has_head(turn, position) || goes_on && is_main()
             };
             prefer(ended.filter(is_proven), position, may_be_cached)
         };
@@ -204,14 +205,14 @@ fn newest_reasoning<'l>(
     newest
 }
 
-/// Whether a turn continues a reply that ended at one of these chains, and got no whole reply itself. A turn that got
-/// one may be a call beside the conversation that asked the same first (a router, a count).
-fn is_broken_continuation(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
-    if turn.purpose != Purpose::Turn || turn.outcome == Outcome::Complete {
-        return false;
-    }
+/// Whether a turn continues a reply that ended at one of these chains, with the same system prompt and tools. With others
+/// it may be a call beside the conversation that asked the same first (a router, a count).
+fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-    parent.is_some_and(|parent| !parent.reply.is_empty() && chains.contains(&parent.after))
+    parent.filter(|parent| has_head(parent, &turn.position)).is_some_and(|parent| {
+        let has_reply = !parent.reply.is_empty() && chains.contains(&parent.after);
+        turn.purpose == Purpose::Turn && has_reply
+    })
 }
 
 /// Whether its provider may have read its request, and so may have it cached.
@@ -301,10 +302,10 @@ fn has_head(turn: &Turn, position: &Position) -> bool {
     turn.position.system == position.system && turn.position.tools == position.tools
 }
 
-/// A request stays on its parent's thread, with four exceptions: another turn already continues the parent (a
+/// A request stays on its parent's thread, with five exceptions: another turn already continues the parent (a
 /// fork), the client names another thread, both system prompt and tools differ (a side call with the same
-/// history), or it is not a turn (title, count, compaction). Then it begins a thread, but its estimate may
-/// still be based on that turn.
+/// history), one of them differs and the parent's reply is not there, or it is not a turn (title, count,
+/// compaction). Then it begins a thread, but its estimate may still be based on that turn.
 fn growth(
     ledger: &Ledger,
     conversation: &Conversation,
@@ -314,6 +315,9 @@ fn growth(
     let other_head =
         turn.position.system != position.system && turn.position.tools != position.tools;
     let beside = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
+    let has = |chain| conversation.chains().any(|it| it == chain);
+    let lacks_reply = || has(turn.position.chain) && (turn.reply.is_empty() || !has(turn.after));
+    let beside = beside || !has_head(turn, position) && lacks_reply();
     if turn.position.client_thread != position.client_thread || other_head || beside {
         return Growth::Forks;
     }

@@ -273,17 +273,26 @@ fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
     assert_eq!(retried.position.thread, again.position.thread);
 }
 
-/// A reply broke off, and a call beside the conversation has its request, under instructions of its own: the reply
-/// before it proves what it continues. Without a reply, other instructions make another conversation.
+/// A call beside the conversation, with a system prompt of its own, goes on from a request whose reply it lacks. The reply
+/// before proves what it continues, and it gets a thread of its own: the conversation goes on. Without any reply, another
+/// system prompt makes another conversation.
 #[test]
-fn a_side_call_after_a_broken_reply_continues_its_request() {
-    let mut play = Play::default();
-    play.say(&user("one"), &words("1"));
+fn a_side_call_without_the_newest_reply_continues_its_request() {
     let asks = [user("one"), model("1"), user("two")].join(",");
-    play.send(&body(&asks, "You are calm.", ""), "", Outcome::UpstreamFailed, None);
-    let side = body(&[asks, user("suggest")].join(","), "You suggest.", "");
-    let side = play.send(&side, &words("x"), Outcome::Complete, None);
-    assert_eq!(parent(&side), Some("req-2"));
+    for (reply, outcome) in [("", Outcome::UpstreamFailed), ("2", Outcome::Complete)] {
+        let mut play = Play::default();
+        play.say(&user("one"), &words("1"));
+        let reply = if reply.is_empty() { String::new() } else { words(reply) };
+        let newest = play.send(&body(&asks, "You are calm.", ""), &reply, outcome, None);
+        let side = body(&[asks.clone(), user("suggest")].join(","), "You suggest.", "");
+        let side = play.send(&side, &words("x"), Outcome::Complete, None);
+        assert_eq!((side.growth, parent(&side)), (Growth::Forks, Some("req-2")), "{outcome:?}");
+        let goes_on = [asks.clone(), model("2"), user("three")].join(",");
+        let goes_on = if reply.is_empty() { asks.clone() } else { goes_on };
+        let goes_on = play.say(&goes_on, &words("3"));
+        assert_eq!(goes_on.position.thread, newest.position.thread, "{outcome:?}");
+        assert_eq!(parent(&goes_on), Some("req-2"));
+    }
     let mut play = Play::default();
     play.send(&body(&user("one"), "You are calm.", ""), "", Outcome::UpstreamFailed, None);
     let side = body(&[user("one"), user("suggest")].join(","), "You suggest.", "");
