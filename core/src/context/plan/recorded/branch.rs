@@ -124,17 +124,12 @@ impl<'l> Branch<'l> {
         for (key, cuts) in here.filter_map(|part| names.get(&part.key)) {
             forms.entry(*key).or_default().push(*cuts);
         }
-        // Equal parts in several places are matched by their order.
-        let mut seen: HashMap<PartKey, usize> = HashMap::default();
-        let mut found = HashMap::default();
-        for (index, keyed) in
-            keyed_parts.iter().enumerate().filter(|(_, keyed)| keys.contains(&keyed.key))
-        {
-            let number = seen.entry(keyed.key).or_default();
-            found.extend(forms.get(&keyed.key).and_then(|it| Some((index, *it.get(*number)?))));
-            *number += 1;
-        }
-        found
+        // Equal parts in several places are matched by their order, from the end of what the parent sent: a summary
+        // may stand in place of the first ones.
+        let covered = &keyed_parts[..self.covers.min(keyed_parts.len())];
+        let covered = covered.iter().enumerate().rev();
+        let cut = covered.filter(|(_, keyed)| keys.contains(&keyed.key));
+        cut.filter_map(|(index, keyed)| Some((index, forms.get_mut(&keyed.key)?.pop()?))).collect()
     }
 
     /// Whether a cut applies to a part that this branch has sent in the form `form`. A result that it has not

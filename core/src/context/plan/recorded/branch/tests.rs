@@ -7,7 +7,7 @@ use crate::context::scene::{SessionFixture, messages};
 use crate::context::{
     Fact, InjectionPlace, InjectionState, ReasoningBlock, ReasoningDecision, Revocation,
 };
-use crate::dialect::Chain;
+use crate::dialect::{Chain, PartIndex};
 
 /// The end of a branch: an exchange called `here`, whose parent sent parts with these keys. `None`: it is not known
 /// what was sent.
@@ -286,4 +286,35 @@ fn the_newest_result_is_whole_where_the_branch_is_unknown() {
         assert!(!has(Some(&[]), "there", why, true) && has(Some(&[]), "here", why, true));
     }
     assert!(has(None, "there", TooLarge, true), "it was too large when it was new");
+}
+
+/// The same picture stands in several messages. The parent sent a summary in place of the first ones, and the last one
+/// cut: equal parts are matched from the end. What follows the parent's request was not sent.
+#[test]
+fn equal_parts_are_matched_from_the_end() {
+    let ledger = Ledger::default();
+    let picture = PartKey(7);
+    let keyed_parts: Vec<KeyedPart> = [7, 1, 7, 2, 7]
+        .into_iter()
+        .enumerate()
+        .map(|(message, key)| KeyedPart {
+            at: PartIndex::new(message, 0),
+            key: PartKey(key),
+            about: message as u128,
+            role: Role::User,
+        })
+        .collect();
+    let forms = |sent: &[u128], covers| {
+        let branch = Branch { covers, ..branch(&ledger, Some(sent)) };
+        let forms = branch.forms(&keyed_parts, &HashSet::from_iter([picture]));
+        let mut forms: Vec<_> = forms.into_iter().collect();
+        forms.sort_unstable();
+        forms
+    };
+    let (whole, cut) = (picture.0, picture.cut().0);
+    assert_eq!(forms(&[9, cut, 2], 4), [(2, CutCount::Once)]);
+    assert_eq!(forms(&[whole, 1, cut, 2], 4), [(0, CutCount::None), (2, CutCount::Once)]);
+    assert_eq!(forms(&[9, 2], 4), []);
+    let all = [(0, CutCount::Once), (2, CutCount::Twice), (4, CutCount::None)];
+    assert_eq!(forms(&[cut, 1, picture.cut().cut().0, 2, whole], 5), all);
 }
