@@ -60,15 +60,19 @@ async fn room_is_made_once_and_the_window_is_learned() {
     let line = r#"plimsoll_overflows_total{end="saved",model="claude-sonnet-4-5",sign="refused",upstream="up"} 1"#;
     assert!(metrics.contains(line), "{metrics}");
 
-    // The cuts stay, the window is known, and both after a restart.
-    let mut longer = history(8);
-    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
-    longer.push(message("user", json!("And now?")));
+    room_stays(&mut play, history(8), &sent).await;
+}
+
+/// What made room in the request `sent` stays as the conversation goes on, the window is known, and both after a
+/// restart.
+async fn room_stays(play: &mut Play, mut history: Vec<Value>, sent: &str) {
+    history.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+    history.push(message("user", json!("And then?")));
     for restarts in [false, true] {
         if restarts {
             play.restarts().await;
         }
-        let scene = play.asks(&asks(MODEL, &longer), &reply()).await;
+        let scene = play.asks(&asks(MODEL, &history), &reply()).await;
         let prefix = sent.rfind("]}").unwrap();
         assert_eq!(scene.bytes[..prefix], sent[..prefix], "the prefix is what it was");
         assert_eq!(scene.exchange.window, Some(2000));
@@ -175,19 +179,7 @@ async fn reasoning_that_is_bound_to_what_made_room_is_left_out_at_once() {
     let why = |change| exchange.done.steps.iter().find(|step| step.change == change).unwrap().why;
     assert_eq!(why(Change::Cut), DecisionReason::Overflow);
     assert_eq!(why(Change::Removed), DecisionReason::Bound);
-
-    // Both decisions stay, also after a restart.
-    let mut longer = thoughtful();
-    longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
-    longer.push(message("user", json!("And then?")));
-    for restarts in [false, true] {
-        if restarts {
-            play.restarts().await;
-        }
-        let scene = play.asks(&asks(MODEL, &longer), &reply()).await;
-        let prefix = sent.rfind("]}").unwrap();
-        assert_eq!(scene.bytes[..prefix], sent[..prefix], "the prefix is what it was");
-    }
+    room_stays(&mut play, thoughtful(), &sent).await;
 }
 
 /// The form without the reasoning is refused as well: the client gets the first answer, and neither the cuts nor the

@@ -130,10 +130,10 @@ struct AncestorMatch<'l> {
 ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
 ///    its whole first message), or dropped the text beside a tool call;
 /// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
-///    call, a rewind). This proves less, so system prompt and tools must be the same, or the turn must
-///    continue a reply that the request has, and the request go on from it beside that conversation
-///    ([`continues_a_reply`]). No reply is there to tell which of several such turns it is, so the newest that
-///    may have reached its provider is the parent.
+///    call, a rewind). This proves less, so system prompt and tools must be the same. They may differ for a call
+///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
+///    ([`continues_a_reply`]). Of several such turns, the newest that may have reached its provider is the
+///    parent, because no reply tells them apart.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -314,11 +314,11 @@ fn growth(
 ) -> Growth {
     let other_head =
         turn.position.system != position.system && turn.position.tools != position.tools;
-    let beside = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
+    let no_turn = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
     let has = |chain| conversation.chains().any(|it| it == chain);
     let lacks_reply = || has(turn.position.chain) && (turn.reply.is_empty() || !has(turn.after));
-    let beside = beside || !has_head(turn, position) && lacks_reply();
-    if turn.position.client_thread != position.client_thread || other_head || beside {
+    let beside = other_head || no_turn || !has_head(turn, position) && lacks_reply();
+    if turn.position.client_thread != position.client_thread || beside {
         return Growth::Forks;
     }
     let repeats = turn.position.chain == position.chain;

@@ -279,19 +279,21 @@ fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
 #[test]
 fn a_side_call_without_the_newest_reply_continues_its_request() {
     let asks = [user("one"), model("1"), user("two")].join(",");
-    for (reply, outcome) in [("", Outcome::UpstreamFailed), ("2", Outcome::Complete)] {
+    let retried = asks.clone();
+    let goes_on = [asks.clone(), model("2"), user("three")].join(",");
+    for (reply, outcome, next) in [
+        (String::new(), Outcome::UpstreamFailed, retried),
+        (words("2"), Outcome::Complete, goes_on),
+    ] {
         let mut play = Play::default();
         play.say(&user("one"), &words("1"));
-        let reply = if reply.is_empty() { String::new() } else { words(reply) };
         let newest = play.send(&body(&asks, "You are calm.", ""), &reply, outcome, None);
         let side = body(&[asks.clone(), user("suggest")].join(","), "You suggest.", "");
         let side = play.send(&side, &words("x"), Outcome::Complete, None);
         assert_eq!((side.growth, parent(&side)), (Growth::Forks, Some("req-2")), "{outcome:?}");
-        let goes_on = [asks.clone(), model("2"), user("three")].join(",");
-        let goes_on = if reply.is_empty() { asks.clone() } else { goes_on };
-        let goes_on = play.say(&goes_on, &words("3"));
-        assert_eq!(goes_on.position.thread, newest.position.thread, "{outcome:?}");
-        assert_eq!(parent(&goes_on), Some("req-2"));
+        let next = play.say(&next, &words("3"));
+        assert_eq!(next.position.thread, newest.position.thread, "{outcome:?}");
+        assert_eq!(parent(&next), Some("req-2"));
     }
     let mut play = Play::default();
     play.send(&body(&user("one"), "You are calm.", ""), "", Outcome::UpstreamFailed, None);

@@ -77,7 +77,8 @@ impl RecordedDecisions {
     /// branch, where the user's message follows, and end with a boundary of the model. Before a message of the model
     /// it has none: two of them in a row would be one, and its reasoning would no longer come first.
     fn alternating(&self, cut: usize, one: Arc<CompactionRecord>) -> Arc<CompactionRecord> {
-        let next = self.keyed_parts.iter().find(|keyed| keyed.at.message >= cut);
+        let next = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
+        let next = self.keyed_parts.get(next);
         let is_models = next.is_some_and(|keyed| keyed.role == Role::Assistant);
         if one.by == SummaryAuthor::Provider || !is_models {
             return one;
