@@ -97,6 +97,7 @@ pub async fn conversation_with(
         is_rewritten: false,
         is_suspended: false,
         sent_by_prefix: HashMap::new(),
+        sent_prefixes: HashSet::new(),
         known_cuts: HashSet::new(),
         demands_reasoning: false,
         reply_broke_off: false,
@@ -143,6 +144,8 @@ struct Play {
     is_suspended: bool,
     /// What went out last in place of the end of a history that the client sent, by that history.
     sent_by_prefix: HashMap<u64, Vec<Value>>,
+    /// Hashes of all beginnings of histories that went out and were accepted.
+    sent_prefixes: HashSet<u64>,
     /// What went out in place of results: both by their hashes.
     known_cuts: HashSet<(u64, u64)>,
     /// The provider has demanded reasoning in a refusal.
@@ -407,7 +410,6 @@ impl Play {
             self.check_nothing_learned(&checked, lessons_before).await?;
         }
         self.learn_from(&checked);
-        self.remember_sent(&checked);
         let has_new_decision =
             exchange.done.steps.iter().any(|step| step.decision == Decision::New);
         match (is_main_thread, self.must_repeat_prefix(mode)) {
@@ -416,6 +418,7 @@ impl Play {
             (false, _) if !has_new_decision => {}
             _ => self.last_sent = None,
         }
+        self.remember_sent(&checked);
         let (200, text) = response else {
             return Ok(self.handle_refusal(&checked));
         };

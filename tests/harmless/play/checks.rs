@@ -69,11 +69,16 @@ const LOSS_KINDS: [(&str, LossKind); 4] = [
     ("signature absent", |loss| matches!(loss, Loss::SignatureAbsent { .. })),
 ];
 
-/// Whether the provider dropped reasoning because another model wrote it.
-fn drops_foreign_reasoning(verdict: &RequestVerdict) -> bool {
-    let is_other =
-        |loss: &Loss| matches!(loss, Loss::ReasoningDropped { reason: DropReason::Model, .. });
-    verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_other))
+/// Whether the provider dropped reasoning: another model wrote it, or it is bound to another history.
+fn drops_reasoning(verdict: &RequestVerdict) -> bool {
+    let is_dropped = |loss: &Loss| {
+        let reason = match loss {
+            Loss::ReasoningDropped { reason, .. } => *reason,
+            _ => return false,
+        };
+        matches!(reason, DropReason::Model | DropReason::Prefix)
+    };
+    verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_dropped))
 }
 
 fn lost(losses: &[Loss], kind: LossKind) -> usize {
@@ -214,8 +219,10 @@ impl Play {
             let same = |went_out: &Vec<Value>| went_out.contains(&self.without_call_ids(message));
             self.sent_by_prefix.get(prefix).is_some_and(same)
         };
+        // A rewind to an older branch repeats what went out there.
+        let repeated = self.repeated_prefix(changed);
         // Not by their places: a client of Responses that drops reasoning drops items.
-        let mut others = by_prefix.iter().filter(|(prefix, message)| {
+        let mut others = by_prefix.iter().skip(repeated).filter(|(prefix, message)| {
             !before.contains(message) && !received.contains(message) && !went_out(prefix, message)
         });
         match others.next().map(|(_, message)| message) {
@@ -283,6 +290,23 @@ impl Play {
             let message = self.without_call_ids(&message);
             self.sent_by_prefix.entry(prefix).or_default().push(message);
         }
+        self.sent_prefixes.extend(self.hashes_of_prefixes(sent));
+    }
+
+    /// The longest beginning of a request, in messages or items, that went out before and was accepted.
+    fn repeated_prefix(&self, sent: &LoggedRequest) -> usize {
+        let hashes = self.hashes_of_prefixes(sent);
+        hashes.iter().take_while(|hash| self.sent_prefixes.contains(hash)).count()
+    }
+
+    /// The hash of each beginning of a request's history, the shortest first.
+    fn hashes_of_prefixes(&self, sent: &LoggedRequest) -> Vec<u64> {
+        let history = client::history(self.dialect, &sent.request.body);
+        let with_next = |before: &mut u64, message: Value| {
+            *before = xxh3_64(format!("{before} {message}").as_bytes());
+            Some(*before)
+        };
+        history.into_iter().scan(self.prefix_hash(&[]), with_next).collect()
     }
 
     /// A result that policy keeps is not cut, and one that the model has not read yet is not cleared.
@@ -407,22 +431,25 @@ impl Play {
             |entry: &&LoggedRequest| matches!(entry.verdict, RequestVerdict::Accepted(_));
         let was_revoked = exchange.done.revoked.is_some();
         if exchange.refused.is_none() || was_revoked {
-            // A client that drops reasoning when its loop closes need not repeat what was another model's.
+            // A client that drops reasoning when its loop closes need not repeat what nobody read.
             let is_kept = |entry: &&LoggedRequest| {
                 self.style.kept_reasoning != KeptReasoning::OpenLoop
-                    || !drops_foreign_reasoning(&entry.verdict)
+                    || !drops_reasoning(&entry.verdict)
             };
             self.last_sent = log.last().filter(accepted).filter(is_kept).map(history);
         }
         let is_new = |step: &PlanStep| step.decision == Decision::New;
         let has_new_decision = checked.mode.is_none() && exchange.done.steps.iter().any(is_new);
         // Where what was new was taken back, what went out before went out in the end.
-        let sent = if was_revoked { log.last() } else { log.first() }.map(history);
+        let sent = if was_revoked { log.last() } else { log.first() };
+        // A client may ask the same as on a branch that it left: then the same goes out.
+        let repeated = sent.map_or(0, |sent| self.repeated_prefix(sent));
+        let sent = sent.map(history);
         let (Some(before), Some(sent), false) = (before, sent, has_new_decision) else {
             return Ok(());
         };
         let same = before.iter().zip(&sent).take_while(|(before, sent)| before == sent).count();
-        if same < before.len() {
+        if same < before.len() && repeated < sent.len() {
             return Err(format!(
                 "the prefix changed at {same} and nothing was decided: {:?}\n{}\n{}",
                 exchange.done.steps,

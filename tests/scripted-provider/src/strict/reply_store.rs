@@ -80,6 +80,8 @@ pub(super) struct IssuedItem {
     /// Id of the item that follows a reasoning item.
     pub(super) following: Option<String>,
     pub(super) phase: Option<String>,
+    /// Its text; empty for a call.
+    pub(super) text: String,
 }
 
 /// A reply as it was issued.

@@ -51,6 +51,12 @@ impl InputItem<'_> {
     fn is_user_turn(&self) -> bool {
         self.kind == "message" && self.value["role"] == "user"
     }
+
+    /// Whether the model wrote it.
+    fn is_output(&self) -> bool {
+        matches!(self.kind.as_str(), "reasoning" | "function_call" | "custom_tool_call")
+            || self.kind == "message" && self.value["role"] == "assistant"
+    }
 }
 
 fn refuse<T>(rule: Rule, message: impl Into<String>) -> Result<T, ApiError> {
@@ -297,12 +303,8 @@ fn reply_context(
     let last_user = list.iter().rposition(InputItem::is_user_turn);
     let after = last_user.map_or(0, |at| at + 1);
     // A round is a run of items that the model wrote.
-    let is_output = |item: &InputItem<'_>| {
-        matches!(item.kind.as_str(), "reasoning" | "function_call" | "custom_tool_call")
-            || item.kind == "message" && item.field("role") == "assistant"
-    };
     let tail = &list[after..];
-    let begins = |at: &usize| is_output(&tail[*at]) && (*at == 0 || !is_output(&tail[*at - 1]));
+    let begins = |at: &usize| tail[*at].is_output() && (*at == 0 || !tail[*at - 1].is_output());
     let later = items(&request.body["input"]).flat_map(|item| items(&item["tools"]));
     let tools = items(&request.body["tools"]).chain(later);
     let tools = tools.filter(|tool| tool["type"] == "function");

@@ -136,7 +136,7 @@ pub(super) fn check(
             signatures.get(&at).and_then(|number| Some((*number, store.signature(*number)?)));
         let reply = found_signature
             .map(|(_, signature)| signature.reply)
-            .or_else(|| find_reply(store, item));
+            .or_else(|| find_reply(store, list, at));
         if let Some(reply) = reply {
             if found.last().is_none_or(|last| last.reply != reply) {
                 found.push(FoundReply {
@@ -167,7 +167,7 @@ pub(super) fn check(
                 .iter()
                 .fold(outcome.chain, |chain, content| link(chain, content.hash));
         }
-        check_phase(store, item, at, &mut outcome.losses);
+        check_phase(store, list, at, &mut outcome.losses);
     }
     for reply in found.iter().filter(|reply| is_kept(reply.place)) {
         outcome.losses.extend(absent_reasoning(request, model, store, reply, start));
@@ -205,28 +205,49 @@ fn unreadable_reason(
 }
 
 /// Number of the issued reply that an item is part of, by its ids or its text.
-fn find_reply(store: &ReplyStore, item: &InputItem<'_>) -> Option<usize> {
+fn find_reply(store: &ReplyStore, list: &[InputItem<'_>], at: usize) -> Option<usize> {
+    let item = &list[at];
+    let is_message = item.kind == "message" && item.field("role") == "assistant";
+    find_reply_by_id(store, item).or_else(|| {
+        let content = item.field("content");
+        let full_text: String = match content.as_str() {
+            Some(content) => content.to_owned(),
+            None => items(content).map(|part| text(&part["text"])).collect(),
+        };
+        let newest = store.find_reply(DIALECT, "text", &full_text).filter(|_| is_message)?;
+        // Several replies may say the same: it is part of the one whose items stand beside it.
+        let before = list[..at].iter().rev().take_while(|item| item.is_output());
+        let after = list[at + 1..].iter().take_while(|item| item.is_output());
+        let has_text = |reply: &usize| {
+            let issued = store.reply(*reply);
+            issued.is_some_and(|reply| reply.items.iter().any(|item| item.text == full_text))
+        };
+        let beside = before.chain(after).filter_map(|item| find_reply_by_id(store, item));
+        Some(beside.into_iter().find(has_text).unwrap_or(newest))
+    })
+}
+
+/// Number of the issued reply that an item is part of, by its ids or its reasoning.
+fn find_reply_by_id(store: &ReplyStore, item: &InputItem<'_>) -> Option<usize> {
     let by = |kind: &str, name: &str| store.find_reply(DIALECT, kind, item.field(name).as_str()?);
     match item.kind.as_str() {
         "function_call" | "custom_tool_call" => by("id", "id").or_else(|| by("call", "call_id")),
-        "message" if item.field("role") == "assistant" => by("id", "id").or_else(|| {
-            let content = item.field("content");
-            let full_text: String = match content.as_str() {
-                Some(content) => content.to_owned(),
-                None => items(content).map(|part| text(&part["text"])).collect(),
-            };
-            store.find_reply(DIALECT, "text", &full_text)
-        }),
+        "message" if item.field("role") == "assistant" => by("id", "id"),
+        "reasoning" => {
+            let encrypted = item.field("encrypted_content").as_str()?;
+            Some(store.find_signature(DIALECT, encrypted)?.1.reply)
+        }
         _ => None,
     }
 }
 
 /// An assistant message that lost its phase (`docs/protocols.md` 3.5).
-fn check_phase(store: &ReplyStore, item: &InputItem<'_>, at: usize, losses: &mut Vec<Loss>) {
+fn check_phase(store: &ReplyStore, list: &[InputItem<'_>], at: usize, losses: &mut Vec<Loss>) {
+    let item = &list[at];
     if item.kind != "message" || item.field("role") != "assistant" {
         return;
     }
-    let issued = find_reply(store, item).and_then(|reply| store.reply(reply));
+    let issued = find_reply(store, list, at).and_then(|reply| store.reply(reply));
     let mut phases = issued
         .into_iter()
         .flat_map(|issued| &issued.items)

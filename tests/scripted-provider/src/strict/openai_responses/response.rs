@@ -154,6 +154,7 @@ pub(crate) fn record_reply(
             reasoning: Vec::new(),
             following: following.filter(|_| is_reasoning(item)),
             phase: item["phase"].as_str().map(str::to_owned),
+            text: items(&item["content"]).map(|part| text(&part["text"])).collect(),
         };
         if is_reasoning(item) {
             let number = store.next_signature();
@@ -183,10 +184,8 @@ pub(crate) fn record_reply(
             if let Some(call_id) = item["call_id"].as_str() {
                 store.add_reply_key(DIALECT, "call", call_id);
             }
-            let full_text: String =
-                items(&item["content"]).map(|part| text(&part["text"])).collect();
-            if !full_text.is_empty() {
-                store.add_reply_key(DIALECT, "text", &full_text);
+            if !issued_item.text.is_empty() {
+                store.add_reply_key(DIALECT, "text", &issued_item.text);
             }
         }
         issued_items.push(issued_item);

@@ -364,6 +364,26 @@ fn what_did_not_come_back_is_reported() {
 }
 
 #[test]
+fn of_replies_with_the_same_text_the_one_with_the_same_call_is_meant() {
+    let client = client();
+    let mut body = open_loop(&client, "gpt-5.6-sol");
+    for item in body["input"].as_array_mut().unwrap() {
+        item.as_object_mut().unwrap().remove("id");
+    }
+    let grown = {
+        let mut body = body.clone();
+        push(&mut body, "input", json!({"role": "user", "content": "Again."}));
+        let answer = client.reply_to(&body, thinking_then_two_calls());
+        grow(&mut body, &answer);
+        body
+    };
+    assert_eq!(client.accept(&body).losses, [], "a rewind to before the second reply");
+    assert_eq!(client.accept(&grown).losses, []);
+    let absent = Loss::ReasoningAbsent { place: place(1), issued: 1, present: 0, readable: true };
+    assert_eq!(client.accept(&without(&body, &[1])).losses, [absent]);
+}
+
+#[test]
 fn the_context_has_an_end() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = open_loop(&client, "gpt-5.5");
