@@ -42,7 +42,7 @@ struct Size {
     held: usize,
 }
 
-const FULL: Size = Size { rounds: 7, requests: 20_000, streams: 64, events: 2_000, held: 1_000 };
+const FULL: Size = Size { rounds: 7, requests: 20_000, streams: 64, events: 2_000, held: 600 };
 const QUICK: Size = Size { rounds: 3, requests: 4_000, streams: 16, events: 1_000, held: 300 };
 
 fn main() {

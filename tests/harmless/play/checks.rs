@@ -69,16 +69,11 @@ const LOSS_KINDS: [(&str, LossKind); 4] = [
     ("signature absent", |loss| matches!(loss, Loss::SignatureAbsent { .. })),
 ];
 
-/// Whether the provider dropped reasoning: another model wrote it, or it is bound to another history.
-fn drops_reasoning(verdict: &RequestVerdict) -> bool {
-    let is_dropped = |loss: &Loss| {
-        let reason = match loss {
-            Loss::ReasoningDropped { reason, .. } => *reason,
-            _ => return false,
-        };
-        matches!(reason, DropReason::Model | DropReason::Prefix)
-    };
-    verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_dropped))
+/// Whether the provider dropped reasoning because another model wrote it.
+fn drops_foreign_reasoning(verdict: &RequestVerdict) -> bool {
+    let is_other =
+        |loss: &Loss| matches!(loss, Loss::ReasoningDropped { reason: DropReason::Model, .. });
+    verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_other))
 }
 
 fn lost(losses: &[Loss], kind: LossKind) -> usize {
@@ -431,10 +426,12 @@ impl Play {
             |entry: &&LoggedRequest| matches!(entry.verdict, RequestVerdict::Accepted(_));
         let was_revoked = exchange.done.revoked.is_some();
         if exchange.refused.is_none() || was_revoked {
-            // A client that drops reasoning when its loop closes need not repeat what nobody read.
+            // A client that drops reasoning when its loop closes need not repeat what was another model's, or stood
+            // behind other messages than those it was written for.
+            let is_in_place = checked.original.unrewritten.is_some();
             let is_kept = |entry: &&LoggedRequest| {
                 self.style.kept_reasoning != KeptReasoning::OpenLoop
-                    || !drops_reasoning(&entry.verdict)
+                    || is_in_place && !drops_foreign_reasoning(&entry.verdict)
             };
             self.last_sent = log.last().filter(accepted).filter(is_kept).map(history);
         }
