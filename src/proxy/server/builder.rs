@@ -11,7 +11,7 @@ use hyper_util::server::conn::auto;
 use crate::config::ServerLimits;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::opening::ConnectionOpening;
-use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
+use crate::proxy::http::transport::{BUFFER, MOST_HEADERS};
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
@@ -69,7 +69,7 @@ pub(super) fn server(limits: &ServerLimits, window: u32) -> auto::Builder<TokioE
         .auto_date_header(false)
         .timer(TokioTimer::new())
         .header_read_timeout(header_time(limits))
-        .max_headers(header_bytes.div_ceil(LEAST_HEADER))
+        .max_headers(MOST_HEADERS)
         .max_buf_size(BUFFER.max(header_bytes * 2));
     builder
         .http2()

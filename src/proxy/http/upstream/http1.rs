@@ -24,7 +24,7 @@ use super::error::{UpstreamError, unanswered};
 use super::limits::{ATTEMPTS, IDLE};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
-use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
+use crate::proxy::http::transport::{BUFFER, MOST_HEADERS};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Idle connections kept to one upstream; further ones are closed.
@@ -151,7 +151,7 @@ impl Http1 {
         let (requests, connection) = Builder::new()
             .preserve_header_case(true)
             .max_buf_size(BUFFER)
-            .max_headers(BUFFER / LEAST_HEADER)
+            .max_headers(MOST_HEADERS)
             .handshake(transport.watched(timer))
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
