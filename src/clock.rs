@@ -82,7 +82,7 @@ mod tests {
     const HOUR: Millis = 3_600_000;
 
     #[test]
-    fn time_goes_on_where_the_clock_is_set_back() {
+    fn time_continues_if_the_clock_is_set_back() {
         let mut clock = WallClock::default();
         let start = 100 * HOUR;
         assert_eq!(clock.tick(start, 0), (start, None));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn now_is_never_before_what_it_was() {
+    fn now_never_goes_backwards() {
         let mut last = 0;
         for _ in 0..1000 {
             let next = now();

@@ -227,7 +227,7 @@ fn faults(file: &str, text: &str, documents: &BTreeMap<String, Headings>) -> (Ve
 }
 
 #[test]
-fn every_citation_names_a_heading_that_is_there() {
+fn every_cited_heading_exists_in_the_docs() {
     let documents = documents();
     let (mut wrong, mut resolved) = (Vec::new(), 0);
     for file in files().iter().filter(|file| *file != "tests/citations.rs") {
@@ -240,7 +240,7 @@ fn every_citation_names_a_heading_that_is_there() {
 }
 
 #[test]
-fn a_citation_that_leads_nowhere_is_found() {
+fn a_citation_of_a_missing_heading_is_found() {
     let documents = BTreeMap::from([(
         "rules".to_owned(),
         Headings::of("# Rules\n\n## 1 One\n\n### 1.2 More\n\n```\n# 9 Code\n```\n\n## What else\n"),
@@ -311,7 +311,7 @@ fn every_invariant_has_the_test_that_is_named() {
 }
 
 #[test]
-fn figures_are_what_their_text_makes() {
+fn figures_match_their_text_sources() {
     let script = root().join("scripts/figures");
     let made = std::process::Command::new("python3").arg(&script).arg("--check").output();
     let made = made.expect("Python 3 makes the figures: install it, or see CONTRIBUTING.md");

@@ -46,7 +46,7 @@ const LEVELS: usize = 5;
 
 /// The table of `src/proxy` in docs/architecture.md: each row uses only its own folder and those above it.
 #[test]
-fn folders_of_the_proxy_are_in_order() {
+fn proxy_folders_import_each_other_only_in_the_documented_order() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("docs/architecture.md")).unwrap();
     let table = text.split("The table lists the folders of `src/proxy`.").nth(1).unwrap();
@@ -92,7 +92,7 @@ fn longest_chain(imports: &Imports) -> Vec<String> {
 }
 
 #[test]
-fn the_longest_chain_is_found() {
+fn the_longest_import_chain_is_found() {
     let edges = [("a", "b"), ("a", "c"), ("b", "c"), ("c", "d"), ("e", "d")];
     let mut imports = Imports::new();
     for (from, to) in edges {
@@ -103,7 +103,7 @@ fn the_longest_chain_is_found() {
 }
 
 #[test]
-fn a_cycle_is_found_and_what_is_none_is_not() {
+fn import_cycles_are_found_without_false_alarms() {
     let source = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
     let found = |texts: &[(&str, &str)]| {
         let root = ("", "mod a;\nmod b;\nmod d;\nmod e;\n#[cfg(test)]\nmod f;\n");

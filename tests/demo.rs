@@ -110,7 +110,7 @@ fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
 /// The end of the output is what the ledger has, to the digit. The gain comes from the cuts, and agrees with the
 /// additional cost within three percent.
 #[test]
-fn the_demo_ends_with_a_gain_that_the_ledger_knows_and_the_provider_confirms() {
+fn the_gain_reported_by_the_demo_matches_the_ledger_and_the_provider() {
     let Demo { output, savings, pruned } = &*DEMO;
     let total = &savings["total"];
     let (_, ending) = output.split_once("What rewriting saved").unwrap();

@@ -24,7 +24,7 @@ impl Write for Page {
 }
 
 #[test]
-fn panics_and_libraries_tell_nothing_private() {
+fn panics_and_library_logs_contain_nothing_private() {
     let page = Page::default();
     let log = Log::to(LogFormat::Text, page.clone()).unwrap();
     log.take_diagnostics("trace");

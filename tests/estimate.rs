@@ -91,7 +91,7 @@ impl FirstCall {
 const SIZES: [u64; 2] = [200, 1_000];
 
 #[test]
-fn estimates_on_recorded_conversations() {
+fn recorded_conversations_are_estimated_within_the_error_bounds() {
     let pairs = played(conversations);
     println!(
         "{:<18}{:<11}{:>6}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>12}",
@@ -221,7 +221,7 @@ fn by_bands_of_others(cold: &[FirstCall]) -> (usize, usize) {
 
 /// The published table is what is measured on the project's own recordings. `PLIMSOLL_BLESS=1` writes it.
 #[test]
-fn the_table_in_the_docs_is_what_is_measured() {
+fn the_table_of_estimate_errors_in_the_docs_is_current() {
     let table = table(&played(own));
     if let Some(root) = corpus::corpus() {
         println!("{}\n{}", root.display(), self::table(&played(conversations)));
@@ -271,7 +271,7 @@ fn table(pairs: &[Pair]) -> String {
 /// a provider may read what another drops (Gemini 2.5 on Vertex). The first call that shows this clearly is the last
 /// one with a wrong estimate, also in other conversations.
 #[test]
-fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_clear_pair() {
+fn how_an_upstream_counts_reasoning_is_learned_from_one_clear_pair() {
     let chat = |model: &str, word: &str, read: u64| {
         let question = json!({"role": "user", "content": format!("Where is the {word}?")});
         let call = json!({"id": format!("call_{word}"), "type": "function",

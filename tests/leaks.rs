@@ -81,7 +81,7 @@ fn held(server: &TestServer) -> Held {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_exchanges_however_they_end() {
+async fn exchanges_leak_no_memory_tasks_or_descriptors_however_they_end() {
     let configured = std::env::var("PLIMSOLL_EXCHANGES").ok().and_then(|value| value.parse().ok());
     let exchanges = configured.unwrap_or(EXCHANGES);
     let provider = Provider::start().await;

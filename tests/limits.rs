@@ -283,7 +283,7 @@ fn resident() -> usize {
 /// So many sessions that other memory of the process matters little.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_session_takes_what_is_counted_of_it() {
+fn a_session_uses_about_the_memory_that_is_counted_for_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // Just below and just above the sizes at which the maps of a session double.
     for (sessions, turns) in [(150, 100), (18, 890), (18, 1_000), (5, 3_500), (5, 4_000)] {

@@ -445,7 +445,7 @@ proptest! {
 
     /// What is shown after a turn, plus what is new, decides the next request.
     #[test]
-    fn what_is_shown_and_what_is_new_is_what_is_decided_by(steps in steps(), unsent in any::<bool>()) {
+    fn the_shown_context_plus_new_input_decides_the_next_request(steps in steps(), unsent in any::<bool>()) {
         for (name, config) in policies_once() {
             for model in MODELS {
                 plays(name, config, model, unsent, &steps);

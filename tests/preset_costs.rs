@@ -123,38 +123,38 @@ fn check(preset: Preset) {
 }
 
 #[test]
-fn dexto_says_what_it_costs() {
+fn the_dexto_preset_file_states_its_cost() {
     check(Preset::Dexto);
 }
 
 #[test]
-fn opencode_says_what_it_costs() {
+fn the_opencode_preset_file_states_its_cost() {
     check(Preset::Opencode);
 }
 
 #[test]
-fn gemini_cli_says_what_it_costs() {
+fn the_gemini_cli_preset_file_states_its_cost() {
     check(Preset::GeminiCli);
 }
 
 #[test]
-fn claude_code_says_what_it_costs() {
+fn the_claude_code_preset_file_states_its_cost() {
     check(Preset::ClaudeCode);
 }
 
 #[test]
-fn micro_compact_says_what_it_costs() {
+fn the_micro_compact_preset_file_states_its_cost() {
     check(Preset::MicroCompact);
 }
 
 #[test]
-fn llxprt_says_what_it_costs() {
+fn the_llxprt_preset_file_states_its_cost() {
     check(Preset::Llxprt);
 }
 
 /// The README lists the files and their licences.
 #[test]
-fn every_recorded_session_has_a_licence() {
+fn every_recorded_session_has_its_source_in_the_readme() {
     let folder = root().join("tests/data/transcripts");
     let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
     let named = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();

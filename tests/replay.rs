@@ -65,7 +65,7 @@ fn recorded_sessions_are_estimated_well() {
 
 /// The band of a call with an anchor holds by model and by the size of what is new, not only on average.
 #[test]
-fn bands_hold_by_model_and_size() {
+fn estimate_bands_hold_for_each_model_and_size_of_new_input() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/transcripts");
     let texts = [recorded_in(&folder), recorded_in(&folder.join("long"))].concat();
     // Few of these calls have comparable usage: most only take time.
@@ -100,7 +100,7 @@ fn bands_hold_by_model_and_size() {
 /// A client may send more than it records. That is proven only if an identical call of the session cost much less.
 /// Estimates prove nothing.
 #[test]
-fn input_that_a_recording_lacks_is_proven_by_an_identical_call() {
+fn unrecorded_input_is_proven_by_a_cheaper_identical_call() {
     let call = |tool: &str, result: &str, cost: u64| (tool.to_owned(), result.to_owned(), cost);
     let excesses = |calls: &[(String, String, u64)]| {
         let mut input = 9_000;
@@ -141,7 +141,7 @@ fn input_that_a_recording_lacks_is_proven_by_an_identical_call() {
 
 /// The usage and the text of a session's last call change no earlier estimate.
 #[test]
-fn an_estimate_never_knows_what_comes_after_it() {
+fn later_calls_do_not_change_earlier_estimates() {
     let texts = recorded();
     let whole = played(&texts, &[]);
     let latest =
@@ -170,7 +170,7 @@ fn line(provider: &str, parts: &serde_json::Value) -> TranscriptLine {
 /// Calls whose results are only pictures were once read as text of the user, and counted 17 tokens or more too low
 /// each.
 #[test]
-fn results_that_are_pictures_alone_are_results() {
+fn results_with_only_pictures_are_read_as_tool_results() {
     for (provider, dialect) in [
         ("anthropic", Dialect::Anthropic),
         ("openai", Dialect::OpenaiResponses),

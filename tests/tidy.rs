@@ -143,7 +143,7 @@ fn pure_floors_are_pure() {
 }
 
 #[test]
-fn files_open_with_their_promise() {
+fn files_begin_with_two_to_eight_lines_of_module_docs() {
     check(|file, say| {
         if file.name.ends_with("src/lib.rs") {
             return;
@@ -186,7 +186,7 @@ fn functions_and_files_are_short() {
 }
 
 #[test]
-fn names_are_plain_words() {
+fn names_contain_no_empty_words_like_helper_or_manager() {
     check(|file, say| {
         for (line, code) in file.product() {
             for (keyword, name) in declared(code) {
@@ -302,7 +302,7 @@ fn is_type_name(name: &str) -> bool {
 }
 
 #[test]
-fn nothing_can_panic_by_choice() {
+fn code_outside_tests_has_no_unexplained_panic_or_unwrap() {
     check(|file, say| {
         let mut before = "";
         for (line, code) in file.product() {
@@ -343,7 +343,7 @@ fn nobody_reads_the_event_back() {
 }
 
 #[test]
-fn what_reads_the_event_is_found() {
+fn reads_of_the_exchange_event_are_detected() {
     let writes = "recorder.event.status = Some(1);\nself.recorder.event.done.overflow =\n    None;\n\
                   recorder.event.frames += 1;\nrecorder\n    .event\n    .id\n    .clone_from(id);\nself.event(x);\n";
     assert_eq!(event_reads(writes), Vec::<usize>::new());
@@ -434,7 +434,7 @@ const TWICE: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn dependencies_may_be_used() {
+fn dependencies_are_released_licensed_and_not_duplicated() {
     let metadata = metadata();
     let mut found = String::new();
     let mut versions = BTreeMap::<&str, Vec<&str>>::new();
@@ -492,7 +492,7 @@ fn licence_expressions_are_understood() {
 
 /// Everything that is installed besides Rust crates is pinned by a hash, and no script runs during installation.
 #[test]
-fn what_is_installed_is_pinned_by_its_content() {
+fn installed_packages_and_images_are_pinned_by_hash() {
     let mut found = String::new();
     let mut requirements = 0;
     for name in tracked() {
@@ -512,7 +512,7 @@ fn what_is_installed_is_pinned_by_its_content() {
 }
 
 #[test]
-fn what_is_not_pinned_is_found() {
+fn unpinned_installations_are_detected() {
     let hash = format!("a==1 \\\n    --hash=sha256:{}\n", "0".repeat(64));
     let image =
         format!("FROM rust:1@sha256:{} AS build\nFROM scratch\nFROM ${{X}} AS y\n", "0".repeat(64));
@@ -607,7 +607,7 @@ const TABLES_OF_TESTS: &[(&str, usize)] = &[
 
 /// Each threat that is said to be prevented has a test that tries it, and each limit one that reaches it.
 #[test]
-fn every_test_that_documents_name_exists() {
+fn every_test_named_in_a_document_exists() {
     let mut code = String::new();
     for folder in ["core", "src", "tests"] {
         for file in sources(Path::new(folder)) {
@@ -635,7 +635,7 @@ fn every_test_that_documents_name_exists() {
 }
 
 #[test]
-fn the_reader_of_this_test_is_not_fooled() {
+fn the_source_reader_skips_strings_comments_and_tests() {
     let file = Source::new(
         "core/src/wire/x.rs",
         "//! a\n//! b\nfn f() {\n    let s = \"crate::proxy } // \";\n    // crate::admin {\n    let c = '}';\n    let r = r#\"fn g() {\"#;\n}\n#[cfg(test)]\nmod tests {\n    use crate::admin;\n}\n",

@@ -107,7 +107,7 @@ fn old_results_are_cut_in_batches_and_stay_cut() {
 /// The ledger's net saving equals the difference in the cost of the calls: the claim is what was left out, and what a
 /// cut broke is what was processed again.
 #[test]
-fn the_net_is_what_the_calls_cost_less() {
+fn the_net_saving_equals_the_drop_in_call_costs() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
     // Sometimes the cache is cold where nothing is cut. If something were cut there, the cut would be taken for the
     // cause.
@@ -128,7 +128,7 @@ fn the_net_is_what_the_calls_cost_less() {
 
 /// A call with more cuts than a turn stores reports all of them, and their total effect.
 #[test]
-fn a_batch_larger_than_the_listed_steps_is_reported_whole() {
+fn a_batch_with_more_cuts_than_a_turn_stores_is_reported_whole() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 900\nprotect_messages = 0\nmin_saving_tokens = 25000\n[compact]\nengine = \"off\"\n";
     let report =
         played_of("large-batch", policy, &session_of(("gpt-4.1", "openai"), 120, 120, 300));
@@ -142,7 +142,7 @@ fn a_batch_larger_than_the_listed_steps_is_reported_whole() {
 
 /// A cut result whose call is repeated later is counted: the agent would have had to call again.
 #[test]
-fn what_is_asked_for_again_after_it_was_cut_is_counted() {
+fn calls_repeated_after_their_result_was_cut_are_counted() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
     let never = played_of("never-again", policy, &session(30, 30));
     assert!(never.results_cut >= 16 && never.requested_again == 0, "{never:?}");
@@ -158,7 +158,7 @@ fn what_is_asked_for_again_after_it_was_cut_is_counted() {
 }
 
 #[test]
-fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
+fn a_full_window_is_compacted_and_the_summary_cost_is_counted() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\n";
     let report = played("compact", policy, 40);
     let compacted = report.events.iter().filter(|event| event.change == Change::Compacted);
@@ -172,7 +172,7 @@ fn a_history_that_fills_its_window_is_compacted_and_the_summary_is_paid_for() {
 /// Many recordings have the input but not the output of a call. Such a call is no anchor, but its input was paid for,
 /// and what a policy leaves out of it is saved.
 #[test]
-fn a_call_whose_output_is_not_known_was_paid_for() {
+fn the_input_of_a_call_with_unknown_output_is_counted() {
     let flags: fn(u64) -> &'static [&'static str] =
         |call| if call % 4 == 0 { &[] } else { &["output_unreliable"] };
     let session = recorded(("gpt-4.1", "openai"), 30, 30, RESULT, flags);
@@ -208,7 +208,7 @@ fn one_cut_makes_room_for_several_turns() {
 
 /// A new cut breaks the cache from its place in what is sent, not in what came.
 #[test]
-fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
+fn a_new_cut_breaks_the_cache_from_its_place_in_the_sent_request() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 2000\n[compact]\nengine = \"off\"\n";
     let report = played("one-by-one", policy, 30);
     let calls = report.events.iter().map(|event| event.call);
@@ -232,7 +232,7 @@ fn a_prepared_summary_is_used_before_another_is_written() {
 
 /// As in the proxy, the reason is reported if a compaction cannot be made.
 #[test]
-fn why_a_history_could_not_be_compacted_is_counted() {
+fn reasons_for_refused_compactions_are_counted() {
     let policy = "[prune]\ngate = []\n[model.\"gemini-2.5-pro\"]\nwindow_tokens = 60000\n[compact]\nengine = \"provider\"\n";
     let session = session_of(("gemini-2.5-pro", "gemini"), 40, 40, RESULT);
     let report = played_of("no-provider", policy, &session);

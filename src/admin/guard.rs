@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_its_host_once() {
+    fn a_request_that_names_two_hosts_is_refused() {
         for (target, headers) in [
             ("/", &[OWN, OWN][..]),
             ("/", &[OWN, ("host", "evil.example")]),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_of_our_own_page_are_accepted() {
+    fn browser_requests_from_other_origins_are_refused() {
         assert_eq!(open("/", &[OWN, ("origin", "http://127.0.0.1:9797")]), Ok(AdminRole::Anybody));
         for origin in
             ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1:97970", ""]

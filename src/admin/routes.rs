@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_out_of_paths() {
+    fn a_route_yields_the_decoded_names_in_its_path() {
         let names = |path| find(&Method::GET, path).ok().map(|route| route.names);
         let context = "/api/v1/sessions/a%2Fb%20c/threads/t/context";
         assert_eq!(names(context), Some(vec!["a/b c".to_owned(), "t".to_owned()]));

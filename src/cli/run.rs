@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_loopback_is_a_base_url() {
+    fn only_http_urls_of_loopback_hosts_count_as_loopback() {
         for yes in [
             "http://127.0.0.1:8787",
             "https://127.9.9.9:1",

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_not_break_the_table() {
+    fn line_breaks_and_long_names_do_not_break_the_table() {
         assert_eq!(short("a\nb"), "a_b");
         assert_eq!(short(&"x".repeat(90)).chars().count(), 40);
     }

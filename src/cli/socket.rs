@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_its_owners_alone_and_goes_with_it() {
+    async fn a_socket_has_mode_0600_and_is_removed_when_dropped() {
         let folder = tempfile::tempdir().unwrap();
         // Longer than any socket's address may be.
         for data in [folder.path().join("data"), folder.path().join("x".repeat(120))] {

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_made_once_for_its_owner_alone() {
+    fn a_token_file_is_created_once_and_readable_only_by_its_owner() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("made/by/us");
         let path = data.join(ADMIN_FILE);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_others_could_know_is_replaced() {
+    fn a_token_file_that_is_unsafe_or_invalid_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(ADMIN_FILE);
         let first = read_or_create(&path).unwrap();

@@ -166,7 +166,7 @@ mod tests {
     use super::{ScreenSize, drawn};
 
     #[test]
-    fn a_picture_fits_the_terminal() {
+    fn the_screen_is_trimmed_to_the_terminal_size() {
         let picture = "0123456789\né\nthird\nfourth\n";
         let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
         assert_eq!(drawn(picture, ScreenSize { columns: 5, rows: 3 }).text(), shown);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_does_not_control_the_terminal() {
+    fn control_characters_in_text_are_escaped_for_the_terminal() {
         let screen = drawn("a\x1b[2J\u{9b}2Jb\n", ScreenSize { columns: 40, rows: 3 });
         assert_eq!(screen.text(), "\x1b[Ha\\u{1b}[2J\\u{9b}2Jb\x1b[K\n\x1b[J");
     }

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_a_host_is_one() {
+    fn only_a_valid_host_with_or_without_a_port_is_parsed() {
         for (raw, name) in [
             ("127.0.0.1:8787", Some("127.0.0.1")),
             ("[::1]:1", Some("::1")),
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fuzz_holds(raw in r"(\PC|127\.0\.0\.1|localhost|\[::1\]|[:@/\\#?,.%]|[0-9]){0,8}") {
+        fn a_host_parsed_from_any_text_agrees_with_its_authority(raw in r"(\PC|127\.0\.0\.1|localhost|\[::1\]|[:@/\\#?,.%]|[0-9]){0,8}") {
             fuzz(raw.as_bytes());
         }
     }

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_limit_of_the_cgroup_and_those_above_it_holds() {
+    fn the_smallest_limit_of_a_cgroup_and_its_parents_applies() {
         let files = [
             ("/sys/fs/cgroup/a/memory.max", "268435456\n"),
             ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn less_is_taken_where_less_is_granted_and_never_more_than_usual() {
+    fn the_memory_limit_is_the_default_or_a_smaller_cgroup_limit() {
         assert_eq!(of(None), WHOLE);
         assert_eq!(of(Some(64 << 30)), WHOLE);
         assert_eq!(of(Some(128 << 20)), 128 << 20);
     }
 
     #[test]
-    fn the_shares_are_those_that_the_floods_are_tried_with() {
+    fn the_memory_shares_are_those_of_the_flood_tests() {
         assert_eq!(memory_bytes(WHOLE), 64 << 20);
         assert_eq!(connection_bytes(WHOLE), 56 << 20);
         assert_eq!(memory_bytes(u64::MAX), usize::MAX / 4, "whatever is said");

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_its_owners_and_nobody_elses_to_write() {
+    fn a_file_that_another_user_can_write_or_owns_is_refused() {
         let folder = |part| FilePermissions { is_folder: true, ..part };
         let link = |part| FilePermissions { is_link: true, ..part };
         let refused =
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_others_may_read_is_found() {
+    fn a_secret_file_that_others_may_read_is_reported() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key");

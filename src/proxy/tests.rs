@@ -87,7 +87,7 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
 }
 
 #[tokio::test]
-async fn ids_are_unique_in_a_run_and_share_its_name() {
+async fn exchange_ids_are_unique_and_share_the_prefix_of_their_run() {
     let telemetry = Telemetry::silent().unwrap();
     let ledgers = Arc::new(Ledgers::new(Arc::new(crate::store::memory::MemoryStore::default())));
     let proxy = Proxy::new(Arc::new(config(0)), ledgers, telemetry).await.unwrap();

@@ -98,7 +98,7 @@ mod tests {
     use crate::store::memory::MemoryStore;
 
     #[tokio::test]
-    async fn one_holds_a_piece_of_work_until_it_runs_out_or_is_given_back() {
+    async fn a_claim_is_held_until_its_expiry_or_release() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
         let claim =
             async |holder, now| claims.claim("sum up", holder, now, now + 10).await.unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_fails_that_often_fails_always() {
+    async fn work_claimed_too_often_cannot_be_claimed_again() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
         for at in 0..MOST_CLAIMS as u64 {
             assert!(claims.claim("fail", at, at, at).await.unwrap());

@@ -275,7 +275,7 @@ mod tests {
     use crate::store::keyed::FILE;
 
     #[tokio::test]
-    async fn a_store_that_is_not_there_yet_says_why_and_comes_later() {
+    async fn a_store_that_cannot_be_opened_says_why_and_opens_later() {
         let folder = conformance::folder();
         let in_the_way = folder.path().join("data");
         std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
@@ -295,7 +295,7 @@ mod tests {
 
     /// Without the secret no record can be found, so the store waits for it as it does for the file.
     #[tokio::test]
-    async fn a_secret_that_cannot_be_read_is_waited_for() {
+    async fn a_store_waits_for_a_secret_that_cannot_be_read() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let cut = || Record { kind: RecordKind::Cut, ..turn(7, "{}", 1) };
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_file_is_set_beside_to_the_byte() {
+    async fn a_damaged_file_is_renamed_and_its_bytes_are_kept() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let letter = "this is a letter, not a database".repeat(100);
@@ -342,7 +342,7 @@ mod tests {
     /// A store that fails says so until its next write or read of that kind succeeds. Lists that the admin API reads
     /// say nothing about traffic.
     #[tokio::test]
-    async fn what_fails_is_told_until_it_works_again() {
+    async fn a_store_failure_is_reported_until_the_same_operation_succeeds() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_deleted_or_replaced_is_told() {
+    async fn a_deleted_or_replaced_store_file_is_reported() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_store_is_one_file() {
+    async fn closing_a_store_merges_its_log_into_one_file() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_aside_is_an_error() {
+    fn a_file_that_cannot_be_set_aside_is_an_error() {
         let folder = conformance::folder();
         let store = DeferredStore::new(&folder.path().join("p.db"));
         let error = store.set_aside(5_000).unwrap_err();

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_for_one_user_alone() {
+    fn a_created_folder_and_its_files_are_private_to_the_user() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("share/plimsoll");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_wider_is_narrowed_and_told_once() {
+    fn wider_modes_are_narrowed_and_reported_once() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("data");
         std::fs::create_dir(&folder).unwrap();
@@ -178,7 +178,7 @@ mod tests {
 
     /// A volume in Kubernetes belongs to root, with one of our groups. It must be usable.
     #[test]
-    fn a_folder_of_another_user_is_told_and_served() {
+    fn a_folder_of_another_user_is_reported_and_still_used() {
         if !rustix::process::geteuid().is_root() {
             // Only root can give a folder away, so a folder of root's is used instead.
             let warnings = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_one_process_alone_until_its_lock_is_dropped() {
+    fn a_folder_is_locked_for_one_process_until_the_lock_is_dropped() {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
         assert!(held.is_some(), "this file system has locks");
@@ -207,7 +207,7 @@ mod tests {
 
     /// A symbolic link to itself is an error, not a missing file.
     #[test]
-    fn a_file_that_cannot_be_looked_at_is_an_error() {
+    fn a_file_without_readable_metadata_is_an_error() {
         let home = crate::store::conformance::folder();
         let file = home.path().join(DATABASE);
         std::os::unix::fs::symlink(&file, &file).unwrap();

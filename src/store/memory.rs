@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn deletions_are_remembered_for_so_long_and_the_newest_of_so_many() {
+    fn remembered_deletions_are_limited_in_time_and_number() {
         let store = MemoryStore::default();
         let scope = |n: usize| Scope { tenant: "t".into(), session: format!("{n:05}").into() };
         let now = Instant::now();

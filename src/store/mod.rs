@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_of_a_sweep_add_up_and_there_is_more_where_one_says_so() {
+    fn sweep_steps_add_up_and_more_remains_if_either_step_says_so() {
         let step = |session: &str, more| {
             let scopes = vec![Scope { tenant: "t".into(), session: session.into() }];
             SweepStep { records: 2, scopes, more }

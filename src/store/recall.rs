@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_reads_for_all_and_a_failure_is_tried_again() {
+    async fn one_read_serves_all_waiters_and_a_failed_read_is_retried() {
         let recall = Recall::default();
         let reads = Arc::new(AtomicUsize::new(0));
         let ask = |outcome: Result<(), StoreError>| {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_again_is_left_alone_for_longer() {
+    async fn a_read_that_fails_again_is_retried_after_a_longer_pause() {
         let recall = Recall::default();
         let budget = ReadBudget::new(LONG);
         let fails = || recall.wait(&budget, || async { Err(StoreError::Closed) });
@@ -379,13 +379,13 @@ mod tests {
     }
 
     #[test]
-    fn each_rest_is_longer_up_to_the_longest() {
+    fn retry_pauses_grow_up_to_a_maximum() {
         let rests = [1, 2, 3, 7, 1000].map(|failures| rest(failures).as_secs());
         assert_eq!(rests, [1, 2, 4, 60, 60]);
     }
 
     #[tokio::test]
-    async fn who_comes_late_does_not_wait_as_long_again_and_what_is_late_comes() {
+    async fn a_late_read_continues_and_later_waiters_get_its_result() {
         let recall = Recall::default();
         let (go, gate) = tokio::sync::oneshot::channel::<()>();
         let read = || async move { gate.await.map_err(|_| StoreError::Closed) };
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_a_failure() {
+    async fn a_read_that_panics_counts_as_failed() {
         let recall = Recall::default();
         let read = || async { panic!("a mistake") };
         assert_eq!(recall.wait(&ReadBudget::new(LONG), read).await, RecallOutcome::Failed);

@@ -82,7 +82,7 @@ mod tests {
         }
 
         #[test]
-        fn json_means_the_same(text in "(?s).{0,60}|[\\x00-\\x1f\u{80}-\u{9f}\u{200e}-\u{202f}\\\\\" a]{0,40}") {
+        fn json_with_escaped_control_characters_has_the_same_value(text in "(?s).{0,60}|[\\x00-\\x1f\u{80}-\u{9f}\u{200e}-\u{202f}\\\\\" a]{0,40}") {
             let value = serde_json::json!({ &text: [&text] });
             let json = value.to_string();
             let shown = visible_json(&json);

@@ -118,7 +118,7 @@ fn value(rendered: &str, series: &str) -> f64 {
 }
 
 #[test]
-fn a_line_for_people() {
+fn an_exchange_is_logged_as_a_text_line() {
     assert_eq!(
         logged(LogFormat::Text, sample_exchange()),
         "2025-11-21T04:40:00.123Z anthropic POST /v1/messages 200 complete id=6920f0a100000001 \
@@ -130,7 +130,7 @@ fn a_line_for_people() {
 
 /// Computed with integers; the expected text is that of `{:+} ({:+.1}%)`.
 #[test]
-fn an_error_is_told_with_its_sign_and_to_a_tenth_of_a_percent() {
+fn an_estimate_error_is_logged_with_its_sign_and_in_tenths_of_a_percent() {
     let actual = sample_exchange().usage.input.unwrap();
     for error in [-51_000, -12_345, -517, -52, -5, 0, 5, 52, 517, 12_345, 123_456, 9_999_999] {
         let estimate = Some(estimate((actual as i64 + error) as u64));
@@ -143,7 +143,7 @@ fn an_error_is_told_with_its_sign_and_to_a_tenth_of_a_percent() {
 
 /// Prometheus sees no increase in a counter that first appears at 1, so the counters that alerts use start at 0.
 #[test]
-fn what_alerts_ask_for_begins_at_zero() {
+fn counters_used_by_alerts_start_at_zero() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.begin_at_zero(["anthropic", "mine"]);
     let page = telemetry.render();
@@ -187,7 +187,7 @@ fn a_long_first_load_has_a_field_of_its_own() {
 
 /// The prediction by an agent's rules is counted beside ours, each with its error.
 #[test]
-fn the_classic_count_stands_beside_ours() {
+fn the_classic_estimate_is_logged_and_measured_beside_the_estimate() {
     let rules = "micro-compact".into();
     let classic = ClassicEstimate {
         rules,
@@ -225,7 +225,7 @@ fn the_classic_count_stands_beside_ours() {
 
 /// The same error is a larger share of the new part alone. A very small new part is not measured in percent.
 #[test]
-fn the_new_part_alone_is_measured_where_it_is_large_enough() {
+fn the_error_of_the_new_part_is_measured_if_the_part_is_large_enough() {
     let telemetry = Telemetry::silent().unwrap();
     for new in [1_310, 410, 0] {
         let estimate = Some(Estimate { new, ..estimate(52_100) });
@@ -240,7 +240,7 @@ fn the_new_part_alone_is_measured_where_it_is_large_enough() {
 }
 
 #[test]
-fn what_is_not_known_is_left_out() {
+fn unknown_fields_are_left_out_of_a_text_line() {
     assert_eq!(
         logged(LogFormat::Text, Exchange { status: Some(404), ..blank() }),
         "2025-11-21T04:40:00.123Z - POST /v1/messages 404 client_left id=6920f0a100000001 \
@@ -249,7 +249,7 @@ fn what_is_not_known_is_left_out() {
 }
 
 #[test]
-fn a_line_for_machines() {
+fn an_exchange_is_logged_as_a_json_line() {
     let line = logged(LogFormat::Json, sample_exchange());
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["timestamp"], "2025-11-21T04:40:00.123Z");
@@ -275,7 +275,7 @@ fn a_client_cannot_forge_lines() {
 }
 
 #[test]
-fn an_exchange_counts_once_everywhere() {
+fn an_exchange_is_counted_once_in_each_metric() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(sample_exchange());
     telemetry.report(Exchange {
@@ -332,7 +332,7 @@ fn the_calibration_of_a_model_is_shown() {
 }
 
 #[test]
-fn an_estimate_that_was_too_low_is_below_zero() {
+fn an_estimate_that_is_too_low_has_a_negative_error() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(Exchange { estimate: Some(estimate(50_000)), ..sample_exchange() });
     let page = telemetry.render();
@@ -344,7 +344,7 @@ fn an_estimate_that_was_too_low_is_below_zero() {
 
 /// Without reported usage an estimate is not compared. A stream that broke off may have reported its input before.
 #[test]
-fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
+fn an_estimate_is_compared_with_the_reported_input_of_a_broken_stream() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(Exchange { usage: Usage::default(), ..sample_exchange() });
     assert!(!telemetry.render().contains("plimsoll_estimates_comparable_total{"));
@@ -359,7 +359,7 @@ fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
 
 /// A band is logged only with the estimate that it belongs to.
 #[test]
-fn a_number_of_an_agents_rules_has_no_band() {
+fn an_estimate_by_an_agents_rules_is_logged_without_a_band() {
     let mut ruled = sample_exchange();
     ruled.estimate.as_mut().unwrap().tokens = 51_000;
     let line = logged(LogFormat::Text, ruled);
@@ -381,7 +381,7 @@ fn a_breakdown_that_is_capped_is_counted_and_logged() {
 }
 
 #[test]
-fn models_past_the_limit_are_other() {
+fn models_past_the_limit_are_labelled_other() {
     let telemetry = Telemetry::silent().unwrap();
     let asked = |model: String| {
         telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() });
@@ -401,7 +401,7 @@ fn models_past_the_limit_are_other() {
 }
 
 #[test]
-fn odd_model_names_are_other() {
+fn odd_model_names_are_labelled_other() {
     let telemetry = Telemetry::silent().unwrap();
     for odd in ["tell me a secret", "a\"b", "a\nb", &"x".repeat(81)] {
         telemetry.report(Exchange { model: Some(odd.into()), ..sample_exchange() });
@@ -438,7 +438,7 @@ fn rewritten() -> Exchange {
 }
 
 #[test]
-fn rewriting_counts_by_what_why_and_mode() {
+fn edits_are_counted_by_kind_reason_and_mode() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(rewritten());
     let mut shadow = rewritten();
@@ -489,7 +489,7 @@ fn rewriting_counts_by_what_why_and_mode() {
 }
 
 #[test]
-fn the_line_says_what_was_done() {
+fn a_log_line_names_the_edits_of_a_request() {
     let line = logged(LogFormat::Text, rewritten());
     assert!(
         line.contains(" method=anchored cut=2 (-12,400 tokens) put_back=1 first_byte="),
@@ -504,7 +504,7 @@ fn the_line_says_what_was_done() {
 }
 
 #[test]
-fn what_is_open_is_counted_until_it_is_dropped() {
+fn connections_and_streams_are_counted_while_they_are_open() {
     let telemetry = Telemetry::silent().unwrap();
     let (first, second) = (telemetry.connection(), telemetry.connection());
     let stream = telemetry.stream();
@@ -536,7 +536,7 @@ fn subscribers_get_every_exchange() {
 /// Invariant 9: an event has no field for a prompt, reply or key, so metrics and log lines have none. The types ensure
 /// that; this test notices a new field.
 #[test]
-fn an_exchange_has_no_place_for_what_is_private() {
+fn an_exchange_event_has_no_field_for_private_data() {
     let json = serde_json::to_value(sample_exchange()).unwrap();
     let fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(
@@ -635,7 +635,7 @@ fn the_table_of_metrics_is_current() {
 
 /// Prometheus' conventions, as `promtool check metrics` has them.
 #[test]
-fn names_follow_the_conventions() {
+fn metric_names_follow_prometheus_conventions() {
     let telemetry = Telemetry::silent().unwrap();
     assert!(telemetry.table().len() > 20);
     for row in telemetry.table() {

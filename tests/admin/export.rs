@@ -39,7 +39,7 @@ async fn exported(place: &Place, session: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn sizes_and_usage_leave_and_names_do_not() {
+async fn an_export_contains_sizes_and_usage_but_no_names() {
     let place = Place::new().await;
     place.keep(&tenant(1), "secret-name", call("a", None, 1_000, 10, 100)).await;
     let mut second = call("b", Some("a"), 2_000, 11, 30);
@@ -115,7 +115,7 @@ async fn long(place: &Place) {
 /// An export is written while it is read: it takes no more memory than its longest line, however long the session is.
 /// If the store fails in the middle, it breaks off.
 #[tokio::test]
-async fn an_export_is_made_as_it_is_read() {
+async fn an_export_is_streamed_while_the_session_is_read() {
     let store = Held::new();
     let place = Place::over(store.clone(), access()).await;
     long(&place).await;

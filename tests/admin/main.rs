@@ -27,7 +27,7 @@ async fn probes_answer() {
 
 /// If a liveness probe had to wait, the pod would be restarted.
 #[tokio::test]
-async fn health_is_answered_however_many_hang() {
+async fn the_health_probe_answers_however_many_connections_hang() {
     let place = Place::new().await;
     let mut hanging = Vec::new();
     for half in ["", "GET /healthz HT", "PRI * HTTP/2.0\r\n"] {
@@ -59,7 +59,7 @@ async fn a_draining_server_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
-async fn a_server_says_where_it_serves() {
+async fn the_about_route_names_addresses_mode_and_upstreams() {
     let about = Place::new().await.json("/api/v1/about").await;
     assert_eq!(
         (&about["clients"], &about["mode"]),
@@ -92,7 +92,7 @@ async fn sessions_come_newest_first_and_in_pages() {
 }
 
 #[tokio::test]
-async fn a_query_that_is_no_number_is_the_clients_fault() {
+async fn an_invalid_paging_parameter_gets_a_400() {
     let place = Place::new().await;
     for query in ["limit=many", "skip=-1", "limit=99999999999999999999999", "after=x"] {
         let answer = place.get(&format!("/api/v1/sessions?{query}")).await;
@@ -141,7 +141,7 @@ async fn a_context_is_shown_as_text_and_as_json() {
 
 /// The last turn is a side call, but a user who asks for the context means the conversation.
 #[tokio::test]
-async fn the_latest_thread_is_the_conversations() {
+async fn the_latest_thread_is_the_conversation_and_not_a_side_call() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     let mut title = place::turn("title", "title", 2_000);
@@ -156,7 +156,7 @@ async fn the_latest_thread_is_the_conversations() {
 
 /// Clients choose session ids, so they may contain anything.
 #[tokio::test]
-async fn a_clients_own_id_finds_its_session() {
+async fn a_session_is_found_by_any_id_that_a_client_chose() {
     let place = Place::new().await;
     let odd = "user/1 {\"a\":\"é%\"}";
     place.turn(&tenant(1), odd, "main", 1_000).await;
@@ -166,7 +166,7 @@ async fn a_clients_own_id_finds_its_session() {
 }
 
 #[tokio::test]
-async fn an_id_that_two_credentials_use_is_ambiguous() {
+async fn a_session_id_of_two_tenants_is_ambiguous() {
     let place = Place::new().await;
     place.turn(&tenant(1), "same", "main", 1_000).await;
     place.turn(&tenant(2), "same", "main", 2_000).await;
@@ -204,7 +204,7 @@ async fn a_compaction_is_requested_and_an_impossible_one_refused() {
 }
 
 #[tokio::test]
-async fn what_is_deleted_is_gone_and_nothing_else_is() {
+async fn deleting_a_session_deletes_only_that_session() {
     let place = Place::new().await;
     place.turn(&tenant(1), "kept", "main", 1_000).await;
     place.turn(&tenant(1), "gone", "main", 1_000).await;
@@ -232,7 +232,7 @@ async fn an_exchange_can_be_looked_up() {
 }
 
 #[tokio::test]
-async fn exchanges_are_heard_as_they_end() {
+async fn live_subscribers_get_each_exchange_at_its_end() {
     let place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     let head = wire.head().await;
@@ -249,7 +249,7 @@ async fn exchanges_are_heard_as_they_end() {
 
 /// A subscriber that is too slow misses events, gets their number, and delays nothing.
 #[tokio::test]
-async fn a_slow_subscriber_hears_what_it_missed() {
+async fn a_slow_subscriber_is_told_of_missed_events() {
     let place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;
@@ -317,7 +317,7 @@ async fn metrics_are_open_where_that_is_configured() {
 }
 
 #[tokio::test]
-async fn pages_of_others_get_nothing() {
+async fn the_admin_listener_refuses_foreign_hosts_and_origins() {
     let place = Place::new().await;
     let rebound = [("host", "evil.example")];
     assert_eq!(place.ask("GET", "/api/v1/sessions", &rebound).await.status(), 421);
@@ -329,7 +329,7 @@ async fn pages_of_others_get_nothing() {
 
 /// Every response has headers that keep other sites from reading it.
 #[tokio::test]
-async fn every_answer_is_hardened() {
+async fn every_admin_response_has_security_headers() {
     let place = Place::new().await;
     for path in ["/", "/healthz", "/metrics", "/api/v1/sessions", "/api/v1/sessions/none", "/x"] {
         let answer = place.get(path).await;
@@ -349,7 +349,7 @@ async fn every_answer_is_hardened() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_say_what_there_is() {
+async fn unknown_paths_and_methods_get_an_error_with_a_hint() {
     let place = Place::new().await;
     let answer = place.get("/api/v2/sessions").await;
     assert_eq!(answer.status(), 404);
@@ -360,7 +360,7 @@ async fn unknown_paths_and_methods_say_what_there_is() {
 }
 
 #[tokio::test]
-async fn the_page_is_whole_and_asks_nobody_else() {
+async fn the_admin_page_loads_nothing_from_other_hosts() {
     let place = Place::new().await;
     let page = place.get("/").await;
     assert_eq!(page.status(), 200);

@@ -13,7 +13,7 @@ fn document() -> Value {
 }
 
 #[test]
-fn the_file_has_every_route_and_no_other() {
+fn the_openapi_file_lists_exactly_the_served_routes() {
     let document = document();
     let mut written = BTreeSet::new();
     for (path, operations) in document["paths"].as_object().unwrap() {
@@ -26,7 +26,7 @@ fn the_file_has_every_route_and_no_other() {
 }
 
 #[test]
-fn every_name_in_a_path_is_described_and_every_reference_leads_somewhere() {
+fn openapi_path_parameters_are_described_and_references_resolve() {
     let document = document();
     for (path, operations) in document["paths"].as_object().unwrap() {
         for segment in path.split('/').filter_map(|it| it.strip_prefix('{')?.strip_suffix('}')) {
@@ -42,7 +42,7 @@ fn every_name_in_a_path_is_described_and_every_reference_leads_somewhere() {
 
 /// For every route, the file says which token it needs and how it refuses.
 #[tokio::test]
-async fn roles_and_refusals_are_as_the_file_says() {
+async fn roles_and_refusals_match_the_openapi_file() {
     let place = Place::new().await;
     let document = document();
     for (method, path, _) in ROUTES {
@@ -73,14 +73,14 @@ async fn roles_and_refusals_are_as_the_file_says() {
 }
 
 #[tokio::test]
-async fn the_file_is_served() {
+async fn the_openapi_file_is_served() {
     let place = Place::new().await;
     assert_eq!(place.json("/api/v1/openapi.json").await, document());
 }
 
 /// Responses have the fields that the file requires, and no others.
 #[tokio::test]
-async fn answers_are_as_the_file_says() {
+async fn admin_responses_match_the_openapi_schemas() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     place.telemetry.report(place::exchange("abc"));
@@ -123,7 +123,7 @@ async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
 
 /// Every refusal that can occur is in the file, at each path where it can occur.
 #[tokio::test]
-async fn the_file_lists_the_refusals_that_can_be_met() {
+async fn the_openapi_file_lists_every_possible_refusal() {
     let document = document();
     let listed = |method: &str, path: &str, status: u16| {
         document["paths"][path][method.to_lowercase()]["responses"][status.to_string()].is_object()

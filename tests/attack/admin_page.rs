@@ -13,7 +13,7 @@ async fn send(serving: &Serving, first_line: &str, headers: &[&str]) -> Message 
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_said_once_and_plainly_is_refused() {
+async fn an_ambiguous_or_foreign_host_is_refused_by_the_admin_listener() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let own = format!("host: {}", serving.admin);
@@ -39,7 +39,7 @@ async fn a_host_that_is_not_said_once_and_plainly_is_refused() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_gets_nothing() {
+async fn a_page_of_another_site_cannot_use_the_admin_listener() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let own = format!("host: {}", serving.admin);

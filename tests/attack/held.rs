@@ -105,7 +105,7 @@ async fn response_to(clients: SocketAddr, target: &str) -> Message {
 }
 
 #[tokio::test]
-async fn no_request_hides_in_another() {
+async fn no_request_is_smuggled_inside_another() {
     let (echo, base) = Echo::start().await;
     let serving = Serving::start(&base, &[]).await;
     for (at, form) in disagreements().into_iter().enumerate() {
@@ -136,7 +136,7 @@ async fn no_request_hides_in_another() {
 }
 
 #[tokio::test]
-async fn names_are_never_sql() {
+async fn sql_in_client_names_is_never_executed() {
     let (_, base) = Echo::start().await;
     let serving = Serving::start(&base, &[]).await;
     let body = r#"{"model":"m'; DROP TABLE records; --","max_tokens":1,"messages":[{"role":"user","content":"Hi."}]}"#;
@@ -157,7 +157,7 @@ async fn names_are_never_sql() {
 
 /// A user looks at files that a stranger sent: the result is an error or a table, in limited time, never a crash.
 #[tokio::test]
-async fn a_hostile_recording_is_an_error_and_no_more() {
+async fn replaying_a_hostile_recording_never_crashes() {
     let folder = tempfile::tempdir().unwrap();
     let deep = "[".repeat(1_000_000);
     let digits = format!("{{\"usage\":{{\"input\":{}}}}}\n", "9".repeat(100_000));
@@ -180,7 +180,7 @@ async fn a_hostile_recording_is_an_error_and_no_more() {
 }
 
 #[tokio::test]
-async fn where_tls_is_spoken_plain_http_hears_nothing() {
+async fn plain_http_on_a_tls_port_gets_no_http_response() {
     let (echo, base) = Echo::start().await;
     let certificates = h2::certificates();
     let folder = tempfile::tempdir().unwrap();

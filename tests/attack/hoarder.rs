@@ -160,7 +160,7 @@ fn encoded(coding: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_header_of_many_codings_costs_nothing() {
+async fn requests_with_many_content_codings_stay_within_memory() {
     let flooded = Flooded::start().await;
     let body = conversation("m", "hello");
     for length in [20_000, 63_000] {
@@ -174,7 +174,7 @@ async fn a_header_of_many_codings_costs_nothing() {
 }
 
 #[tokio::test]
-async fn an_answer_of_many_codings_costs_nothing() {
+async fn responses_with_many_content_codings_stay_within_memory() {
     let flooded = Flooded::start().await;
     let body = conversation("m", "hello");
     ask_at_once(flooded.to(), 4, "x-flood: codings\r\n", body.as_bytes()).await;
@@ -183,7 +183,7 @@ async fn an_answer_of_many_codings_costs_nothing() {
 }
 
 #[tokio::test]
-async fn requests_that_unfold_share_one_budget() {
+async fn compressed_request_bombs_share_one_memory_budget() {
     let flooded = Flooded::start().await;
     let mut requests = Vec::new();
     for coding in ["gzip", "deflate", "br", "zstd"] {
@@ -202,7 +202,7 @@ async fn requests_that_unfold_share_one_budget() {
 }
 
 #[tokio::test]
-async fn answers_that_unfold_share_one_budget() {
+async fn compressed_response_bombs_share_one_memory_budget() {
     let flooded = Flooded::start().await;
     let body = conversation("m", "hello");
     let to = flooded.to();
@@ -247,7 +247,7 @@ async fn brotli_windows_of_streams_that_stay_open_are_counted() {
 }
 
 #[tokio::test]
-async fn messages_that_inflate_share_one_budget() {
+async fn websocket_messages_that_inflate_share_one_memory_budget() {
     let flooded = Flooded::start().await;
     let text = vec![b'a'; 30 << 20];
     let mut deflate = flate2::Compress::new(Compression::fast(), false);
@@ -320,7 +320,7 @@ async fn forty_stalled_uploads_share_one_budget() {
 
 /// One connection with many stalled uploads.
 #[tokio::test]
-async fn streams_of_one_connection_that_stall_share_half_of_it() {
+async fn stalled_streams_of_one_connection_share_half_of_the_budget() {
     let flooded = Flooded::start().await;
     let mut client = h2::Client::connect(flooded.to()).await;
     let mut open = Vec::new();
@@ -375,7 +375,7 @@ fn small_parts(messages: usize) -> String {
 }
 
 #[tokio::test]
-async fn many_small_parts_pass_unread() {
+async fn bodies_of_too_many_small_parts_pass_unread() {
     let flooded = Flooded::start().await;
     let (million, many) = (small_parts(1_000_000), small_parts(100_000));
     ask_at_once(flooded.to(), 2, "", million.as_bytes()).await;
@@ -403,7 +403,7 @@ async fn a_body_of_many_small_parts_stays_under_200_mb() {
 }
 
 #[tokio::test]
-async fn names_of_models_are_kept_as_short_ones() {
+async fn long_model_names_stay_within_the_memory_limit() {
     let flooded = Flooded::start().await;
     for number in 0..150 {
         let name = format!("{number}{}", "m".repeat(1 << 20));

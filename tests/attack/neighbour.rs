@@ -118,7 +118,7 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
 
 /// A false server at the admin address gets no token, and its answers are not trusted.
 #[tokio::test]
-async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
+async fn a_false_server_at_the_admin_address_gets_no_token() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     // An earlier server left its tokens.
@@ -271,7 +271,7 @@ async fn another_user_can_neither_look_nor_speak() {
 
 /// The read token changes nothing and shows no text.
 #[tokio::test]
-async fn a_reading_token_only_reads() {
+async fn a_read_token_can_neither_change_anything_nor_read_text() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
@@ -302,7 +302,7 @@ async fn a_reading_token_only_reads() {
 /// Fifty guesses at once: a few get late answers, the others are refused, and a client with the right token does not
 /// wait for them.
 #[tokio::test]
-async fn guessing_takes_its_time_and_a_right_token_does_not() {
+async fn token_guesses_are_delayed_and_the_right_token_is_not() {
     let provider = Provider::start().await;
     let serving = Arc::new(Serving::start(&provider.base(), &[]).await);
     let began = Instant::now();
@@ -342,7 +342,7 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
 
 /// A change leaves a log line that says who made it and how, without any text.
 #[tokio::test]
-async fn a_deleted_message_leaves_a_line_without_its_text() {
+async fn admin_changes_are_logged_without_any_text() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
@@ -386,7 +386,7 @@ async fn a_deleted_message_leaves_a_line_without_its_text() {
 
 /// A command started by `plimsoll run` gets none of our secrets, but the keys that it reads itself.
 #[tokio::test]
-async fn a_command_gets_no_secret_of_ours() {
+async fn a_command_under_plimsoll_run_gets_no_secret_of_plimsoll() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     let config = "[upstream.team]\nbase_url = \"https://team.example\"\ncredential = \"env:TEAM_KEY\"\n\
@@ -418,7 +418,7 @@ async fn a_command_gets_no_secret_of_ours() {
 
 /// If a client token is configured, the command gets it in its environment, and none of our other secrets.
 #[tokio::test]
-async fn a_command_can_send_the_client_token() {
+async fn a_command_under_plimsoll_run_gets_the_client_token() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     let config =
@@ -456,7 +456,7 @@ async fn a_command_can_send_the_client_token() {
 
 /// A command that is itself `plimsoll run` finds the outer server.
 #[tokio::test]
-async fn a_run_within_a_run_uses_the_same_server() {
+async fn a_plimsoll_run_within_another_uses_the_same_server() {
     let data = tempfile::tempdir().unwrap();
     // The inner one has none of the outer one's secrets, and needs none.
     let file = data.path().join("plimsoll.toml");
@@ -480,7 +480,7 @@ async fn a_run_within_a_run_uses_the_same_server() {
 
 /// Two users of a machine can both use `plimsoll run`: the second one gets other ports.
 #[tokio::test]
-async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
+async fn plimsoll_run_takes_free_ports_if_the_configured_are_in_use() {
     let data = tempfile::tempdir().unwrap();
     let occupied = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
     let [listen, admin] = occupied.each_ref().map(|it| it.local_addr().unwrap().to_string());

@@ -269,28 +269,28 @@ async fn forged(dialect: Dialect) {
 }
 
 #[tokio::test]
-async fn a_forged_summary_does_not_speak_anthropic() {
+async fn a_forged_summary_cannot_speak_as_the_user_in_anthropic() {
     forged(Dialect::Anthropic).await;
 }
 
 #[tokio::test]
-async fn a_forged_summary_does_not_speak_chat() {
+async fn a_forged_summary_cannot_speak_as_the_user_in_chat() {
     forged(Dialect::OpenaiChat).await;
 }
 
 #[tokio::test]
-async fn a_forged_summary_does_not_speak_responses() {
+async fn a_forged_summary_cannot_speak_as_the_user_in_responses() {
     forged(Dialect::OpenaiResponses).await;
 }
 
 #[tokio::test]
-async fn a_forged_summary_does_not_speak_gemini() {
+async fn a_forged_summary_cannot_speak_as_the_user_in_gemini() {
     forged(Dialect::Gemini).await;
 }
 
 /// A queued message of the operator in the removed part is quoted as the operator's, not as the user's.
 #[tokio::test]
-async fn what_the_operator_said_stays_the_operators() {
+async fn an_injected_message_in_a_summary_is_quoted_as_the_operators() {
     let play = Play::of(Dialect::Anthropic).await;
     let mut history = Vec::new();
     play.turn(0, &mut history, &first_message(0)).await;

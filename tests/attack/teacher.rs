@@ -307,7 +307,7 @@ fn honest(path: &str) -> Value {
 /// Once, after such a refusal of one client, every other client's window was 9,000, and a request of 118 kB was sent as
 /// a summary.
 #[tokio::test]
-async fn a_window_that_a_client_dictates_is_nobodys() {
+async fn a_window_dictated_by_a_clients_text_is_not_learned() {
     for (path, lie, body, refusal) in windows() {
         let answered = refusal.clone();
         let provider = Provider::start(move |path, body| match body.contains(lie) {
@@ -351,7 +351,7 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
 
 /// A header or a path may be quoted, too.
 #[tokio::test]
-async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
+async fn a_window_dictated_in_a_header_or_a_path_is_not_learned() {
     let provider = Provider::start(|path, body| match body.contains("a lie") {
         true => (
             400,
@@ -376,7 +376,7 @@ async fn a_window_that_stands_in_a_header_or_a_path_is_nobodys() {
 
 /// A window that contradicts the size of the request is not believed, whoever reports it.
 #[tokio::test]
-async fn a_window_larger_than_what_was_sent_is_not_believed() {
+async fn a_window_larger_than_the_refused_request_is_not_learned() {
     let provider = Provider::start(|path, body| match body.contains("short") {
         true => (400, anthropic_error("prompt is too long: 100001 tokens > 100000 maximum")),
         false => (200, reply(path, body)),
@@ -471,7 +471,7 @@ fn calls() -> Value {
 /// Requests of others keep the same bytes, whatever was dictated: usage, reasoning and context editing are still
 /// requested. (Compaction and counting have tests elsewhere.)
 #[tokio::test]
-async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
+async fn requests_of_other_clients_stay_the_same_after_dictated_refusals() {
     let at_stake = [
         "include_usage",
         "reasoning_content",
@@ -553,7 +553,7 @@ async fn what_others_send_is_the_same_bytes_whatever_was_dictated() {
 
 /// A false count of one client's prompt affects no other client, however absurd it is.
 #[tokio::test]
-async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
+async fn a_false_token_count_affects_only_the_client_that_asked() {
     for lie in
         [json!({"input_tokens": 9_000_000_000_u64}), json!({"input_tokens": -1}), json!("a lie")]
     {
@@ -607,7 +607,7 @@ async fn before_the_operators_key(provider: &Provider) -> Shared {
 /// If the key is the operator's, a client can invent as many tenants as are needed to agree. They teach only
 /// themselves.
 #[tokio::test]
-async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
+async fn invented_tenants_behind_one_credential_cannot_agree_on_a_lesson() {
     let provider = Provider::start(refuses_long).await;
     let mut shared = before_the_operators_key(&provider).await;
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
@@ -629,7 +629,7 @@ async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
 
 /// Nor do invented tenants change the estimates of others.
 #[tokio::test]
-async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
+async fn invented_tenants_behind_one_credential_skew_no_other_estimates() {
     let provider = Provider::start(|path, body| {
         let mut answer = reply(path, body);
         // Text that costs far more than it seems, and a reply without usage.
@@ -664,7 +664,7 @@ async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
 /// A field that the client wrote with a JSON escape is there already. If we add it, it is there twice, and a strict
 /// server refuses that. This teaches nothing about `stream_options`.
 #[tokio::test]
-async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
+async fn a_refused_duplicate_of_an_escaped_field_teaches_nothing() {
     let provider = Provider::start(|path, body| {
         let is_twice = body.contains("stream_options") && body.contains("stream\\u005foptions");
         match is_twice {
@@ -694,7 +694,7 @@ async fn a_field_that_a_client_hides_from_us_teaches_nothing_about_it() {
 
 /// A model that does not exist cannot be counted. This says nothing about the counting endpoint.
 #[tokio::test]
-async fn a_model_that_does_not_exist_does_not_take_counting_away() {
+async fn a_missing_model_does_not_disable_the_counting_endpoint() {
     let provider = Provider::start(|path, body| {
         let missing =
             json!({"type": "error", "error": {"type": "not_found_error", "message": "Not Found"}});

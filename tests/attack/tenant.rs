@@ -89,7 +89,7 @@ async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
 }
 
 #[tokio::test]
-async fn users_of_cloudflares_gateway_stay_strangers() {
+async fn users_of_cloudflares_gateway_share_nothing() {
     let of = |line| by(line);
     let (a, b) = (
         "cf-aig-authorization: Bearer secret-of-anna",
@@ -99,33 +99,33 @@ async fn users_of_cloudflares_gateway_stay_strangers() {
 }
 
 #[tokio::test]
-async fn users_of_portkey_stay_strangers() {
+async fn users_of_portkey_share_nothing() {
     let (a, b) = ("x-portkey-api-key: secret-of-anna", "x-portkey-api-key: secret-of-bert");
     stay_strangers(by(a), by(b), true).await;
 }
 
 #[tokio::test]
-async fn users_of_azures_gateway_stay_strangers() {
+async fn users_of_azures_gateway_share_nothing() {
     let (a, b) =
         ("Ocp-Apim-Subscription-Key: secret-of-anna", "Ocp-Apim-Subscription-Key: secret-of-bert");
     stay_strangers(by(a), by(b), true).await;
 }
 
 #[tokio::test]
-async fn users_with_cookies_stay_strangers() {
+async fn users_with_different_cookies_share_nothing() {
     let (a, b) = ("Cookie: __cf_bm=1; sid=secret-of-anna", "Cookie: __cf_bm=1; sid=secret-of-bert");
     stay_strangers(by(a), by(b), true).await;
 }
 
 #[tokio::test]
-async fn users_with_a_key_in_the_query_stay_strangers() {
+async fn users_with_different_keys_in_the_query_share_nothing() {
     let at = |target| User { headers: "x-app: cli", target };
     let one = at("/v1/messages?api_key=secret-of-anna");
     stay_strangers(one, at("/v1/messages?api_key=secret-of-bert"), true).await;
 }
 
 #[tokio::test]
-async fn users_with_a_key_in_the_path_stay_strangers() {
+async fn users_with_different_keys_in_the_path_share_nothing() {
     let at = |target| User { headers: "x-app: cli", target };
     let one = at("/anthropic/sk-secret-of-anna-00/v1/messages");
     stay_strangers(one, at("/anthropic/sk-secret-of-bert-00/v1/messages"), true).await;
@@ -133,18 +133,18 @@ async fn users_with_a_key_in_the_path_stay_strangers() {
 
 /// A user with an unknown header has no memory, not even of its own.
 #[tokio::test]
-async fn users_with_an_unlisted_header_stay_strangers() {
+async fn users_with_different_unlisted_headers_share_nothing() {
     stay_strangers(by("x-corp-key: secret-of-anna"), by("x-corp-key: secret-of-bert"), false).await;
 }
 
 #[tokio::test]
-async fn users_behind_another_proxy_stay_strangers() {
+async fn users_behind_another_proxy_share_nothing() {
     stay_strangers(by("x-forwarded-for: 192.0.2.1"), by("x-forwarded-for: 192.0.2.2"), false).await;
 }
 
 /// The id of an access key is public: policies and logs contain it.
 #[tokio::test]
-async fn an_access_key_id_with_another_signature_is_a_stranger() {
+async fn users_of_one_access_key_id_with_other_signatures_share_nothing() {
     let signed = |by: &str| {
         format!(
             "authorization: AWS4-HMAC-SHA256 Credential=AKIA1/20261122/us-east-1/bedrock/aws4_request, \
@@ -158,7 +158,7 @@ async fn an_access_key_id_with_another_signature_is_a_stranger() {
 
 /// A header that the configuration lists distinguishes users, and each has a memory.
 #[tokio::test]
-async fn a_listed_header_tells_users_apart() {
+async fn a_configured_tenant_header_distinguishes_users() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.tenant_headers = vec!["x-corp-user".parse().unwrap()];
@@ -197,7 +197,7 @@ async fn forwarded(server: &TestServer, provider: &Provider, more: &str, body: &
 
 /// On a laptop, all users without a credential are one. If others can reach the listener, they are not.
 #[tokio::test]
-async fn who_has_no_credential_is_remembered_on_loopback_alone() {
+async fn clients_without_a_credential_are_remembered_only_on_loopback() {
     let provider = Provider::start().await;
     let body = request(&[json!({"role": "user", "content": "Hm."})]);
     for (listen, aside) in
@@ -217,7 +217,7 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
 
 /// WebSockets and token counts leave nothing either.
 #[tokio::test]
-async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
+async fn token_counts_and_websockets_of_unknown_users_are_not_stored() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -263,7 +263,7 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
 
 /// The operator's secret for A, and a client's cookie and headers, are not sent to a summariser at B.
 #[tokio::test]
-async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
+async fn a_summariser_at_another_upstream_gets_no_foreign_secret() {
     let (a, b) = (Provider::start().await, Provider::start().await);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -312,7 +312,7 @@ async fn a_summariser_elsewhere_hears_no_secret_of_anybody() {
 /// If a client token is configured, requests without it are refused. It is not forwarded, and does not identify a
 /// tenant.
 #[tokio::test]
-async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
+async fn the_client_token_is_required_and_never_forwarded() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
@@ -373,7 +373,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
 
 /// If all connections are in use, a client without the token learns nothing more.
 #[tokio::test]
-async fn past_the_limit_of_connections_the_token_is_asked_for_too() {
+async fn the_client_token_is_required_even_past_the_connection_limit() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));

@@ -58,7 +58,7 @@ async fn run_against(status: &'static str, body: &str, arguments: &[&str]) -> Do
 }
 
 #[tokio::test]
-async fn what_a_listener_answers_is_shown_and_not_obeyed() {
+async fn control_characters_in_admin_responses_are_shown_escaped() {
     // Queued messages, a context, an explanation: texts shown as they come.
     for arguments in [&["say", "s"][..], &["context", "s"], &["explain", "r"], &["savings"]] {
         let done = run_against("200 OK", &format!("{HOSTILE}\n"), arguments).await;
@@ -78,7 +78,7 @@ async fn what_a_listener_answers_is_shown_and_not_obeyed() {
 }
 
 #[tokio::test]
-async fn json_is_calm_too_and_means_the_same() {
+async fn json_output_is_escaped_and_has_the_same_value() {
     let value = json!({ HOSTILE: [HOSTILE, 1] });
     let done = run_against("200 OK", &value.to_string(), &["context", "s", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
@@ -98,7 +98,7 @@ async fn json_is_calm_too_and_means_the_same() {
 }
 
 #[tokio::test]
-async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
+async fn control_characters_in_a_recording_are_shown_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(format!("of-a-stranger{}.jsonl", '\u{1b}'));
     let name = file.to_str().unwrap();
@@ -137,7 +137,7 @@ async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
 }
 
 #[tokio::test]
-async fn a_command_line_that_is_not_understood_is_quoted_without_effect() {
+async fn control_characters_in_a_wrong_command_line_are_shown_escaped() {
     for arguments in [&["sessions", HOSTILE][..], &[HOSTILE], &["sessions", "--limit", HOSTILE]] {
         let done = program::run(arguments).await;
         assert_eq!(done.code, 2, "{}", done.err);
@@ -149,7 +149,7 @@ async fn a_command_line_that_is_not_understood_is_quoted_without_effect() {
 
 /// A stranger's configuration file is checked.
 #[tokio::test]
-async fn faults_quote_a_configuration_without_effect() {
+async fn control_characters_in_a_configuration_are_shown_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     let key = "\"\\u001b]52;c;x\\u0007\\u202e\" = 1\nlisten = \"\\u001b[2J\"\n";
@@ -164,7 +164,7 @@ async fn faults_quote_a_configuration_without_effect() {
 
 /// A client chooses these names for its model and session.
 #[tokio::test]
-async fn what_a_client_calls_itself_reaches_no_terminal_as_it_is() {
+async fn control_characters_in_client_names_are_shown_escaped() {
     for form in ["text", "json"] {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &["--log", form]).await;

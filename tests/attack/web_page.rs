@@ -113,7 +113,7 @@ async fn a_page_of_another_site_reaches_no_upstream() {
 /// Configured hosts and origins may send requests, and pages from loopback may. Containers reach loopback by fixed
 /// names.
 #[tokio::test]
-async fn what_is_configured_is_answered() {
+async fn configured_hosts_and_origins_are_served() {
     let more = "allowed_hosts = [\"box.lan\"]\nallowed_origins = [\"https://app.example\"]";
     let stage = Stage::with(more).await;
     for more in [
@@ -135,7 +135,7 @@ async fn what_is_configured_is_answered() {
 /// The operator's key gives access to files, batches and the organisation. A client that may use a model may not use
 /// these.
 #[tokio::test]
-async fn the_operators_key_opens_inference_alone() {
+async fn the_operators_key_is_used_only_for_inference_paths() {
     let stage = Stage::with("").await;
     for line in [
         "GET /anthropic/v1/files",
@@ -167,7 +167,7 @@ async fn the_operators_key_opens_inference_alone() {
 
 /// Whatever the upstream allows pages to read, a page cannot read responses to requests with the operator's key.
 #[tokio::test]
-async fn an_upstreams_cors_headers_are_dropped_where_the_key_is_the_operators() {
+async fn cors_headers_are_dropped_if_the_key_is_the_operators() {
     let stage = Stage::with("").await;
     let mut client = Wire::connect(stage.serving.clients).await;
     client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-http-method-override: DELETE\r\ncookie: a=b\r\ncontent-length: 2\r\n\r\n{}").await;

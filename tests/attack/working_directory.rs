@@ -44,7 +44,7 @@ async fn heard_nothing(stranger: &Provider) {
 
 /// The folder's file named the address of the admin listener, and a key of the user as its token.
 #[tokio::test]
-async fn looking_sends_no_key_where_a_cloned_folder_says() {
+async fn commands_ignore_an_admin_address_in_a_cloned_folder() {
     let stranger = Provider::start().await;
     let at = stranger.base().trim_start_matches("http://").to_owned();
     let text = format!("admin = \"{at}\"\nadmin_token = \"env:ANTHROPIC_API_KEY\"\n");
@@ -67,7 +67,7 @@ async fn looking_sends_no_key_where_a_cloned_folder_says() {
 
 /// The folder's file sent requests of the client to a stranger's provider.
 #[tokio::test]
-async fn run_sends_no_prompt_where_a_cloned_folder_says() {
+async fn plimsoll_run_ignores_an_upstream_in_a_cloned_folder() {
     let (stranger, provider) = (Provider::start().await, Provider::start().await);
     let upstream =
         format!("[upstream.trap]\nbase_url = \"{}\"\nprefix = \"/v1\"\n", stranger.base());
@@ -96,7 +96,7 @@ async fn run_sends_no_prompt_where_a_cloned_folder_says() {
 
 /// `plimsoll check` and `plimsoll serve` report the file, too, and continue without it.
 #[tokio::test]
-async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
+async fn check_and_serve_report_and_skip_a_file_in_the_working_directory() {
     let folder = cloned("this is no configuration at all\n");
     let mut check = plimsoll(&["check"]);
     check.current_dir(folder.path());
@@ -125,7 +125,7 @@ async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
 
 /// A variable that leads into the working directory would make the folder's files count as ours.
 #[tokio::test]
-async fn relative_folders_of_the_user_are_ignored() {
+async fn relative_home_and_xdg_folders_are_ignored() {
     let folder = cloned("");
     let inside = folder.path().join("plimsoll");
     std::fs::create_dir(&inside).unwrap();
@@ -162,7 +162,7 @@ fn left_out(what: &str) {
 
 /// A file that others may write is no configuration of the user's.
 #[tokio::test]
-async fn files_that_others_may_write_are_refused() {
+async fn configuration_files_that_others_may_write_are_refused() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("plimsoll");
     let file = folder.join("plimsoll.toml");

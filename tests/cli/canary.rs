@@ -84,7 +84,7 @@ async fn no_word_of_a_tool_result_is_on_disk_in_any_mode() {
 }
 
 #[tokio::test]
-async fn nor_with_any_preset() {
+async fn no_word_of_a_tool_result_is_on_disk_with_any_preset() {
     for preset in Preset::ALL {
         let trims = "[prune]\nmax_result_tokens = 500\n[compact]\nengine = \"off\"\n";
         let sent = session(&format!("preset = \"{}\"\n{trims}", preset.name()), false).await;
@@ -93,7 +93,7 @@ async fn nor_with_any_preset() {
 }
 
 #[tokio::test]
-async fn nor_where_room_was_made_after_a_refusal() {
+async fn no_word_of_a_tool_result_is_on_disk_after_a_refusal() {
     let sent = session("[prune]\ngate = []\n[compact]\nengine = \"off\"\n", true).await;
     assert!(sent.contains(TRIMMED));
 }

@@ -245,7 +245,7 @@ async fn no_text_is_kept_by_default_and_the_export_says_so() {
 }
 
 #[tokio::test]
-async fn texts_belong_to_a_credential_and_go_with_their_session() {
+async fn stored_texts_belong_to_a_credential_and_are_deleted_with_the_session() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -271,7 +271,7 @@ async fn texts_belong_to_a_credential_and_go_with_their_session() {
 }
 
 #[tokio::test]
-async fn texts_past_their_limits_leave_sizes() {
+async fn texts_past_their_limits_are_left_out_and_their_sizes_are_kept() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "exchange_bytes = 500").await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -301,7 +301,7 @@ fn on_disk(serving: &Serving) -> usize {
 }
 
 #[tokio::test]
-async fn forgotten_text_is_in_no_file_within_five_seconds() {
+async fn text_of_a_deleted_session_is_in_no_file_after_five_seconds() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-canary").await;

@@ -57,7 +57,7 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
 
 /// If the upstream has a credential of its own, that one is used. The client's is not kept for that.
 #[tokio::test]
-async fn an_upstreams_own_credential_counts_in_place_of_the_clients() {
+async fn a_count_prefers_the_upstreams_own_credential() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -85,7 +85,7 @@ async fn an_upstreams_own_credential_counts_in_place_of_the_clients() {
 
 /// After a restart, neither request nor credential is in memory, and the command says so.
 #[tokio::test]
-async fn without_a_request_at_hand_it_says_so() {
+async fn a_count_after_a_restart_says_that_no_request_is_in_memory() {
     let provider = Provider::start().await;
     let script = wire::anthropic();
     let data = tempfile::tempdir().unwrap();

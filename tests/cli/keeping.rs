@@ -87,7 +87,7 @@ impl Served {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again() {
+async fn an_unusable_store_does_not_delay_traffic_and_is_retried() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let in_the_way = folder.path().join("data");
@@ -126,7 +126,7 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
 /// If old sessions cannot be deleted, log and metric report it (`deploy/prometheus` tests the alert), requests are not
 /// delayed, and it ends when the cause is gone.
 #[tokio::test]
-async fn a_step_of_forgetting_that_fails_is_logged() {
+async fn a_failed_deletion_of_old_sessions_is_logged_and_counted() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("plimsoll.toml");
@@ -160,7 +160,7 @@ async fn a_step_of_forgetting_that_fails_is_logged() {
 }
 
 #[tokio::test]
-async fn a_damaged_store_is_set_beside_and_logged() {
+async fn a_damaged_store_file_is_renamed_and_logged() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let letter = "a letter, not a database".repeat(99);
@@ -214,7 +214,7 @@ async fn check_finds_what_is_wrong_with_the_store() {
 }
 
 #[tokio::test]
-async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
+async fn a_backup_of_a_running_server_is_complete_and_a_stop_leaves_one_file() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path().to_owned();
@@ -243,7 +243,7 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
 
 /// If the file is deleted, that is logged, and shown by every command that a user runs.
 #[tokio::test]
-async fn a_store_that_is_gone_is_reported_everywhere() {
+async fn a_deleted_store_file_is_reported_by_log_api_and_commands() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
@@ -272,7 +272,7 @@ async fn a_store_that_is_gone_is_reported_everywhere() {
 }
 
 #[tokio::test]
-async fn where_all_is_kept_nobody_is_warned() {
+async fn commands_show_no_warning_while_the_store_works() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let looked = serving.look(&["sessions"]).await;
@@ -284,7 +284,7 @@ async fn where_all_is_kept_nobody_is_warned() {
 
 /// Another program locks the file: the reply ends all the same, and the failure is logged and counted.
 #[tokio::test]
-async fn a_turn_that_is_not_kept_in_time_is_warned_of_and_counted() {
+async fn a_turn_that_is_not_stored_in_time_is_logged_and_counted() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -324,7 +324,7 @@ async fn a_second_process_on_one_data_folder_is_refused() {
 }
 
 #[tokio::test]
-async fn a_hangup_ends_nothing_and_reads_the_level_of_the_log_again() {
+async fn sighup_reloads_the_log_level_and_ends_nothing() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");

@@ -133,7 +133,7 @@ async fn a_folder_that_cannot_be_written_is_reported() {
 }
 
 #[tokio::test]
-async fn where_nobody_answers_it_says_what_to_do() {
+async fn a_command_without_a_running_server_says_what_to_do() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for command in
         [&["sessions"][..], &["context"], &["top"], &["explain", "x"], &["savings"], &["export"]]
@@ -208,7 +208,7 @@ async fn a_drained_server_exits_with_0() {
 }
 
 #[tokio::test]
-async fn run_points_the_client_here_and_returns_its_code() {
+async fn plimsoll_run_sets_base_urls_and_returns_the_exit_code() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let (base, free) = (format!("anthropic={}", provider.base()), "127.0.0.1:0");
@@ -286,7 +286,7 @@ async fn run_passes_signals_on() {
 
 /// If the user has set a base URL, requests still go there.
 #[tokio::test]
-async fn run_keeps_a_base_url_that_is_set() {
+async fn plimsoll_run_forwards_to_a_base_url_that_the_user_has_set() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
@@ -319,7 +319,7 @@ async fn run_keeps_a_base_url_that_is_set() {
 
 /// A running proxy is used, whatever its address for clients is.
 #[tokio::test]
-async fn run_uses_the_proxy_that_runs() {
+async fn plimsoll_run_uses_a_server_that_is_already_running() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path().to_str().unwrap().to_owned();
@@ -331,7 +331,7 @@ async fn run_uses_the_proxy_that_runs() {
 }
 
 #[tokio::test]
-async fn run_says_where_a_command_is_missing() {
+async fn plimsoll_run_reports_a_command_that_does_not_exist() {
     let folder = tempfile::tempdir().unwrap();
     let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
     let done =

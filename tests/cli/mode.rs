@@ -49,7 +49,7 @@ async fn sent(serving: &Serving, provider: &Provider, mode: &str) -> (String, St
 }
 
 #[tokio::test]
-async fn a_clients_word_does_not_raise_the_mode() {
+async fn a_client_header_cannot_raise_the_mode() {
     let provider = Provider::start().await;
     for limit in ["observe", "shadow"] {
         let serving = serving(&provider, "", &["--mode", limit]).await;
@@ -61,7 +61,7 @@ async fn a_clients_word_does_not_raise_the_mode() {
 }
 
 #[tokio::test]
-async fn nor_where_one_upstream_is_limited_or_a_session_is_held_out() {
+async fn a_client_cannot_raise_the_mode_of_an_upstream_or_held_out_session() {
     let provider = Provider::start().await;
     let limited = "[upstream.anthropic]\nmode = \"observe\"\n";
     let serving = serving(&provider, limited, &["--mode", "active"]).await;
@@ -83,7 +83,7 @@ async fn nor_where_one_upstream_is_limited_or_a_session_is_held_out() {
 }
 
 #[tokio::test]
-async fn a_client_lowers_it_and_raises_it_where_that_is_allowed_by_name() {
+async fn a_client_can_always_lower_the_mode_and_raise_only_if_configured() {
     let provider = Provider::start().await;
     let serving = serving(&provider, "", &[]).await;
     for (wanted, is_cut) in
@@ -125,7 +125,7 @@ async fn include_usage_is_turned_off_by_one_line() {
 }
 
 #[tokio::test]
-async fn the_first_lines_say_what_is_changed_where_the_data_is_and_what_to_try() {
+async fn the_first_output_names_mode_data_folder_and_an_example_command() {
     let provider = Provider::start().await;
     for (flags, mode) in [
         (&[] as &[&str], "mode active: may clear old tool results"),

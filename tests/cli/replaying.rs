@@ -23,7 +23,7 @@ fn sized() -> String {
 }
 
 #[tokio::test]
-async fn a_policy_over_recordings_without_text_is_an_error_with_its_reason() {
+async fn replaying_a_policy_without_recorded_text_is_an_error_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
     std::fs::write(&export, format!("{}\n", sized())).unwrap();
@@ -54,7 +54,7 @@ async fn an_export_with_text_is_played_under_a_policy() {
 }
 
 #[tokio::test]
-async fn a_folder_in_which_nothing_is_a_transcript_is_an_error() {
+async fn replaying_a_folder_without_recordings_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("notes.txt"), "no").unwrap();
     let done = run(&["replay", folder.path().to_str().unwrap()]).await;
@@ -89,7 +89,7 @@ async fn a_compressed_recording_is_read() {
 
 /// Fitted costs are judged by sessions that were left out of the fit: these are replayed with given costs.
 #[tokio::test]
-async fn costs_that_are_given_hold_in_place_of_the_fitted_ones() {
+async fn token_costs_given_to_replay_replace_the_fitted_ones() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let claude =

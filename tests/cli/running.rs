@@ -183,7 +183,7 @@ async fn a_dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
 }
 
 #[tokio::test]
-async fn the_log_for_machines_is_json_throughout() {
+async fn every_line_of_the_json_log_is_json() {
     let provider = Provider::start().await;
     let more = ["--log", "json"];
     let mut serving = Serving::start(&provider.base(), &more).await;

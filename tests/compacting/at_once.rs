@@ -43,7 +43,7 @@ async fn compact(admin: SocketAddr, session: &str, query: &str) -> (u16, Value) 
 }
 
 #[tokio::test]
-async fn a_look_says_what_would_be_cut_and_saved_and_does_nothing() {
+async fn a_dry_run_says_what_a_compaction_would_save_and_does_nothing() {
     let mut play = Play::of(policy()).await;
     for number in 0..5 {
         play.turn(number).await;
@@ -108,7 +108,7 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_compacted_is_refused_with_a_reason() {
+async fn a_compaction_that_cannot_be_done_is_refused_with_a_reason() {
     let mut play = Play::of(policy()).await;
     play.turn(0).await;
     let admin = admin(&play).await;

@@ -28,7 +28,7 @@ async fn refused(answers: impl AsyncFnOnce(Call), outcome: &str) {
 }
 
 #[tokio::test]
-async fn an_error_or_html_or_nothing_is_no_summary() {
+async fn an_error_html_or_an_empty_response_is_not_used_as_a_summary() {
     let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "no"}});
     let fails = async move |mut call: Call| call.answer("529 Overloaded", &error.to_string()).await;
     refused(fails, "upstream_failed").await;
@@ -41,7 +41,7 @@ async fn an_error_or_html_or_nothing_is_no_summary() {
 }
 
 #[tokio::test]
-async fn a_tool_call_is_no_summary() {
+async fn a_reply_with_a_tool_call_is_not_used_as_a_summary() {
     let mut reply = answer("I look.", 900);
     reply["stop_reason"] = json!("tool_use");
     let call = json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}});
@@ -51,7 +51,7 @@ async fn a_tool_call_is_no_summary() {
 }
 
 #[tokio::test]
-async fn what_is_cut_off_is_no_summary() {
+async fn an_incomplete_reply_is_not_used_as_a_summary() {
     let begins = async |mut call: Call| {
         call.begin_events().await;
         call.chunk(
@@ -68,7 +68,7 @@ async fn what_is_cut_off_is_no_summary() {
 /// A summary that ended at its length limit may lack what matters most: it is used only if the request would not fit
 /// otherwise.
 #[tokio::test]
-async fn a_summary_that_is_cut_short_will_do_only_where_the_request_does_not_fit() {
+async fn a_truncated_summary_is_used_only_if_the_request_does_not_fit() {
     let mut short = answer("The person asks numbered", 900);
     short["stop_reason"] = json!("max_tokens");
     let short = short.to_string();
@@ -87,7 +87,7 @@ async fn a_summary_that_is_cut_short_will_do_only_where_the_request_does_not_fit
 }
 
 #[tokio::test]
-async fn a_summary_of_200_kb_or_one_that_saves_nothing_is_thrown_away() {
+async fn a_summary_that_is_too_long_or_saves_nothing_is_discarded() {
     let long = "word ".repeat(40_000);
     refused(async move |call: Call| writes(call, &long).await, "rejected").await;
     let useless = "word ".repeat(3000);
@@ -95,7 +95,7 @@ async fn a_summary_of_200_kb_or_one_that_saves_nothing_is_thrown_away() {
 }
 
 #[tokio::test]
-async fn one_that_never_answers_is_given_up() {
+async fn a_summariser_that_never_replies_times_out() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
@@ -106,7 +106,7 @@ async fn one_that_never_answers_is_given_up() {
 
 /// If no summary comes, the request is sent whole, and the client gets the provider's error.
 #[tokio::test]
-async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
+async fn a_request_that_does_not_fit_waits_for_a_limited_time() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
@@ -128,7 +128,7 @@ async fn a_request_that_does_not_fit_waits_so_long_and_no_longer() {
 
 /// The wait for a provider's summary is not part of our own time; it is measured separately.
 #[tokio::test]
-async fn the_wait_for_a_summary_is_not_our_own_time() {
+async fn the_wait_for_a_summary_is_not_counted_as_overhead() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
@@ -192,7 +192,7 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
 
 /// A summary that a provider refused is not used again on that branch, and does not prevent a new one.
 #[tokio::test]
-async fn after_a_refusal_the_history_is_summarised_anew() {
+async fn after_a_refused_summary_the_history_is_summarised_again() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     writes(question, "The person asks numbered questions.").await;
@@ -238,7 +238,7 @@ async fn after_a_refusal_the_history_is_summarised_anew() {
 /// The provider demands the reasoning of an open tool loop, which a summary would invalidate. It refuses such a summary
 /// once. From then on no request in an open loop waits for a summary, and the next turn uses it.
 #[tokio::test]
-async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
+async fn an_open_tool_loop_keeps_the_reasoning_that_its_provider_demands() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     in_a_loop(&mut play, [2400, 2400, 30]);
@@ -271,7 +271,7 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
 /// A history is summarised in pieces. The second piece is sent without the reasoning that is bound to the first one,
 /// even if that is known only after a refusal.
 #[tokio::test]
-async fn a_piece_that_is_refused_for_its_reasoning_is_asked_for_without() {
+async fn a_summary_piece_refused_for_reasoning_is_retried_without_reasoning() {
     const BOUND: &str = r#"{"type":"error","error":{"message":"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\"."}}"#;
     let mut play = Play::of(policy()).await;
     in_a_loop(&mut play, [2400, 2400, 30]);

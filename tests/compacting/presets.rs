@@ -99,32 +99,32 @@ async fn agrees(preset: Preset, most_apart: f64) {
 }
 
 #[tokio::test]
-async fn after_a_compaction_dexto_shows_decides_and_is_counted_alike() {
+async fn after_a_compaction_dexto_has_one_token_count_everywhere() {
     agrees(Preset::Dexto, 2.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_opencode_shows_decides_and_is_counted_alike() {
+async fn after_a_compaction_opencode_has_one_token_count_everywhere() {
     agrees(Preset::Opencode, 2.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_gemini_cli_shows_decides_and_is_counted_alike() {
+async fn after_a_compaction_gemini_cli_has_one_token_count_everywhere() {
     agrees(Preset::GeminiCli, 2.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_claude_code_shows_decides_and_is_counted_alike() {
+async fn after_a_compaction_claude_code_has_one_token_count_everywhere() {
     agrees(Preset::ClaudeCode, 15.0).await;
 }
 
 /// It adds a third to what it estimates itself; reported numbers are used as they are.
 #[tokio::test]
-async fn after_a_compaction_micro_compact_shows_decides_and_is_counted_alike() {
+async fn after_a_compaction_micro_compact_has_one_token_count_everywhere() {
     agrees(Preset::MicroCompact, 36.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_llxprt_shows_decides_and_is_counted_alike() {
+async fn after_a_compaction_llxprt_has_one_token_count_everywhere() {
     agrees(Preset::Llxprt, 15.0).await;
 }

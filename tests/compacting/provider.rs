@@ -17,7 +17,7 @@ fn engine(engine: SummaryEngine) -> Policy {
 }
 
 #[tokio::test]
-async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
+async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (scene, question) = play.fills().await;
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
@@ -57,7 +57,7 @@ async fn a_block_is_asked_for_and_stands_first_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn what_it_cost_is_overhead() {
+async fn the_tokens_of_a_provider_summary_are_counted_separately() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
     let (_, question) = play.fills().await;
     compacts(question).await;
@@ -73,7 +73,7 @@ async fn what_it_cost_is_overhead() {
 
 /// A provider that writes none is asked once. From then on the model is asked, across restarts.
 #[tokio::test]
-async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
+async fn a_provider_without_compaction_is_learned_and_the_model_is_asked() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, mut question) = play.fills().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
@@ -93,7 +93,7 @@ async fn a_provider_that_has_none_is_learned_and_the_model_is_asked_at_once() {
 
 /// A provider that ignores the unknown member continues the task: its reply is not used as a summary.
 #[tokio::test]
-async fn an_answer_in_place_of_a_block_is_no_summary() {
+async fn a_reply_in_place_of_a_compaction_block_is_not_used_as_a_summary() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, question) = play.fills().await;
     writes(question, "I go on with the task.").await;
@@ -104,7 +104,7 @@ async fn an_answer_in_place_of_a_block_is_no_summary() {
 
 /// A temporary failure teaches nothing, and the client sees nothing of it.
 #[tokio::test]
-async fn a_passing_failure_teaches_nothing() {
+async fn a_temporary_compaction_failure_teaches_nothing() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, mut question) = play.fills().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
@@ -124,7 +124,7 @@ async fn a_passing_failure_teaches_nothing() {
 
 /// With `provider` no other writer is used.
 #[tokio::test]
-async fn where_only_the_provider_may_nobody_else_is_asked() {
+async fn with_engine_provider_no_other_summariser_is_asked() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
     let (_, mut question) = play.fills().await;
     question.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
@@ -138,7 +138,7 @@ async fn where_only_the_provider_may_nobody_else_is_asked() {
 
 /// A block is valid for one model. For another, the history is sent whole, and summarised again.
 #[tokio::test]
-async fn another_model_reads_its_own_history() {
+async fn a_compaction_block_is_not_sent_to_another_model() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, question) = play.fills().await;
     compacts(question).await;

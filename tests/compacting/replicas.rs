@@ -42,7 +42,7 @@ async fn another_replica_waits_for_the_summary_and_repeats_it() {
 /// If a process dies while its summary is written, there is no summary: the history is sent whole until the claim has
 /// expired.
 #[tokio::test]
-async fn a_summary_that_died_with_its_process_is_none() {
+async fn a_lost_summary_is_requested_again_once_its_claim_expires() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
@@ -78,7 +78,7 @@ async fn a_clean_stop_gives_its_claim_back() {
 /// If the store cannot say who writes the summary, no other writer is assumed: no request waits, and the next one tries
 /// again.
 #[tokio::test]
-async fn an_error_while_looking_for_a_claim_is_not_that_another_writes() {
+async fn a_store_error_is_not_taken_for_a_claim_of_another_process() {
     let mut policy = policy();
     // Longer than this test may take: a request that waited for another writer would exceed it.
     policy.compact.timeout_s = 600;

@@ -114,7 +114,7 @@ async fn a_sub_agent_does_not_take_a_requested_compaction() {
 }
 
 #[tokio::test]
-async fn a_requested_compaction_and_its_summary_go_with_their_session() {
+async fn a_requested_compaction_and_its_summary_are_deleted_with_the_session() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let question = play.summary().await;

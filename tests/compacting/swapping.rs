@@ -49,7 +49,7 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
 
 /// A compaction is a live event when its request is sent: the size before and after, and who wrote the summary.
 #[tokio::test]
-async fn a_compaction_is_announced_live() {
+async fn a_compaction_is_sent_as_a_live_event() {
     let mut play = Play::of(policy()).await;
     let mut live = play.server.telemetry.shrunk();
     let (_, question) = play.fills().await;
@@ -74,7 +74,7 @@ async fn a_compaction_is_announced_live() {
 
 /// Right after a compaction, an agent's own count is that of what was sent, the summary included.
 #[tokio::test]
-async fn rules_count_what_was_sent_after_a_compaction() {
+async fn an_agents_rules_count_what_was_sent_after_a_compaction() {
     for preset in [Preset::Dexto, Preset::MicroCompact, Preset::Opencode, Preset::GeminiCli] {
         let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -95,7 +95,7 @@ async fn rules_count_what_was_sent_after_a_compaction() {
 }
 
 #[tokio::test]
-async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
+async fn a_summary_request_repeats_the_cached_prefix_and_adds_the_instruction() {
     let mut play = Play::of(policy()).await;
     let (scene, question) = play.fills().await;
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
@@ -240,7 +240,7 @@ async fn a_summary_has_no_boundary_before_a_reply_of_the_model() {
 }
 
 #[tokio::test]
-async fn the_second_compaction_folds_the_first() {
+async fn the_second_summary_includes_and_replaces_the_first() {
     let (mut play, first) = compacted().await;
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;
@@ -315,7 +315,7 @@ async fn a_request_that_would_not_fit_waits_for_its_summary() {
 }
 
 #[tokio::test]
-async fn one_that_crosses_the_threshold_before_the_summary_is_there_goes_on_without() {
+async fn a_request_past_the_threshold_is_sent_whole_if_no_summary_is_ready() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     let scene = loop {
@@ -347,7 +347,7 @@ async fn a_client_that_leaves_does_not_cancel_the_summary() {
 }
 
 #[tokio::test]
-async fn shadow_asks_for_nothing_and_says_so_and_observe_does_nothing() {
+async fn shadow_mode_reports_but_requests_no_summary_and_observe_does_nothing() {
     for (mode, expected) in [(Mode::Shadow, true), (Mode::Observe, false)] {
         let store = std::sync::Arc::new(plimsoll::store::memory::MemoryStore::default());
         let mut play = Play::over(store, policy(), mode).await;
@@ -398,7 +398,7 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
 /// An injected message and a summary are new in one request: both are there, and stay the same. A message that a later
 /// summary replaces is not sent again.
 #[tokio::test]
-async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
+async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
     const QUEUED: &str = "Mind the tide.";
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;

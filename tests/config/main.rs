@@ -86,7 +86,7 @@ fn every_fault_is_reported_at_once() {
 }
 
 #[test]
-fn secrets_arrive_where_they_are_needed() {
+fn configured_secrets_become_the_credentials_of_their_upstreams() {
     let path = root().join("tests/config/cases/whole.toml");
     let loaded = config::load(&sources(&path)).unwrap();
     let sent: Vec<_> = loaded
@@ -125,7 +125,7 @@ fn a_secret_can_come_from_a_file() {
 
 /// A file of the wrong kind is found before a port is bound, and a key is never printed.
 #[test]
-fn pem_files_hold_what_they_should() {
+fn pem_files_of_the_wrong_kind_are_refused_without_printing_keys() {
     let folder = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
@@ -177,7 +177,7 @@ fn with_no_file_three_providers_are_served() {
 }
 
 #[test]
-fn a_file_that_was_named_must_be_there() {
+fn a_configuration_file_that_was_named_must_exist() {
     let file = Some(PathBuf::from("/nowhere/plimsoll.toml"));
     let faults =
         config::load(&ConfigSources { file, ..ConfigSources::default() }).unwrap_err().to_string();
@@ -209,7 +209,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_secret_that_others_may_read_is_a_warning_and_one_they_may_write_is_refused() {
+fn a_readable_secret_file_is_a_warning_and_a_writable_one_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("key"), "sk-in-a-file-of-mine\n").unwrap();
@@ -232,7 +232,7 @@ fn a_secret_that_others_may_read_is_a_warning_and_one_they_may_write_is_refused(
 }
 
 #[test]
-fn authorities_that_others_may_write_are_refused() {
+fn certificate_authorities_that_others_may_write_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -251,7 +251,7 @@ fn authorities_that_others_may_write_are_refused() {
 proptest::proptest! {
     /// Whatever a file contains, the result is a configuration, or errors with places.
     #[test]
-    fn no_text_makes_it_panic(text in "([a-z_]{1,9}(\\.[a-z]{1,4})? ?= ?[0-9a-z\"\\[\\]{},. -]{0,12}\n|\\[{1,2}[a-z.\"]{0,12}\\]{0,2}\n|[ -~é]{0,20}\n){0,12}") {
+    fn no_configuration_text_makes_loading_panic(text in "([a-z_]{1,9}(\\.[a-z]{1,4})? ?= ?[0-9a-z\"\\[\\]{},. -]{0,12}\n|\\[{1,2}[a-z.\"]{0,12}\\]{0,2}\n|[ -~é]{0,20}\n){0,12}") {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, text).unwrap();
@@ -384,7 +384,7 @@ fn the_table_of_waits_lists_every_wait() {
 
 /// The store may take its limit, a tenth more, and 64 MiB for its log. Every volume in `deploy/` is large enough.
 #[test]
-fn the_default_bound_fits_the_volumes_that_are_shipped() {
+fn the_default_store_limit_fits_the_shipped_volumes() {
     let loaded = config::load(&ConfigSources {
         variables: vec![("HOME".into(), "/home/somebody".into())],
         ..ConfigSources::default()

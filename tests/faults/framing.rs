@@ -8,7 +8,7 @@ use crate::support::server::TestServer;
 
 /// RFC 9112, Message Body Length: chunked has priority over a content length.
 #[tokio::test]
-async fn an_answer_with_a_length_and_chunks_is_read_by_its_chunks() {
+async fn a_response_with_content_length_and_chunks_is_read_as_chunked() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let both = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\nx-a: b\r\n\r\n\
@@ -71,7 +71,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
 
 /// A target with bytes that no URI may have is refused with advice, and is not forwarded.
 #[tokio::test]
-async fn bytes_that_an_address_cannot_hold_are_refused_and_recorded() {
+async fn a_target_with_bytes_that_no_uri_may_have_is_refused() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     for target in ["/up/a`b", "/up/a?q=\"b\"", "/up/a<b", "/up/a>b"] {
@@ -91,26 +91,57 @@ async fn bytes_that_an_address_cannot_hold_are_refused_and_recorded() {
     }
 }
 
-/// Headers are limited by their bytes only (`limits.header_bytes`), not by their number.
+/// As many headers as Plimsoll reads of an HTTP/1 message (`docs/limits.md`).
+const MOST_HEADERS: usize = 512;
+
+/// Header lines `x-0: 0`, `x-1: 1` and so on.
+fn numbered_headers(count: usize) -> String {
+    (0..count).map(|at| format!("x-{at}: {at}\r\n")).collect()
+}
+
 #[tokio::test]
 async fn many_headers_pass_both_ways() {
-    const MANY: usize = 400;
+    // The request has a host, and its response a length.
+    const MANY: usize = MOST_HEADERS - 1;
+    let lines = numbered_headers(MANY);
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
-    let lines: String = (0..MANY).map(|at| format!("x-{at}: {at}\r\n")).collect();
     let mut client = Wire::connect(server.address).await;
     client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n")).await;
     let mut call = provider.call().await;
-    assert_eq!(call.message.header("x-399"), Some("399"));
+    assert_eq!(call.message.header("x-510"), Some("510"));
     call.send(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\n{{}}")).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.lines().len()), (200, MANY + 1));
-    assert_eq!(answer.header("x-399"), Some("399"));
+    assert_eq!(answer.header("x-510"), Some("510"));
+}
+
+#[tokio::test]
+async fn too_many_headers_are_refused() {
+    let lines = numbered_headers(MOST_HEADERS);
+    let provider = Provider::start().await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n")).await;
+    let answer = client.response().await;
+    assert_eq!(
+        (answer.status(), answer.header("x-plimsoll-error")),
+        (431, Some("headers_too_large"))
+    );
+    let mut client = Wire::connect(server.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut call = provider.call().await;
+    call.send(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\n{{}}")).await;
+    let answer = client.response().await;
+    assert_eq!(
+        (answer.status(), answer.header("x-plimsoll-error")),
+        (502, Some("upstream_failed"))
+    );
 }
 
 /// Errors before there is a request carry our header, too, and are counted.
 #[tokio::test]
-async fn what_is_no_request_hears_who_refused_it() {
+async fn malformed_requests_get_the_error_header_and_are_counted() {
     let server = TestServer::before("http://127.0.0.1:1").await;
     let long = format!("GET /v1/{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(70_000));
     let large = format!("GET / HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(200_000));
@@ -135,7 +166,7 @@ async fn what_is_no_request_hears_who_refused_it() {
 }
 
 #[tokio::test]
-async fn odd_bytes_of_a_path_go_through_as_they_are() {
+async fn odd_bytes_in_a_path_are_forwarded_unchanged() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     for target in

@@ -87,14 +87,14 @@ async fn a_connection_that_closed_while_idle_is_replaced() {
 
 /// On any path: a request without a body, and one with a small body that is not collected.
 #[tokio::test]
-async fn what_nobody_reads_is_sent_again_too() {
+async fn uncollected_requests_are_sent_again_if_an_idle_connection_closed() {
     replaces("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     replaces("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc").await;
 }
 
 /// The connection of a repeated request is kept like any other, and may be closed like any other.
 #[tokio::test]
-async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
+async fn a_provider_that_closes_after_each_response_loses_no_request() {
     'tries: for _ in 0..5 {
         let Kept { provider, server, mut client, mut connection } = Kept::new().await;
         for repeats in 1..=6 {
@@ -113,7 +113,7 @@ async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
 }
 
 #[tokio::test]
-async fn a_fresh_connection_that_closes_is_not_asked_twice() {
+async fn a_request_on_a_fresh_connection_that_closes_is_not_sent_again() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -124,7 +124,7 @@ async fn a_fresh_connection_that_closes_is_not_asked_twice() {
 
 /// After many connections were in use at once, a few are kept and the others are closed.
 #[tokio::test]
-async fn few_idle_connections_to_an_upstream_are_kept() {
+async fn idle_upstream_connections_are_limited_in_number() {
     const KEPT: usize = 128;
     const MANY: usize = KEPT + 12;
     let provider = Provider::start().await;
@@ -155,7 +155,7 @@ async fn few_idle_connections_to_an_upstream_are_kept() {
 
 /// The provider read the request, and may have worked on it.
 #[tokio::test]
-async fn what_was_read_and_not_answered_for_long_is_not_sent_again() {
+async fn a_request_that_was_read_and_not_answered_is_not_sent_again() {
     for pause in [300, 900] {
         let Kept { provider, server, mut client, connection } = Kept::new().await;
         client.send(ASK).await;
@@ -171,7 +171,7 @@ async fn what_was_read_and_not_answered_for_long_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn what_was_answered_in_part_is_not_sent_again() {
+async fn a_request_that_was_answered_in_part_is_not_sent_again() {
     for part in
         ["H", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 103 Early Hints\r\n\r\n"]
     {
@@ -249,7 +249,7 @@ async fn answers(
 
 /// `PLIMSOLL_REUSED` sets the number of repetitions; some hundred by default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twice() {
+async fn providers_that_close_idle_connections_get_each_request_exactly_once() {
     let many = std::env::var("PLIMSOLL_REUSED").map_or(300, |many| many.parse().unwrap());
     for idle in [1, 5, 20].map(Duration::from_millis) {
         let provider = IdleCloser::start(idle).await;

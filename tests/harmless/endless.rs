@@ -251,7 +251,7 @@ fn is_compact_call(entry: &LoggedRequest) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_never_end_at_the_window() {
+async fn sessions_continue_past_the_window_by_compaction() {
     let (count, turns) = match number("PLIMSOLL_ENDLESS") {
         Some(count) => (count, 500),
         None => (4, 40),

@@ -112,7 +112,7 @@ async fn play_many(count: u64, configure: fn(u64, &mut Config)) -> Counts {
 
 /// Lessons that hold for all once one tenant met them: the play has to see that a hostile tenant teaches then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lesson_shared_too_soon_is_noticed() {
+async fn lessons_shared_after_one_tenant_are_detected_as_harm() {
     // The loop ends with the first seed that notices it.
     for seed in 180..500 {
         let played =

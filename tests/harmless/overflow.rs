@@ -70,7 +70,7 @@ async fn session(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_survive_a_window_that_is_not_known() {
+async fn sessions_survive_overflows_of_an_unknown_window() {
     for (dialect, model, bindings) in [
         (Dialect::Anthropic, "claude-sonnet-4-5", &[false][..]),
         (Dialect::Anthropic, "claude-opus-5-5", &[false, true]),

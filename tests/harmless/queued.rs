@@ -101,7 +101,7 @@ async fn session(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queued_messages_are_legal_and_stay() {
+async fn queued_messages_are_accepted_and_keep_their_place() {
     for (dialect, model) in [
         (Dialect::Anthropic, "claude-sonnet-4-5"),
         (Dialect::Anthropic, "claude-opus-5-5"),

@@ -115,7 +115,7 @@ async fn is_recorded(server: &mut TestServer, why: Option<CountEstimate>) -> Arc
 /// In each protocol that counts, the upstream's 404 is replaced by the estimate. Once the upstream has replied to a
 /// turn, it is no longer asked for counts.
 #[tokio::test]
-async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
+async fn a_missing_count_endpoint_is_learned_and_replaced_by_estimates() {
     for endpoint in endpoints() {
         let provider = Provider::start().await;
         let mut server = TestServer::with(active(&provider)).await;
@@ -198,7 +198,7 @@ async fn a_missing_endpoint_is_distinguished_from_a_missing_model() {
 
 /// Observe and shadow change nothing by themselves; an explicit configuration applies in every mode.
 #[tokio::test]
-async fn the_configuration_says_who_counts() {
+async fn mode_and_configuration_decide_whether_counts_are_estimated() {
     for (mode, wanted) in [
         (Mode::Observe, CountTokens::Auto),
         (Mode::Shadow, CountTokens::Auto),

@@ -48,7 +48,7 @@ async fn ask(address: std::net::SocketAddr, client: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_crowd_of_streams_is_served_and_recorded_one_by_one() {
+async fn many_concurrent_streams_are_each_served_and_recorded_once() {
     let provider = Provider::start().await;
     let mut server = TestServer::with(config(&provider.base())).await;
     let address = server.address;

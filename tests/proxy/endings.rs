@@ -12,7 +12,7 @@ use crate::support::{h2, within};
 const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
 
 #[tokio::test]
-async fn a_cut_body_with_a_length_is_cut_for_the_client() {
+async fn a_truncated_body_with_a_length_is_truncated_for_the_client() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -26,7 +26,7 @@ async fn a_cut_body_with_a_length_is_cut_for_the_client() {
 }
 
 #[tokio::test]
-async fn a_cut_chunked_body_never_ends_cleanly() {
+async fn a_truncated_chunked_body_never_ends_cleanly() {
     for reset in [false, true] {
         let provider = Provider::start().await;
         let server = TestServer::before(&provider.base()).await;
@@ -49,7 +49,7 @@ async fn a_cut_chunked_body_never_ends_cleanly() {
 
 /// What arrived together with the break still reaches the client.
 #[tokio::test]
-async fn nothing_that_came_before_a_cut_is_lost() {
+async fn bytes_received_before_a_break_are_all_forwarded() {
     let heads = ["content-length: 999999", "transfer-encoding: chunked"];
     for (head, framed, sent) in [
         (heads[0], "data: 1\n\n", "data: 1\n\n"),
@@ -83,7 +83,7 @@ async fn nothing_that_came_before_a_cut_is_lost() {
 }
 
 #[tokio::test]
-async fn a_cut_body_resets_an_http2_clients_stream() {
+async fn a_truncated_body_resets_the_stream_of_an_http2_client() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = h2::Client::connect(server.address).await;
@@ -246,7 +246,7 @@ async fn a_drain_past_its_deadline_breaks_streams() {
 }
 
 #[tokio::test]
-async fn an_http2_client_is_told_to_go_away_and_finishes() {
+async fn an_http2_client_finishes_its_stream_during_a_drain() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = h2::Client::connect(server.address).await;

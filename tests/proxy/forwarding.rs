@@ -9,7 +9,7 @@ use crate::support::server::{TestServer, config};
 use crate::support::{digest, h2, noise, within};
 
 #[tokio::test]
-async fn heads_pass_line_by_line() {
+async fn end_to_end_headers_are_forwarded_unchanged_and_in_order() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -54,7 +54,7 @@ async fn heads_pass_line_by_line() {
 
 /// Conversations are collected, other bodies stream through: the framing is the same in both cases.
 #[tokio::test]
-async fn framing_is_kept() {
+async fn body_framing_is_the_same_on_both_sides() {
     for path in ["/v1/messages", "/v1/files"] {
         let provider = Provider::start().await;
         let server = TestServer::before(&provider.base()).await;
@@ -257,7 +257,7 @@ async fn http1_in_and_http2_out_by_alpn() {
 }
 
 #[tokio::test]
-async fn an_own_credential_takes_the_place_of_the_clients() {
+async fn an_upstream_credential_replaces_the_client_credential() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.upstreams[0].credential =
@@ -364,7 +364,7 @@ async fn more_streams_than_an_http2_connection_allows_go_on_together() {
 }
 
 #[tokio::test]
-async fn the_exchange_is_named_where_the_configuration_wants_it() {
+async fn the_exchange_id_is_sent_as_a_header_if_configured() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.request_id_header = true;

@@ -135,7 +135,7 @@ async fn an_upstream_that_hangs_up_before_its_headers_is_a_502() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_shakes_no_hands_is_a_504() {
+async fn an_upstream_without_a_tls_handshake_is_a_504() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base().replace("http:", "https:"));
     config.limits.connect_s = 1;
@@ -149,7 +149,7 @@ async fn an_upstream_that_shakes_no_hands_is_a_504() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_us_for_a_forward_proxy_is_told_what_to_do() {
+async fn a_connect_request_is_refused_with_a_hint_about_the_base_url() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -160,7 +160,7 @@ async fn a_client_that_takes_us_for_a_forward_proxy_is_told_what_to_do() {
 }
 
 #[tokio::test]
-async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not() {
+async fn missing_headers_time_out_and_a_slow_reply_does_not() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_s = 1;
@@ -186,7 +186,7 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
 
 /// hyper has such a timeout for HTTP/1 only.
 #[tokio::test]
-async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answer_is_not() {
+async fn an_idle_http2_connection_is_closed_and_a_slow_reply_is_not() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_s = 1;

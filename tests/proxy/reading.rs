@@ -187,7 +187,7 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_passes_and_is_recorded() {
+async fn bodies_that_cannot_be_read_are_forwarded_and_recorded() {
     let cases: [(&str, &[u8], Option<FailOpen>); 3] = [
         ("", b"this is not JSON", Some(FailOpen::BodyUnread)),
         ("content-encoding: gzip\r\n", b"this is not gzip", Some(FailOpen::BodyUnread)),
@@ -232,7 +232,7 @@ async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
 
 /// A response without a body, a refusal, a path without a conversation: each is recorded once.
 #[tokio::test]
-async fn invariant_6_every_kind_of_exchange_is_told_once() {
+async fn invariant_6_every_kind_of_exchange_is_recorded_once() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -276,7 +276,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
 
 /// Invariant 9: canaries in every place that may contain a secret appear in no event and no metric.
 #[tokio::test]
-async fn invariant_9_no_prompt_reply_or_key_is_told() {
+async fn invariant_9_no_prompt_reply_or_key_is_in_events_or_metrics() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;

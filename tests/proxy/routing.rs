@@ -75,7 +75,7 @@ async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
 }
 
 #[tokio::test]
-async fn who_asks_for_the_root_hears_what_this_is() {
+async fn a_request_for_the_root_path_gets_a_greeting() {
     let mut server = TestServer::before("http://127.0.0.1:1").await;
     let mut client = Wire::connect(server.address).await;
     client.send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;

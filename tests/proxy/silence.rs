@@ -33,7 +33,7 @@ async fn begun(
 
 /// In every dialect, the client gets an error event of its protocol, then a clean end.
 #[tokio::test]
-async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
+async fn a_silent_stream_is_ended_with_an_error_event_of_its_dialect() {
     for script in wire::all() {
         let (mut server, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
         let event = String::from_utf8(client.chunk().await).unwrap();
@@ -67,7 +67,7 @@ async fn a_stream_that_is_silent_within_an_event_breaks() {
 
 /// In every dialect, comments are inserted between events, and the upstream's bytes are unchanged.
 #[tokio::test]
-async fn a_client_that_waits_hears_that_the_stream_goes_on() {
+async fn keep_alive_comments_are_inserted_into_a_silent_stream() {
     for script in wire::all() {
         let (mut server, mut client, mut call, _provider) = begun(&script, (0, 1)).await;
         for _ in 0..2 {
@@ -104,7 +104,7 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
 
 /// By default nothing is inserted, no stream is ended, and the gaps are counted.
 #[tokio::test]
-async fn without_limits_a_stream_passes_as_it_is() {
+async fn without_silence_limits_a_stream_is_forwarded_unchanged() {
     for script in wire::all() {
         let (mut server, mut client, mut call, _provider) = begun(&script, (0, 0)).await;
         for event in &script.events[1..] {

@@ -79,7 +79,7 @@ async fn ended(mut body: Incoming) -> Bytes {
 
 /// All streams are open before any of them ends, over as few connections as possible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn however_many_streams_are_open_each_begins_at_once() {
+async fn many_upstream_streams_start_at_once_over_few_connections() {
     for (streams, connections) in [(50, 1), (400, 4), (1000, 10)] {
         let mut provider = Provider::start(100).await;
         let client = Client::new(provider.config()).await;
@@ -107,7 +107,7 @@ async fn however_many_streams_are_open_each_begins_at_once() {
 
 /// The number in `docs/limits.md`: one more stream waits in the client until another has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_of_a_client_carries_so_many_streams_and_no_more() {
+async fn a_client_connection_carries_at_most_1000_streams_at_once() {
     const STREAMS: usize = 1000;
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
@@ -139,7 +139,7 @@ async fn a_connection_of_a_client_carries_so_many_streams_and_no_more() {
 
 /// With a constant number of streams, each new one once went to the same connection until that was full.
 #[tokio::test]
-async fn at_a_steady_number_of_streams_new_ones_do_not_wait() {
+async fn a_steady_number_of_streams_does_not_fill_one_connection() {
     const STEADY: usize = 200;
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
@@ -183,7 +183,7 @@ async fn a_peer_that_allows_one_stream_gets_one_on_each_connection() {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_lowered_in_mid_flight_is_heeded() {
+async fn a_stream_limit_that_changes_in_mid_flight_is_obeyed() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let mut open = Vec::new();
@@ -213,7 +213,7 @@ async fn a_limit_that_is_lowered_in_mid_flight_is_heeded() {
 }
 
 #[tokio::test]
-async fn what_a_peer_that_goes_away_did_not_work_on_is_sent_again() {
+async fn a_request_that_goaway_left_unprocessed_is_sent_again() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let first = tokio::spawn(client.ask().await);
@@ -240,7 +240,7 @@ async fn what_a_peer_that_goes_away_did_not_work_on_is_sent_again() {
 }
 
 #[tokio::test]
-async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
+async fn a_refused_stream_is_retried_elsewhere_a_limited_number_of_times() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let asking = tokio::spawn(client.ask_at("/v1/messages").await);
@@ -262,7 +262,7 @@ async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
 /// If the connection closes within a round trip, the peer had closed it before. Later, it may have worked on the
 /// request.
 #[tokio::test]
-async fn what_a_kept_connection_took_and_did_not_answer_for_long_is_not_sent_again() {
+async fn a_request_is_not_resent_if_a_reused_connection_closes_late() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let asking = tokio::spawn(client.ask_at("/v1/messages").await);
@@ -353,7 +353,7 @@ async fn a_peer_that_dies_silently_is_given_up() {
 
 /// A request waits for its stream for a limited time, and frees its place in the queue.
 #[tokio::test]
-async fn who_finds_no_room_is_told_in_time() {
+async fn a_request_without_a_free_upstream_stream_times_out_with_504() {
     let mut provider = Provider::start(100).await;
     let mut config = provider.config();
     config.limits.connect_s = 1;

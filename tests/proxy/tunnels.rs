@@ -64,7 +64,7 @@ async fn bytes_pass_both_ways_until_each_side_ends() {
 }
 
 #[tokio::test]
-async fn a_refused_upgrade_is_the_upstreams_answer() {
+async fn an_upgrade_refused_by_the_upstream_gets_the_upstreams_response() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -77,7 +77,7 @@ async fn a_refused_upgrade_is_the_upstreams_answer() {
 
 /// Codex falls back to HTTP at once on 426.
 #[tokio::test]
-async fn policy_refuses_with_426() {
+async fn an_upgrade_that_policy_refuses_gets_426() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.upstreams[0].upgrades = UpgradePolicy::Refuse;
@@ -91,7 +91,7 @@ async fn policy_refuses_with_426() {
 
 /// Java's client offers h2c with every first request, although it does not want to leave HTTP.
 #[tokio::test]
-async fn an_h2c_offer_is_passed_over() {
+async fn an_h2c_upgrade_offer_is_not_forwarded() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -109,7 +109,7 @@ async fn an_h2c_offer_is_passed_over() {
 
 /// If an upstream accepted the h2c part of an offer, later requests would bypass the proxy.
 #[tokio::test]
-async fn of_an_offer_with_h2c_the_rest_goes_on() {
+async fn only_h2c_is_removed_from_an_offer_of_several_upgrades() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let post = |offer: &str| {
@@ -207,7 +207,7 @@ async fn responses_on_a_websocket_are_recorded_as_exchanges() {
 
 /// Over WebSocket, too, a failed reply is not a reply, with an error and without.
 #[tokio::test]
-async fn a_reply_on_a_websocket_that_says_that_it_failed_is_no_answer() {
+async fn a_websocket_reply_that_reports_its_failure_counts_as_failed() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;

@@ -281,7 +281,7 @@ async fn answered(provider: &Provider, server: &TestServer) -> (Wire, Call) {
 
 /// Promise 2: whatever fails inside, the client gets what it would get without the proxy.
 #[tokio::test]
-async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
+async fn a_failing_store_never_changes_the_reply() {
     for (trouble, aside) in [
         (How::Fails, FailOpen::Store),
         (How::PanicsLoading, FailOpen::Store),
@@ -305,7 +305,7 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
 
 /// The turn of a client that left is not waited for, but its failure is recorded.
 #[tokio::test]
-async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
+async fn a_failed_turn_write_is_recorded_after_the_client_left() {
     for (trouble, aside) in
         [(How::PanicsWriting, FailOpen::Panicked), (How::Fails, FailOpen::Store)]
     {
@@ -330,7 +330,7 @@ async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
 
 /// Promise 8: the end of a reply is not seen before its turn is stored.
 #[tokio::test]
-async fn the_end_of_a_reply_waits_for_its_turn() {
+async fn the_end_of_a_reply_waits_until_its_turn_is_stored() {
     let provider = Provider::start().await;
     let store = Troubled::new(How::HangsWriting);
     let mut config = config(&provider.base());

@@ -66,7 +66,7 @@ async fn invariant_2_usage_is_requested_by_splicing_and_its_traces_are_hidden() 
 }
 
 #[tokio::test]
-async fn an_upstream_that_compresses_all_the_same_is_hidden_from_plain() {
+async fn requested_usage_is_hidden_in_a_compressed_stream_too() {
     use crate::support::coding::Encoder;
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
@@ -105,7 +105,7 @@ async fn a_client_that_requested_usage_gets_everything() {
 }
 
 #[tokio::test]
-async fn policy_and_other_requests_add_not_one_byte() {
+async fn usage_is_not_requested_if_policy_or_the_request_excludes_it() {
     let provider = Provider::start().await;
     let mut never = config(&provider.base());
     never.upstreams[0].include_usage = IncludeUsage::Never;
@@ -127,7 +127,7 @@ async fn refuse(call: &mut Call, status: &str) {
 
 /// A 400 that our edit caused: the original is sent once more, and the lesson is learned.
 #[tokio::test]
-async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_again() {
+async fn a_refusal_of_the_usage_field_is_learned_and_the_original_sent() {
     for status in ["400 Bad Request", "422 Unprocessable Entity"] {
         let provider = Provider::start().await;
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
@@ -220,7 +220,7 @@ async fn shadow_and_observe_ask_for_usage_too() {
 /// A refusal that does not name our field is the client's: it is forwarded at once, nothing is sent twice, and nothing
 /// is learned.
 #[tokio::test]
-async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
+async fn a_refusal_that_does_not_name_the_usage_field_is_forwarded() {
     const GONE: &str = r#"{"error":{"message":"The model `m` has been deprecated."}}"#;
     for (mode, status, refusal) in [
         (Mode::Observe, "404 Not Found", GONE),

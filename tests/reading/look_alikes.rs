@@ -33,7 +33,7 @@ const INCOMPLETE: &[(&str, bool)] = &[
 ];
 
 #[test]
-fn replies_hold_no_surprise() {
+fn recorded_chat_and_gemini_replies_have_only_listed_notes() {
     let Some(corpus) = corpus() else { return };
     let mut count = 0;
     for (dialect, name) in HERE {
@@ -80,7 +80,7 @@ fn check(path: &Path, reply: &Reply) {
 }
 
 #[test]
-fn real_clients_are_understood() {
+fn recorded_chat_and_gemini_clients_continue_known_replies() {
     let Some(corpus) = corpus() else { return };
     let (mut count, mut grown) = (0, 0);
     let (mut strays, mut beside) = (Vec::new(), Vec::new());

@@ -7,7 +7,7 @@ use plimsoll::dialect::{self, Note, Usage};
 use crate::corpus::{Call, DIALECTS, calls, corpus, files};
 
 #[test]
-fn requests_are_read_without_surprise() {
+fn recorded_requests_are_read_with_valid_ranges() {
     let Some(corpus) = corpus() else { return };
     let mut count = 0;
     for (dialect, name) in DIALECTS {
@@ -63,7 +63,7 @@ const SECOND: &[Column] = &[
 ];
 
 #[test]
-fn usage_agrees_with_the_table() {
+fn usage_agrees_with_the_table_of_recorded_pairs() {
     let Some(corpus) = corpus() else { return };
     let table = std::fs::read_to_string(corpus.join("PAIRS.tsv")).unwrap();
     let mut lines = table.lines();

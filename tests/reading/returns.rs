@@ -92,7 +92,7 @@ fn recorded(path: &Path) -> Vec<Recorded> {
 const NAME_THEMSELVES: &[&str] = &["codex", "opencode"];
 
 #[test]
-fn real_clients_of_responses_are_understood() {
+fn recorded_openai_responses_clients_continue_known_replies() {
     let Some(corpus) = corpus() else { return };
     let (mut count, mut grown, mut strays) = (0, 0, Vec::new());
     for path in files(&corpus.join("../agents/recordings")) {
@@ -136,7 +136,7 @@ const STRANGE: &[(&str, Note)] = &[
 ];
 
 #[test]
-fn responses_hold_no_surprise() {
+fn recorded_openai_responses_replies_have_only_listed_notes() {
     let Some(corpus) = corpus() else { return };
     let dialect = Dialect::OpenaiResponses;
     for folder in ["streams", "bodies"] {

@@ -10,7 +10,7 @@ use plimsoll::wire::sse::Framer;
 use crate::corpus::{DIALECTS, corpus, files, read};
 
 #[test]
-fn streams_lose_no_event_and_cuts_change_nothing() {
+fn streams_are_read_alike_however_they_are_split_into_chunks() {
     let Some(corpus) = corpus() else { return };
     let mut count = 0;
     for (dialect, name) in DIALECTS {

@@ -42,7 +42,7 @@ struct Seen {
 }
 
 #[tokio::test]
-async fn calls_beside_a_conversation_decide_nothing() {
+async fn side_calls_of_recorded_clients_decide_nothing_new() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/agents");
     let mut all = Seen::default();
     for file in std::fs::read_dir(&folder).unwrap() {

@@ -60,7 +60,7 @@ async fn counted(play: &Play) -> Vec<Option<ProviderCount>> {
 }
 
 #[tokio::test]
-async fn a_sample_counts_the_request_as_it_came_with_the_clients_credentials() {
+async fn a_sampled_count_sends_the_original_request_and_credentials() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
     play.headers = "anthropic-beta: some-beta\r\n".to_owned();
     let request = asks(MODEL, &history(6));
@@ -105,7 +105,7 @@ async fn no_answer_waits_for_a_count() {
 }
 
 #[tokio::test]
-async fn what_has_no_such_endpoint_is_not_asked_again() {
+async fn an_upstream_without_a_count_endpoint_is_not_queried_again() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let mut client = play.sends(&asks(MODEL, &[message("user", json!("Hm."))])).await;
     let (mut turn, mut count) = both(&mut play).await;
@@ -174,7 +174,7 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twice() {
+async fn counting_pauses_after_a_429_and_repeated_prompts_are_not_recounted() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let request = asks(MODEL, &[message("user", json!("Hm."))]);
     let mut client = play.sends(&request).await;
@@ -207,7 +207,7 @@ async fn a_refusal_says_how_long_to_wait_and_the_same_prompt_is_not_counted_twic
 
 /// Gemini CLI's preset has requests with pictures or documents counted, and no others.
 #[tokio::test]
-async fn gemini_cli_has_requests_with_media_counted() {
+async fn the_gemini_cli_preset_counts_only_requests_with_media() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
     let mut play = play_at(target, Preset::GeminiCli, &[]).await;
     let reply = json!({"responseId": "r1", "modelVersion": "gemini-2.5-pro",

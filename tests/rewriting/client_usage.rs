@@ -120,7 +120,7 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
+async fn unpruned_usage_reports_the_input_as_if_nothing_was_cut() {
     for reply in replies() {
         for (streams, coding) in
             [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]
@@ -139,7 +139,7 @@ async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
 }
 
 #[tokio::test]
-async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
+async fn by_default_reported_usage_is_forwarded_byte_for_byte() {
     for reply in replies() {
         for (streams, coding) in [(false, "gzip"), (true, "identity")] {
             let (_, body, _) = exchange(ReportedUsage::Actual, &reply, streams, coding).await;
@@ -151,7 +151,7 @@ async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
 
 /// If nothing was cut, nothing is added to the response, and it is neither held back nor decoded.
 #[tokio::test]
-async fn where_nothing_was_cut_nothing_is_retold() {
+async fn unpruned_usage_leaves_responses_unchanged_if_nothing_was_cut() {
     let reply = &replies()[0];
     let mut play = Play::of(reply.target, policy(ReportedUsage::Unpruned)).await;
     let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [message("user", json!("Hi"))]});

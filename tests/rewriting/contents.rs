@@ -88,7 +88,7 @@ async fn messages_break_down_by_role_and_tool() {
 
 /// A tool whose loading is deferred is listed, and costs nothing.
 #[tokio::test]
-async fn deferred_tools_are_listed_at_nothing() {
+async fn deferred_tools_are_listed_with_zero_tokens() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut request = asks(MODEL, &[message("user", json!("How deep is she?"))]);
     let tool = json!({"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}});
@@ -113,7 +113,7 @@ async fn deferred_tools_are_listed_at_nothing() {
 
 /// What Gemini's own tools added is billed as input. It is shown separately and is not part of the context.
 #[tokio::test]
-async fn geminis_tool_use_prompt_is_counted_apart() {
+async fn gemini_tool_use_prompt_tokens_are_shown_separately() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
     let mut play = Play::of(target, Policy::default()).await;
     let parts = json!([{"text": "Three metres."}]);
@@ -132,7 +132,7 @@ async fn geminis_tool_use_prompt_is_counted_apart() {
 
 /// An injected message counts as the user's, and a summary as a summary, also if an agent's rules count.
 #[tokio::test]
-async fn contents_add_up_by_an_agents_rules_too() {
+async fn context_contents_add_up_under_every_preset() {
     use plimsoll::config::presets::Preset;
     for preset in Preset::ALL {
         let mut play = crate::presets::play(preset, &[]).await;

@@ -36,7 +36,7 @@ async fn threads(play: &Play) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
+async fn a_count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
     let mut play = Play::of("/v1/messages", eager()).await;
     // Nothing was decided yet, and the count decides nothing.
     let request = counting(&history(6));
@@ -64,7 +64,7 @@ async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_names_no_session_is_found_by_its_messages() {
+async fn a_count_without_a_session_name_finds_its_session_by_messages() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.session = "";
     let content =
@@ -86,7 +86,7 @@ async fn a_client_that_names_no_session_is_found_by_its_messages() {
 }
 
 #[tokio::test]
-async fn raw_counts_are_of_what_the_client_sends() {
+async fn raw_counting_forwards_the_count_request_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.count = ProviderCounting::Raw;
     play.restarts().await;
@@ -96,7 +96,7 @@ async fn raw_counts_are_of_what_the_client_sends() {
 }
 
 #[tokio::test]
-async fn shadow_counts_what_it_sends() {
+async fn shadow_mode_forwards_the_count_request_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
     play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
@@ -138,7 +138,7 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
 
 /// Only a count that could reach the trigger requests the provider's editing: Claude Code counts its tools one by one.
 #[tokio::test]
-async fn the_providers_own_cut_is_in_the_count() {
+async fn only_a_large_count_request_asks_the_provider_to_clear() {
     let mut policy = eager();
     policy.prune.method = PruneMethod::Provider;
     let mut play = Play::of("/v1/messages", policy).await;
@@ -151,7 +151,7 @@ async fn the_providers_own_cut_is_in_the_count() {
 
 /// In `generateContentRequest`, the edited members are one level deeper.
 #[tokio::test]
-async fn geminis_wrapped_count_is_edited_where_it_stands() {
+async fn gemini_count_requests_are_edited_inside_their_wrapper() {
     let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", eager()).await;
     let mut contents = vec![json!({"role": "user", "parts": [{"text": "Read them all."}]})];
     for number in 0..6 {
@@ -183,7 +183,7 @@ async fn geminis_wrapped_count_is_edited_where_it_stands() {
 }
 
 #[tokio::test]
-async fn responses_are_counted_with_the_reasoning_that_was_put_back() {
+async fn openai_responses_counts_include_reasoning_that_was_put_back() {
     let mut play = Play::of("/v1/responses", Policy::default()).await;
     let call = json!({"type": "function_call", "call_id": "call_AbCdEfGh1234", "name": "read",
         "arguments": "{}"});

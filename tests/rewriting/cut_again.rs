@@ -87,7 +87,7 @@ async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
 
 /// A result is not trimmed if policy keeps its tool or errors, or if it is small.
 #[tokio::test]
-async fn trims_heed_what_policy_keeps() {
+async fn results_that_policy_keeps_are_not_trimmed() {
     for (errs, except, limit, is_trimmed) in [
         (false, "", 500, true),
         (true, "", 500, false),
@@ -118,7 +118,7 @@ async fn trims_heed_what_policy_keeps() {
 
 /// If cuts in the same request make a result fit, it is not trimmed as well.
 #[tokio::test]
-async fn what_fits_once_old_results_are_cut_is_not_trimmed() {
+async fn a_result_that_fits_after_other_cuts_is_not_trimmed() {
     let mut policy = eager();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;

@@ -65,7 +65,7 @@ async fn queue(server: &TestServer, scope: &Scope) {
 
 /// A turn, its decisions and its messages are in flight when another process deletes the session.
 #[tokio::test]
-async fn what_another_process_deleted_does_not_come_back() {
+async fn a_session_deleted_by_another_process_does_not_come_back() {
     for is_refused in [false, true] {
         let mut play = Play::of("/v1/messages", eager()).await;
         let scope = begun(&mut play).await;
@@ -97,7 +97,7 @@ async fn what_another_process_deleted_does_not_come_back() {
 
 /// A process forgets a session that another process deleted, and keeps the new session that begins then.
 #[tokio::test]
-async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() {
+async fn a_process_keeps_a_new_session_with_a_deleted_sessions_name() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play.server, &scope).await;

@@ -97,7 +97,7 @@ async fn mended(target: &'static str, request: Value, first: &str, second: &str)
 }
 
 #[tokio::test]
-async fn an_error_before_any_word_is_mended() {
+async fn an_overflow_before_any_text_is_resent_with_room() {
     let ends = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
     let says = [BEGINS, SAYS, ends].concat();
     mended("/v1/messages", stream(), &[BEGINS, TOO_LONG].concat(), &says).await;
@@ -105,7 +105,7 @@ async fn an_error_before_any_word_is_mended() {
 }
 
 #[tokio::test]
-async fn so_it_is_in_the_other_protocols() {
+async fn an_overflow_before_any_text_is_resent_in_other_dialects_too() {
     let chunk = |delta: Value| {
         let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
         format!("data: {}\n\n", json!({"id": "c", "choices": [choice]}))
@@ -133,7 +133,7 @@ async fn so_it_is_in_the_other_protocols() {
 
 /// MiniMax responds with 200 and reports an error in `base_resp`.
 #[tokio::test]
-async fn a_success_that_holds_an_error_is_mended() {
+async fn an_overflow_inside_a_200_response_is_resent_with_room() {
     let mut play = play("/v1/chat/completions", 3000).await;
     let mut request = chat();
     request["stream"] = json!(false);
@@ -156,7 +156,7 @@ async fn a_success_that_holds_an_error_is_mended() {
 
 /// Once the client has begun to read a response, the response is not replaced.
 #[tokio::test]
-async fn after_a_word_the_error_passes() {
+async fn an_overflow_after_the_first_text_is_forwarded() {
     let mut play = play("/v1/messages", 3000).await;
     let mut client = play.sends(&stream()).await;
     let mut call = play.provider.call().await;
@@ -171,7 +171,7 @@ async fn after_a_word_the_error_passes() {
 
 /// The client gets the first response, byte for byte.
 #[tokio::test]
-async fn what_still_does_not_fit_is_answered_as_it_was_at_first() {
+async fn a_stream_that_overflows_twice_returns_the_first_response() {
     let mut play = play("/v1/messages", 3000).await;
     let mut client = play.sends(&stream()).await;
     let mut call = play.provider.call().await;

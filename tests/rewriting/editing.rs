@@ -45,7 +45,7 @@ fn grown(by: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
+async fn requesting_provider_clearing_changes_nothing_else() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.headers = "anthropic-beta: b-1,a-2\r\nanthropic-beta: c-3\r\n".to_owned();
     let request = asks(FREE, &history(6));
@@ -75,7 +75,7 @@ async fn the_provider_is_asked_to_clear_and_nothing_else_changes() {
 }
 
 #[tokio::test]
-async fn without_any_beta_the_header_is_added() {
+async fn the_beta_header_is_added_if_the_client_sent_none() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let request = asks(FREE, &history(6));
     let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
@@ -83,7 +83,7 @@ async fn without_any_beta_the_header_is_added() {
 }
 
 #[tokio::test]
-async fn a_client_that_manages_its_context_keeps_its_own() {
+async fn context_management_sent_by_the_client_is_left_unchanged() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let mut request = asks(FREE, &history(6));
     request["context_management"] =
@@ -95,7 +95,7 @@ async fn a_client_that_manages_its_context_keeps_its_own() {
 
 /// With `auto`, the provider cuts if our own cut would invalidate reasoning; otherwise we cut.
 #[tokio::test]
-async fn auto_takes_the_provider_where_reasoning_is_bound() {
+async fn auto_lets_the_provider_clear_if_reasoning_is_bound() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Auto)).await;
     let reply = answers("m1", BOUND, json!([]));
     let scene = play.asks(&asks(BOUND, &history(6)), &reply).await;
@@ -112,7 +112,7 @@ async fn auto_takes_the_provider_where_reasoning_is_bound() {
 }
 
 #[tokio::test]
-async fn a_result_that_does_not_fit_is_still_cut_at_birth() {
+async fn with_provider_clearing_an_oversized_result_is_cut_at_birth() {
     let mut policy = by(PruneMethod::Provider);
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
@@ -124,7 +124,7 @@ async fn a_result_that_does_not_fit_is_still_cut_at_birth() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_learned_and_the_original_sent() {
+async fn a_refusal_of_provider_clearing_is_learned_per_model() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let request = asks(FREE, &history(6));
     let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
@@ -159,7 +159,7 @@ async fn a_refusal_is_learned_and_the_original_sent() {
 
 /// A refusal that names the requested editing does not suspend a thread with other rewrites.
 #[tokio::test]
-async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
+async fn a_refusal_of_provider_clearing_does_not_suspend_the_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let cut = play.asks(&asks(FREE, &history(6)), &reply).await.exchange.done.made.cut;
@@ -182,7 +182,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
 }
 
 #[tokio::test]
-async fn what_was_cleared_is_reported_and_counted() {
+async fn tokens_cleared_by_the_provider_are_recorded_and_counted() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
     let expected = ClearingReport { tool_uses: 3, input_tokens: 900 };
@@ -197,7 +197,7 @@ async fn what_was_cleared_is_reported_and_counted() {
 }
 
 #[tokio::test]
-async fn a_stream_says_at_its_end_what_was_cleared() {
+async fn cleared_tokens_are_read_from_the_end_of_a_stream() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let mut request = asks(FREE, &history(6));
     request["stream"] = json!(true);
@@ -222,7 +222,7 @@ async fn a_stream_says_at_its_end_what_was_cleared() {
 /// While the provider goes on clearing, the next estimate starts from the input after clearing. Once clearing is no
 /// longer requested, the cleared tokens count again.
 #[tokio::test]
-async fn the_next_estimate_knows_what_was_cleared() {
+async fn the_next_estimate_accounts_for_cleared_tokens() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
     let next = asks(FREE, &grown("And now?"));

@@ -26,7 +26,7 @@ async fn play() -> Play {
 }
 
 #[tokio::test]
-async fn a_client_that_keeps_nothing_at_the_provider_gets_reasoning_it_can_send_back() {
+async fn encrypted_reasoning_is_requested_for_a_client_that_stores_nothing() {
     let mut play = play().await;
     let mut request = request_body();
     let scene = play.asks(&request, &reply()).await;
@@ -47,7 +47,7 @@ async fn a_client_that_keeps_nothing_at_the_provider_gets_reasoning_it_can_send_
 }
 
 #[tokio::test]
-async fn a_list_that_is_there_grows_by_one() {
+async fn encrypted_reasoning_is_added_to_an_existing_include_list() {
     let mut play = play().await;
     let mut request = request_body();
     request["include"] = json!(["message.output_text.logprobs"]);
@@ -56,7 +56,7 @@ async fn a_list_that_is_there_grows_by_one() {
 }
 
 #[tokio::test]
-async fn who_loses_nothing_is_asked_nothing_more() {
+async fn encrypted_reasoning_is_not_requested_if_none_can_be_lost() {
     let with = |name: &str, value: Value| {
         let mut request = request_body();
         request[name] = value;
@@ -85,7 +85,7 @@ async fn who_loses_nothing_is_asked_nothing_more() {
 }
 
 #[tokio::test]
-async fn policy_and_mode_may_forbid_it() {
+async fn encrypted_reasoning_is_not_requested_if_policy_or_mode_forbids() {
     let off = ReasoningPolicy { reinject: ReinjectPolicy::Off, ..ReasoningPolicy::default() };
     let off = Policy { reasoning: off, ..Policy::default() };
     let mut play = Play::of("/v1/responses", off).await;
@@ -99,7 +99,7 @@ async fn policy_and_mode_may_forbid_it() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_learned_for_that_model() {
+async fn a_refusal_of_encrypted_reasoning_is_learned_for_its_model() {
     let mut play = play().await;
     let mut client = play.sends(&request_body()).await;
     let mut call = play.provider.call().await;

@@ -99,7 +99,7 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
 }
 
 #[tokio::test]
-async fn what_was_not_done_is_explained_with_its_rule() {
+async fn a_refused_cut_is_explained_with_its_rule() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut policy = eager();
     policy.prune.gate = vec![PruneGate::Pressure];
@@ -122,7 +122,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
 
 /// A guessed window leads to no decision, and the view says that it is guessed.
 #[tokio::test]
-async fn a_model_that_nobody_knows_has_no_pressure() {
+async fn a_guessed_window_triggers_no_cut_and_is_shown_as_a_guess() {
     const UNKNOWN: &str = "mistralai/Mixtral-8x7B-Instruct-v0.1";
     let mut policy = eager();
     (policy.prune.gate, policy.prune.pressure) = (vec![PruneGate::Pressure], 0.001);
@@ -173,7 +173,7 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
 }
 
 #[tokio::test]
-async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
+async fn savings_compare_held_out_sessions_with_the_others() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     play.asks(&asks(MODEL, &history(6)), &reply).await;

@@ -53,7 +53,7 @@ fn sent(scene: &Scene) -> &[Value] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_store_is_late() {
+async fn the_first_request_after_a_restart_waits_for_its_stored_cuts() {
     const NAMED: &str = "11111111-2222-3333-4444-555555555555";
     // Cuts that were sent before are repeated even in modes that decide nothing new.
     for (session, mode) in
@@ -83,7 +83,7 @@ async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_stor
 /// A store that never answers delays each session once by `first_load_ms`. Its later requests wait as long as for
 /// anything else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
+async fn a_silent_store_delays_each_session_once_by_first_load_ms() {
     for session in ["11111111-2222-3333-4444-555555555555", ""] {
         let (mut play, _store, _) = restarted(session, Mode::Active).await;
         play.config.limits.first_load_ms = 1_000;
@@ -102,7 +102,7 @@ async fn a_store_that_does_not_answer_is_waited_for_that_long_once() {
 
 /// A request without an earlier reply waits only for lessons.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_was_answered_waits_longer() {
+async fn only_a_request_with_an_earlier_reply_waits_for_a_first_load() {
     let begins = asks(MODEL, &[message("user", json!("Read them all."))]);
     for mode in [Mode::Observe, Mode::Shadow, Mode::Active] {
         let (mut play, _store, _) = restarted("", mode).await;

@@ -152,7 +152,7 @@ async fn a_picture_that_is_too_large_becomes_text() {
 }
 
 #[tokio::test]
-async fn too_many_pictures_and_pictures_that_are_none_become_text() {
+async fn surplus_and_invalid_pictures_become_text() {
     let rules = Rules { max_images: 4, ..Rules::default() };
     let many: Vec<Value> = (0..6).map(|at| image(&picture(100 + at))).collect();
     let body = claude(json!([{"role": "user", "content": many}]));
@@ -183,14 +183,14 @@ async fn empty_content_is_removed_or_filled() {
 }
 
 #[tokio::test]
-async fn a_history_that_ends_with_the_model_goes_on() {
+async fn a_refused_prefill_is_repaired() {
     let body = claude(json!([
         {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I was cut"}]));
     heals("Claude", Rules::default(), CLAUDE, body, RepairCause::Prefill).await;
 }
 
 #[tokio::test]
-async fn half_a_character_is_replaced() {
+async fn a_lone_surrogate_is_replaced_in_every_dialect() {
     for (target, body) in [
         (CLAUDE, claude(json!([{"role": "user", "content": "x HALF y"}]))),
         (CHAT, chat(json!([{"role": "user", "content": "x HALF y"}]))),
@@ -211,7 +211,7 @@ async fn half_a_character_is_replaced() {
 }
 
 #[tokio::test]
-async fn calls_and_results_pair_again() {
+async fn unpaired_calls_and_results_are_repaired() {
     let user = |text: &str| json!({"role": "user", "content": text});
     let call = json!({"role": "assistant", "content": [
         {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
@@ -260,7 +260,7 @@ async fn calls_and_results_pair_again() {
 }
 
 #[tokio::test]
-async fn ids_and_cache_markers_and_members_are_taken() {
+async fn refused_ids_cache_markers_and_members_are_repaired() {
     let call = json!({"role": "assistant", "content": [
         {"type": "tool_use", "id": "look:1", "name": "look", "input": {}}]});
     let result = json!({"role": "user", "content": [
@@ -283,7 +283,7 @@ async fn ids_and_cache_markers_and_members_are_taken() {
 }
 
 #[tokio::test]
-async fn thinking_of_another_model_goes() {
+async fn thinking_with_a_foreign_signature_is_removed() {
     let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "bm90IG91cnM="});
     let body = claude(json!([{"role": "user", "content": "a"},
         {"role": "assistant", "content": [thought, {"type": "text", "text": "b"}]},
@@ -292,7 +292,7 @@ async fn thinking_of_another_model_goes() {
 }
 
 #[tokio::test]
-async fn more_output_than_the_model_writes_is_lowered() {
+async fn an_output_limit_above_the_models_maximum_is_lowered() {
     for (target, mut body, path) in [
         (CLAUDE, claude(json!([{"role": "user", "content": "a"}])), "/max_tokens"),
         (CHAT, chat(json!([{"role": "user", "content": "a"}])), "/max_completion_tokens"),
@@ -318,7 +318,7 @@ async fn more_output_than_the_model_writes_is_lowered() {
 
 /// Prompt and output together are too large: the output limit is lowered, and no history is cut.
 #[tokio::test]
-async fn output_gives_way_before_history_does() {
+async fn the_output_limit_is_lowered_before_history_is_cut() {
     let rules = Rules { window: Some(12_000), ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
     let mut body = claude(json!([{"role": "user", "content": "word ".repeat(3_000)}]));
@@ -337,7 +337,7 @@ async fn output_gives_way_before_history_does() {
 
 /// If even the lowest output does not fit, the history is cut by what is too much, and not more.
 #[tokio::test]
-async fn history_is_cut_only_as_far_as_output_is_not_enough() {
+async fn history_is_cut_only_by_what_a_lower_output_limit_does_not_save() {
     let rules = Rules { window: Some(12_000), ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
     let mut messages = vec![json!({"role": "user", "content": "Look at all."})];
@@ -406,7 +406,7 @@ const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","
 /// The provider refuses the repaired request, too: the client gets the first response, byte for byte, and the repair is
 /// not tried again.
 #[tokio::test]
-async fn a_change_that_does_not_help_is_made_once() {
+async fn a_repair_that_does_not_help_is_not_tried_again() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let mut client = play.sends(&request).await;
@@ -437,7 +437,7 @@ async fn a_change_that_does_not_help_is_made_once() {
 
 /// Unknown messages, and places that do not exist, are forwarded and counted.
 #[tokio::test]
-async fn what_is_not_understood_is_passed_on() {
+async fn a_refusal_that_is_not_understood_is_forwarded_and_counted() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
     for (refusal, outcome) in [
@@ -464,7 +464,7 @@ async fn what_is_not_understood_is_passed_on() {
 
 /// A response header names what was changed.
 #[tokio::test]
-async fn the_response_says_what_was_changed() {
+async fn a_response_header_names_what_was_repaired() {
     let play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let mut client = play.sends(&request).await;

@@ -35,7 +35,7 @@ async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
 /// For example a web page that was saved as `paper.pdf`. The refusal names no place, and the picture beside the
 /// document stays.
 #[tokio::test]
-async fn a_document_that_is_none_becomes_text_and_the_picture_beside_it_stays() {
+async fn an_invalid_document_becomes_text_and_a_valid_picture_stays() {
     let page = "PGh0bWw+PC9odG1sPg==";
     let document = json!({"type": "document", "source": {
         "type": "base64", "media_type": "application/pdf", "data": page}});
@@ -72,7 +72,7 @@ async fn encrypted_reasoning_without_an_id_is_found_by_its_content() {
 }
 
 #[tokio::test]
-async fn white_space_alone_is_as_empty() {
+async fn whitespace_only_text_is_repaired_like_empty_text() {
     for messages in [
         json!([{"role": "user", "content": [{"type": "text", "text": " \n\t"}, {"type": "text", "text": "a"}]}]),
         json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "  "}, {"role": "user", "content": "b"}]),
@@ -85,7 +85,7 @@ async fn white_space_alone_is_as_empty() {
 /// The message is a known one, but the status is that of a failure or a limit: no byte changes, and nothing is sent
 /// again.
 #[tokio::test]
-async fn failures_and_limits_go_through_as_they_are() {
+async fn server_errors_and_rate_limits_are_forwarded_without_a_repair() {
     let play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let refusal =
@@ -109,7 +109,7 @@ async fn failures_and_limits_go_through_as_they_are() {
 
 /// Refusals are counted by the status that the client saw, by cause and by outcome.
 #[tokio::test]
-async fn what_is_not_understood_is_counted_by_its_code() {
+async fn refusals_are_counted_by_status_cause_and_outcome() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
     let place = r#"{"error":{"message":"messages.7.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}}"#;

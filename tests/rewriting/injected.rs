@@ -93,7 +93,7 @@ async fn queued_messages_are_sent_at_the_end_and_stay_there() {
 }
 
 #[tokio::test]
-async fn others_do_not_take_them() {
+async fn queued_messages_are_not_sent_by_sub_agents_or_other_tenants() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
@@ -152,7 +152,7 @@ async fn a_removed_message_is_never_sent() {
 
 /// A branch whose rewrite was refused continues as its client sends it; other branches keep their messages.
 #[tokio::test]
-async fn a_sent_message_stays_where_nothing_was_refused() {
+async fn an_injected_message_stays_in_branches_that_were_not_refused() {
     const REFUSED: &str =
         r#"{"error":{"message":"messages.1: Invalid `signature` in `thinking` block."}}"#;
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -185,7 +185,7 @@ async fn a_sent_message_stays_where_nothing_was_refused() {
 
 /// A waiting message survives a restart, and shadow mode does not send it.
 #[tokio::test]
-async fn the_queue_is_kept() {
+async fn queued_messages_survive_a_restart_and_wait_in_shadow_mode() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;

@@ -71,7 +71,7 @@ async fn errors(play: &mut Play, session: &'static str, inputs: &[u64]) -> Vec<i
 }
 
 #[tokio::test]
-async fn reasoning_that_is_counted_though_not_sent_back_is_learned_from_one_pair() {
+async fn one_pair_of_calls_teaches_whether_unsent_reasoning_is_counted() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     // Each call costs its text, some 30 tokens, and the 500 of the earlier reasoning.
     let first = errors(&mut play, "first", &[1_000, 1_530, 2_060]).await;

@@ -32,7 +32,7 @@ fn cleared(body: &str) -> usize {
 }
 
 #[tokio::test]
-async fn room_is_made_once_and_the_window_is_learned() {
+async fn an_overflow_is_resent_once_with_room_and_teaches_the_window() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = asks(MODEL, &history(8));
     let mut client = play.sends(&request).await;
@@ -81,7 +81,7 @@ async fn room_stays(play: &mut Play, mut history: Vec<Value>, sent: &str) {
 }
 
 #[tokio::test]
-async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
+async fn a_request_refused_with_room_too_gets_the_first_refusal() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut client = play.sends(&asks(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
@@ -101,7 +101,7 @@ async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
 
 /// Nothing that could be cut, a mode that changes nothing, a limit of rate: one request, one answer.
 #[tokio::test]
-async fn without_room_or_leave_the_answer_goes_through_at_once() {
+async fn an_overflow_is_forwarded_if_no_cut_is_possible_or_allowed() {
     let text = "Tell me of the sea. ".repeat(300);
     let talk = [message("user", json!(text))];
     for (body, messages, mode, is_overflow) in [
@@ -129,7 +129,7 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
 /// What makes room is refused for its form: the first answer is the client's, and the cuts are not
 /// repeated.
 #[tokio::test]
-async fn room_that_is_refused_for_another_reason_is_not_made_again() {
+async fn cuts_for_room_that_are_refused_for_another_reason_are_not_repeated() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     play.asks(&asks(MODEL, &history(7)), &reply()).await;
     let request = asks(MODEL, &history(8));
@@ -156,7 +156,7 @@ fn thoughtful() -> Vec<Value> {
 
 /// A model turns out to bind its reasoning to the results that were cut to make room. The reasoning goes with them.
 #[tokio::test]
-async fn reasoning_that_is_bound_to_what_made_room_is_left_out_at_once() {
+async fn reasoning_bound_to_results_cut_for_room_is_removed_with_them() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = asks(MODEL, &thoughtful());
     let mut client = play.sends(&request).await;
@@ -185,7 +185,7 @@ async fn reasoning_that_is_bound_to_what_made_room_is_left_out_at_once() {
 /// The form without the reasoning is refused as well: the client gets the first answer, and neither the cuts nor the
 /// removal is repeated.
 #[tokio::test]
-async fn room_that_is_refused_without_bound_reasoning_is_not_made_again() {
+async fn cuts_for_room_refused_even_without_reasoning_are_not_repeated() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = asks(MODEL, &thoughtful());
     let mut client = play.sends(&request).await;
@@ -230,7 +230,7 @@ async fn a_refusal_that_breaks_is_not_ended_cleanly() {
 
 /// One result that fills the window by itself is cut to head and tail.
 #[tokio::test]
-async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
+async fn a_new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut messages = history(1);
     messages[2]["content"][0]["content"] = json!(format!("begin {} end", "middle ".repeat(9000)));
@@ -253,7 +253,7 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
 
 /// What shows in a reply can only be told; what it says of the window is learned all the same.
 #[tokio::test]
-async fn what_a_reply_shows_is_noticed_and_kept() {
+async fn an_overflow_seen_in_a_reply_is_recorded_and_learned_from() {
     let mut play = Play::of("/v1/responses", cuts_alone()).await;
     let text = "Tell me of the sea. ".repeat(2000);
     let request = json!({"model": "local-model", "input": text, "stream": true});
@@ -298,7 +298,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
 /// In `observe` and `shadow` nothing new is cut. If a request does not fit with the reasoning that was put back before,
 /// and is refused without it, its client hears that it does not fit, and can make room.
 #[tokio::test]
-async fn observe_makes_no_room_for_what_was_put_back() {
+async fn observe_and_shadow_cut_nothing_to_fit_reasoning_put_back_before() {
     for mode in ["observe", "shadow"] {
         let mut play = Play::of("/v1/messages", cuts_alone()).await;
         let mut talk = vec![message("user", json!("Look."))];
@@ -333,7 +333,7 @@ async fn observe_makes_no_room_for_what_was_put_back() {
 /// With its reasoning put back it does not fit, and without it is refused: a client can make room, and cannot
 /// bring back what it does not have.
 #[tokio::test]
-async fn an_overflow_is_answered_before_what_the_original_lacks() {
+async fn an_overflow_error_is_preferred_to_one_of_missing_reasoning() {
     const LACKS: &str = r#"{"type":"error","error":{"message":"thinking must be passed back"}}"#;
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut talk = vec![message("user", json!("Look."))];

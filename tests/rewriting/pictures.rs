@@ -144,7 +144,7 @@ fn policy(media: bool) -> Policy {
 
 /// With the strict provider.
 #[tokio::test]
-async fn old_pictures_of_users_go_as_old_results_do() {
+async fn old_pictures_of_users_are_cut_like_old_results() {
     for protocol in &PROTOCOLS {
         let mut stage = Stage::open(Rules::default(), policy(true)).await;
         let request = protocol.conversation(4);
@@ -183,7 +183,7 @@ async fn old_pictures_of_users_go_as_old_results_do() {
 
 /// The default policy.
 #[tokio::test]
-async fn without_being_asked_no_picture_goes() {
+async fn by_default_no_user_picture_is_cut() {
     assert!(!Policy::default().prune.media);
     for protocol in &PROTOCOLS {
         let mut play = Play::of(protocol.target, policy(false)).await;
@@ -195,7 +195,7 @@ async fn without_being_asked_no_picture_goes() {
 
 /// A picture in a tool result is cut with the result, and stays if the result stays.
 #[tokio::test]
-async fn a_picture_in_a_result_is_its_results() {
+async fn a_picture_in_a_result_that_policy_keeps_stays() {
     let mut policy = policy(true);
     policy.prune.except_tools = vec!["screen".into()];
     let mut play = Play::of("/v1/messages", policy).await;

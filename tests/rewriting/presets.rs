@@ -60,7 +60,7 @@ fn counted(rules: &ClassicRules, body: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
+async fn micro_compact_clears_11_of_15_results_with_the_original_counts() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let rules = play.config.policy.estimate.rules.clone();
     let request = asks(MODEL, &fifteen_reads());
@@ -104,7 +104,7 @@ async fn pruning_is_announced_live() {
 
 /// From the second call on, the count is the last input and output, cache included, plus the new messages.
 #[tokio::test]
-async fn micro_compact_grows_from_what_was_reported() {
+async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let mut history = fifteen_reads();
     let call = json!([{"type": "tool_use", "id": "tool_15", "name": "Read", "input": {}}]);
@@ -121,7 +121,7 @@ async fn micro_compact_grows_from_what_was_reported() {
 
 /// If the provider refuses the rewrite, the count is that of the original, which was accepted.
 #[tokio::test]
-async fn a_refused_rewrite_is_counted_as_it_came() {
+async fn the_classic_count_after_a_refused_rewrite_is_of_the_original() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let request = asks(MODEL, &fifteen_reads());
     let mut client = play.sends(&request).await;
@@ -147,7 +147,7 @@ fn micro_compacts_threshold_is_167_000() {
 
 /// Below ten messages nothing is cleared, nor are results of other tools.
 #[tokio::test]
-async fn micro_compact_begins_at_ten_messages_and_knows_its_tools() {
+async fn micro_compact_needs_ten_messages_and_clears_only_its_own_tools() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let nothing = answers("m1", MODEL, json!([]));
     let few = asks(MODEL, &fifteen_reads()[..8]);
@@ -192,7 +192,7 @@ async fn opencode_cuts(history: &[Value]) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn opencode_protects_two_turns_and_forty_thousand_and_cuts_more_than_twenty() {
+async fn opencode_protects_two_turns_and_40000_tokens_and_cuts_over_20000() {
     // The newest question protects its own turn and the turn before it, whatever their size.
     assert_eq!(opencode_cuts(&turns(&[11, 10, 40, 90])).await, [0, 1]);
     // Exactly 40,000 tokens are protected.
@@ -202,7 +202,7 @@ async fn opencode_protects_two_turns_and_forty_thousand_and_cuts_more_than_twent
 }
 
 #[tokio::test]
-async fn opencode_stops_at_what_is_cut_and_passes_over_failures() {
+async fn opencode_stops_at_a_cleared_result_and_skips_failed_calls() {
     let mut history = turns(&[30, 30, 10, 20, 20, 9]);
     // The client has cut the third itself, so nothing before it is considered.
     history[8]["content"][0]["content"] = json!(CLEARED);
@@ -283,7 +283,7 @@ async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
 /// The newest 40,000 tokens of results stay. The rest is cleared if it is more than 20,000 tokens. A message of the
 /// user protects nothing, and no pressure is needed.
 #[tokio::test]
-async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twenty() {
+async fn dexto_keeps_40000_tokens_of_results_and_clears_over_20000() {
     assert_eq!(dexto_cuts(&steps_of(&[10; 10])).await, [0, 1, 2, 3, 4, 5]);
     assert_eq!(dexto_cuts(&steps_of(&[10; 6])).await, [0usize; 0], "20,000 is not enough");
     assert_eq!(dexto_cuts(&steps_of(&[1, 10, 10, 10, 10, 10, 10])).await, [0, 1, 2]);
@@ -310,7 +310,7 @@ fn dexto_compacts_past_the_window_less_the_output() {
 /// The same number is shown and used for decisions: last input, last output, and the new messages' characters divided
 /// by four.
 #[tokio::test]
-async fn dexto_shows_what_it_decides_by() {
+async fn dexto_shows_the_last_usage_plus_new_messages_by_length() {
     let mut play = play(Preset::Dexto, &[]).await;
     let call = json!([{"type": "tool_use", "id": "call_1", "name": "read", "input": {}}]);
     let mut history = vec![message("user", json!("How deep is she?"))];
@@ -336,7 +336,7 @@ async fn dexto_shows_what_it_decides_by() {
 
 /// If the rules decide, their number is shown, too. If not, ours is the budget, and both errors are recorded.
 #[tokio::test]
-async fn the_budget_stays_ours_unless_rules_decide() {
+async fn the_estimate_is_the_budget_unless_classic_rules_decide() {
     let request = asks(MODEL, &fifteen_reads()[..8]);
     let nothing = answers("m1", MODEL, json!([]));
     let mut bare = Play::of("/v1/messages", plimsoll::context::policy::Policy::default()).await;
@@ -391,7 +391,7 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
 }
 
 #[test]
-fn claude_code_holds_back_twenty_and_thirteen_thousand() {
+fn claude_code_reserves_20000_for_output_and_13000_as_buffer() {
     let config = resolved(Preset::ClaudeCode, &[]);
     assert_eq!(config.output_reserve, 20_000);
     assert!((config.policy.prune.threshold(180_000) - 167_000.0).abs() < 1e-9);
@@ -404,7 +404,7 @@ fn claude_code_holds_back_twenty_and_thirteen_thousand() {
 }
 
 #[test]
-fn llxprt_leaves_reasoning_to_two_keys() {
+fn llxprt_strips_reasoning_by_two_configuration_keys() {
     let config = resolved(Preset::Llxprt, &[]);
     assert_eq!(
         (config.output_reserve, config.policy.reasoning.strip()),
@@ -523,7 +523,7 @@ async fn llxprt_compacts_by_the_count_without_reasoning() {
 
 /// Of two reasoning blocks, only the newest counts.
 #[tokio::test]
-async fn all_but_the_last_reasoning_is_not_counted() {
+async fn llxprt_counts_only_the_newest_reasoning_with_all_but_last() {
     const THINKS: &str = "claude-opus-4-5";
     let mut shown = Vec::new();
     for strip in ["none", "all_but_last"] {
@@ -552,7 +552,7 @@ async fn all_but_the_last_reasoning_is_not_counted() {
 
 /// Compaction is decided by the number that is shown.
 #[tokio::test]
-async fn dexto_compacts_by_what_it_shows() {
+async fn dexto_compacts_by_the_number_that_it_shows() {
     for (threshold, compacts) in [("1950", true), ("1951", false)] {
         let mut play =
             play(Preset::Dexto, &[("PLIMSOLL_COMPACT_THRESHOLD_TOKENS", threshold)]).await;

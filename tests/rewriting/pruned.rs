@@ -122,7 +122,7 @@ async fn the_default_policy_leaves_a_warm_small_conversation_alone() {
 }
 
 #[tokio::test]
-async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() {
+async fn a_new_result_that_does_not_fit_is_cut_to_head_and_tail() {
     let mut policy = Policy::default();
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
@@ -139,7 +139,7 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
 /// A trim is stored as ranges: the text comes from the request, and gives the same bytes each time. If the result has
 /// another text, it is sent whole.
 #[tokio::test]
-async fn a_trim_is_repeated_from_ranges_and_another_text_is_left_whole() {
+async fn a_trim_is_repeated_for_the_same_text_only() {
     let mut policy = Policy::default();
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
@@ -257,7 +257,7 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
 /// Policy accepted the loss of reasoning, and a cut was sent. It stays when policy no longer accepts such a loss,
 /// because the cache has those bytes. It is still dropped for reasoning that comes back later.
 #[tokio::test]
-async fn a_cut_that_was_sent_over_reasoning_stays_when_its_loss_is_no_longer_accepted() {
+async fn a_cut_stays_after_policy_stops_accepting_reasoning_loss() {
     const BOUND: &str = "claude-opus-5-5";
     let thinks = |messages: &mut [Value], at: usize| {
         messages[at]["content"].as_array_mut().unwrap().insert(0, thinking(&format!("Hm {at}.")));
@@ -357,7 +357,7 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
 
 /// The claimed savings are what the provider no longer counts, however wrong our own count is.
 #[tokio::test]
-async fn what_is_claimed_is_what_the_provider_no_longer_counts() {
+async fn claimed_savings_equal_what_the_provider_no_longer_counts() {
     const TURNS: usize = 24;
     // The vocabulary must be loaded: counting by length is not what this test is about.
     bpe::load(Family::Claude);

@@ -55,7 +55,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
 
 /// Bound reasoning must follow the reasoning that it was made after, even if that is all of a reply.
 #[tokio::test]
-async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
+async fn a_reply_with_only_thinking_is_put_back_before_bound_reasoning() {
     const BOUND: &str = "claude-opus-5-5";
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let id = "toolu_01AbCdEfGh12";
@@ -85,7 +85,7 @@ async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
 /// A request that is sent twice may get two replies with the same text. The client continues with the second reply: the
 /// first one's reasoning is not added to it.
 #[tokio::test]
-async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
+async fn a_second_reply_to_a_request_gets_no_reasoning_of_the_first() {
     let id = "toolu_01AbCdEfGh12";
     for model in [MODEL, "claude-opus-5-5"] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -210,7 +210,7 @@ async fn a_reply_without_reasoning_gets_none_of_another() {
 /// A reply breaks off after its text. The request is repeated, and the second reply has the same text and a call. Its
 /// own reasoning is put back, once.
 #[tokio::test]
-async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
+async fn a_longer_second_reply_gets_its_own_reasoning_put_back() {
     let id = "toolu_01AbCdEfGh12";
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
@@ -229,7 +229,7 @@ async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
 /// Bound reasoning came back without the rest of its reply, or in a second reply to the same request. It still follows
 /// what was put back before it, after a restart too.
 #[tokio::test]
-async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
+async fn reasoning_put_back_stays_before_bound_reasoning_of_a_partial_reply() {
     const BOUND: &str = "claude-opus-5-5";
     let (id, next) = ("toolu_01AbCdEfGh12", "toolu_01AbCdEfGh34");
     let thought = |text: &str| vec![json!([thinking(text)])];
@@ -260,7 +260,7 @@ async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
 
 /// Reasoning that policy removed for one model is sent to a model that demands it.
 #[tokio::test]
-async fn reasoning_removed_for_another_model_is_there_where_it_is_demanded() {
+async fn reasoning_stripped_for_one_model_is_sent_to_one_that_demands_it() {
     let mut policy = Policy::default();
     policy.reasoning.strip_from_context = StripPolicy::All;
     let mut play = Play::of("/v1/chat/completions", policy).await;
@@ -287,7 +287,7 @@ async fn reasoning_removed_for_another_model_is_there_where_it_is_demanded() {
 /// One model's reasoning is known; another model got stand-ins instead. With the first model again, its own reasoning
 /// is sent as before.
 #[tokio::test]
-async fn reasoning_is_back_where_another_model_got_a_stand_in() {
+async fn a_models_reasoning_is_put_back_after_another_got_a_stand_in() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     let call = json!({"id": "call_00_ZyXwVuTs9876", "type": "function", "function": {"name": "read", "arguments": "{}"}});
     let reply = |message: Value| {
@@ -310,7 +310,7 @@ async fn reasoning_is_back_where_another_model_got_a_stand_in() {
 }
 
 #[tokio::test]
-async fn what_a_client_sends_itself_is_left_as_it_is() {
+async fn reasoning_that_the_client_sends_is_left_unchanged() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
@@ -342,7 +342,7 @@ async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
 
 /// Bound reasoning that was made after reasoning we put back is invalid without that.
 #[tokio::test]
-async fn what_was_put_back_stays_when_policy_no_longer_puts_back() {
+async fn reasoning_put_back_stays_after_policy_forbids_putting_back() {
     const BOUND: &str = "claude-opus-5-5";
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
@@ -368,7 +368,7 @@ async fn what_was_put_back_stays_when_policy_no_longer_puts_back() {
 }
 
 #[tokio::test]
-async fn another_model_gets_nothing_it_cannot_read() {
+async fn no_reasoning_is_put_back_for_a_model_that_cannot_read_it() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
@@ -383,7 +383,7 @@ async fn another_model_gets_nothing_it_cannot_read() {
 
 /// DeepSeek refuses every request of a session that has lost its reasoning (`docs/protocols.md` 4.2).
 #[tokio::test]
-async fn a_provider_that_demands_reasoning_gets_it_or_what_stands_in_for_it() {
+async fn a_provider_that_demands_reasoning_gets_it_or_a_stand_in() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     let id = "call_00_AbCdEfGh1234";
     let call = |id: &str| {
@@ -545,7 +545,7 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
 
 /// A stand-in is for the model that demands it. Another model in the same conversation may refuse the field.
 #[tokio::test]
-async fn what_stands_in_for_one_model_is_not_sent_to_another() {
+async fn a_stand_in_for_one_model_is_not_sent_to_another() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     let demands = play.asks(&lost("deepseek-v4"), &completion("c1")).await;
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
@@ -557,7 +557,7 @@ async fn what_stands_in_for_one_model_is_not_sent_to_another() {
 
 /// The provider's cache has the stand-in: it is still sent when it is no longer known that the model demands it.
 #[tokio::test]
-async fn what_stands_in_for_a_model_goes_to_it_again_when_its_demand_is_forgotten() {
+async fn a_stand_in_is_repeated_after_the_models_demand_is_forgotten() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);
     play.restarts().await;

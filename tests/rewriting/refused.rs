@@ -35,7 +35,7 @@ fn cleared(sent: &Value) -> usize {
 }
 
 #[tokio::test]
-async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
+async fn a_refused_rewrite_sends_the_original_and_suspends_the_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let request = asks(MODEL, &history(6));
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string();
@@ -72,7 +72,7 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_the_client_earned_is_the_clients() {
+async fn if_the_original_is_refused_too_no_rewrite_is_blamed() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let request = asks(MODEL, &history(6));
     let mut client = play.sends(&request).await;
@@ -88,7 +88,7 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
 /// Reasoning may depend on what we changed. The client's reasoning is removed only if the original is refused as well;
 /// after that no later turn is refused for it.
 #[tokio::test]
-async fn the_clients_reasoning_goes_where_nothing_else_helps() {
+async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "bm90IG91cnM="});
     let mut stale = history(6);
@@ -131,7 +131,7 @@ async fn the_clients_reasoning_goes_where_nothing_else_helps() {
 /// What a refusal says about a model is learned even if the original is refused as well, because the client's own
 /// reasoning may depend on earlier cuts.
 #[tokio::test]
-async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
+async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let mut client = play.sends(&asks(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
@@ -155,7 +155,7 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
 
 /// A refusal of a call beside the conversation does not affect the conversation.
 #[tokio::test]
-async fn a_branch_that_was_not_refused_keeps_what_it_has() {
+async fn a_refusal_of_a_side_call_does_not_affect_the_conversation() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
@@ -196,7 +196,7 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
 /// The original may be refused because reasoning depends on earlier decisions: those are sent again, without the new
 /// ones.
 #[tokio::test]
-async fn what_was_decided_before_stays_where_the_original_is_refused() {
+async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
     for (refusal, cause, rests) in
         [(REFUSED, RefusalCause::Signature, true), (BOUND, RefusalCause::Bound, false)]
     {
@@ -267,7 +267,7 @@ async fn a_revoked_decision_is_made_again_once() {
 /// The original is refused for an earlier change, and without the new cuts the request does not fit: the client gets
 /// the overflow error, because it can make room. An error of its own it gets first.
 #[tokio::test]
-async fn a_client_hears_what_it_can_do_something_about() {
+async fn a_client_gets_the_refusal_that_it_can_act_on() {
     const UNFIT: &str = r#"{"error":{"message":"prompt is too long: 4100 tokens > 4000 maximum"}}"#;
     const EMPTY: &str = r#"{"error":{"message":"text content blocks must be non-empty"}}"#;
     for (theirs, heard) in [(BOUND, UNFIT), (EMPTY, EMPTY)] {
@@ -286,7 +286,7 @@ async fn a_client_hears_what_it_can_do_something_about() {
 
 /// An error of the client's own revokes no decision: once the client has fixed it, everything continues.
 #[tokio::test]
-async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
+async fn an_error_of_the_clients_own_revokes_no_decision() {
     const WRONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
     let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
@@ -306,7 +306,7 @@ async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
 
 /// If the original meets a rate limit, it is not known what caused the first refusal.
 #[tokio::test]
-async fn a_limit_is_nobodys_fault() {
+async fn a_rate_limit_on_the_original_suspends_no_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let request = asks(MODEL, &history(6));
@@ -327,7 +327,7 @@ async fn a_limit_is_nobodys_fault() {
 /// If the original is refused as well, reasoning may depend on earlier cuts: these stay, and only the decisions of the
 /// refused request are revoked. A session must not answer 400 for ever.
 #[tokio::test]
-async fn what_is_refused_with_and_without_is_revoked() {
+async fn if_both_forms_are_refused_only_the_new_decisions_are_revoked() {
     let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     let mut client = play.sends(&longer).await;

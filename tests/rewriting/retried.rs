@@ -66,7 +66,7 @@ async fn next(call: Call, status: &str, body: &str) -> Call {
 }
 
 #[tokio::test]
-async fn a_repaired_request_that_does_not_fit_gets_room_whatever_its_status() {
+async fn a_repaired_request_that_does_not_fit_is_resent_with_room() {
     for status in ["400 Bad Request", "413 Payload Too Large", "500 Internal Server Error"] {
         let mut play = play().await;
         let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
@@ -87,7 +87,7 @@ async fn a_repaired_request_that_does_not_fit_gets_room_whatever_its_status() {
 
 /// A rate limit is no refusal: it is forwarded, so that the client can try again.
 #[tokio::test]
-async fn a_repaired_request_that_is_limited_in_rate_is_answered_so() {
+async fn a_rate_limit_after_a_repair_is_forwarded() {
     let play = play().await;
     let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
     let slow = r#"{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}"#;
@@ -97,7 +97,7 @@ async fn a_repaired_request_that_is_limited_in_rate_is_answered_so() {
 }
 
 #[tokio::test]
-async fn room_that_does_not_fit_either_is_answered_as_at_first_whatever_its_status() {
+async fn a_second_overflow_of_any_status_returns_the_first_response() {
     for status in ["400 Bad Request", "413 Payload Too Large"] {
         let mut play = play().await;
         let request = asks(MODEL, &history(8));
@@ -113,7 +113,7 @@ async fn room_that_does_not_fit_either_is_answered_as_at_first_whatever_its_stat
 
 /// An impossible number in an accepted response leads to no cut: the response is forwarded.
 #[tokio::test]
-async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
+async fn an_implausible_overflow_inside_a_reply_cuts_nothing() {
     let mut play = play().await;
     let mut client = play.sends(&streamed()).await;
     let mut call = play.provider.call().await;
@@ -128,7 +128,7 @@ async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
 
 /// If the request with room does not fit either, whatever number the error has, the client gets the first response.
 #[tokio::test]
-async fn room_whose_answer_says_that_it_does_not_fit_is_answered_as_at_first() {
+async fn a_second_overflow_inside_a_reply_returns_the_first_response() {
     let play = play().await;
     let mut client = play.sends(&streamed()).await;
     let mut call = play.provider.call().await;
@@ -164,7 +164,7 @@ async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
 /// An impossible overflow does not blame a rewrite: the client gets it as without the proxy, and the next request is
 /// rewritten as before.
 #[tokio::test]
-async fn a_wild_overflow_of_a_rewritten_request_is_nobodys_fault() {
+async fn an_implausible_overflow_does_not_blame_the_rewrite() {
     let wild = format!(
         r#"{{"type":"error","error":{{"type":"invalid_request_error","message":"{WILD}"}}}}"#
     );
@@ -209,7 +209,7 @@ async fn a_refusal_that_comes_in_pieces_is_read_whole() {
 
 /// The output limit in the first refusal is learned, although something else is refused after it.
 #[tokio::test]
-async fn a_models_most_output_is_learned_though_something_else_is_refused_after_it() {
+async fn a_models_output_limit_is_learned_despite_a_later_refusal() {
     let mut play = play().await;
     let mut request = empty();
     request["max_tokens"] = json!(64_000);

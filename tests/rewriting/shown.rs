@@ -87,7 +87,7 @@ fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
 /// Hidden reasoning of Chat Completions does not count in the last output: 5,000 and 50, and compaction does not begin
 /// too early.
 #[tokio::test]
-async fn dexto_counts_of_the_last_output_what_comes_back() {
+async fn dexto_does_not_count_hidden_reasoning_of_the_last_output() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let asks = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
@@ -104,7 +104,7 @@ async fn dexto_counts_of_the_last_output_what_comes_back() {
 /// System prompt and tools are counted by length, divided by four, the same in every call. The messages are the rest of
 /// what is reported.
 #[tokio::test]
-async fn dextos_breakdown_goes_by_length() {
+async fn the_dexto_breakdown_counts_system_and_tools_by_length() {
     const MODEL: &str = "claude-sonnet-4-5";
     let mut play = play(Preset::Dexto, &[]).await;
     let tool =

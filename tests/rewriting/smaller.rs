@@ -148,7 +148,7 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
 
 /// A session stores a limited size of smaller pictures. After that, text is used, and the session continues.
 #[tokio::test]
-async fn pictures_of_a_session_are_bounded_and_then_become_text() {
+async fn past_the_limit_of_stored_pictures_a_session_gets_text() {
     let rules = Rules { max_image_bytes: 500_000, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     stage.config.limits.body_bytes = 32 << 20;

@@ -38,7 +38,7 @@ fn spared() -> Option<RefusalReport> {
 }
 
 #[tokio::test]
-async fn what_one_session_was_refused_for_no_other_is() {
+async fn an_output_limit_refused_once_is_lowered_for_other_sessions() {
     for (target, at, body) in bodies() {
         let mut stage = Stage::open(rules(), Policy::default()).await;
         let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
@@ -63,7 +63,7 @@ async fn what_one_session_was_refused_for_no_other_is() {
 
 /// A request for no more than the limit, for another model, or under a policy without this cause is not changed.
 #[tokio::test]
-async fn others_are_left_alone() {
+async fn a_learned_output_limit_changes_no_request_it_does_not_concern() {
     let (target, at, body) = bodies()[0].clone();
     let mut stage = Stage::open(rules(), Policy::default()).await;
     assert_eq!(stage.asks(target, &body, ScriptedReply::text("Good.")).await.log.len(), 2);

@@ -38,7 +38,7 @@ fn thinking(sent: &Value) -> Vec<bool> {
 }
 
 #[tokio::test]
-async fn all_or_all_but_the_last_goes_and_stays_gone() {
+async fn stripped_reasoning_stays_out_of_later_requests() {
     for (strip, left) in
         [(StripPolicy::All, [false, false, false]), (StripPolicy::AllButLast, [false, false, true])]
     {
@@ -59,7 +59,7 @@ async fn all_or_all_but_the_last_goes_and_stays_gone() {
 }
 
 #[tokio::test]
-async fn what_a_provider_demands_stays() {
+async fn reasoning_that_the_provider_demands_is_not_stripped() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     let request_body = request("deepseek-v4", 2, "Hm.");
     let scene = play.asks(&request_body, &reply()).await;
@@ -69,7 +69,7 @@ async fn what_a_provider_demands_stays() {
 
 /// Bound reasoning is chained: removing one block invalidates those after it (`docs/protocols.md` 1.5).
 #[tokio::test]
-async fn bound_reasoning_stays() {
+async fn bound_reasoning_is_not_stripped() {
     let mut play = Play::of("/v1/messages", strips(StripPolicy::All)).await;
     let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
     let history = [
@@ -91,7 +91,7 @@ async fn bound_reasoning_stays() {
 /// A branch that sent reasoning removes it by its own decision, even if another branch did so first and no reply is
 /// recorded.
 #[tokio::test]
-async fn what_another_branch_took_out_is_new_here() {
+async fn each_branch_decides_by_itself_to_strip_reasoning() {
     let model = "claude-opus-4-6";
     let mut policy = strips(StripPolicy::All);
     policy.reasoning.reinject = ReinjectPolicy::Off;
@@ -118,7 +118,7 @@ async fn what_another_branch_took_out_is_new_here() {
 /// Reasoning without a signature is identified by its text. If the model writes the same reasoning again, earlier
 /// removals do not apply to it.
 #[tokio::test]
-async fn equal_reasoning_is_left_out_one_by_one() {
+async fn equal_reasoning_of_two_replies_is_stripped_separately() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     play.config.upstreams[0].reasoning_echo = Some(EchoRule::Wanted);
     play.restarts().await;
@@ -139,7 +139,7 @@ async fn equal_reasoning_is_left_out_one_by_one() {
 /// One branch removed reasoning, for a model that does not demand it. Another model demands it, and wrote the same
 /// reasoning in its own branch.
 #[tokio::test]
-async fn new_reasoning_goes_to_a_model_that_demands_it() {
+async fn reasoning_equal_to_stripped_reasoning_is_sent_if_demanded() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     let question = message("user", json!("How deep?"));
     let resumed = [question.clone(), thinks("It i", json!([])), message("user", json!("Go on."))];
@@ -174,7 +174,7 @@ fn result(id: &str, text: &str) -> Value {
 
 /// 100k of content and 50k of removed reasoning: 100k is shown, and a threshold in between is not passed.
 #[tokio::test]
-async fn the_effective_count_is_shown_and_decides() {
+async fn the_count_without_stripped_reasoning_is_shown_and_decides() {
     // About 4 bytes a token for these models.
     let thought = "so the keel goes down and ".repeat(400);
     let request_body = request("some-model", 5, &thought);

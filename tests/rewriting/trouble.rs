@@ -237,7 +237,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
 
 /// The missing data may contain earlier decisions, or a suspension of the thread: nothing new is decided without it.
 #[tokio::test]
-async fn nothing_is_decided_without_what_the_store_knows() {
+async fn nothing_is_decided_if_the_store_cannot_be_read() {
     let mut play = before(StoreFault::Silent).await;
     let request = asks(MODEL, &history(6));
     let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
@@ -275,7 +275,7 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
 }
 
 #[tokio::test]
-async fn who_loses_a_race_sends_the_winners_bytes() {
+async fn the_loser_of_a_store_race_sends_what_the_winner_decided() {
     let mut play = before(StoreFault::Loses).await;
     let request = asks(MODEL, &history(6));
     let reply = answers("m1", MODEL, json!([]));
@@ -305,7 +305,7 @@ async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
 
 /// A client whose calls and results do not match gets the provider's own error.
 #[tokio::test]
-async fn broken_pairs_are_passed_on_as_they_are() {
+async fn unpaired_calls_and_results_are_not_reordered_or_removed() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let mut broken = history(6);
     broken.remove(3);
@@ -359,7 +359,7 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
 
 /// A client that renews its token in the middle of a session continues the session.
 #[tokio::test]
-async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
+async fn a_renewed_token_continues_the_session_if_all_are_one_tenant() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.tenants = Tenants::One;
     play.restarts().await;
@@ -371,7 +371,7 @@ async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
 /// A body that its client signed would be refused after any change, by a status that says nothing about the change. So
 /// it is forwarded unchanged.
 #[tokio::test]
-async fn what_a_client_signed_is_passed_on_as_it_is() {
+async fn a_request_that_its_client_signed_is_forwarded_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "authorization: AWS4-HMAC-SHA256 Credential=AKIA/2026\r\n".to_owned();
     let request = asks(MODEL, &history(6));

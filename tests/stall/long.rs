@@ -54,7 +54,7 @@ fn reply(body: &str) -> Reply {
 
 /// The whole test has one thread, so reading there would block everything.
 #[tokio::test(flavor = "current_thread")]
-async fn a_large_reply_is_read_elsewhere_and_recorded_all_the_same() {
+async fn a_large_reply_is_read_off_the_async_thread_and_recorded() {
     let body = format!(
         "{{\"id\":\"c\",\"object\":\"chat.completion\",\"model\":\"m\",\"choices\":[{{\"index\":0,\
          \"finish_reason\":\"stop\",\"message\":{{\"role\":\"assistant\",\"content\":\"Hm.\"}}}}],\
@@ -106,7 +106,7 @@ const CREATE: &str = r#"{"type":"response.create","model":"gpt-5","input":[]}"#;
 const COMPLETED: &str = r#"{"type":"response.completed","response":{"id":"r","status":"completed","model":"gpt-5","output":[],"usage":{"input_tokens":31,"output_tokens":2,"total_tokens":33}}}"#;
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
+async fn large_websocket_messages_are_read_off_thread_and_in_order() {
     let event = format!("{{\"type\":\"response.in_progress\",\"more\":[{}]}}", many_values());
     let began = Instant::now();
     assert!(SocketReader::new(LIMIT).event(event.as_bytes()).is_none());

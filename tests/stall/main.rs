@@ -175,7 +175,7 @@ async fn a_stranger_is_answered(server: &TestServer, provider: &Provider) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
+async fn blocked_store_reads_delay_each_request_within_the_limit() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);
@@ -198,7 +198,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
 
 /// The first load of a session is waited for longer, only once, and by all requests at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says() {
+async fn blocked_store_reads_delay_the_first_load_within_its_own_limit() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server_in(Mode::Active, &provider, store.clone(), &table).await;
     store.hold_reads(true);
@@ -223,7 +223,7 @@ async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says(
 
 /// A late session is not an unknown one: once the store answers again, each conversation is found in its session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_late_is_in_its_session_with_the_next_request() {
+async fn a_session_that_loaded_late_is_found_by_a_later_request() {
     let (provider, table) = (Provider::start().await, Table::read());
     let inner: Arc<dyn plimsoll::store::Store> =
         Arc::new(plimsoll::store::memory::MemoryStore::default());
@@ -261,7 +261,7 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() {
+async fn blocked_store_writes_delay_the_end_of_replies_within_the_limit() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store.clone(), &table).await;
     store.hold_writes(true);
@@ -342,7 +342,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
 
 /// The disk hangs: nothing is read and nothing is written. Requests are forwarded, and a shutdown is not delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_stands_still_holds_up_nobody() {
+async fn a_hanging_store_delays_requests_and_shutdown_within_limits() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);

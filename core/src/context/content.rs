@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_fits_to_the_byte_is_kept_and_one_byte_more_leaves_its_size() {
+    fn a_text_one_byte_too_long_is_not_kept_but_its_size_is() {
         // The reply, the part, and its text.
         let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_without_number_take_no_more_room_than_there_is() {
+    fn many_small_parts_stay_within_the_content_limit() {
         let block = r#"{"type":"text","text":"x"}"#;
         let blocks = vec![block; 10_000].join(",");
         let body =
@@ -498,7 +498,7 @@ mod tests {
 
     /// Gemini signs the part that follows its thoughts: the signature is exported as a thought before that part.
     #[test]
-    fn a_signature_on_a_call_is_a_thought_before_it() {
+    fn a_signature_on_a_call_is_exported_as_reasoning_before_it() {
         let body = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},{"role":"model","parts":[
             {"functionCall":{"name":"look","args":{}},"thoughtSignature":"c2lnbmVk"}]},
             {"role":"user","parts":[{"functionResponse":{"name":"look","response":{"a":1}}}]}]}"#;
@@ -521,7 +521,7 @@ mod tests {
     /// What a request contains that its parent did not: the reply as the client sends it, then what is new. System
     /// prompt and tools are written again if they changed; if the history changed, all of it is written.
     #[test]
-    fn what_the_parent_holds_is_not_stored_again() {
+    fn content_of_the_parent_turn_is_not_stored_again() {
         use serde_json::{Value, json};
 
         use crate::context::scene::SessionFixture;
@@ -573,7 +573,7 @@ mod tests {
     /// If a text does not fit, its size is kept, in a request and in a reply. Several texts of one thought are one
     /// part.
     #[test]
-    fn what_does_not_fit_leaves_its_size() {
+    fn of_a_text_that_does_not_fit_only_the_size_is_kept() {
         let body = request(&"x".repeat(100));
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_after_a_refusal_holds_where_it_was_refused_alone() {
+    fn a_decision_made_after_a_refusal_applies_in_the_refused_thread_only() {
         let mut all = Decisions::default();
         let held = |all: &Decisions<RecordedDecision>, suspended| {
             all.get(1, false, suspended).map(|one| one.0.to_string())
@@ -286,7 +286,7 @@ mod tests {
 
     /// A session's decisions are limited by their size: their texts, and what each one takes itself.
     #[test]
-    fn what_a_decision_takes_grows_with_what_it_holds() {
+    fn the_counted_size_of_a_decision_grows_with_its_content() {
         let long = "w".repeat(1 << 16);
         let grows_by = |short: usize, with: usize, own: usize| {
             assert!(short > own, "{short} for {own} bytes and its entry");
@@ -311,7 +311,7 @@ mod tests {
 
     /// A client chooses the names of upstream and model, so long names count like texts.
     #[test]
-    fn a_summary_counts_for_the_names_of_who_wrote_it() {
+    fn the_size_of_a_summary_includes_its_upstream_and_model_names() {
         let (base, long) = (summary(SummaryAuthor::Summary, ""), "w".repeat(1 << 16));
         for with in [
             CompactionRecord { model: long.as_str().into(), ..base.clone() },
@@ -339,7 +339,7 @@ mod tests {
 
     /// The epoch after a refusal differs from that after any other refusal, and from any time.
     #[test]
-    fn an_epoch_is_no_time_and_no_other_epoch() {
+    fn the_epoch_of_a_revocation_is_unique_and_not_a_time() {
         let revoked = |exchange: String, about: Vec<u128>, retry| Revocation {
             exchange: exchange.into(),
             thread: "t".into(),
@@ -364,7 +364,7 @@ mod tests {
 
     /// A decision that is made again is stored beside the refused one, under the time of the refusal.
     #[test]
-    fn a_decision_made_anew_is_kept_by_its_refusal() {
+    fn a_repeated_decision_is_stored_under_the_time_of_its_refusal() {
         let place = |fact: &Fact| match fact {
             Fact::Cut(cut) => cut.place(),
             Fact::ReasoningDecision(decision) => decision.place(),
@@ -388,7 +388,7 @@ mod tests {
     /// The size of a repair includes all that it holds. It is stored with its exchange, and under the refusal that it
     /// came after.
     #[test]
-    fn a_repair_counts_for_what_it_holds() {
+    fn the_size_of_a_repair_includes_all_its_content() {
         use crate::context::repair::RepairDecision;
         use crate::dialect::repair::Repair;
         let long = || -> Box<str> { "x".repeat(4_096).into() };

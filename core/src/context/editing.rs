@@ -113,7 +113,7 @@ mod tests {
     const BOUND: &str = "claude-sonnet-5-5";
 
     #[test]
-    fn the_default_policy_comes_to_these_terms() {
+    fn the_default_policy_gives_the_expected_context_editing() {
         let editing = editing_of(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
         // 0.6 of the usable window, which is 200,000 less 16,000.
         let expected =

@@ -600,7 +600,7 @@ mod tests {
 
     /// Gemini signs the last piece of a reply's text; a client sends the text back in one part.
     #[test]
-    fn text_that_came_in_pieces_is_an_anchor_as_a_whole() {
+    fn text_received_in_pieces_is_one_anchor_key() {
         let piece =
             |text: &str, key| ReplyPart { text: text.into(), key, ..ReplyPart::of(PartKind::Text) };
         let long = "a".repeat(ANCHOR_BYTES - 1);
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_end_at_their_maximum() {
+    fn totals_saturate_instead_of_overflowing() {
         let mut totals = Totals::default();
         for input in [u64::MAX, u64::MAX, 1] {
             totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
@@ -628,7 +628,7 @@ mod tests {
 
     /// Ids that only count come again in other replies, so they identify nothing.
     #[test]
-    fn an_id_is_its_own_where_it_was_drawn_by_lot() {
+    fn random_call_ids_identify_a_reply_and_counted_ones_do_not() {
         let drawn = [
             ("toolu_01A09q90qw90lq917835lq9", "read"),
             ("call_aBcDeFgH", ""),
@@ -667,7 +667,7 @@ mod tests {
 
     /// This count limits a session's memory: it is at least what is held, and seldom a third more.
     #[test]
-    fn reasoning_counts_for_what_it_holds() {
+    fn the_size_of_a_reasoning_record_includes_all_its_content() {
         let plain = ReasoningRecord {
             after: Chain(1),
             at: 1,
@@ -716,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_count_for_what_they_hold() {
+    fn the_size_of_revocations_and_suspensions_includes_their_content() {
         let long_text: Box<str> = "w".repeat(1 << 16).into();
         let revoked = Revocation {
             exchange: "".into(),

@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_named_whole_or_by_how_they_begin() {
+    fn tools_are_selected_by_name_or_prefix() {
         let mut prune = PrunePolicy::default();
         assert!(prune.covers(Some("Read")) && prune.covers(None));
         prune.tools = vec!["Read".into(), "mcp__*".into()];
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_is_a_share_or_what_is_left() {
+    fn the_pressure_threshold_is_a_share_or_leaves_a_token_buffer() {
         let share = PrunePolicy { pressure: 0.5, ..PrunePolicy::default() };
         assert!((share.threshold(180_000) - 90_000.0).abs() < 1e-9);
         let left = PrunePolicy { pressure_buffer_tokens: Some(13_000), ..share };
@@ -467,7 +467,7 @@ mod tests {
 
     /// Each schedule is parsed and written alike, its schema allows it, and an unknown word is an error.
     #[test]
-    fn a_schedule_is_read_as_it_is_written() {
+    fn a_count_schedule_is_parsed_as_it_is_written() {
         let schema = CountSchedule::json_schema(&mut SchemaGenerator::default());
         let pattern = schema.get("pattern").and_then(|it| it.as_str()).unwrap().to_owned();
         assert_eq!(schema.get("type").and_then(|it| it.as_str()), Some("string"));
@@ -492,7 +492,7 @@ mod tests {
 
     /// Requests are counted by the rules if that is configured or if the rules decide.
     #[test]
-    fn rules_count_where_they_are_requested_or_decide() {
+    fn classic_rules_are_computed_if_configured_or_if_they_decide() {
         let of = |classic, decides| {
             let rules = ClassicRules { name: "mine".into(), ..ClassicRules::default() };
             let policy = ClassicPolicy { classic, decides, rules, ..ClassicPolicy::default() };

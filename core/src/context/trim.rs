@@ -121,7 +121,7 @@ mod tests {
 
     /// A cut as earlier versions stored it is read and written unchanged.
     #[test]
-    fn a_cut_that_was_stored_with_its_text_stays_as_it_is() {
+    fn a_cut_stored_with_its_text_is_read_and_written_unchanged() {
         let old = r#"{"about":"000000000000000000000000000000ff","at":1,"request":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
         let cut: Cut = serde_json::from_str(old).unwrap();
         assert_eq!(cut.content, Replacement::Text("begin … end".into()));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_holds_no_word() {
+    fn a_stored_trim_range_contains_no_text() {
         let text = "canary ".repeat(500);
         let kept = serde_json::to_string(&TrimRange::new(&text, 1000, 400).unwrap()).unwrap();
         assert!(!kept.contains("canary"), "{kept}");

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_holds_the_prompt_as_it_stands_and_no_option_of_the_answer() {
+    fn a_count_request_has_the_prompt_unchanged_and_no_reply_options() {
         let body = r#"{ "max_tokens": 9, "model":"m", "stream":true, "system" : "s",
             "messages": [ {"role":"user","content":"\u00e9 1.0" } ], "temperature":1e0}"#;
         let counted =
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_a_number_or_nothing() {
+    fn a_count_response_is_read_as_a_number_or_nothing() {
         let number = |dialect, body: &str| answer(dialect, body.as_bytes());
         assert_eq!(number(Dialect::Anthropic, r#"{"input_tokens": 12}"#), Some(12));
         assert_eq!(number(Dialect::Gemini, r#"{"totalTokens": 7}"#), Some(7));

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stands_first_and_the_rest_stays_byte_for_byte() {
+    fn context_editing_is_inserted_first_and_the_rest_is_unchanged() {
         let body = " {\n \"model\": \"m\" }";
         let out = edited(body).unwrap();
         assert!(
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn who_manages_the_context_alone_is_left_alone() {
+    fn a_request_that_manages_its_own_context_is_not_edited() {
         for member in
             ["context_management\":null", "thread\":{}", "compaction\":{}", "anthropic_beta\":[]"]
         {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_past_what_it_is_cleared() {
+    fn the_clearing_threshold_of_a_request_is_read() {
         let with =
             |edits: &str| trigger(&format!(r#"{{"context_management":{{"edits":{edits}}}}}"#));
         assert_eq!(trigger("{}"), None);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cleared_is_summed() {
+    fn the_tokens_that_the_provider_cleared_are_summed() {
         let read = |body: &str| {
             let document = Document::read(body.as_bytes()).unwrap();
             ClearingReport::of(document.root(body.as_bytes()).unwrap())

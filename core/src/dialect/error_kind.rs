@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_that_says_that_it_failed_has_a_kind() {
+    fn a_reply_that_reports_a_failure_has_an_error_kind() {
         let reply = |stop, error: Option<&str>| Reply {
             stop,
             error: error.map(|kind| ProviderError { kind: Some(kind.into()), message: None }),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_of_providers_tell_the_kind() {
+    fn error_names_of_providers_are_mapped_to_their_kind() {
         for (name, kind) in [
             ("overloaded_error", ErrorKind::Overloaded),
             ("UNAVAILABLE", ErrorKind::Overloaded),

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_wrap_a_message_is_read() {
+    fn an_error_message_is_read_from_every_known_wrapper() {
         for (body, text) in [
             (r#"{"type":"error","error":{"type":"t","message":"No."}}"#, "No."),
             (r#"{"error":{"message":"No.","type":"t","param":null,"code":null}}"#, "No."),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_router_passes_on_is_read_so_deep_and_no_deeper() {
+    fn nested_error_messages_of_routers_are_read_to_a_limited_depth() {
         let mut body = r#"{"error":{"message":"deep"}}"#.to_owned();
         for _ in 0..6 {
             let raw = serde_json::Value::String(body);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_answered_nothing_panics() {
+    fn no_error_body_makes_the_reader_panic() {
         for body in ["[", "[]", "[[]]", "{\"error\":[]}", "\"x\"", "null", "{\"detail\":[]}"] {
             let _ = texts(body);
         }

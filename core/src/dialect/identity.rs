@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_come_in_the_order_of_certainty() {
+    fn the_session_is_read_from_the_most_certain_source() {
         let uuid = "01a1fbfb-85a1-7150-869d-ae886c933a94";
         for (pairs, body, session) in [
             (
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_bounded() {
+    fn session_names_that_are_too_long_are_ignored() {
         let fits = "a".repeat(MAX_NAME);
         assert_eq!(who(&[("x-session-id", &fits)], None).0, Some(fits.clone()));
         let long = fits + "a";

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_add_drop_or_respell_is_not_content() {
+    fn differences_in_how_clients_write_arguments_do_not_change_the_key() {
         let key = of_json(r#"{"a":1}"#);
         assert_eq!(of_json(r#"{"a":1,"b":null}"#), key);
         assert_eq!(of_json(r#""{\"a\": 1}""#), key);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_has_another_key() {
+    fn different_content_has_another_key() {
         for (one, other) in [
             (r#"["a\",\"b"]"#, r#"["a","b"]"#),
             (r#"[["a"],"b"]"#, r#"[["a","b"]]"#),
@@ -426,7 +426,7 @@ mod tests {
 
     /// Keys are stored. If one of these changes, no stored key can be found any more.
     #[test]
-    fn keys_stay_what_they_are() {
+    fn part_keys_are_the_same_in_every_version() {
         let mut keyer = Keyer::default();
         let text = keyer.text(Role::User, "hello").unwrap();
         assert_eq!(text.to_string(), "202c6730729b6a85dbf29f3f86ae5db5");

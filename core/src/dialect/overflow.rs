@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_say_it_is_read_with_its_numbers() {
+    fn every_known_overflow_message_is_read_with_its_numbers() {
         let file = built_in();
         assert!(file.patterns.len() > 40 && file.except.len() > 10, "the data does not parse");
         for says in &file.patterns {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn at_least_is_not_a_count() {
+    fn a_token_number_after_at_least_or_about_is_not_a_count() {
         let body = "This model's maximum context length is 2048 tokens. However, you requested 512 \
                     output tokens and your prompt contains at least 1537 input tokens, for a total \
                     of at least 2049 tokens. Please reduce the length of the input prompt or the \
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_line_breaks_and_what_is_passed_on_in_quotes_are_read() {
+    fn escaped_and_nested_overflow_messages_are_read() {
         for body in [
             r#"{"error":{"message":"prompt is too long: 210000 tokens \u003e 200000 maximum"}}"#,
             "{\"message\": \"Prompt is too\\n long: 210000 tokens\n > 200000   maximum\"}",
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_rate_and_money_are_none() {
+    fn limits_of_rate_quota_or_output_are_no_overflow() {
         for (status, body) in [
             (
                 413,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_answered_nothing_panics() {
+    fn no_error_body_makes_the_reader_panic() {
         for body in [
             "\\",
             "\\u",

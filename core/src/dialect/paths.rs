@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_conversation_is_left_alone() {
+    fn paths_without_a_conversation_have_no_endpoint() {
         for path in [
             "/",
             "",
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn some_endpoints_answer_in_other_ways_than_http() {
+    fn websocket_and_aws_event_stream_endpoints_are_recognised() {
         let ws = endpoint(&Method::GET, "/v1/responses").unwrap();
         assert_eq!((ws.dialect, ws.transport), (OpenaiResponses, Transport::WebSocket));
         assert_eq!(endpoint(&Method::GET, "/v1/responses/resp_1"), None);

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_undone_and_broken_ones_stay_or_are_refused() {
+    fn percent_escapes_are_decoded_and_broken_ones_kept_or_refused() {
         for (text, lossy, whole) in [
             ("a%2Fb%20c", "a/b c", Some("a/b c")),
             ("a%2", "a%2", None),

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_of_providers_show_what_they_refuse() {
+    fn the_cause_of_a_refusal_is_read_from_its_message() {
         for (message, named) in [
             ("`tool_use` ids were found without `tool_result` blocks", RefusalCause::Structure),
             ("text content blocks must be non-empty", RefusalCause::Structure),

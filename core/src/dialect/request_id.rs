@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn each_providers_header_is_read_and_what_is_no_id_is_not() {
+    fn request_ids_are_read_from_every_known_header_if_they_are_valid() {
         for name in HEADERS {
             assert_eq!(of(&[(name, "req_011C")]).as_deref(), Some("req_011C"), "{name}");
         }

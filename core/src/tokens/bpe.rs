@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_the_public_encoder_counts() {
+    fn the_encoder_counts_like_the_public_encoder() {
         for text in [
             "",
             "Hello, world!",
@@ -408,7 +408,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_on_any_text(text in "(\\PC|[ \\t\\r\\na-zA-Z0-9'.,/{}\"]){0,80}") {
+        fn the_encoder_agrees_with_the_public_encoder_on_any_text(text in "(\\PC|[ \\t\\r\\na-zA-Z0-9'.,/{}\"]){0,80}") {
             same(&text);
         }
 
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentencepiece_vocabulary_merges_characters_and_leaves_alone_what_stands_alone() {
+    fn a_sentencepiece_vocabulary_merges_characters_except_fixed_pieces() {
         let few = few();
         for (text, tokens) in [
             ("", 0),

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_counts_what_it_stands_for() {
+    fn a_json_string_counts_its_unescaped_text() {
         assert_eq!(all(r#""plain""#), (5, 0));
         assert_eq!(all(r#""a\nb\"\\\/c""#), (7, 0));
         assert_eq!(all(r#""\u0041\u00e9é""#), (1, 2));
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_bytes_it_counts() {
+    fn incomplete_json_is_counted_without_an_error() {
         let odd: [&[u8]; 8] =
             [b"", b"\"", b"\"\\", b"\"\\u12", b"{\"a", b"{\"a\\", b"[\"\\u00", b"\xff\xfe\""];
         for raw in odd {
@@ -496,7 +496,7 @@ mod tests {
     proptest! {
         /// A value is as long as its shortest JSON, however it is laid out. A string is as long as its text.
         #[test]
-        fn layout_does_not_count(value in values()) {
+        fn the_layout_of_json_does_not_change_its_count(value in values()) {
             let units = |text: &str| text.encode_utf16().count() as u64;
             let shortest = match value.as_str() {
                 Some(text) => units(text),
@@ -509,14 +509,14 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let at = Span { start: 0, end: bytes.len() };
             prop_assert!(length(at, &bytes) <= 6 * bytes.len() as u64);
         }
     }
 
     #[test]
-    fn halves_go_up_to_the_nearest() {
+    fn each_rounding_mode_rounds_as_it_is_named() {
         let round = |rounding: Rounding| [0.25, 0.5, 1.5, 2.0].map(|it| rounding.round(it));
         assert_eq!(round(Rounding::Nearest), [0.0, 1.0, 2.0, 2.0]);
         assert_eq!(round(Rounding::Up), [1.0, 1.0, 2.0, 2.0]);
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sent_costs_nothing_and_a_placeholder_costs_its_text() {
+    fn unsent_parts_cost_nothing_and_a_placeholder_costs_its_text() {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
         let rules = ClassicRules { head: false, image_tokens: 0, ..ClassicRules::default() };
         let count = |rules: &ClassicRules, seen: fn(&Part) -> SentContent<'static>| {

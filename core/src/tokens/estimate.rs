@@ -600,7 +600,7 @@ mod tests {
 
     /// The rate is from recordings. Another part with encrypted content and no text is only a marker.
     #[test]
-    fn a_sealed_compaction_is_counted_from_its_length() {
+    fn an_encrypted_compaction_is_counted_by_its_length() {
         let counted = |kind: &str, bytes: usize| {
             let encrypted = "g".repeat(bytes);
             let body =
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn past_its_limit_and_without_a_vocabulary_length_speaks() {
+    fn text_past_the_limit_or_without_a_vocabulary_counts_by_length() {
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
         for tokenizer in [
             Tokenizer { limit: 5, ..Tokenizer::whole(Family::O200k) },
@@ -669,7 +669,7 @@ mod tests {
     }
     /// However long a text is and whatever it contains, only a limited number of bytes is tokenised.
     #[test]
-    fn no_text_makes_a_request_cost_more_than_its_limit() {
+    fn only_a_limited_number_of_bytes_is_tokenised_for_any_text() {
         let most = |limit: usize| limit + SAMPLES * SAMPLE_BYTES;
         let many = format!(r#"a"}},{}{{"role":"user","content":"b"#, {
             r#"{"role":"user","content":"one\ud800two"},"#.repeat(40_000)

@@ -188,7 +188,7 @@ mod tests {
 
     /// Box-drawing characters were once in one class with text in other scripts, whatever their length.
     #[test]
-    fn lines_of_frames_are_not_of_one_class_with_other_scripts() {
+    fn box_drawing_lines_are_not_in_the_token_class_of_other_scripts() {
         let lines = ["─", "──", "────", "────────", "────────────────", "日本語テ"];
         let classes: Vec<u8> = lines.iter().map(|line| class(line.as_bytes(), 90_000)).collect();
         let mut sorted = classes.clone();

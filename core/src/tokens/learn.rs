@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strange_tokenizer_is_known_by_what_text_is_made_of() {
+    fn an_unusual_tokenizer_is_learned_by_the_classes_of_tokens() {
         let encoding = bpe::load(Family::Other).unwrap();
         let mut learned = EstimatorState::new(Family::Other);
         let errors: Vec<f64> = (0..60)
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_by_two_is_learned_and_unlearned_within_ten_calls() {
+    fn a_count_wrong_by_a_factor_of_two_is_learned_and_unlearned() {
         let mut learned = EstimatorState::new(Family::ClaudeNew);
         played(&mut learned, 30, |size| size);
         let wrong = played(&mut learned, 40, |size| size * 2);
@@ -693,7 +693,7 @@ mod tests {
 
     /// The catalogue names a wrong tokenizer, and later the right one again, for any family.
     #[test]
-    fn an_error_by_two_is_within_the_band_and_passes_within_ten_calls() {
+    fn an_error_by_two_is_soon_in_the_band_and_passes_in_ten_calls() {
         let families =
             [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
@@ -731,7 +731,7 @@ mod tests {
 
     /// Twenty pictures whose headers declare far more than they cost, then plain results again.
     #[test]
-    fn pictures_that_lied_are_forgotten_within_ten_calls() {
+    fn pictures_with_false_sizes_are_forgotten_within_ten_calls() {
         let mut learned = EstimatorState::new(Family::Gemini);
         played(&mut learned, 30, |size| size);
         for size in sizes().take(20) {
@@ -831,7 +831,7 @@ mod tests {
     /// A provider counts a token for four bytes. The error of results of 4 kB was once applied to each token of a text
     /// of 90 kB, which was then estimated 9 % too low.
     #[test]
-    fn what_small_results_were_off_by_is_not_what_a_large_text_is() {
+    fn the_error_of_small_results_is_not_applied_to_a_large_text() {
         let seen = |family, text: &str| {
             let mut counter = Tokenizer::whole(family).reply();
             let part = ReplyPart {
@@ -906,7 +906,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counting_cannot_explain_teaches_nothing() {
+    fn a_usage_that_counting_cannot_explain_teaches_nothing() {
         let mut learned = EstimatorState::new(Family::O200k);
         played(&mut learned, 10, |size| size);
         let seen = grown(90_000, 500);
@@ -919,7 +919,7 @@ mod tests {
     /// While the vocabulary loads, texts are counted by length. The error of that count was once added to counts by
     /// vocabulary, and the second session of a client was wrong by 26 %.
     #[test]
-    fn what_length_was_off_by_is_not_taken_for_what_a_vocabulary_is() {
+    fn the_error_of_counting_by_length_does_not_affect_other_counts() {
         let mut learned = EstimatorState::new(Family::Claude);
         let by_length = Observation { counting: CountingMethod::Length, ..grown(200, 333) };
         let guess = learned.guess(&by_length, ByRetention::default());
@@ -931,7 +931,7 @@ mod tests {
 
     /// The first call of a process comes before the vocabulary is loaded. It teaches the head however it was counted.
     #[test]
-    fn the_second_session_of_a_client_starts_exact() {
+    fn a_head_learned_in_one_session_is_estimated_exactly_in_the_next() {
         let first = |head, headed, counting| Observation {
             new_content: NewContent { head: Some(head), headed, ..NewContent::default() },
             counting,
@@ -951,7 +951,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_shows_what_becomes_of_its_reasoning() {
+    fn a_thread_shows_its_reasoning_retention() {
         let learned = EstimatorState::new(Family::Gemini);
         let new_content = NewContent { tokens: 100, results: 1, ..NewContent::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
@@ -986,7 +986,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_that_is_counted_unsent_is_no_error_of_counting() {
+    fn counted_unsent_reasoning_is_not_taken_for_a_counting_error() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size);
         let unsent = UnsentReasoning { tokens: 3_000, counted: false };
@@ -1014,7 +1014,7 @@ mod tests {
 
     /// An upstream may count unsent reasoning only without streaming. Clients of both kinds do not disturb each other.
     #[test]
-    fn unsent_reasoning_is_learned_by_way_of_serving() {
+    fn unsent_reasoning_is_learned_separately_for_streams() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size);
         for round in 0..4 {
@@ -1041,7 +1041,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_upstream_makes_of_reasoning_outweighs_what_is_known_of_its_model() {
+    fn an_observed_reasoning_retention_outweighs_the_expected_one() {
         let fresh = EstimatorState::new(Family::Other);
         let none = ByRetention::default();
         let read = [1_500, 1_500, 1_500, 1_000];
@@ -1082,7 +1082,7 @@ mod tests {
 
     /// Gemini 3.5 Flash as recorded: it reads reasoning in its loop, and still has it after the user's next message.
     #[test]
-    fn a_gemini_that_reads_and_forgets_nothing_keeps() {
+    fn a_gemini_that_keeps_its_reasoning_is_estimated_right() {
         let model = crate::dialect::models::Catalogue::default().model("gemini-3.5-flash", "");
         let mut learned = EstimatorState::new(Family::Gemini);
         let mut thread = ByRetention::default();
@@ -1100,7 +1100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_state_comes_back_and_a_broken_one_is_an_error() {
+    fn a_saved_estimator_state_is_restored_and_a_broken_one_detected() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size * 3 / 2);
         let saved = serde_json::to_string(&learned).unwrap();
@@ -1120,7 +1120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(
+        fn no_observations_make_the_estimator_panic(
             calls in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..40),
         ) {
             let mut learned = EstimatorState::new(Family::Other);

@@ -203,7 +203,7 @@ mod tests {
 
     /// A picture of 30,000 pixels a side was once estimated at 477,000 tokens.
     #[test]
-    fn whatever_a_header_says_a_picture_costs_no_more_than_any_does() {
+    fn no_picture_header_exceeds_the_cost_of_the_largest_picture() {
         let families =
             [Family::Claude, Family::ClaudeNew, Family::O200k, Family::Gemini, Family::Other];
         for family in families {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_pictures() {
+    fn pictures_cost_the_measured_tokens() {
         for (width, height, family, tokens) in [
             (1280, 720, Family::O200k, 1104),
             (756, 469, Family::O200k, 432),
@@ -351,7 +351,7 @@ mod tests {
 
     /// A header is believed up to a size. A picture without a header, and a document, are guessed at a fixed cost.
     #[test]
-    fn what_cannot_be_true_is_guessed_and_says_so() {
+    fn a_picture_of_impossible_size_has_a_guessed_cost() {
         let model = Catalogue::default().model("claude-opus-4-5", "");
         let counted = |kind: PartKind, data: Option<String>| {
             let data = data.unwrap_or_else(|| "bm8gcGljdHVyZQ==".to_owned());

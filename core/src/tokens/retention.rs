@@ -132,7 +132,7 @@ mod tests {
 
     /// As recorded (`docs/estimates.md` 2).
     #[test]
-    fn what_becomes_of_reasoning_is_known_of_a_model_beforehand() {
+    fn the_expected_reasoning_retention_follows_the_catalogue() {
         use ReasoningRetention::{Drops, Keeps, Loops, Turns};
         let model =
             |family| Model { family, ..Catalogue::default().model("claude-sonnet-4-5", "") };
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_shows_what_becomes_of_reasoning_where_one_way_alone_explains_it() {
+    fn a_call_is_evidence_only_if_one_retention_alone_explains_it() {
         let new = ReadingEvidence::default();
         assert!(after(new, 1_400, 50.0).0 > 0.0 && after(new, 1_000, 50.0).0 < 0.0);
         assert_eq!(after(new, 1_200, 50.0), new, "neither");

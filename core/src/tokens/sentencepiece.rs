@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn both_vocabulary_file_formats_are_read_alike() {
         assert_eq!(read(&model(&trainer(), &plain())), Ok(expected()));
         assert_eq!(read(json("BPE", true).as_bytes()), Ok(expected()));
     }
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn no_bytes_cause_a_panic() {
         let file = model(&trainer(), &plain());
         for cut in 0..file.len() {
             let _ = read(&file[..cut]);
@@ -367,7 +367,7 @@ mod tests {
 
     /// A vocabulary needs more pieces than there are bytes.
     #[test]
-    fn next_to_no_pieces_are_no_vocabulary() {
+    fn a_vocabulary_with_too_few_pieces_is_an_error() {
         let of = |count: usize| {
             let mut file = Vec::new();
             for (at, letter) in letters().take(count).enumerate() {

@@ -111,7 +111,7 @@ mod tests {
     /// The median of the last seven results; of two in the middle, the smaller one. Fewer than three results give no
     /// offset.
     #[test]
-    fn the_middle_of_the_last_results_speaks() {
+    fn the_offset_of_a_tool_is_the_median_of_its_last_results() {
         let offset = |offs: &[i64]| kept(offs).offset((7, false), 1_000);
         assert_eq!((offset(&[]), offset(&[9, 9]), offset(&[9, 9, 9])), (None, None, Some(9)));
         assert_eq!(offset(&[1, 50, 9]), Some(9));
@@ -128,7 +128,7 @@ mod tests {
 
     /// A limited number of tools is remembered, those used last. A longer list is invalid.
     #[test]
-    fn so_many_tools_are_remembered() {
+    fn only_a_limited_number_of_tools_is_remembered() {
         let mut results = ToolResults::default();
         let mut three = |name: u64| (0..3).for_each(|_| results.keep((name, false), 1_000, 5));
         (0..TOOLS as u64).for_each(&mut three);

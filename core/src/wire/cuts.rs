@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_input_is_cut_everywhere_and_long_input_by_lot() {
+    fn short_input_is_cut_everywhere_and_long_input_at_random() {
         for length in [0, 1, 63] {
             let bytes = vec![b'a'; length];
             assert_eq!(InputCuts::of(&bytes).places(), (0..length).collect::<Vec<_>>());

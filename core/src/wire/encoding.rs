@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_says_so() {
+    fn an_encoded_body_that_cannot_be_read_is_an_error() {
         let unknown = Decoder::new(["compress"], 10, at_most(0)).err();
         assert_eq!(unknown, Some(UnsupportedEncoding::Unknown));
         assert_eq!(decode("gzip", b"<html><body>Bad gateway</body>", 30), Err(DecodeError::Broken));
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn two_codings_are_read_and_a_third_is_not_whatever_the_lines() {
+    fn two_content_codings_are_accepted_and_three_are_not() {
         let read = |lines: &[&str]| Decoder::new(lines.iter().copied(), 10, at_most(0)).err();
         assert_eq!(read(&["gzip, identity, , zstd"]), None, "at the limit");
         for lines in [&["br, br, br"][..], &["br", "br", "br"], &["gzip,br", "x"], &["zstd", "a,b"]]
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_asked_for_with_the_first_byte_and_its_refusal_ends_the_reading() {
+    fn memory_is_requested_with_the_first_byte_and_refusal_ends_decoding() {
         let body = vec![b'a'; 1 << 20];
         for coding in ["gzip", "br", "zstd"] {
             let encoded = encode(coding, &body);

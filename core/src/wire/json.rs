@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_serde_json() {
+    fn the_json_reader_agrees_with_serde_json() {
         for text in [
             "{}",
             "[]",
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn says_where_it_is_not_json() {
+    fn a_json_error_names_its_position() {
         for (text, fault) in [
             ("", JsonError::Ends(0)),
             ("{", JsonError::Ends(1)),
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_text_is_still_text() {
+    fn invalid_characters_in_a_json_string_are_replaced() {
         for (raw, text) in [
             (&b"\"\xff\""[..], "\u{fffd}"),
             (br#""\ud800x""#, "\u{fffd}x"),
@@ -706,7 +706,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_on_any_json(value in json(), pretty: bool) {
+        fn the_json_reader_agrees_with_serde_json_on_any_value(value in json(), pretty: bool) {
             let write = if pretty { serde_json::to_string_pretty } else { serde_json::to_string };
             check(&write(&value).unwrap());
         }

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_inserts_and_removes() {
+    fn splicing_replaces_inserts_and_removes() {
         assert_eq!(
             joined("abcdef", vec![edit(4, 5, ""), edit(1, 2, "BBB"), edit(3, 3, "+")]).unwrap(),
             "aBBBc+df"
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_in_what_was_made_is_found_in_the_original() {
+    fn a_range_in_edited_bytes_is_found_in_the_original() {
         // abcdefgh becomes aXXXXdegh: bc is replaced by XXXX, f is removed.
         let edits = [edit(5, 6, ""), edit(1, 3, "XXXX")];
         let of = |start, end| origin(&edits, Span::new(start, end));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_does_not_fit() {
+    fn edits_that_overlap_or_lie_outside_are_refused() {
         assert_eq!(
             joined("abc", vec![edit(0, 2, ""), edit(1, 3, "")]),
             Err(EditConflict::Overlap(1))
@@ -271,7 +271,7 @@ mod tests {
 
         /// Edits of edits are edits.
         #[test]
-        fn what_is_composed_is_what_is_done_one_after_the_other(
+        fn composed_edits_equal_edits_applied_one_after_the_other(
             body in proptest::collection::vec(any::<u8>(), 0..60),
             one in proptest::collection::btree_set(0usize..60, 0..8),
             two in proptest::collection::btree_set(0usize..90, 0..8),

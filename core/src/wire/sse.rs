@@ -309,14 +309,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_framed_again() {
+    fn a_written_event_can_be_read_again() {
         for (name, data) in [("", "{}"), ("error", "{}"), ("say", "two\nlines\n"), ("empty", "")] {
             check(&write_event(name, data), &[(name, data)]);
         }
     }
 
     #[test]
-    fn line_ends_and_fields() {
+    fn line_ends_and_fields_of_events_are_read() {
         check("data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
         check("event: x\r\ndata: a\r\n\r\ndata:b\r\n\r\n", &[("x", "a"), ("", "b")]);
         check("data: a\r\rdata: b\r\r", &[("", "a"), ("", "b")]);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_in_a_chunk_is_not_copied() {
+    fn an_event_that_is_whole_in_one_chunk_is_not_copied() {
         let stream = b"data: 0\n\nevent: a\ndata: 1\n\ndata: 2\r\n\r\n";
         let mut framer = Framer::new(100);
         let mut inside = 0;
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_event_ends_the_reading_only() {
+    fn an_event_that_is_too_long_ends_the_reading() {
         let long = format!("data: {}\n\n", "x".repeat(1 << 20));
         let at_limit = |limit: usize| {
             let mut framer = Framer::new(limit);

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_may_have_as_many_as_its_connections_need() {
+    fn the_open_file_limit_is_raised_to_what_connections_need() {
         let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
         let connections = 100;
         assert_eq!(allow(connections).is_none(), most >= 2 * 100 + OTHERS);

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_space_is_reported_to_the_byte() {
+    fn a_warning_appears_once_disk_space_is_one_byte_short() {
         let bound = 100 << 20;
         let needed = most(bound);
         let folder = Path::new("/data");
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_that_is_suggested_fits() {
+    fn the_suggested_store_limit_fits_the_free_space() {
         for room in [64 << 20, 1 << 30, 5 << 30] {
             let named = (room - (64 << 20)) / 11 * 10;
             assert_eq!(too_little(Path::new("/"), room, named), None, "{room}");

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_that_does_not_fit_is_left_out() {
+    fn an_edit_outside_the_body_is_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
         let outbound = OutboundRequest::edited(head(), body.clone(), None, usage(Some(edit)));

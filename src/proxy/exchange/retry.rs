@@ -501,7 +501,7 @@ impl RetryHistory {
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
         let at = self.held.iter().position(|held| held.form == form);
         let answer = at.map(|at| self.held.swap_remove(at).response.into_response());
-        // The table only returns forms that are held (`every_path_ends_with_an_answer_that_is_held`).
+        // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_a_kept_response`).
         answer.ok_or(UpstreamError::ResponseLost)
     }
 }

@@ -106,7 +106,7 @@ mod tests {
     /// The result after these steps: `b` a request begins, `w` bytes are written, `r` bytes are read, `.` there is nothing to
     /// read, `-` the crossing time passes.
     #[tokio::test]
-    async fn a_close_shortly_after_a_request_and_before_any_byte_means_that_it_was_not_read() {
+    async fn a_request_is_unread_if_the_close_comes_soon_and_before_any_byte() {
         for (steps, is_unread) in [
             ("", false),
             ("w", false),

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn only_wanted_protocols_stay_in_an_upgrade_offer() {
+    fn http2_is_removed_from_an_upgrade_header() {
         let narrowed = |lines: &[&'static str]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONNECTION, HeaderValue::from_static("Upgrade, HTTP2-Settings"));

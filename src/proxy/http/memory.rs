@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_past_the_limit_and_released_memory_can_be_held_again() {
+    fn memory_past_the_limit_is_refused_and_released_memory_is_reused() {
         let budget = budget(8 * PIECE, 8 * PIECE);
         let mut one = budget.share().guard(MemoryKind::Request);
         let mut two = budget.share().guard(MemoryKind::Reply);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_gets_half_and_analysis_its_own_part() {
+    fn a_connection_gets_half_the_budget_and_analysis_has_its_own() {
         let budget = budget(8 * PIECE, 2 * PIECE);
         let share = budget.share();
         let mut one = share.guard(MemoryKind::Request);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_hold_their_memory_as_long_as_any_part_of_them() {
+    fn bytes_reserve_memory_until_their_last_slice_is_dropped() {
         let budget = budget(8 * PIECE, 8 * PIECE);
         let mut guard = budget.share().guard(MemoryKind::Request);
         assert!(guard.hold(10));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_and_traffic_take_nothing_from_each_other_and_buffers_leave_room() {
+    fn connections_traffic_and_buffers_have_separate_memory_limits() {
         let budget = budget(8 * PIECE, 8 * PIECE);
         let holds = |kind, pieces: usize| {
             let mut guard = budget.share().guard(kind);

@@ -132,7 +132,7 @@ mod tests {
     const SAME: [&str; 2] = ["anthropic-workspace-id: w", "user-agent: u"];
 
     #[test]
-    fn the_clients_provider_gets_its_credentials_and_what_they_need() {
+    fn own_requests_to_the_clients_provider_carry_client_credentials() {
         let a = at("https://a.example", None);
         let with_keys = [&PROTOCOL[..], &SAME, &["x-api-key: k", "x-corp-user: anna"]].concat();
         assert_eq!(sent(KEYS, &a, &a), with_keys);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn anybody_else_gets_the_protocol_and_what_is_configured_there() {
+    fn own_requests_to_others_carry_only_protocol_and_configured_headers() {
         let a = at("https://a.example", Some("of-a"));
         assert_eq!(sent(KEYS, &a, &at("https://b.example", None)), PROTOCOL);
         for b in ["https://b.example", "http://a.example:443", "https://a.example:444"] {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_credential_takes_the_place_of_the_clients() {
+    fn an_upstream_credential_replaces_the_client_credential() {
         let a = at("https://a.example", Some("of-a"));
         let own = [&PROTOCOL[..], &SAME, &["x-own: of-a"]].concat();
         assert_eq!(sent(KEYS, &a, &a), own);

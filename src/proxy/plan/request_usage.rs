@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_field_is_spliced_in_and_nothing_else_changes() {
+    fn include_usage_is_spliced_in_and_nothing_else_changes() {
         let cases = [
             (
                 "{\"model\": \"m\", \"stream\":true,\"n\":1e3 }\n",

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_numbers_change_in_a_whole_body() {
+    fn only_the_usage_numbers_change_in_a_json_body() {
         for (dialect, body, changed) in [
             (
                 Dialect::Anthropic,

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn past_the_limit_the_one_unused_longest_goes_alone() {
+    fn past_the_limit_only_the_least_recently_used_model_is_dropped() {
         let mut numbers = ModelMap::default();
         numbers.insert("other", "m", 0);
         for number in 0..MODELS {

@@ -306,7 +306,7 @@ mod tests {
 
     /// Of the same upstream and family, and for the same tenant: one tenant's traffic says nothing to another.
     #[test]
-    fn a_new_models_range_starts_as_a_siblings() {
+    fn a_new_model_starts_with_the_band_of_a_sibling_model() {
         let one = TenantId::from("one");
         let mut all = ModelMap::default();
         for (for_tenant, width) in [(None, 2.0), (Some(&one), 4.0)] {

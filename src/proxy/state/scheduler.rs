@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_summaries_are_written_at_once_than_there_may_be() {
+    fn the_number_of_summaries_written_at_once_is_limited() {
         let scheduler = Arc::new(CompactionScheduler::default());
         let key = |number: usize| {
             let session = number.to_string().into();

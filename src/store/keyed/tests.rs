@@ -50,7 +50,7 @@ async fn conforms() {
 }
 
 #[tokio::test]
-async fn no_hash_of_content_stands_in_the_file() {
+async fn the_store_file_contains_no_unkeyed_content_hash() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -142,7 +142,7 @@ fn encrypt_with(cipher: &Cipher) -> crate::store::sqlite::RekeyFact {
 
 /// Wherever the migration was interrupted, every fact is there, in the old form or the new.
 #[tokio::test]
-async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
+async fn an_old_file_is_whole_after_each_step_of_its_migration() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
@@ -168,7 +168,7 @@ async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
 /// While it is in use, a file of an earlier version is moved to the new tables and keyed. No hash stays readable, not
 /// even in the log.
 #[tokio::test]
-async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
+async fn an_old_file_is_keyed_while_the_store_is_in_use() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
@@ -249,7 +249,7 @@ fn keys_a_file_for_another() {
 
 /// The first write wins, in the old form or the new.
 #[tokio::test]
-async fn what_was_decided_before_holds_while_the_file_is_keyed() {
+async fn earlier_decisions_apply_while_the_file_is_being_keyed() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
@@ -273,7 +273,7 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
 }
 
 #[tokio::test]
-async fn another_secret_is_told() {
+async fn a_changed_or_unreadable_secret_is_reported() {
     let folder = crate::store::conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
@@ -294,7 +294,7 @@ fn each_secret_has_a_fingerprint_of_its_own() {
 
 /// Two processes that start at once use the secret of the first.
 #[test]
-fn a_secret_is_made_once_and_nothing_is_left_of_a_failure() {
+fn a_secret_is_created_once_and_a_failure_leaves_no_file() {
     let folder = crate::store::conformance::folder();
     let (path, folder) = (folder.path().join(FILE), folder.path());
     make(folder, &path).unwrap();
@@ -308,7 +308,7 @@ fn a_secret_is_made_once_and_nothing_is_left_of_a_failure() {
 
 /// A draft stores hashes as its turn does, and becomes a turn that can be read like any other.
 #[tokio::test]
-async fn no_hash_of_content_stands_in_a_draft() {
+async fn a_draft_contains_no_unkeyed_content_hash() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -327,7 +327,7 @@ async fn no_hash_of_content_stands_in_a_draft() {
 
 /// Once nothing is left to move, rows without a keyed hash are not looked up any more.
 #[tokio::test]
-async fn where_nothing_is_left_to_move_only_keyed_rows_are_found() {
+async fn after_the_migration_only_keyed_rows_are_found() {
     let inner = MemoryStore::default();
     let clear = record(RecordKind::Cut, 7, 1);
     inner.put_if_absent(scope("t", "s"), vec![clear.clone()]).await.unwrap();
@@ -361,7 +361,7 @@ fn keying_costs() {
 
 proptest! {
     #[test]
-    fn a_hash_and_a_value_come_back(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
+    fn encrypted_hashes_and_values_decrypt_to_the_originals(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
         let cipher = cipher();
         prop_assert_eq!(cipher.open_hash(cipher.encrypt_hash(hash)), hash);
         let keyed = cipher.encrypt_value(text.as_bytes());

@@ -210,7 +210,7 @@ mod tests {
 
     /// A turn ends where the role changes, so these ends are looked up, from the last to the first.
     #[test]
-    fn a_request_shows_where_its_turns_may_have_ended() {
+    fn a_request_is_looked_up_by_the_possible_ends_of_its_turns() {
         let asked = conversation(&[
             ("user", &["one", "two"]),
             ("assistant", &["three", "four"]),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_continues_a_response_is_looked_up_by_its_id_first() {
+    fn a_request_that_continues_a_response_is_looked_up_by_response_id() {
         let mut asked = conversation(&[("user", &["one"])]);
         let shown = |id: &str, asked: &mut Conversation| {
             asked.held = Some(HeldHistory::After(id.into()));
@@ -238,7 +238,7 @@ mod tests {
     /// Of a long request only some fingerprints are looked up: mostly specific ones, and of each kind those nearest to
     /// its end.
     #[test]
-    fn of_a_long_request_the_nearest_of_both_kinds_are_looked_up() {
+    fn a_long_request_looks_up_the_nearest_fingerprints_of_both_kinds() {
         let texts: Vec<String> = (0..300).map(|n| format!("text {n}")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let turns = texts.chunks(3);
@@ -257,7 +257,7 @@ mod tests {
 
     /// What the store found is added, unless a session was deleted since the query began.
     #[test]
-    fn what_was_found_before_a_deletion_is_not_added() {
+    fn a_fingerprint_looked_up_before_a_deletion_is_not_added() {
         let (found, other) = (scope("t", "found"), scope("t", "other"));
         let mut known = SessionFingerprints::default();
         let before = known.forgotten();

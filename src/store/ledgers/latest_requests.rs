@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_where_there_are_too_many_or_too_much() {
+    fn latest_requests_are_bounded_in_number_and_size() {
         let mut all = LatestRequests::default();
         (0..MOST).for_each(|number| all.keep(scope(number), of(1)));
         assert!(all.of(&scope(0)).is_some(), "at the limit");

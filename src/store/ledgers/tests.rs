@@ -188,7 +188,7 @@ async fn a_request_waits_for_the_turn_before_it() {
 }
 
 #[tokio::test]
-async fn a_request_does_not_wait_for_others_nor_for_long() {
+async fn a_request_does_not_wait_for_other_conversations_or_for_long() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let _open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -279,7 +279,7 @@ impl Store for Dead {
 }
 
 #[tokio::test]
-async fn a_dead_store_costs_knowledge_and_no_more() {
+async fn sessions_continue_in_memory_if_the_store_fails() {
     let ours = Ledgers::new(Arc::new(Dead));
     let ask = |request| lookup_without_wait(Some("s"), request);
     let opened = ours.open(ask("1"), &conversation(&user("hi"))).await.unwrap();
@@ -389,7 +389,7 @@ impl Store for Slow {
 }
 
 #[tokio::test]
-async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
+async fn a_slow_store_is_read_once_and_its_late_answer_is_merged() {
     let store = Slow::new();
     let before = Ledgers::new(store.clone());
     store.go.add_permits(1);
@@ -511,7 +511,7 @@ async fn a_session_is_found_by_its_rare_content_before_small_talk() {
 
 /// A tenant has another id in each store, and the same one after a restart.
 #[tokio::test]
-async fn each_store_names_tenants_by_a_key_of_its_own() {
+async fn each_store_has_its_own_key_for_tenant_ids() {
     let (here, there) = (Arc::new(MemoryStore::default()), Arc::new(MemoryStore::default()));
     let key = ledgers(&here).tenant_key().await.unwrap();
     assert_eq!(ledgers(&here).tenant_key().await.unwrap(), key);
@@ -535,7 +535,7 @@ fn cut(about: u128, words: &str) -> Cut {
 
 /// Past the limit nothing new is decided for a session, and earlier decisions apply, also after a restart.
 #[tokio::test]
-async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
+async fn decisions_of_a_session_are_limited_and_earlier_ones_still_apply() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
@@ -567,7 +567,7 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
 
 /// As many as `docs/limits.md` says, the newest ones. A decision is read however old it is.
 #[tokio::test]
-async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
+async fn a_session_is_read_with_its_newest_facts_and_all_decisions() {
     const MORE: usize = 100;
     let folder = crate::store::conformance::folder();
     let store =
@@ -849,7 +849,7 @@ async fn a_decision_that_comes_too_late_is_cancelled() {
 /// Another process deleted the session: an exchange that began after that is the first of a new one, and one that was
 /// in flight is not stored. Nothing that was known before is known after.
 #[tokio::test]
-async fn after_a_deletion_elsewhere_only_what_began_later_is_leaked() {
+async fn after_a_deletion_elsewhere_only_later_exchanges_are_kept() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
     let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;

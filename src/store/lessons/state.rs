@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_of_answers_lets_one_go() {
+    fn a_full_table_of_accepted_requests_drops_the_oldest_entry() {
         let mut state = LessonState::new(LessonTerms::default());
         (0..=ANSWERED as u64).for_each(|what| state.remember(what, 0, 1));
         state.remember(7, 0, 2);

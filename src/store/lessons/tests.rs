@@ -59,7 +59,7 @@ fn by(tenant: &str) -> LessonSource<'static> {
 }
 
 #[tokio::test]
-async fn tenants_whom_the_upstream_does_not_know_apart_never_agree() {
+async fn tenants_that_the_upstream_cannot_tell_apart_never_agree() {
     let server = LessonsFixture::new().await;
     for made_up in ["x", "y", "z"] {
         server.met(made_up, Lesson::UsageRefused, NOW).await;
@@ -73,7 +73,7 @@ async fn tenants_whom_the_upstream_does_not_know_apart_never_agree() {
 }
 
 #[tokio::test]
-async fn a_lesson_is_its_tenants_and_all_mens_once_enough_agree_who_were_answered() {
+async fn a_lesson_applies_to_all_once_enough_accepted_tenants_agree() {
     let server = LessonsFixture::new().await;
     assert_eq!(server.met("a", Lesson::UsageRefused, NOW).await, LessonOffer::New);
     assert_eq!(server.met("a", Lesson::UsageRefused, NOW).await, LessonOffer::Known);
@@ -101,7 +101,7 @@ async fn a_lesson_is_its_tenants_and_all_mens_once_enough_agree_who_were_answere
 }
 
 #[tokio::test]
-async fn the_most_output_is_what_its_tenant_met_last_and_else_what_enough_agree_on() {
+async fn max_output_is_the_tenants_last_lesson_or_else_the_agreed_one() {
     let server = LessonsFixture::new().await;
     let most = |tenant| server.lessons.max_output(&by(tenant), NOW + 2);
     assert_eq!(most("a"), None);
@@ -121,7 +121,7 @@ async fn the_most_output_is_what_its_tenant_met_last_and_else_what_enough_agree_
 }
 
 #[tokio::test]
-async fn it_ends_after_its_days_and_is_met_again() {
+async fn a_lesson_expires_after_its_days_and_can_be_learned_again() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     let last = NOW + 7 * DAY - 1;
@@ -141,7 +141,7 @@ async fn it_ends_after_its_days_and_is_met_again() {
 }
 
 #[tokio::test]
-async fn what_is_forgotten_is_gone_at_once_for_good_and_can_be_met_again() {
+async fn a_forgotten_lesson_stays_gone_until_learned_again() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     server.met("b", Lesson::UsageRefused, NOW).await;
@@ -158,7 +158,7 @@ async fn what_is_forgotten_is_gone_at_once_for_good_and_can_be_met_again() {
 }
 
 #[tokio::test]
-async fn what_is_shared_holds_for_all_until_it_is_forgotten() {
+async fn a_shared_lesson_applies_to_all_until_forgotten() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     let id = server.lessons.list(NOW).await.unwrap()[0].id.clone();
@@ -173,7 +173,7 @@ async fn what_is_shared_holds_for_all_until_it_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_window_is_what_was_said_last_and_of_a_waverer_the_smallest() {
+async fn a_window_is_the_last_one_learned_or_the_smallest_of_a_cycle() {
     let server = LessonsFixture::new().await;
     server.offer_window("a", (200_000, 64_000), NOW).await;
     server.offer_window("a", (64_000, 96_000), NOW).await;
@@ -188,7 +188,7 @@ async fn a_window_is_what_was_said_last_and_of_a_waverer_the_smallest() {
 }
 
 #[tokio::test]
-async fn an_answer_that_a_window_could_not_hold_unteaches_it() {
+async fn an_accepted_request_larger_than_a_window_ends_that_lesson() {
     let server = LessonsFixture::new().await;
     for tenant in ["a", "b", "c"] {
         server.lessons.answered(&by(tenant), Some(8_000), NOW);
@@ -217,7 +217,7 @@ async fn an_answer_that_a_window_could_not_hold_unteaches_it() {
 }
 
 #[tokio::test]
-async fn processes_on_one_store_know_the_same_in_the_end() {
+async fn processes_on_one_store_end_up_with_the_same_lessons() {
     let server = LessonsFixture::new().await;
     let other = server.restarted(NOW).await;
     server.met("a", Lesson::UsageRefused, NOW).await;
@@ -238,7 +238,7 @@ async fn processes_on_one_store_know_the_same_in_the_end() {
 
 /// What a client can make up does not fill the memory, and does not displace what others learned.
 #[tokio::test]
-async fn memory_is_bounded() {
+async fn lessons_in_memory_are_bounded() {
     let server = LessonsFixture::new().await;
     server.met("honest", Lesson::UsageRefused, NOW).await;
     for window in 0..100 {
@@ -270,7 +270,7 @@ async fn memory_is_bounded() {
 
 /// An earlier version's lessons applied to all tenants, and a client may have dictated them.
 #[tokio::test]
-async fn what_an_earlier_version_kept_is_not_believed() {
+async fn lessons_stored_by_an_earlier_version_are_ignored() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let scope = Scope { tenant: TenantId::default(), session: "~learned".into() };
     let old = [
@@ -288,7 +288,7 @@ async fn what_an_earlier_version_kept_is_not_believed() {
 
 /// If the store does not answer in time, its lessons are missing for that long. They are not lost.
 #[tokio::test]
-async fn what_cannot_be_read_in_time_is_not_waited_for() {
+async fn lessons_that_cannot_be_read_in_time_are_not_waited_for() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     let lessons = Lessons::new(server.store.clone(), LessonTerms::default());
@@ -306,7 +306,7 @@ async fn what_cannot_be_read_in_time_is_not_waited_for() {
 /// If enough tenants agree, and the upstream accepted earlier requests of theirs, the lesson applies at once. Later
 /// tenants join it.
 #[tokio::test]
-async fn the_tenant_with_whom_enough_agree_is_told_and_the_agreement_ends_with_its_time() {
+async fn the_tenant_that_completes_an_agreement_is_told_and_agreements_expire() {
     let server = LessonsFixture::new().await;
     let expected = [
         ("a", LessonOffer::New),
@@ -343,7 +343,7 @@ async fn an_accepted_request_counts_for_as_long_as_a_lesson_lasts() {
 /// A larger request that an upstream accepted disproves a smaller window of that model for everybody, for as long as a
 /// lesson lasts.
 #[tokio::test]
-async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
+async fn a_large_accepted_request_disproves_smaller_windows_for_a_while() {
     let server = LessonsFixture::new().await;
     let other = LessonSource { model: "n", ..by("z") };
     let offer_from = async |tenants: [&str; 3], now: Millis| {
@@ -370,7 +370,7 @@ async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
 /// If a lesson was met and disproved or forgotten in the same millisecond, it is gone. Only a later refusal brings it
 /// back.
 #[tokio::test]
-async fn what_is_disproved_or_forgotten_in_the_millisecond_that_it_was_met_in_is_gone() {
+async fn a_lesson_learned_and_ended_in_the_same_millisecond_is_gone() {
     let server = LessonsFixture::new().await;
     for tenant in ["a", "b", "c", "e"] {
         server.lessons.answered(&by(tenant), None, NOW);
@@ -391,7 +391,7 @@ async fn what_is_disproved_or_forgotten_in_the_millisecond_that_it_was_met_in_is
 
 /// Listing the lessons in between shows that it is gone, and does not change that.
 #[tokio::test]
-async fn what_was_forgotten_and_is_met_again_on_the_same_day_is_stored_again() {
+async fn a_forgotten_lesson_learned_again_the_same_day_is_stored_again() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     let id = server.lessons.list(NOW).await.unwrap()[0].id.clone();
@@ -403,7 +403,7 @@ async fn what_was_forgotten_and_is_met_again_on_the_same_day_is_stored_again() {
 
 /// A lesson is stored once a day per tenant, in however many processes. A tenant that met none stores nothing.
 #[tokio::test]
-async fn little_is_stored_of_a_lesson_that_is_met_again_and_again() {
+async fn a_repeated_lesson_is_stored_once_a_day_per_tenant() {
     let server = LessonsFixture::new().await;
     let other = server.restarted(NOW).await;
     server.met("a", Lesson::UsageRefused, NOW).await;
@@ -420,7 +420,7 @@ async fn little_is_stored_of_a_lesson_that_is_met_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_lesson_that_was_met_at_the_end_of_a_day_lasts_as_long_after_a_restart() {
+async fn a_lesson_learned_late_in_a_day_lasts_its_full_time_after_a_restart() {
     let server = LessonsFixture::new().await;
     let met = NOW + DAY - 1;
     server.met("a", Lesson::UsageRefused, met).await;
@@ -459,7 +459,7 @@ async fn expired_lessons_make_room_for_new_ones() {
 
 /// A correction of the window is followed only a limited number of times.
 #[tokio::test]
-async fn a_window_is_corrected_so_many_times() {
+async fn a_window_is_corrected_at_most_eight_times() {
     let server = LessonsFixture::new().await;
     for step in 0..10 {
         let believed = 200_000 - 1_000 * step;

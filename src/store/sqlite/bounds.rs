@@ -10,7 +10,7 @@ use crate::store::conformance::{self, scope, turn};
 /// A query by the admin API keeps the log from being reused while it runs. When the log gets long, the query is ended.
 /// What is written meanwhile is neither lost nor refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_look_does_not_make_the_log_long() {
+async fn a_long_admin_query_does_not_make_the_log_grow() {
     const LOOK: &str =
         "WITH RECURSIVE n(i) AS (SELECT count(*) FROM facts UNION ALL SELECT i + 1 FROM n)
         SELECT count(*) FROM n";
@@ -53,7 +53,7 @@ async fn a_long_look_does_not_make_the_log_long() {
 
 /// While sessions come and go as fast as possible, file and log stay near the limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_bound_holds_at_any_time() {
+async fn the_size_limit_holds_while_sessions_are_written_and_swept() {
     const BOUND: u64 = 8 << 20;
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
@@ -91,7 +91,7 @@ async fn the_bound_holds_at_any_time() {
 /// A store that starts far past its limit works at once, and is reduced step by step.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(clippy::print_stdout, reason = "times are told, not judged")]
-async fn a_store_far_past_its_bound_is_served_at_once() {
+async fn a_store_far_past_its_size_limit_is_usable_at_once() {
     const BOUND: u64 = 1 << 20;
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
@@ -136,7 +136,7 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
 /// The clock was a year ahead for a while. Sessions from that time do not count as in use for a year, and sessions in
 /// use are not deleted instead of them.
 #[tokio::test]
-async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
+async fn sessions_from_a_clock_that_was_ahead_expire_in_order_of_use() {
     const YEAR: Millis = 365 * 24 * 3600 * 1000;
     const NOW: Millis = 56 * YEAR;
     let folder = conformance::folder();
@@ -189,7 +189,7 @@ async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
 /// A client that names many models, or many users of one shared credential, cannot fill the disk with what is learned
 /// about each.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_long_go() {
+async fn learned_states_are_limited_in_number_and_dropped_when_unused() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let learn = async |what: String, at: u64| {

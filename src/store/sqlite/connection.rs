@@ -76,7 +76,7 @@ mod tests {
     use crate::store::sqlite::SqliteStore;
 
     #[test]
-    fn the_writer_has_little_memory_overwrites_what_it_deletes_and_schedules_checkpoints() {
+    fn the_writer_connection_sets_cache_secure_delete_and_checkpoints() {
         let folder = conformance::folder();
         let connection = connect(&folder.path().join("p.db")).unwrap();
         tune(&connection).unwrap();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_becomes_a_store_and_a_folder_in_its_place_is_told() {
+    fn an_empty_file_becomes_a_store_and_a_folder_is_an_error() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         std::fs::write(&path, "").unwrap();

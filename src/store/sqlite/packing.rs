@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_comes_back_to_the_byte() {
+    fn a_packed_value_is_restored_byte_for_byte() {
         let hex: String = (0..40).map(|n| format!("{:032x}", u128::MAX / (n + 3))).collect();
         let turn = format!(r#"{{"kind":"turn","request":"{hex}","window":200000,"ü":1e3}}"#);
         let packed = pack(turn.as_bytes()).unwrap();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gains_nothing_stays() {
+    fn a_value_that_does_not_get_smaller_is_not_packed() {
         assert_eq!(pack(b"short"), None);
         let mut noise = vec![0u8; 4096];
         getrandom::fill(&mut noise).unwrap();

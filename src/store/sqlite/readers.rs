@@ -222,7 +222,7 @@ mod tests {
 
     /// The writer waits for a slow query to end; otherwise the log would grow meanwhile.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_way_is_free_once_everybody_has_left() {
+    async fn the_writer_runs_alone_once_all_queries_have_ended() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let make_way = readers.make_way.clone();
@@ -244,7 +244,7 @@ mod tests {
 
     /// The writer waits for nobody if no query runs. A query that runs is told to end.
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_looks_in_for_long_is_ended_when_the_writer_needs_the_way() {
+    async fn a_running_query_is_ended_when_the_writer_needs_the_file() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let make_way = readers.make_way.clone();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_of_many_steps_is_answered_within_its_time() {
+    async fn a_query_of_many_steps_completes_within_its_time_limit() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let many = ENDLESS.replace("FROM n)", "FROM n WHERE i < 50000)");
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_that_takes_too_long_is_ended_and_the_next_is_answered() {
+    async fn a_query_that_takes_too_long_is_ended_and_the_next_one_runs() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_millis(50));
         let endless = readers.query(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_that_panics_costs_its_answer_alone() {
+    async fn a_query_that_panics_fails_alone() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
         let panics = readers.query(|_| -> rusqlite::Result<()> { panic!("a mistake") });
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn past_its_length_the_queue_refuses() {
+    async fn a_full_query_queue_refuses_more_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
         let (go, gate) = std::sync::mpsc::channel::<()>();

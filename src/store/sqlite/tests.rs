@@ -33,7 +33,7 @@ async fn facts_outlive_the_process() {
 
 /// A process that starts while no other runs knows that all earlier ones have ended.
 #[tokio::test]
-async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
+async fn drafts_of_an_ended_process_are_adopted_when_the_store_is_opened() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let value = r#"{"kind":"turn","request":"r","usage":{"input":40},"outcome":"interrupted"}"#;
@@ -59,7 +59,7 @@ async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
 
 /// A file of the version before has its views, and gets the tables that it lacks.
 #[tokio::test]
-async fn a_file_without_drafts_gets_them() {
+async fn a_file_of_the_previous_version_gets_the_missing_tables() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -95,7 +95,7 @@ async fn a_newer_file_is_refused_and_left_alone() {
 }
 
 #[test]
-fn what_is_no_store_says_so() {
+fn a_path_that_is_not_a_store_gets_an_error_with_advice() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     std::fs::write(&path, "this is a letter, not a database".repeat(100)).unwrap();
@@ -108,7 +108,7 @@ fn what_is_no_store_says_so() {
 
 /// A stream that broke off reported its input at the start: its error is in the view, also in older files.
 #[tokio::test]
-async fn the_error_of_a_cut_stream_is_in_the_view() {
+async fn the_estimate_error_of_an_incomplete_stream_is_in_the_turns_view() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let errors = async |store: &SqliteStore| {
@@ -138,7 +138,7 @@ async fn the_error_of_a_cut_stream_is_in_the_view() {
 }
 
 #[tokio::test]
-async fn the_views_read_turns() {
+async fn the_turns_and_sessions_views_show_stored_turns() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let value = r#"{"request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;
@@ -307,7 +307,7 @@ async fn a_file_of_the_first_version_keeps_every_fact() {
 /// A fact that is not moved yet is found at its old place. Here nothing can be moved: a reader keeps an old snapshot of
 /// the file, and the write lock is held.
 #[test]
-fn what_is_not_moved_yet_is_found_at_its_old_place() {
+fn a_fact_that_is_not_migrated_yet_is_found_in_the_old_tables() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let old = old_file(&path);
@@ -348,7 +348,7 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
 
 /// If a file is much larger than its limit, the newest sessions are moved and the rest is left out.
 #[tokio::test]
-async fn what_is_past_time_or_room_is_not_moved() {
+async fn facts_past_the_age_or_size_limit_are_not_migrated() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let old = old_file(&path);
@@ -382,7 +382,7 @@ pub(super) fn file_bytes(path: &Path) -> u64 {
 /// Every query for requests and for retention reads its rows in the order of an index. Sorting could need disk space
 /// that is not there.
 #[tokio::test]
-async fn nothing_is_sorted() {
+async fn no_store_query_needs_a_temporary_sort() {
     let sources = [include_str!("facts.rs"), include_str!("upkeep.rs"), include_str!("legacy.rs")];
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
@@ -416,7 +416,7 @@ async fn nothing_is_sorted() {
 
 /// Soon after a session is deleted, its texts are in no file of the folder, though others read and write meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_forgotten_is_in_no_file() {
+async fn the_text_of_a_deleted_session_is_in_no_file() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -497,7 +497,7 @@ async fn a_clean_stop_leaves_one_whole_file() {
 
 /// Deleting, and returning space to the disk, continue after a restart in the middle.
 #[tokio::test]
-async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
+async fn deletion_continues_after_a_restart_and_the_file_shrinks() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -522,7 +522,7 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
 
 /// The disk hangs, and turns keep coming.
 #[tokio::test]
-async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
+async fn the_writer_queue_is_bounded_in_bytes() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -579,7 +579,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
 
 /// A read that hangs delays neither the end of a runtime nor that of the process.
 #[test]
-fn nobody_waits_at_the_end_for_a_read_that_hangs() {
+fn a_hanging_read_does_not_delay_the_end_of_the_runtime() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let (go, gate) = std::sync::mpsc::channel::<()>();
@@ -605,7 +605,7 @@ fn nobody_waits_at_the_end_for_a_read_that_hangs() {
 
 /// A copy is complete, belongs to the same user alone, and never replaces a file.
 #[tokio::test]
-async fn a_copy_holds_everything_and_replaces_nothing() {
+async fn a_backup_is_complete_private_and_never_replaces_a_file() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = conformance::folder();
     let (path, copy) = (folder.path().join("p.db"), folder.path().join("copy.db"));
@@ -675,7 +675,7 @@ async fn a_session_that_is_partly_moved_is_read_and_deleted_as_a_whole() {
 
 /// Queries of the admin API have their own threads, however slow they are. The number of waiting queries is reported.
 #[tokio::test]
-async fn queries_of_the_admin_api_delay_no_traffic_and_the_load_is_told() {
+async fn admin_queries_do_not_delay_traffic_and_their_load_is_reported() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();

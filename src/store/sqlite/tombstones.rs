@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn tombstones_go_with_time_and_past_their_number() {
+    fn tombstones_are_limited_in_time_and_number() {
         let connection = opened();
         let add = |number: usize, at: i64| {
             let key = (number as u128).to_be_bytes();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_put_back_keeps_a_new_session() {
+    fn a_tombstone_in_the_future_does_not_block_a_new_session() {
         let connection = opened();
         let before = Instant::now();
         add(&connection, &scope("t", "s")).unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_of_a_deleted_session_stays() {
+    fn a_tombstone_does_not_contain_the_session_name() {
         let connection = opened();
         add(&connection, &scope("t", "the secret project")).unwrap();
         let key = "SELECT hex(key) FROM tombstones";

@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_halved_or_doubled_until_it_takes_about_as_long_as_it_should() {
+    fn an_upkeep_step_is_halved_or_doubled_to_reach_its_duration() {
         let next = |count, us| next_count(count, Duration::from_micros(us));
         assert_eq!([next(100, 3001), next(100, 3000)], [50, 100]);
         assert_eq!([next(100, 1000), next(100, 999)], [100, 200]);
@@ -478,7 +478,7 @@ mod tests {
 
     /// A step that deletes large values does not delay requests: it ends after a number of bytes.
     #[test]
-    fn a_step_ends_after_so_many_bytes_however_few_rows_they_are() {
+    fn a_deletion_step_is_limited_in_bytes_and_in_rows() {
         const VALUE: usize = 64 << 10;
         let file = UpkeepFixture::new();
         let all: Vec<Record> = (0..7).map(|key| content(key, VALUE, 1)).collect();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_sessions_are_deleted_at_a_time_and_no_others_before_they_are_gone() {
+    fn sessions_expire_in_groups_each_deleted_before_the_next() {
         let mut file = UpkeepFixture::new();
         for n in 0..70 {
             file.put(&scope("t", &format!("s{n}")), &[turn(1, "t", NOW + n)]);
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_goes_than_is_too_much() {
+    fn a_sweep_deletes_no_more_than_exceeds_the_limits() {
         let mut file = UpkeepFixture::new();
         for n in 0..6 {
             file.put(&scope("t", &format!("s{n}")), &[content(1, 20_000, NOW + n)]);
@@ -539,7 +539,7 @@ mod tests {
     /// What was deleted on request leaves the log as soon as nobody reads it any more. After other deletions the log
     /// stays, and is reused.
     #[test]
-    fn the_log_is_emptied_of_what_was_deleted_on_request() {
+    fn the_log_is_emptied_after_a_deletion_on_request_and_not_after_expiry() {
         let mut file = UpkeepFixture::new();
         file.rests();
         assert_eq!(file.upkeep.log_bytes(), 0, "another process may have left something in it");
@@ -583,7 +583,7 @@ mod tests {
 
     /// Pages of 512 bytes, so that a file of a few megabytes has many.
     #[test]
-    fn free_pages_go_back_to_the_disk_where_they_are_many_of_all() {
+    fn free_pages_are_returned_to_the_disk_if_they_are_a_large_share() {
         for (vacuum, free, gives_back) in
             [("INCREMENTAL", 1_000, false), ("INCREMENTAL", 1_500, true), ("NONE", 1_500, false)]
         {
@@ -610,7 +610,7 @@ mod tests {
     /// Rows of an earlier version for which there is no room are left out, the oldest sessions first. Lessons are
     /// always moved. Another process continues the count from what it finds.
     #[test]
-    fn no_more_is_moved_than_there_is_room_for() {
+    fn a_migration_moves_no_more_rows_than_fit_the_size_limit() {
         let folder = conformance::folder();
         let old = old_file(&folder.path().join("p.db"));
         let lesson = Record { kind: RecordKind::Learned, ..turn(1, "kept", 1) };
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_earlier_version_what_is_too_old_is_not_moved() {
+    fn a_migration_leaves_out_sessions_past_the_age_limit() {
         let folder = conformance::folder();
         let old = old_file(&folder.path().join("p.db"));
         for n in 18..23 {

@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_takes_while_it_waits_is_counted() {
+    fn the_bytes_of_a_waiting_writer_job_are_counted() {
         let (row, (answer, _due)) = (size_of::<Record>(), oneshot::channel());
         let records = [small(1), small(2)].concat();
         let only_if = Precondition::default();
@@ -704,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_job_has_room_and_more_than_that_only_within_the_limit() {
+    fn a_single_job_of_any_size_fits_and_more_jobs_only_within_the_limit() {
         let queue = WriterQueue::default();
         assert!(queue.add(QUEUE_BYTES + 1), "one that is larger than all");
         assert!(!queue.add(1) && queue.add(0), "what takes no memory is always accepted");
@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_is_counted_and_what_is_refused_is_not() {
+    async fn waiting_writer_jobs_are_counted_and_refused_ones_are_not() {
         let (jobs, queue) = sync_channel(2);
         let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default() };
         let put = |key| {
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_ends_after_so_many_jobs_or_bytes_so_that_its_first_does_not_wait_long() {
+    fn a_group_of_writer_jobs_is_limited_in_number_and_bytes() {
         let mut writer = WriterFixture::new();
         let puts: Vec<_> = (0..GROUP + 9).map(|key| writer.put(small(key))).collect();
         assert!(!writer.group());
@@ -760,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_queued_before_a_close_is_written_and_nothing_after_it() {
+    fn jobs_queued_before_a_close_are_written_and_later_ones_are_not() {
         let mut writer = WriterFixture::new();
         let mut before = writer.put(small(1));
         let _closed = writer.send(|answer| WriterJob::Close { answer });
@@ -773,7 +773,7 @@ mod tests {
 
     /// Only turns set the time: other records may have any time.
     #[test]
-    fn the_time_is_that_of_the_newest_turn() {
+    fn the_store_time_is_that_of_the_newest_turn() {
         const AHEAD: Millis = 365 * 24 * 3600 * 1000;
         let mut writer = WriterFixture::new();
         let cut = |key, at| vec![Record { kind: RecordKind::Cut, ..turn(key, "{}", at) }];
@@ -790,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_until_something_can_be_written() {
+    fn a_full_disk_is_reported_until_a_write_succeeds() {
         let mut writer = WriterFixture::new();
         writer.thread.connection.pragma_update(None, "max_page_count", 1).unwrap();
         let large = turn(1, &"x".repeat(1 << 20), 1);
@@ -846,7 +846,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_most_the_writer_waits_for_readers_again_after_longer_and_longer() {
+    fn past_the_log_maximum_the_writer_waits_for_readers_at_growing_pauses() {
         let mut writer = WriterFixture::new();
         let _put = writer.put(small(1));
         writer.group();
@@ -876,7 +876,7 @@ mod tests {
     }
 
     #[test]
-    fn upkeep_goes_on_in_small_steps_rests_when_it_is_done_and_waits_for_a_long_log() {
+    fn upkeep_runs_in_steps_with_pauses_and_waits_while_the_log_is_long() {
         let mut writer = WriterFixture::new();
         let mut due = writer.put(small(1));
         let _dropped = writer.send(|answer| WriterJob::Drop { scope: scope("t", "s"), answer });
@@ -905,7 +905,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_step_of_upkeep_is_told_once_and_tried_again_a_second_later() {
+    fn a_failed_upkeep_step_is_reported_once_and_retried_after_a_pause() {
         let mut writer = WriterFixture::new();
         writer.thread.connection.execute_batch("ALTER TABLE doomed RENAME TO hidden").unwrap();
         let began = Instant::now();

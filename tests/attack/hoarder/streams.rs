@@ -89,14 +89,14 @@ fn most(streams: usize) -> u64 {
 }
 
 #[tokio::test]
-async fn an_open_stream_keeps_what_its_end_needs_and_not_its_request() {
+async fn an_open_stream_does_not_keep_its_request_in_memory() {
     let more = held_by_open_streams(STREAMS, 201, 2000).await;
     assert!(more <= most(STREAMS), "{} MiB more than with one stream", more >> 20);
 }
 
 /// As many agents as one gateway may serve, each with a stream and connections of its own on both sides.
 #[tokio::test]
-async fn seven_hundred_streams_at_once_are_served_where_nothing_is_configured() {
+async fn seven_hundred_open_streams_fit_the_default_memory_limit() {
     const MANY: usize = 700;
     let flooded = Flooded::start().await;
     flooded.upstream.streams("identity", BEGUN.into());

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_calls_then_answers() {
+    fn the_script_calls_tools_and_then_replies_with_text() {
         let mut memory = ScriptState::default();
         for (results, command) in COMMANDS.iter().enumerate() {
             let reply = reply(&request("What is this?", results), &mut memory);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_holds_what_was_seen_before() {
+    fn a_request_reads_its_earlier_prefix_from_the_cache() {
         let mut memory = ScriptState::default();
         let first = reply(&request("x", 1), &mut memory).usage;
         let second = reply(&request("x", 2), &mut memory).usage;
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_output_limit_cuts() {
+    fn output_ends_at_the_output_limit() {
         let mut request = ModelRequest {
             model: "gpt-5.5".into(),
             max_output: Some(4),

@@ -46,7 +46,7 @@ fn tool_output(request: &ModelRequest) -> String {
 }
 
 #[test]
-fn anthropic_adds_up() {
+fn anthropic_input_grows_by_the_reply_and_the_result() {
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let first = json!({
         "model": "claude-sonnet-4-6", "max_tokens": 1000, "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -64,7 +64,7 @@ fn anthropic_adds_up() {
 }
 
 #[test]
-fn openai_chat_adds_up() {
+fn openai_chat_input_grows_by_the_reply_and_the_result() {
     let function = json!({"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}});
     let first = json!({
         "model": "gpt-4.1", "tools": [{"type": "function", "function": function}],
@@ -83,7 +83,7 @@ fn openai_chat_adds_up() {
 }
 
 #[test]
-fn openai_responses_adds_up() {
+fn openai_responses_input_grows_by_the_reply_and_the_result() {
     let first = json!({
         "model": "gpt-5.5", "instructions": "You are a coding agent.", "reasoning": {"effort": "low"},
         "tools": [{"type": "function", "name": "exec_command", "parameters": {"properties": {"cmd": {"type": "string"}}}}],
@@ -102,7 +102,7 @@ fn openai_responses_adds_up() {
 }
 
 #[test]
-fn gemini_adds_up() {
+fn gemini_input_grows_by_the_reply_and_the_result() {
     let parameters = json!({"type": "OBJECT", "properties": {"command": {"type": "STRING"}}, "required": ["command"]});
     let first = json!({
         "systemInstruction": {"parts": [{"text": "You are a coding agent."}]},
@@ -150,7 +150,7 @@ async fn post(
 }
 
 #[tokio::test]
-async fn failures_come_when_asked_for() {
+async fn each_demo_model_for_failures_causes_its_failure() {
     let (status, headers, _) = post("/v1/messages", "demo-rate-limit", false).await;
     assert_eq!((status, headers["retry-after"].as_bytes()), (429, &b"1"[..]));
     assert_eq!(post("/v1/messages", "demo-overloaded", false).await.0, 529);
@@ -165,7 +165,7 @@ async fn failures_come_when_asked_for() {
 }
 
 #[tokio::test]
-async fn a_strict_provider_remembers_what_the_script_said() {
+async fn a_strict_provider_refuses_changes_to_scripted_thinking() {
     let rules = crate::strict::Rules::default();
     let provider =
         ScriptedProvider::strict(([127, 0, 0, 1], 0).into(), by_length, rules).await.unwrap();
@@ -196,7 +196,7 @@ async fn a_strict_provider_remembers_what_the_script_said() {
 }
 
 #[tokio::test]
-async fn a_cut_stream_breaks_off_and_a_whole_one_ends() {
+async fn the_demo_model_for_broken_streams_breaks_its_stream() {
     for path in ["/v1/messages", "/v1/chat/completions", "/v1/responses"] {
         assert!(post(path, "demo-cut", true).await.2.is_err(), "{path}");
         assert!(post(path, "demo-model", true).await.2.unwrap().contains("have read"), "{path}");

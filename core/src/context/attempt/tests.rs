@@ -232,7 +232,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
 ];
 
 #[test]
-fn every_consequence() {
+fn each_finding_gives_the_listed_revocation_and_lesson() {
     for (finding, facts, void, lesson) in CONSEQUENCES {
         let consequence = finding.unwrap().consequence(*facts);
         let expected = Consequence { void: *void, lesson: *lesson };
@@ -243,7 +243,7 @@ fn every_consequence() {
 /// Whatever is answered, each form of a request is sent once at most, and the client gets an answer that was
 /// given and is held.
 #[test]
-fn every_path_ends_with_an_answer_that_is_held() {
+fn every_sequence_of_attempts_ends_with_a_kept_response() {
     for facts in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED, THREE_ASKED] {
         walk(facts, RetryState::Planned, vec![], &mut vec![]);
     }
@@ -252,7 +252,7 @@ fn every_path_ends_with_an_answer_that_is_held() {
 /// No answer is held longer than the client may get it: a refusal's body is memory, and a connection.
 /// That none is given up too early is the test above.
 #[test]
-fn no_answer_is_held_that_cannot_be_the_last_word() {
+fn only_a_response_that_the_client_may_still_get_is_kept() {
     let held = |state: RetryState| {
         [Planned, WithRoom, WithRoomUnbound, Original, LastAccepted].map(|it| state.may_answer(it))
     };

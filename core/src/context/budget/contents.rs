@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tools_are_named_and_none_with_strange_characters() {
+    fn few_tools_are_listed_and_unusual_characters_are_replaced() {
         let mut contents = MessageTokens::default();
         for n in 0..20u64 {
             contents.add_result(&format!("tool\u{1b}{n}"), n + 1);
@@ -245,7 +245,7 @@ mod tests {
 
     /// Each part of a history is counted once, by its role and its kind.
     #[test]
-    fn parts_are_counted_by_what_they_are() {
+    fn parts_are_counted_by_role_and_kind() {
         let mut contents = MessageTokens::default();
         let parts = [
             (PartKind::Text, Role::User, None, 1),
@@ -304,7 +304,7 @@ mod tests {
     /// Up to `MOST_DEFERRED` tools are named; of the others only the number is shown. Names are shortened, unusual
     /// characters replaced.
     #[test]
-    fn tools_that_are_not_loaded_are_named_as_far_as_they_are_few() {
+    fn only_the_first_deferred_tools_are_named() {
         let mut contents = MessageTokens::default();
         for n in 0..MOST_DEFERRED {
             contents.defers(&format!("mcp__a.b-c:{n}/x"));
@@ -323,7 +323,7 @@ mod tests {
     /// Up to `MOST_TOOLS` tools are listed. If there is one more, the two smallest are summed up. Equal ones are
     /// ordered by name.
     #[test]
-    fn the_smallest_tools_are_one_number() {
+    fn the_smallest_tools_are_summed_up_in_one_entry() {
         let mut contents = MessageTokens::default();
         let names = ["l", "k", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a"];
         names.iter().for_each(|name| contents.add_result(name, 7));

@@ -55,7 +55,7 @@ mod tests {
     use crate::dialect::editing::ClearingReport;
 
     #[test]
-    fn input_that_could_not_be_seen_has_its_cause() {
+    fn hidden_input_is_reported_with_its_cause() {
         let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
         let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         let estimate = Estimate { tokens: 100, new: 100, ..turn.estimate.unwrap() };

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn things_begin_where_policy_says() {
+    fn window_limits_follow_the_policy() {
         let of = limits(|_| {}, true);
         assert_eq!((of.usable, of.pruning, of.refusing), (8_000, Some(4_000), Some(10_000)));
         assert_eq!(
@@ -176,7 +176,7 @@ mod tests {
     /// If nothing may be decided or the window is unknown, no limit is shown. The buffer, room for a user's own
     /// command, is shown anyway.
     #[test]
-    fn nothing_begins_where_nothing_is_decided() {
+    fn no_pruning_or_compaction_limit_is_shown_if_nothing_is_decided() {
         let of = |limits: WindowLimits| {
             (limits.pruning, limits.preparing, limits.compacting, limits.buffer)
         };

@@ -55,7 +55,7 @@ mod tests {
     use crate::dialect::{self, Dialect};
 
     #[test]
-    fn what_does_not_shrink_is_rejected() {
+    fn a_summary_that_does_not_shrink_the_history_is_rejected() {
         assert!(is_worth_it(1_000, 999));
         assert!(!is_worth_it(1_000, 1_000) && !is_worth_it(1_000, 1_001) && !is_worth_it(10, 0));
     }

@@ -145,7 +145,7 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
 /// As micro-compaction does it: at least this many messages are kept, and more if a call would be separated from its
 /// result.
 #[test]
-fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
+fn the_minimum_of_messages_stays_and_no_call_loses_its_result() {
     for (letters, messages, cut) in [
         ("ucrcrcrcrcr", 4, Some(7)),
         ("ucrcrcrcrcr", 5, Some(5)),
@@ -177,14 +177,14 @@ fn the_boundary_names_type_and_count() {
 
 /// A share of the window limits the tail as tokens do: 2 % of 10,000 tokens are two parts.
 #[test]
-fn the_tail_is_a_share_of_the_window_too() {
+fn the_kept_tail_is_also_limited_by_a_share_of_the_window() {
     let policy = policy::CompactPolicy { keep_share: 0.02, ..keeping(8, 9_000) };
     assert_eq!(Scene::of("uauauauau", policy).choice(SummaryAuthor::Summary).unwrap().cut, 8);
 }
 
 /// For a summary written by the provider, the cut is between messages of different roles.
 #[test]
-fn a_provider_cuts_between_roles() {
+fn a_history_for_a_provider_summary_is_cut_between_roles() {
     let scene = Scene::of("uauuauu", keeping(1, 9_000));
     assert_eq!(scene.choice(SummaryAuthor::Summary).unwrap().cut, 6);
     assert_eq!(scene.choice(SummaryAuthor::Provider).unwrap().cut, 5);
@@ -232,7 +232,7 @@ fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
 
 /// In a message with a tool result and blocks added by the client, only the user's own text is quoted.
 #[test]
-fn what_comes_in_the_users_message_is_not_all_the_users() {
+fn only_the_users_own_text_in_a_user_message_is_quoted() {
     let mut scene = Scene::of("uau", keeping(1, 9_000));
     let result = json!({"type": "tool_result", "tool_use_id": "toolu_01", "content":
         [{"type": "text", "text": "You may push."}]});
@@ -264,7 +264,7 @@ fn what_comes_in_the_users_message_is_not_all_the_users() {
 }
 
 #[test]
-fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
+fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
     let policy =
         policy::CompactPolicy { threshold: 0.8, prepare: 0.5, ..policy::CompactPolicy::default() };
     let scene = Scene::of("uau", policy);
@@ -321,7 +321,7 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
 
 /// A request that a compaction would make fit is not trimmed first. If no compaction can be made, the answer is no.
 #[test]
-fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
+fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
     let parts = |scene: &Scene| -> Vec<SketchPart> {
         let keys = scene.conversation.parts().filter_map(|part| part.key);
@@ -373,7 +373,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
 
 /// A reserve of half of the window or more is taken as wrong.
 #[test]
-fn a_quarter_of_the_window_is_held_free_where_the_reserve_is_senseless() {
+fn a_reserve_of_half_the_window_or_more_is_replaced_by_a_quarter() {
     let scene = Scene::of("u", keeping(1, 1));
     let of = |reserve| PlanRequest { reserve, ..scene.request() }.fillable();
     assert_eq!([0, 4_999, 5_000, 20_000].map(of), [10_000, 5_001, 7_500, 7_500]);
@@ -435,7 +435,7 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
 }
 
 #[test]
-fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
+fn usage_from_before_a_summary_does_not_make_another_one_due() {
     let settled = |at, exchange: &'static str, ended| {
         let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
         scene.policy.compact.watches = ThresholdBasis::LastCall;
@@ -459,7 +459,7 @@ fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
 }
 
 #[test]
-fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
+fn policy_chooses_who_writes_a_summary_if_the_provider_can() {
     let of = |engine, name: &'static str, instructed, refused| {
         let mut scene = scene::SessionFixture::of(name, &messages("uau"));
         scene.policy.compact.engine = engine;
@@ -531,7 +531,7 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
 
 /// Messages that a summary replaces are not summarised again: they are one step, with the tokens of the summary.
 #[test]
-fn what_was_summarised_weighs_as_its_summary() {
+fn summarised_messages_weigh_as_much_as_their_summary() {
     let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauauau"));
     let one = CompactionRecord { exchange: scene.request().exchange.clone(), ..written(&scene, 2) };
     scene.ledger.add(Fact::Compact(Box::new(one)));

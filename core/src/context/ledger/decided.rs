@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_twice_is_given_up() {
+    fn a_decision_that_was_refused_twice_is_given_up() {
         let mut ledger = Ledger::default();
         let given_up = |ledger: &Ledger| ledger.given_up(false, None).contains(&1);
         ledger.add(cut("first", None));
@@ -378,7 +378,7 @@ mod tests {
 
     /// A refused rewrite suspends its thread for requests with the same parent turn, and nothing else.
     #[test]
-    fn a_refusal_suspends_its_thread_where_it_was_refused() {
+    fn a_suspension_applies_to_its_thread_and_parent_turn_only() {
         let mut ledger = Ledger::default();
         for (thread, parent, at) in
             [("t", None, 5), ("t", None, 7), ("u", None, 9), ("t", Some("p"), 11)]
@@ -397,7 +397,7 @@ mod tests {
 
     /// Until the cache is cold, nothing new is tried in the refused thread from the same turn.
     #[test]
-    fn a_thread_rests_where_it_was_refused() {
+    fn a_refused_thread_tries_nothing_new_from_the_same_turn() {
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(revocation("first", RevocationRetry::Next))));
         assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");

@@ -37,7 +37,7 @@ fn turn() -> Turn {
 }
 
 #[test]
-fn a_turn_counts_for_what_it_holds() {
+fn the_size_of_a_turn_includes_all_its_content() {
     let of = |turn: Turn| grown(Fact::Turn(Box::new(turn)));
     let base = of(turn());
     assert!((size_of::<Turn>()..2 * size_of::<Turn>() + 1000).contains(&base), "{base}");
@@ -151,7 +151,7 @@ fn injections_stand_in_the_order_in_which_they_were_queued() {
 
 /// What decisions take is part of the total.
 #[test]
-fn decisions_are_counted_apart() {
+fn the_size_of_decisions_is_also_counted_separately() {
     let scene = SessionFixture::of("claude-opus-4-6", &messages("ucrau"));
     let cut = Cut {
         after: None,

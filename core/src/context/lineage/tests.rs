@@ -142,7 +142,7 @@ fn conversations_that_begin_alike_do_not_mix() {
 }
 
 #[test]
-fn a_title_call_is_a_thread_of_its_own_and_anchors_nothing() {
+fn a_title_request_has_its_own_thread_and_is_no_parent() {
     let mut play = Play::default();
     let title = body(&user("hi"), "Make a title.", "");
     let title = play.send(&title, &words("Greeting"), Outcome::Complete, None);
@@ -165,7 +165,7 @@ fn a_side_call_on_top_of_the_history_forks() {
 }
 
 #[test]
-fn a_changed_system_prompt_or_tool_list_alone_stays() {
+fn a_changed_system_prompt_alone_stays_on_its_thread() {
     let mut play = Play::default();
     let main = play.say(&user("hi"), &words("A"));
     let messages = [user("hi"), model("A"), user("go")].join(",");
@@ -188,7 +188,7 @@ fn rewinds_and_forks_find_their_turn() {
 }
 
 #[test]
-fn a_retry_after_a_failure_stays() {
+fn a_retry_after_a_failure_stays_on_its_thread() {
     let mut play = Play::default();
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, "", Outcome::UpstreamFailed, None);
@@ -197,7 +197,7 @@ fn a_retry_after_a_failure_stays() {
 }
 
 #[test]
-fn a_client_that_resumes_with_its_partial_answer_stays() {
+fn a_client_that_resumes_a_partial_reply_stays_on_its_thread() {
     let mut play = Play::default();
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
@@ -213,7 +213,7 @@ fn a_client_that_resumes_with_its_partial_answer_stays() {
 /// Twice the model thought and broke off, and twice its client had it go on in the same words: whose thought is in a
 /// request tells which of the two it continues.
 #[test]
-fn whose_reasoning_a_request_has_tells_its_parent() {
+fn the_reasoning_in_a_request_tells_which_turn_is_its_parent() {
     let mut play = Play::default();
     let thought =
         |sign: &str| format!(r#"{{"type":"thinking","thinking":"Hm.","signature":"{sign}"}}"#);
@@ -347,7 +347,7 @@ fn of_equal_replies_the_one_whose_reasoning_came_back_is_the_parent() {
 }
 
 #[test]
-fn a_client_that_alters_its_first_message_stays() {
+fn a_client_that_changes_its_first_message_stays_on_its_thread() {
     const ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
     let mut play = Play::default();
     let first = play.say(&user("It is Monday. hi"), &words(ANSWER));
@@ -364,7 +364,7 @@ fn a_client_that_alters_its_first_message_stays() {
 /// Short words are said twice: two parts in a row prove nothing, three do with the same instructions and tools,
 /// five with any.
 #[test]
-fn short_words_prove_a_parent_as_far_as_what_stands_before_them() {
+fn short_texts_prove_a_parent_only_after_enough_equal_parts() {
     let grown_from = |said: &[&str], altered: &[&str], system: &str| {
         let history = |said: &[&str]| {
             let one =
@@ -405,7 +405,7 @@ fn the_longest_run_of_parts_tells_the_parent() {
 
 /// A boundary nearer to the end counts before one that proves as much further up, and the user's words are none.
 #[test]
-fn the_newest_joint_tells_the_parent() {
+fn the_boundary_nearest_to_the_end_decides_the_parent() {
     const FIRST: &str = "The draught of this ship is three metres and a half, fully loaded.";
     const SECOND: &str = "Its beam is eleven metres, and its length is forty-five, over all.";
     let mut play = Play::default();
@@ -418,7 +418,7 @@ fn the_newest_joint_tells_the_parent() {
 }
 
 #[test]
-fn a_client_that_drops_the_words_beside_a_call_stays() {
+fn a_client_that_drops_text_beside_a_call_stays_on_its_thread() {
     let mut play = Play::default();
     let first = play.say(&user("hi"), &format!("{},{}", words("I look."), call("toolu_1")));
     let dropped = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
@@ -428,7 +428,7 @@ fn a_client_that_drops_the_words_beside_a_call_stays() {
 }
 
 #[test]
-fn what_the_provider_holds_chains_by_id() {
+fn a_held_history_is_continued_by_its_response_id() {
     let mut play = Play::default();
     let first = play.say(&user("hi"), &words("A"));
     let more = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
@@ -505,7 +505,7 @@ fn sketches_are_put_together_from_their_differences() {
 /// Of several turns at one chain: one of the conversation before one beside it, then the client's own thread, then the
 /// same instructions and tools, then one that was answered; of equals the newest.
 #[test]
-fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
+fn of_turns_with_the_same_chain_the_best_match_is_the_parent() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
     let base = Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
@@ -543,7 +543,7 @@ fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
 
 /// Nothing was said before a warm-up that brought instructions and tools alone: what follows it begins, though it names it.
 #[test]
-fn what_follows_a_bare_warm_up_is_found_by_its_words() {
+fn a_request_after_a_bare_warm_up_is_placed_by_its_messages() {
     let mut play = Play::default();
     let warm = r#"{"model":"m","max_tokens":0,"system":"You are calm.","messages":[]}"#;
     play.send(warm, "", Outcome::Complete, None);

@@ -26,7 +26,7 @@ fn sign(reply: &Reply, estimate: &Estimate) -> Option<OverflowSign> {
 }
 
 #[test]
-fn what_a_reply_shows_is_seen() {
+fn an_overflow_that_a_reply_shows_is_detected() {
     let small = estimate(100, EstimateMethod::Anchored);
     let error = |kind: &str, message: &str| Reply {
         error: Some(ProviderError { kind: Some(kind.into()), message: Some(message.into()) }),
@@ -95,7 +95,7 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
 
 /// Far fewer tokens than counted may be an error of the estimate. Only the same limit met twice is evidence.
 #[test]
-fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
+fn a_low_input_means_a_cut_history_only_if_a_limit_explains_it() {
     // However low a tokenizer counts, one low count is no evidence.
     for method in [EstimateMethod::Anchored, EstimateMethod::Estimated, EstimateMethod::Compacted] {
         assert_eq!(sign(&read(4_096), &estimate(40_000, method)), None, "{method:?}");
@@ -127,7 +127,7 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
 
 /// Ollama reads as much as its window holds.
 #[test]
-fn a_known_window_that_was_too_small_explains_it() {
+fn a_known_window_that_was_too_small_explains_a_cut_history() {
     let sums = PartSums::of(&parts(20_000), None);
     let sent = estimate(20_000, EstimateMethod::Estimated);
     let within = |window| {
@@ -149,7 +149,7 @@ fn a_known_window_that_was_too_small_explains_it() {
 proptest::proptest! {
     /// If a provider counts any share of what we do, no call is reported as cut, however it grows.
     #[test]
-    fn a_provider_that_counts_less_cuts_nothing(
+    fn a_provider_that_counts_fewer_tokens_is_not_reported_as_cutting(
         steps in proptest::collection::vec(200u32..40_000, 2..12), percent in 15u64..100,
     ) {
         let (mut sent, mut before) = (0u32, None::<(u32, u64)>);
@@ -167,7 +167,7 @@ proptest::proptest! {
 /// The message is believed up to eight times our estimate plus the output. If all content can be seen, no tokenizer
 /// counts more.
 #[test]
-fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
+fn an_overflow_message_far_above_the_estimate_is_not_believed() {
     let sent = |content: &str| {
         let body =
             format!(r#"{{"max_tokens":50,"messages":[{{"role":"user","content":{content}}}]}}"#);
@@ -196,7 +196,7 @@ fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
 
 /// Each picture adds what the largest picture costs, and no more.
 #[test]
-fn a_picture_does_not_make_every_message_believable() {
+fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
     let picture = r#"{"type":"image","source":{"type":"url","url":"https://a/b.png"}}"#;
     let is_wild = |pictures: usize, input| {
         let content = vec![picture; pictures].join(",");
@@ -220,7 +220,7 @@ fn a_picture_does_not_make_every_message_believable() {
 
 /// A request that fits any window, however it is counted, was not refused for its size.
 #[test]
-fn a_message_without_numbers_is_not_believed_of_what_any_window_holds() {
+fn an_overflow_without_numbers_is_not_believed_of_a_small_request() {
     let body = br#"{"max_tokens":64000,"messages":[{"role":"user","content":"Look."}]}"#;
     let sent = crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body);
     let is_wild =
@@ -230,7 +230,7 @@ fn a_message_without_numbers_is_not_believed_of_what_any_window_holds() {
 }
 
 #[test]
-fn a_report_says_what_is_known_and_what_was_done() {
+fn an_overflow_report_states_the_numbers_and_the_outcome() {
     let report = |sign, input, window, saved| {
         OverflowReport { sign, reported: Overflow { window, input }, saved }.to_string()
     };

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_comes_back_from_the_store() {
+    fn a_rewrite_summary_can_be_read_back_from_the_store() {
         let steps = [step(Change::Cut, Decision::New, 500, 10)];
         let done = RewriteSummary { held_out: true, ..RewriteSummary::of(&steps, Mode::Shadow) };
         let text = serde_json::to_string(&done).unwrap();
@@ -438,7 +438,7 @@ mod tests {
 
     /// Summaries are counted apart from cuts, and new changes apart from replayed ones.
     #[test]
-    fn tokens_are_counted_by_what_took_them_away() {
+    fn removed_tokens_are_counted_by_the_change_that_removed_them() {
         let steps = [
             step(Change::Compacted, Decision::New, 5_000, 400),
             step(Change::Compacted, Decision::Replayed, 300, 100),

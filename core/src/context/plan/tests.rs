@@ -89,7 +89,7 @@ fn with_cut(letters: &str, number: usize, result: usize, why: DecisionReason) ->
 const PRESSURE: DecisionReason = DecisionReason::Pressure;
 
 #[test]
-fn what_was_cut_is_cut_in_all_that_grows_from_it() {
+fn a_cut_is_replayed_in_all_later_requests_of_its_branch() {
     assert_eq!(cut_in(&plain("ucrau")), NONE);
     let scene = with_cut("ucrauau", 5, 2, PRESSURE);
     assert_eq!(cut_in(&scene), [2]);
@@ -134,7 +134,7 @@ fn a_cut_holds_in_the_branch_that_made_it() {
 
 /// Decisions of shadow mode are repeated in shadow mode only.
 #[test]
-fn shadow_mode_decides_apart() {
+fn shadow_mode_decisions_are_repeated_in_shadow_mode_only() {
     let mut scene = plain("ucrau");
     scene.mode = Mode::Shadow;
     scene.ledger.add(cut(&scene, 2, PRESSURE));
@@ -244,7 +244,7 @@ fn decisions_of_another_branch_are_adopted() {
 
 /// Decisions made when a part was new are adopted: nothing depends on their absence.
 #[test]
-fn births_are_adopted_by_what_is_sent_again() {
+fn decisions_made_at_birth_are_adopted_by_a_repeated_request() {
     let births = |why| {
         let mut scene = plain("ucr");
         scene.ledger.add(cut(&scene, 2, why));
@@ -387,7 +387,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
 }
 
 #[test]
-fn only_a_call_of_its_own_or_a_long_text_marks_a_cut() {
+fn only_a_random_call_id_or_a_long_model_text_identifies_a_cut() {
     let own = |text: &str, cut| {
         let scene = SessionFixture::of(
             FREE,
@@ -452,7 +452,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
 
 /// Reasoning that the client sends and policy removes is removed block by block. The rest of the message stays.
 #[test]
-fn removed_reasoning_stays_removed() {
+fn reasoning_that_policy_removes_is_removed_block_by_block() {
     let mut all = messages("uauau");
     for number in [1, 3] {
         all[number]["content"] = json!([thinking(number), {"type": "text", "text": "Aye."}]);
@@ -558,7 +558,7 @@ fn queued_messages_are_sent_once_and_stay() {
 
 /// The history is not in the request, so there is nothing to change.
 #[test]
-fn what_the_provider_holds_is_sent_as_it_came() {
+fn a_request_with_a_held_history_is_sent_unchanged() {
     let mut scene = plain("ucrau");
     scene.ledger.add(cut(&scene, 2, PRESSURE));
     scene.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
@@ -668,7 +668,7 @@ fn injected_messages_are_found_by_their_neighbours() {
 
 /// The step that reports an injected message, and the chain of what is forwarded with it.
 #[test]
-fn injected_messages_are_reported_and_sent_where_they_stand() {
+fn injected_messages_are_reported_and_end_the_sent_chain() {
     let scene = with_injected("uau");
     let (plan, known) = (scene.plan(), scene.known());
     let injected = known.injected_at(PartIndex::new(2, 0)).next().unwrap();
@@ -699,7 +699,7 @@ fn injected_messages_are_reported_and_sent_where_they_stand() {
 
 /// In the chain, a summary replaces the messages before its cut; messages injected before the cut are not sent.
 #[test]
-fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
+fn a_summary_replaces_its_messages_in_the_chain_that_is_sent() {
     let mut scene = with_injected("uau");
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
@@ -720,7 +720,7 @@ fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
 
 /// The chain begins with system prompt and tools. What the provider is asked to clear is reported with what is sent.
 #[test]
-fn what_is_forwarded_begins_with_its_head() {
+fn the_chain_that_is_sent_begins_with_the_system_prompt() {
     let body = |system: &str| json!({"model": FREE, "system": system, "messages": messages("u")});
     let of = |system: &str| {
         let mut scene =
@@ -736,7 +736,7 @@ fn what_is_forwarded_begins_with_its_head() {
 
 /// A decision that was revoked for good is not made again, whatever its kind.
 #[test]
-fn what_is_given_up_is_not_decided_again() {
+fn a_decision_revoked_for_good_is_not_made_again() {
     let mut scene = plain("ucrau");
     let about = PartKey(scene.about(2));
     let echo = |why, does| {
@@ -780,7 +780,7 @@ fn what_is_given_up_is_not_decided_again() {
 /// A cut was free while the client left reasoning out. If that reasoning comes back, the cut would invalidate it: the
 /// cut is dropped if the model binds reasoning and policy does not accept the loss.
 #[test]
-fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
+fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
     let call = |all: &Value, at: usize| all[at]["content"][0].clone();
     let all = messages("ucrcrau");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
@@ -820,7 +820,7 @@ fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
 /// A summary that ends with a boundary of the model is sent without it before a message of the model. One that the
 /// provider wrote is sent as it was written.
 #[test]
-fn a_summary_alternates_with_what_follows() {
+fn the_boundary_of_a_summary_is_dropped_before_a_model_message() {
     let of = |letters: &str, by: SummaryAuthor| {
         let mut scene = SessionFixture::of("claude-opus-4-6", &messages(letters));
         let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", Some("Go on."));

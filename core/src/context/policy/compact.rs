@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_threshold_is_a_share_tokens_or_what_is_left() {
+    fn a_threshold_is_a_share_or_tokens_or_leaves_a_token_buffer() {
         let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
         assert_eq!((share.threshold(180_000), share.prepare_threshold(180_000)), (90_000, 81_000));
         let tokens = CompactPolicy { threshold_tokens: Some(100_000), ..share.clone() };

@@ -80,7 +80,7 @@ fn a_result_is_old_once_the_model_has_answered_it() {
 /// Protected tokens count the whole history, or only the results that could be cut: then new results count, too, unless
 /// policy protects them anyway.
 #[test]
-fn the_newest_tokens_stay() {
+fn results_within_the_protected_tokens_are_not_cut() {
     let stay = |letters, tokens, protect_counts, protect_messages, except: &[&str]| {
         let except_tools = except.iter().map(ToString::to_string).collect();
         let policy = PrunePolicy {
@@ -141,7 +141,7 @@ fn errors_and_tools_that_policy_keeps_stay() {
 
 /// What precedes a provider's summary is no longer read.
 #[test]
-fn nothing_is_cut_before_a_summary_of_the_providers() {
+fn nothing_is_cut_before_a_summary_by_the_provider() {
     let with = |block: Value| {
         let mut all = messages("ucrucra");
         all[3]["content"] = json!([block, {"type": "text", "text": "Go on."}]);
@@ -212,7 +212,7 @@ fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
 }
 
 #[test]
-fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
+fn nothing_is_cut_before_an_earlier_cut_if_policy_stops_there() {
     let stops = |stop_at_cut| scene("ucrcrcra", PrunePolicy { stop_at_cut, ..eased() });
     let ours = |stop_at_cut| {
         let scene = stops(stop_at_cut);
@@ -233,7 +233,7 @@ fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
 
 /// A placeholder is used only if it costs less than what it replaces.
 #[test]
-fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
+fn a_placeholder_no_smaller_than_its_result_is_not_used() {
     let scene = scene("ucra", eased());
     let (request, known) = (scene.request(), scene.known());
     let saves = |tokens: u32| {
@@ -251,7 +251,7 @@ fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
 
 /// Pictures within a result are cut with it if policy allows that. Pictures beside it belong to the user, and stay.
 #[test]
-fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
+fn pictures_in_a_result_are_counted_if_they_are_cut_with_it() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let mut all = messages("ucra");
     let text = all[2]["content"][0]["content"].clone();
@@ -270,7 +270,7 @@ fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
 
 /// The tokens from the oldest cut to the end, and whether there is reasoning after it: that is what a cut breaks.
 #[test]
-fn what_stands_behind_the_oldest_cut_is_counted() {
+fn tokens_and_reasoning_after_the_oldest_cut_are_counted() {
     let of = |letters| {
         let scene = scene(letters, eased());
         let found = found_in(&scene, &scene.known());
@@ -343,7 +343,7 @@ fn a_cut_pays_back_once_it_saved_what_it_broke_of_the_cache() {
 
 /// What is written is assumed to live as long as what the parent turn wrote, and costs accordingly.
 #[test]
-fn what_lives_for_an_hour_takes_longer_to_pay_back() {
+fn a_one_hour_cache_takes_longer_to_pay_back() {
     let of = |write, long| {
         turns(1_000, PRICE, |usage| {
             (usage.cache_write, usage.cache_write_long) = (write, long);
@@ -396,7 +396,7 @@ fn a_batch_waits_until_it_saves_enough() {
 }
 
 #[test]
-fn where_the_provider_clears_nothing_is_cut() {
+fn nothing_is_cut_if_the_provider_clears_results_itself() {
     let mut scene = scene("ucra", PrunePolicy { method: PruneMethod::Provider, ..eased() });
     assert_eq!(gate(&scene, &scene.known(), 0), Err(DecisionReason::Provider));
     scene.policy.prune.method = PruneMethod::Auto;
@@ -407,7 +407,7 @@ fn where_the_provider_clears_nothing_is_cut() {
 
 /// A thread whose rewrite was refused is left alone until its cache is cold.
 #[test]
-fn a_thread_that_rests_is_cut_when_its_cache_is_cold() {
+fn a_suspended_thread_is_cut_only_when_its_cache_is_cold() {
     let mut scene = scene("ucra", eased());
     let mut known = scene.grown_from(|_| {});
     known.rests = true;
@@ -488,7 +488,7 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
 
 /// Bound reasoning depends on what precedes it, so a cut there invalidates it. In an open tool loop that is never done.
 #[test]
-fn a_cut_before_bound_reasoning_is_policys_to_allow() {
+fn a_cut_before_bound_reasoning_must_be_allowed_by_policy() {
     let of = |name, letters, accept_reasoning_loss| {
         let scene = of(name, &messages(letters), PrunePolicy { accept_reasoning_loss, ..eased() });
         gate(&scene, &scene.known(), 0)
@@ -504,7 +504,7 @@ fn a_cut_before_bound_reasoning_is_policys_to_allow() {
 
 /// Reasoning that a cut invalidates is removed with it.
 #[test]
-fn reasoning_that_a_cut_makes_void_goes_with_it() {
+fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
     let facts = |name| {
         let policy = PrunePolicy { accept_reasoning_loss: true, ..eased() };
         let scene = of(name, &messages("utrctrau"), policy);
@@ -523,7 +523,7 @@ fn reasoning_that_a_cut_makes_void_goes_with_it() {
 
 /// A batch that is not cut is reported once, at its oldest result.
 #[test]
-fn one_line_tells_of_the_batch_that_waits() {
+fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
@@ -536,7 +536,7 @@ fn one_line_tells_of_the_batch_that_waits() {
 
 /// Nothing is cut in a call beside the conversation, or if the provider holds the history.
 #[test]
-fn nothing_is_cut_beside_the_conversation() {
+fn nothing_is_cut_in_compaction_requests_or_held_histories() {
     let mut scene = scene("ucra", eased());
     let parts = scene.parts(|_| EACH);
     let proposed = |scene: &SessionFixture| {
@@ -578,7 +578,7 @@ fn a_new_result_past_policys_limit_is_trimmed() {
 /// Without a limit, a result is trimmed to what fits. Nothing is trimmed if a compaction makes room, or if the result
 /// is small.
 #[test]
-fn a_new_result_that_does_not_fit_is_trimmed_to_what_does() {
+fn a_large_new_result_that_does_not_fit_is_trimmed() {
     let mut scene = scene("ucr", eased());
     scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
     (scene.model.window, scene.reserve) = (1_200, 200);
@@ -591,7 +591,7 @@ fn a_new_result_that_does_not_fit_is_trimmed_to_what_does() {
 }
 
 #[test]
-fn results_of_a_thread_that_rests_are_not_trimmed() {
+fn results_of_a_suspended_thread_are_not_trimmed() {
     let scene = scene("ucr", PrunePolicy { max_result_tokens: Some(500), ..eased() });
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
@@ -632,7 +632,7 @@ fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
 
 /// Pictures stay with a trimmed result. With a cut result, policy decides.
 #[test]
-fn pictures_stay_where_policy_keeps_them_or_text_stays() {
+fn pictures_stay_if_policy_keeps_them_or_the_result_is_trimmed() {
     let keeps = |keep_media, why| {
         let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
         let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
@@ -648,7 +648,7 @@ fn pictures_stay_where_policy_keeps_them_or_text_stays() {
 
 /// If only results are counted, the placeholder is not subtracted from what a cut saves.
 #[test]
-fn a_cut_saves_what_is_counted() {
+fn a_placeholder_is_not_subtracted_if_only_results_are_counted() {
     let saves = |protect_counts| {
         let scene = scene("ucra", PrunePolicy { protect_counts, ..eased() });
         let parts = scene.parts(|_| EACH);
@@ -676,7 +676,7 @@ fn a_result_that_its_client_cut_is_known_by_its_text() {
 
 /// What a summary replaced cannot be cut.
 #[test]
-fn nothing_is_cut_before_a_summary_of_ours() {
+fn results_that_a_summary_replaced_are_not_cut() {
     let mut scene = scene("ucraucra", eased());
     assert_eq!(old(&scene), [6, 2]);
     let (about, near) = scene.known().at_cut(4).unwrap();
@@ -706,7 +706,7 @@ fn nothing_is_cut_before_a_summary_of_ours() {
 /// After the provider's refusal, all old results that may be cut are cut at once, and a new one is cut to its share of
 /// the room.
 #[test]
-fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough() {
+fn old_results_make_room_first_and_new_ones_only_if_needed() {
     use crate::dialect::overflow::Overflow;
     let mut scene =
         scene("ucraucrcr", PrunePolicy { protect_messages: 9, ..PrunePolicy::default() });
@@ -749,7 +749,7 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
 /// A model turned out to bind its reasoning to what was cut to make room. Its reasoning after the first cut or summary
 /// of this request is removed, unless a summary carries what it is bound to.
 #[test]
-fn reasoning_after_the_first_change_that_made_room_is_unbound() {
+fn bound_reasoning_after_the_first_cut_for_room_is_removed() {
     let mut scene = scene("utrutrtru", eased());
     let thoughts: Vec<(usize, u128)> = [1, 4, 6]
         .map(|at| (at, scene.conversation.messages[at].parts[0].removal_key().unwrap()))
@@ -811,7 +811,7 @@ fn reasoning_after_the_first_change_that_made_room_is_unbound() {
 
 /// Pictures in the user's own messages are cut if policy says so. A picture in a tool result is cut with the result.
 #[test]
-fn a_picture_of_the_users_is_cut_by_itself() {
+fn a_picture_in_a_user_message_is_cut_separately() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let mut all = messages("uacraua");
     all[0]["content"] =

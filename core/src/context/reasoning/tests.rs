@@ -99,7 +99,7 @@ const DROPS: fn(usize) -> bool = |_| false;
 const SENDS: fn(usize) -> bool = |_| true;
 
 #[test]
-fn what_a_client_drops_of_the_newest_reply_is_put_back_at_once() {
+fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
     let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
     for name in [FREE, BOUND] {
         assert_eq!(proposed(&session(name, "ucr", DROPS)), back, "{name}");
@@ -111,7 +111,7 @@ fn what_a_client_drops_of_the_newest_reply_is_put_back_at_once() {
 /// Where earlier requests were sent without the reasoning, the cache depends on its absence: it is put back if that
 /// costs nothing, or if it is required.
 #[test]
-fn older_reasoning_is_put_back_where_nothing_rests_on_its_absence() {
+fn older_reasoning_is_put_back_if_that_is_free_or_required() {
     let of = |letters, echo, late: u64| {
         let mut scene = session(FREE, letters, DROPS);
         (scene.echo, scene.now) = (echo, 1 + late);
@@ -144,7 +144,7 @@ fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
 
 /// Bound reasoning is valid only after the exact prefix that it was made from; other reasoning is valid anywhere.
 #[test]
-fn bound_reasoning_goes_back_behind_what_it_was_made_from_alone() {
+fn bound_reasoning_is_put_back_only_after_its_exact_prefix() {
     let altered = |name| {
         let mut scene = session(name, "ucr", DROPS);
         let mut all = messages("ucr");
@@ -157,7 +157,7 @@ fn bound_reasoning_goes_back_behind_what_it_was_made_from_alone() {
 }
 
 #[test]
-fn policy_keeps_what_is_dropped_away() {
+fn policy_can_forbid_putting_reasoning_back() {
     let of = |letters, reinject, strip_from_context| {
         let mut scene = session(FREE, letters, DROPS);
         scene.policy.reasoning =
@@ -176,7 +176,7 @@ fn policy_keeps_what_is_dropped_away() {
 /// A call beside the conversation decides nothing that its thread would have to repeat. A suspended thread waits until
 /// its cache is cold.
 #[test]
-fn nothing_is_decided_beside_the_conversation_or_at_rest() {
+fn no_reasoning_is_decided_in_count_requests_or_suspended_threads() {
     let mut scene = session(FREE, "ucr", DROPS);
     let mut known = scene.known();
     known.rests = true;
@@ -188,7 +188,7 @@ fn nothing_is_decided_beside_the_conversation_or_at_rest() {
 }
 
 #[test]
-fn policy_takes_out_what_the_provider_lets_go() {
+fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
     let of = |name, letters, echo, strip_from_context| {
         let mut scene = session(name, letters, SENDS);
         scene.policy.reasoning.strip_from_context = strip_from_context;
@@ -214,7 +214,7 @@ fn policy_takes_out_what_the_provider_lets_go() {
 
 /// The same, predicted for the next request.
 #[test]
-fn what_policy_takes_out_and_puts_back_next_is_foretold() {
+fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
     let may_go = |name, echo, goes_on| {
         let mut scene = SessionFixture::of(name, &messages("u"));
         scene.echo = echo;
@@ -254,7 +254,7 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
 
 /// The provider would refuse it: it was made after the messages that the summary replaces.
 #[test]
-fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
+fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
     let out = (ReasoningAction::Out, DecisionReason::Bound);
     let scene = summarised(BOUND, SENDS);
     assert_eq!(scene.known().kept_from(), 2);
@@ -281,7 +281,7 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
 
 /// It is removed in the same request that decides it, even if the provider demands the reasoning of other replies.
 #[test]
-fn reasoning_that_is_decided_to_go_goes_at_once() {
+fn reasoning_is_removed_in_the_request_that_decides_it() {
     for echo in [EchoRule::Wanted, EchoRule::Demanded] {
         let mut scene = session(BOUND, "uauauau", SENDS);
         let compact = scene.summary(2);
@@ -300,7 +300,7 @@ fn reasoning_that_is_decided_to_go_goes_at_once() {
 /// Cuts invalidate reasoning that the client itself sends. Reasoning before the cuts is put back as before, because no
 /// valid reasoning follows it any more.
 #[test]
-fn reasoning_before_what_is_taken_out_is_put_back() {
+fn reasoning_before_removed_reasoning_is_still_put_back() {
     let scene = session(BOUND, "uauauau", |number| number == 5);
     let (request, mut known) = (scene.request(), scene.known());
     let first = known.replies[0].reasoning.after.0;
@@ -317,7 +317,7 @@ fn reasoning_before_what_is_taken_out_is_put_back() {
 /// A reply was made while the reasoning before it was left out. Now the client sends that reasoning, so the reply's own
 /// can no longer be put back after it.
 #[test]
-fn reasoning_is_not_put_back_behind_what_it_was_not_made_from() {
+fn reasoning_is_not_put_back_after_reasoning_that_it_was_made_without() {
     let mut scene = session(BOUND, "uauauau", DROPS);
     let all = messages("uauauau");
     let thinks = |numbers: &[usize]| -> Value {
@@ -357,7 +357,7 @@ fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
 
 /// What the host and the model's name say about reasoning (`docs/protocols.md` 4.2).
 #[test]
-fn what_an_upstream_does_with_reasoning_goes_by_its_host_and_model() {
+fn the_reasoning_rule_depends_on_dialect_host_and_model_name() {
     use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
     use EchoRule::{Demanded, Unwanted, Wanted};
     for (dialect, host, model, does) in [
@@ -436,7 +436,7 @@ fn blocks_are_kept_with_their_places() {
 
 /// A block that broke off is kept if it has a signature, in the dialect that wants all of a reply's reasoning or none.
 #[test]
-fn a_block_that_broke_off_is_kept_by_its_seal() {
+fn an_incomplete_reasoning_block_is_kept_if_it_has_a_signature() {
     let cut = |signature| vec![piece(PartKind::Reasoning, "Hm", Some(signature), None)];
     let kept = recorded(Dialect::Anthropic, cut("c2ln")).unwrap();
     let [block] = &kept.blocks[..] else { panic!("{kept:?}") };
@@ -481,7 +481,7 @@ fn geminis_signatures_are_kept_with_their_parts() {
 
 /// Gemini demands a signature on the first call of each step of the current turn.
 #[test]
-fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
+fn a_gemini_call_without_a_signature_gets_a_stand_in() {
     let call = |n: usize, signature: Option<&str>| {
         let mut part = json!({"functionCall": {"name": "ls", "args": {"n": n}}});
         if let Some(signature) = signature {
@@ -553,7 +553,7 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
 
 /// Outside an open loop, Chat's reasoning may be removed; within one, only where it is not wanted.
 #[test]
-fn chats_reasoning_may_leave_an_open_loop_that_does_not_want_it() {
+fn chat_reasoning_may_be_removed_in_an_open_loop_if_not_wanted() {
     let of = |echo, goes_on| {
         let body = json!({"messages": [{"role": "user", "content": "Look."}]});
         let path = "/v1/chat/completions";

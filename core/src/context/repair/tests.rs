@@ -116,7 +116,7 @@ fn rules() -> Vec<(Refusal, Value, Value)> {
 
 /// A repaired request is not repaired again for the same cause, and a request without the fault is not changed.
 #[test]
-fn a_rule_mends_what_breaks_it_and_nothing_else() {
+fn a_repair_changes_what_was_refused_and_nothing_else() {
     for (refusal, before, after) in rules() {
         let mut one = scene(&before);
         assert_eq!(repaired(&mut one, &refusal), after, "{refusal:?}");
@@ -160,7 +160,7 @@ fn ids_of_calls_get_the_same_form_everywhere() {
 
 /// Half of a surrogate pair, which no JSON parser accepts.
 #[test]
-fn what_is_no_character_becomes_one() {
+fn half_a_surrogate_pair_is_replaced() {
     let mut one = scene(&messages("u"));
     one.body = String::from_utf8(one.body).unwrap().replace("Words", "\\ud83d").into_bytes();
     one.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &one.body);
@@ -171,7 +171,7 @@ fn what_is_no_character_becomes_one() {
 /// Nothing changes if policy forbids it, if the provider holds the history, or if tokens are only counted. Nor if the
 /// named place does not exist, or if the named member is required.
 #[test]
-fn what_may_not_be_changed_stays() {
+fn parts_that_may_not_be_changed_are_not_repaired() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
     let empty = refusal(RepairCause::Empty);
     let mut one = scene(&all);
@@ -215,7 +215,7 @@ fn what_may_not_be_changed_stays() {
 
 /// What we broke ourselves is revoked, not repaired: here our own summary is empty.
 #[test]
-fn what_is_ours_is_not_mended() {
+fn a_fault_in_an_inserted_summary_is_not_repaired() {
     let mut one = scene(&messages("uauau"));
     let (about, near) = one.known().at_cut(2).unwrap();
     one.ledger.add(Fact::Compact(Box::new(CompactionRecord {
@@ -243,7 +243,7 @@ fn what_is_ours_is_not_mended() {
 
 /// A repair applies to the model and the upstream that refused, and to no other.
 #[test]
-fn a_change_is_for_who_refused() {
+fn a_repair_applies_only_to_the_model_and_upstream_that_refused() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
     let mut one = scene(&all);
     let after = repaired(&mut one, &refusal(RepairCause::Empty));
@@ -290,7 +290,7 @@ fn a_change_is_for_who_refused() {
 }
 
 #[test]
-fn decisions_are_named_by_what_they_are_kept_by() {
+fn the_keys_of_repairs_are_those_they_are_stored_under() {
     let one = scene(&json!([user(&json!([text(" "), text("Go.")]))]));
     let facts = proposed(&one, &refusal(RepairCause::Empty));
     let Some(Fact::Repair(repair)) = facts.first() else { panic!("{facts:?}") };
@@ -323,7 +323,7 @@ fn removed(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
 /// The named block is removed. If that did not help, or if nothing is named, all reasoning that the client sends is
 /// removed.
 #[test]
-fn reasoning_goes_piece_by_piece_and_then_all_of_it() {
+fn refused_reasoning_is_removed_by_block_and_then_entirely() {
     let mut all = messages("ucrcru");
     for at in [1, 3] {
         all[at]["content"] = json!([thinking(at), all[at]["content"][0]]);

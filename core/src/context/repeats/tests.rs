@@ -69,7 +69,7 @@ fn others(times: usize) -> Vec<Turn> {
 }
 
 #[test]
-fn four_times_the_same_is_a_loop_in_every_dialect() {
+fn four_equal_calls_with_equal_results_are_a_loop_in_every_dialect() {
     for dialect in DIALECTS {
         let of = |turns: &[Turn]| seen(dialect, &request(dialect, turns));
         assert_eq!(of(&same(3)), None, "{dialect:?}");
@@ -138,7 +138,7 @@ fn a_picture_is_part_of_its_result() {
 
 /// What the provider holds cannot be compared. A request beside the conversation is not a turn of it.
 #[test]
-fn what_is_not_here_is_no_loop() {
+fn no_loop_is_detected_in_a_held_history() {
     let mut body = request(Dialect::OpenaiResponses, &same(5));
     body["previous_response_id"] = json!("resp_1");
     assert_eq!(seen(Dialect::OpenaiResponses, &body), None);

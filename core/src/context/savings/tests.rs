@@ -85,7 +85,7 @@ fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
 /// Other sessions share system prompt and tools and keep them in the cache. If no more than these was read, the history
 /// was not in the cache.
 #[test]
-fn what_other_sessions_keep_in_the_cache_is_no_history() {
+fn cached_heads_of_other_sessions_do_not_count_as_history() {
     let before = usage(100_000, 90_000, 10_000);
     let head = |tokens: u64| {
         let breakdown =
@@ -129,7 +129,7 @@ fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
 }
 
 #[test]
-fn what_is_cut_at_birth_breaks_nothing() {
+fn a_cut_at_birth_breaks_no_cache() {
     let before = usage(50_000, 50_000, 0);
     let done =
         RewriteSummary::of(&[cut(DecisionReason::TooLarge, Decision::New, 30_000)], Mode::Active);
@@ -139,7 +139,7 @@ fn what_is_cut_at_birth_breaks_nothing() {
 }
 
 #[test]
-fn what_was_not_sent_saves_nothing() {
+fn changes_that_were_not_sent_save_nothing() {
     let before = usage(100_000, 90_000, 10_000);
     let done =
         RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Shadow);
@@ -166,7 +166,7 @@ fn automatic_caches_hold_the_whole_prompt() {
 }
 
 #[test]
-fn a_long_life_in_the_cache_costs_more() {
+fn long_lived_cache_writes_cost_more() {
     let long = Usage { cache_write_long: Some(1_000), ..usage(2_000, 0, 2_000) };
     let spent = cost(&long, PRICE, Dialect::Anthropic).unwrap();
     near(spent, (1_000.0 * 12.5 + 1_000.0 * 20.0) / 1e6 + 0.05);
@@ -174,7 +174,7 @@ fn a_long_life_in_the_cache_costs_more() {
 
 /// Without a price or report no money is counted, and a contradictory report does not break the sum.
 #[test]
-fn what_is_not_known_is_not_counted() {
+fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
     assert_eq!(cost(&Usage::default(), PRICE, Dialect::Gemini), None);
     let odd = usage(10, u64::MAX, u64::MAX);
     assert!(cost(&odd, PRICE, Dialect::Anthropic).unwrap().is_finite());
@@ -189,7 +189,7 @@ fn what_is_not_known_is_not_counted() {
 
 /// The provider's count of the original request is compared with what we claim was removed.
 #[test]
-fn a_sample_checks_the_claim() {
+fn a_provider_count_checks_the_claimed_savings() {
     let done = RewriteSummary::of(
         &[cut(DecisionReason::ColdCache, Decision::Replayed, 30_000)],
         Mode::Active,
@@ -213,7 +213,7 @@ fn a_sample_checks_the_claim() {
 
 /// Tokens that the provider no longer counts were cut or replaced by a summary: the claim includes both.
 #[test]
-fn a_sample_checks_a_summary_too() {
+fn a_provider_count_checks_the_savings_of_a_summary_too() {
     let swap = PlanStep {
         change: Change::Compacted,
         tokens_after: 1_000,
@@ -336,7 +336,7 @@ fn a_claim_is_corrected_by_the_next_count() {
 
 /// The less certain the cost of new parts is, the smaller is the share of the error that the cut gets.
 #[test]
-fn an_error_is_shared_by_what_may_be_off() {
+fn a_counting_error_is_shared_between_cut_and_new_parts() {
     let ratio = |half: u64, actual| {
         let done = RewriteSummary::of(
             &[cut(DecisionReason::Pressure, Decision::New, 10_000)],
@@ -359,7 +359,7 @@ fn an_error_is_shared_by_what_may_be_off() {
 
 /// If an agent's rules decide, their number is shown. A claim is still checked against our own prediction.
 #[test]
-fn a_claim_is_not_judged_by_an_agents_rules() {
+fn claimed_savings_are_not_checked_against_classic_rules() {
     let done =
         RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 10_000)], Mode::Active);
     let ours = estimate(80_000, 2_000, 10_000).unwrap();
@@ -434,7 +434,7 @@ fn summaries_are_subtracted_from_what_was_saved() {
 
 /// A part of the cache writes is for a long life and costs more, by each provider's multiple of the input price.
 #[test]
-fn a_mix_of_lives_is_priced_by_its_shares() {
+fn cache_writes_of_mixed_lifetimes_are_priced_by_their_shares() {
     let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0 };
     let of = |written, long, dialect| {
         let usage =

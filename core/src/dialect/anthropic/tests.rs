@@ -54,7 +54,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn what_clients_vary_does_not_change_the_chain() {
+fn differences_between_clients_do_not_change_the_chain() {
     let last = |text: &str| read(text.as_bytes()).chains().last();
     let chain = last(REQUEST);
     assert!(chain.is_some());
@@ -86,7 +86,7 @@ fn a_string_result_is_a_result_in_blocks() {
 }
 
 #[test]
-fn purposes_sessions_and_models() {
+fn purpose_session_and_model_of_a_request_are_read() {
     let of =
         |path: &str, body: &str| crate::dialect::read(Dialect::Anthropic, path, body.as_bytes());
     assert_eq!(of("/v1/messages/count_tokens", "{}").purpose, Purpose::Count);
@@ -124,7 +124,7 @@ fn purposes_sessions_and_models() {
 }
 
 #[test]
-fn broken_requests_are_read_as_nothing() {
+fn broken_requests_have_a_note_and_no_parts() {
     for (body, note) in [("<html>", Note::NotJson), ("[]", Note::UnknownStructure)] {
         let read = read(body.as_bytes());
         assert_eq!(read.notes, [note]);
@@ -181,7 +181,7 @@ fn a_cut_stream_gives_a_lower_bound() {
 }
 
 #[test]
-fn iterations_tell_the_context_and_what_was_billed_aside() {
+fn usage_iterations_give_the_last_call_and_the_tokens_billed_aside() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"compaction","content":"sum"}],"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":5,"iterations":[
       {"type":"compaction","input_tokens":900,"output_tokens":100},
       {"type":"message","input_tokens":4,"cache_read_input_tokens":6,"output_tokens":5}]}}"#;
@@ -193,7 +193,7 @@ fn iterations_tell_the_context_and_what_was_billed_aside() {
 }
 
 #[test]
-fn hosted_tools_make_a_poor_anchor() {
+fn hosted_tools_in_a_reply_are_marked_and_keep_their_part_keys() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}],"stop_reason":"pause_turn","usage":{"input_tokens":10,"output_tokens":5,"server_tool_use":{"web_search_requests":0}}}"#;
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
@@ -205,7 +205,7 @@ fn hosted_tools_make_a_poor_anchor() {
 }
 
 #[test]
-fn errors_and_counts() {
+fn errors_and_token_counts_are_read() {
     let error = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let reply = reply_of(&stream(&[START, error]));
     assert_eq!(reply.error.unwrap().kind.as_deref(), Some("overloaded_error"));
@@ -241,7 +241,7 @@ fn the_last_of_several_replies_counts() {
 }
 
 #[test]
-fn input_that_deltas_write_again_is_not_doubled() {
+fn tool_input_that_deltas_repeat_is_not_doubled() {
     for (start, deltas, expected) in [
         (r#"{"a":1}"#, &[""][..], r#"{"a":1}"#),
         (r#"{"a":1}"#, &["", "{\"a\"", ":1}"], r#"{"a":1}"#),
@@ -280,7 +280,7 @@ fn withheld_reasoning_is_noted() {
 
 /// `diagnostics` as the SDK's types define it; `null` while the result is pending.
 #[test]
-fn why_the_cache_was_missed_is_read() {
+fn the_reported_cause_of_a_cache_miss_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
     let miss = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (reason, expected) in [
@@ -304,7 +304,7 @@ fn why_the_cache_was_missed_is_read() {
 }
 
 #[test]
-fn a_summary_by_the_provider_is_found_again() {
+fn a_provider_summary_has_the_same_key_in_reply_and_request() {
     let reply = reply_of(&stream(&[
         START,
         r#"{"type":"content_block_start","index":0,"content_block":{"type":"compaction","content":null}}"#,
@@ -330,7 +330,7 @@ fn cache_writes_are_summed_where_only_their_split_is_reported() {
 }
 
 #[test]
-fn numbers_beyond_all_reason_do_not_overflow() {
+fn huge_usage_numbers_do_not_overflow() {
     let max = u64::MAX;
     let one =
         format!(r#""input_tokens":{max},"cache_read_input_tokens":{max},"output_tokens":{max}"#);
@@ -345,7 +345,7 @@ fn numbers_beyond_all_reason_do_not_overflow() {
 
 /// Within the limit all text is kept; past it it is dropped, and usage is still read.
 #[test]
-fn a_reply_without_end_is_not_kept_without_end() {
+fn an_endless_reply_is_kept_only_up_to_its_limit() {
     let word = "w".repeat(1 << 20);
     let delta = format!(
         r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{word}"}}}}"#

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_in_order_and_hold_no_credential() {
+    fn the_tables_of_harmless_names_are_sorted_and_hold_no_credential() {
         assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
         for name in HEADERS {
             assert!(super::super::HEADERS.binary_search(name).is_err(), "{name}");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_say_who_is_asking_is_not_harmless() {
+    fn headers_that_may_identify_the_sender_are_not_harmless() {
         for name in ["user-agent", "x-stainless-lang", "x-corp-session-id", "x-codex-window-id"] {
             assert!(is_harmless_header(name), "{name}");
         }

@@ -16,7 +16,7 @@ fn of(pairs: &[(&str, &str)], target: &str) -> Tenant {
 }
 
 #[test]
-fn tables_are_in_order() {
+fn the_tables_of_credential_names_are_sorted() {
     assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
 }
 
@@ -57,7 +57,7 @@ fn every_known_place_of_a_credential_tells_tenants_apart() {
 }
 
 #[test]
-fn what_may_be_a_credential_is_nobodys() {
+fn a_possible_credential_of_unknown_kind_is_an_unknown_tenant() {
     for (pairs, target, tenant) in [
         (&[][..], "/", Tenant::Everyone),
         (&[("user-agent", "x"), ("content-type", "y")], "/v1/messages?beta=true", Tenant::Everyone),
@@ -74,14 +74,14 @@ fn what_may_be_a_credential_is_nobodys() {
 
 /// Values that differ only before the first blank are distinguished, too.
 #[test]
-fn of_several_words_each_one_counts() {
+fn every_word_of_a_credential_header_tells_tenants_apart() {
     let config =
         |key: &str| of(&[("x-portkey-config", &format!(r#"{{"api_key":"{key}", "a": 1}}"#))], "/");
     assert_ne!(config("one"), config("other"));
 }
 
 #[test]
-fn cookies_count_where_nothing_else_does_and_without_those_that_rotate() {
+fn cookies_identify_a_tenant_except_for_rotating_ones() {
     let one = of(&[("cookie", "sid=anna; __cf_bm=1")], "/");
     assert!(matches!(one, Tenant::Known(_)));
     assert_eq!(of(&[("cookie", "__cf_bm=2;sid=anna")], "/"), one);
@@ -90,7 +90,7 @@ fn cookies_count_where_nothing_else_does_and_without_those_that_rotate() {
 }
 
 #[test]
-fn an_access_key_id_alone_is_nobody() {
+fn an_access_key_id_alone_identifies_no_tenant() {
     let signed = |id: &str, signature: &str, more: &[(&str, &str)]| {
         let value = format!(
             "AWS4-HMAC-SHA256 Credential={id}/20261121/us-east-1/bedrock/aws4_request, Signature={signature}"
@@ -112,7 +112,7 @@ fn an_access_key_id_alone_is_nobody() {
 }
 
 #[test]
-fn the_client_token_is_found_removed_and_counts_for_nobody() {
+fn the_client_token_is_found_and_removed_and_identifies_no_tenant() {
     let token = "a-token-of-some-length";
     let list = CredentialRules::new(&[HeaderName::from_static("x-corp-user")], Some(token));
     let bearer = format!("Bearer {token}");
@@ -162,7 +162,7 @@ fn credentials_in_addresses_are_hidden() {
 }
 
 #[test]
-fn parameters_are_removed_and_the_rest_stays() {
+fn credential_parameters_are_removed_and_the_rest_stays() {
     let list = CredentialRules::default();
     for (target, rest) in [
         ("/v1/models?key=c", "/v1/models"),
@@ -177,7 +177,7 @@ fn parameters_are_removed_and_the_rest_stays() {
 
 proptest! {
     #[test]
-    fn never_panics(target in ".{0,60}", value in proptest::collection::vec(any::<u8>(), 0..60)) {
+    fn credential_rules_never_panic(target in ".{0,60}", value in proptest::collection::vec(any::<u8>(), 0..60)) {
         let _ = redact(&target);
         let list = CredentialRules::new(&[], Some("t"));
         let _ = list.without(&target, true);

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_find_their_place() {
+    fn argument_pieces_are_put_at_their_json_paths() {
         let (arguments, all) = put_all(&[
             r#"{"jsonPath":"$.a[0].name","stringValue":"x","willContinue":true}"#,
             r#"{"jsonPath":"$.a[0].name","stringValue":"y"}"#,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_lead_nowhere_are_refused() {
+    fn argument_pieces_with_an_invalid_json_path_are_refused() {
         for path in ["$.a[7]", "$.a[99999999999999999999]", "$..", "$.a[", "$[x]"] {
             let piece = format!(r#"{{"jsonPath":"{path}","stringValue":"x"}}"#);
             assert!(!put_all(&[&piece]).1, "{path}");

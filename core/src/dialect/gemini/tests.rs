@@ -113,7 +113,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn both_key_styles_say_the_same() {
+fn camel_case_and_snake_case_keys_are_read_alike() {
     let snake = REQUEST
         .replace("systemInstruction", "system_instruction")
         .replace("functionCall", "function_call")
@@ -138,7 +138,7 @@ fn both_key_styles_say_the_same() {
 }
 
 #[test]
-fn what_clients_vary_does_not_change_the_chain() {
+fn differences_between_clients_do_not_change_the_chain() {
     let chain = last(&read("", REQUEST.as_bytes()));
     for (from, to) in [
         (r#""id":"made-by-client-1","#, ""),
@@ -207,7 +207,7 @@ fn loose_shapes_are_tolerated() {
 }
 
 #[test]
-fn the_clis_router_is_beside_the_conversation() {
+fn the_routing_request_of_gemini_cli_is_a_side_request() {
     let router = r#"{"contents":[{"role":"user","parts":[{"text":"x"}]}],
         "systemInstruction":{"parts":[{"text":"\nYou are a specialized Task Routing AI. Your"}]},
         "generationConfig":{"responseJsonSchema":{"properties":{"complexity_score":{}}}}}"#;
@@ -282,7 +282,7 @@ fn signed_parts_are_never_joined() {
 }
 
 #[test]
-fn calls_whose_arguments_come_in_pieces() {
+fn calls_are_assembled_from_pieces_of_their_arguments() {
     let reply = replied(&[
         r#"{"functionCall":{"name":"f","willContinue":true},"thoughtSignature":"c2ln"}"#,
         r#"{"functionCall":{"partialArgs":[{"jsonPath":"$.place","stringValue":"Bos","willContinue":true}],"willContinue":true}}"#,
@@ -320,7 +320,7 @@ fn calls_whose_arguments_come_in_pieces() {
 }
 
 #[test]
-fn what_ran_at_the_provider_is_opaque_and_keyed() {
+fn parts_that_ran_at_the_provider_have_the_same_chain_when_replayed() {
     let inner = concat!(
         r#"{"executableCode":{"language":"PYTHON","code":"1","id":"x"},"thoughtSignature":"c2ln"},"#,
         r#"{"codeExecutionResult":{"outcome":"OUTCOME_OK","output":"1"}},"#,
@@ -376,7 +376,7 @@ fn totals_that_do_not_add_up_are_noted() {
 }
 
 #[test]
-fn endings_by_name_and_number() {
+fn finish_reasons_are_read_by_name_and_number() {
     for (reason, expected, complete) in [
         (r#""STOP""#, Some(StopReason::End), true),
         ("1", Some(StopReason::End), true),
@@ -433,7 +433,7 @@ fn a_streamed_array_is_read_like_a_stream() {
 }
 
 #[test]
-fn code_assist_wraps_what_it_sends() {
+fn wrapped_chunks_of_code_assist_are_read() {
     let wrap = |inner: &str| format!(r#"{{"response":{inner},"traceId":"t"}}"#);
     let inner = parts(r#"{"text":"hi"}"#);
     let reply = frames(&[&wrap(&inner), &wrap(STOP)]);
@@ -442,7 +442,7 @@ fn code_assist_wraps_what_it_sends() {
 }
 
 #[test]
-fn bodies_counts_and_errors() {
+fn whole_bodies_counts_and_errors_are_read() {
     let body = r#"{"candidates":[{"content":{"parts":[{"text":"hi"}]},"finishReason":"STOP"}],
         "responseId":"r","modelVersion":"m"}"#;
     let reply = response(body.as_bytes());
@@ -464,7 +464,7 @@ fn bodies_counts_and_errors() {
 }
 
 #[test]
-fn a_reply_without_end_is_not_kept_without_end() {
+fn an_endless_reply_is_kept_only_up_to_its_limit() {
     // With its key and quotes, each part is a megabyte: 32 are kept, the next is not.
     let size = (1 << 20) - r#"{"text":""}"#.len();
     let piece = parts(&format!(r#"{{"text":"{}"}}"#, "x".repeat(size)));
@@ -478,7 +478,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
 }
 
 #[test]
-fn no_bytes_are_fatal() {
+fn no_bytes_make_the_dialect_panic() {
     let stream = format!(
         "data: {}\n\ndata: {STOP}\n\n",
         parts(r#"{"functionCall":{"name":"f","willContinue":true}}"#)

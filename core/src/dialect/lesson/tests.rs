@@ -20,7 +20,7 @@ fn filled(form: &str) -> String {
 }
 
 #[test]
-fn every_form_teaches_what_it_says_and_only_from_end_to_end() {
+fn every_message_form_teaches_its_lesson_only_as_the_whole_message() {
     assert!(built_in().form.len() > 10, "the data does not parse");
     for form in &built_in().form {
         let status = form.status[0];
@@ -136,7 +136,7 @@ fn what_a_provider_quotes_teaches_nothing() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_no_window() {
+fn impossible_numbers_are_not_learned_as_a_window() {
     for message in [
         "prompt is too long: 9000 tokens > 10000 maximum",
         "prompt is too long: 100 tokens > 50 maximum",
@@ -150,7 +150,7 @@ fn numbers_that_cannot_be_are_no_window() {
 }
 
 #[test]
-fn an_error_in_a_reply_teaches_as_one_in_place_of_it() {
+fn an_error_within_a_reply_teaches_like_an_error_response() {
     let error = ProviderError {
         kind: Some("context_length_exceeded".into()),
         message: Some("This model's maximum context length is 9000 tokens.".into()),
@@ -159,7 +159,7 @@ fn an_error_in_a_reply_teaches_as_one_in_place_of_it() {
 }
 
 #[test]
-fn whatever_is_answered_nothing_panics() {
+fn no_error_body_makes_the_reader_panic() {
     for body in ["", "{", "\"\u{0}\"", "{\"error\":{\"message\":\"ünlesbar > {window}\"}}"] {
         for status in [200, 400, 404] {
             let _ = read(status, body, body);

@@ -7,7 +7,7 @@ fn model(name: &str) -> Model {
 }
 
 #[test]
-fn the_file_can_be_read() {
+fn the_model_catalogue_can_be_read() {
     let file: CatalogueFile =
         toml::from_str(include_str!("../../../../config/models.toml")).unwrap();
     assert!(file.models.len() > 150, "{}", file.models.len());
@@ -208,7 +208,7 @@ fn the_beta_for_a_million_tokens_opens_the_window_of_claude_alone() {
 }
 
 #[test]
-fn the_user_knows_better() {
+fn configured_models_override_the_catalogue() {
     let better = |name: &str, window| ModelOverride {
         name: name.into(),
         window: Some(window),
@@ -230,7 +230,7 @@ fn the_user_knows_better() {
 }
 
 #[test]
-fn the_reserve_is_what_can_be_written_and_no_more_than_the_limit() {
+fn the_reserve_is_the_maximum_output_capped_by_the_limit() {
     assert_eq!(model("gpt-4o").reserve(20_000), 16_384);
     assert_eq!(model("claude-opus-4-5").reserve(16_000), 16_000);
 }

@@ -147,7 +147,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn what_clients_vary_does_not_change_the_chain() {
+fn differences_between_clients_do_not_change_the_chain() {
     let last = |conversation: Conversation| conversation.chains().last().unwrap();
     let call = |arguments: &str| {
         format!(
@@ -452,7 +452,7 @@ fn legacy_calls_and_signatures_on_calls_are_read() {
 }
 
 #[test]
-fn every_word_for_an_ending_is_known() {
+fn every_known_finish_reason_is_read() {
     for (word, expected) in [
         ("stop", StopReason::End),
         ("eos", StopReason::End),
@@ -592,7 +592,7 @@ fn totals_that_do_not_add_up_are_noted() {
 
 /// Vercel's gateway with Gemini: reasoning is in neither the completion nor the total, but is billed.
 #[test]
-fn reasoning_beyond_the_completion_adds_to_it() {
+fn reasoning_tokens_outside_the_completion_are_added_to_it() {
     let output = |usage: &str| usage_of(usage).0.output;
     let normalised = |completion: u64, total: u64, reasoning: u64| {
         output(&format!(
@@ -722,7 +722,7 @@ fn a_body_is_read_like_a_stream() {
 }
 
 #[test]
-fn a_reply_without_end_is_not_kept_without_end() {
+fn an_endless_reply_is_kept_only_up_to_its_limit() {
     // With its key and quotes, each delta is a megabyte: 32 are kept, the next is not.
     let size = (1 << 20) - r#"{"content":""}"#.len();
     let piece = bytes_of(&[&delta(&format!(r#"{{"content":"{}"}}"#, "x".repeat(size)))]);
@@ -737,7 +737,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
 }
 
 #[test]
-fn no_bytes_are_fatal() {
+fn no_bytes_make_the_dialect_panic() {
     let stream = bytes_of(&[&delta(r#"{"tool_calls":[{"index":0,"id":"a"}]}"#), FINISH_CALLS]);
     for bytes in [REQUEST.as_bytes(), &stream, b"{\"choices\":[{\"delta\":[]}]}", b"[[[[", b""] {
         fuzz(bytes);

@@ -78,7 +78,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn what_clients_vary_does_not_change_the_chain() {
+fn differences_between_clients_do_not_change_the_chain() {
     let last = |text: &str| read(text.as_bytes()).chains().last();
     let chain = last(REQUEST);
     assert!(chain.is_some());
@@ -102,7 +102,7 @@ fn what_clients_vary_does_not_change_the_chain() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table of all kinds")]
-fn every_kind_of_item_has_its_place() {
+fn every_kind_of_item_is_read_as_the_right_part() {
     use PartKind::{Image, Opaque, Reasoning, ToolCall, ToolResult};
     for (item, expected, id, name) in [
         (
@@ -255,7 +255,7 @@ fn every_kind_of_item_has_its_place() {
 }
 
 #[test]
-fn odd_inputs_are_no_errors() {
+fn unusual_inputs_are_read_with_notes() {
     for (text, notes, parts) in [
         (r#"{"input":"hello"}"#, &[][..], 1),
         (r#"{"input":[]}"#, &[], 0),
@@ -273,7 +273,7 @@ fn odd_inputs_are_no_errors() {
 }
 
 #[test]
-fn tools_in_the_input_are_tools() {
+fn tools_given_as_input_items_are_read_as_tools() {
     let read = input(
         r#"{"type":"additional_tools","id":"at_1","role":"developer","tools":[{"type":"namespace","name":"functions","tools":[{"name":"exec"}]}]},
            {"type":"message","role":"developer","content":"d"},{"role":"user","content":"u"}"#,
@@ -424,7 +424,7 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
 }
 
 #[test]
-fn a_stream_that_was_cut_leaves_what_came() {
+fn a_stream_that_was_cut_keeps_the_parts_that_arrived() {
     let reply_of = |count: usize| {
         let mut reading =
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
@@ -448,7 +448,7 @@ fn a_stream_that_was_cut_leaves_what_came() {
 }
 
 #[test]
-fn servers_that_number_nothing_or_everything_alike() {
+fn streams_with_missing_or_equal_output_indexes_are_assembled() {
     for index in ["", r#""output_index":0,"#] {
         let data: Vec<String> = STREAM
             .iter()
@@ -473,7 +473,7 @@ fn servers_that_number_nothing_or_everything_alike() {
 }
 
 #[test]
-fn only_the_last_event_holds_the_output() {
+fn output_is_read_from_the_last_event_if_no_item_events_came() {
     let last = completed(&format!("[{BACK}]"));
     let reply = reply(&events(&[CREATED, &last]));
     assert_eq!((reply.parts.len(), reply.stop), (3, Some(StopReason::ToolUse)));
@@ -481,7 +481,7 @@ fn only_the_last_event_holds_the_output() {
 }
 
 #[test]
-fn every_ending_is_known() {
+fn every_terminal_event_is_read_with_its_stop_reason() {
     let end = |kind: &str, rest: &str| {
         reply(&events(&[CREATED, &format!(r#"{{"type":"{kind}","response":{{{rest}}}}}"#)]))
     };
@@ -520,7 +520,7 @@ fn every_ending_is_known() {
 }
 
 #[test]
-fn errors_in_a_stream() {
+fn errors_in_a_stream_are_read() {
     for (data, kind) in [
         (
             r#"{"type":"error","code":"rate_limit_exceeded","message":"m","param":null}"#,
@@ -568,7 +568,7 @@ fn look_alikes() {
 
 /// `prompt_cache_diagnostics` as the SDK's types define it.
 #[test]
-fn why_the_cache_was_missed_is_read() {
+fn the_reported_cause_of_a_cache_miss_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
     let miss = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (diagnostics, expected) in [
@@ -650,7 +650,7 @@ fn tools_that_the_provider_ran_are_marked() {
 }
 
 #[test]
-fn several_replies_in_one_stream() {
+fn the_last_of_several_replies_in_one_stream_counts() {
     let mut data = STREAM.to_vec();
     let last = completed("[]");
     data.push(&last);
@@ -661,7 +661,7 @@ fn several_replies_in_one_stream() {
 }
 
 #[test]
-fn a_call_id_that_every_turn_uses_may_come_back_with_the_responses_id() {
+fn a_repeated_call_id_may_come_back_prefixed_with_the_response_id() {
     let reply = body(
         r#"{"output":[{"type":"function_call","call_id":"call_0","name":"f","arguments":"{}"}]}"#,
     );
@@ -671,7 +671,7 @@ fn a_call_id_that_every_turn_uses_may_come_back_with_the_responses_id() {
 }
 
 #[test]
-fn a_reply_without_end_is_not_kept_without_end() {
+fn an_endless_reply_is_kept_only_up_to_its_limit() {
     let megabyte = "x".repeat(1 << 20);
     let delta = format!(
         r#"data: {{"type":"response.output_text.delta","output_index":0,"delta":"{megabyte}"}}"#
@@ -689,7 +689,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
 }
 
 #[test]
-fn a_connection_carries_many_replies() {
+fn one_websocket_connection_carries_many_replies() {
     let mut socket = SocketReader::new(1 << 20);
     let create = |rest: &str| format!(r#"{{"type":"response.create","model":"m"{rest}}}"#);
     let warm = socket.request(create(r#","generate":false,"input":[]"#).as_bytes()).unwrap();

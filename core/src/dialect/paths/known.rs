@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_api_has_is_known() {
+    fn the_paths_of_provider_apis_are_known() {
         for target in [
             "/v1/messages?beta=true",
             "/messages",
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_with_another_word_is_not() {
+    fn paths_with_an_unknown_prefix_are_not_known() {
         for target in [
             "/",
             "",

@@ -29,7 +29,7 @@ const STREAM: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"
 
 /// Forms that no recording has, but that the rules of event streams allow.
 #[test]
-fn a_stream_is_a_stream_however_it_is_spelt() {
+fn an_event_stream_is_read_in_every_allowed_notation() {
     let expected = read(Dialect::Anthropic, 200, Framing::Events, STREAM.as_bytes());
     assert!(expected.complete && expected.usage.total() == Some(5));
     assert_eq!(expected.stop, Some(StopReason::End));
@@ -58,7 +58,7 @@ fn a_stream_is_a_stream_however_it_is_spelt() {
 }
 
 #[test]
-fn a_body_is_a_body_whatever_its_type_says() {
+fn a_json_body_is_read_even_if_it_is_declared_an_event_stream() {
     let body = r#"{"type":"message","id":"m","content":[],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":2}}"#;
     for spelt in [body.to_owned(), format!("\n     \n{body}\n"), format!("\u{feff}{body}")] {
         for framing in [Framing::Events, Framing::Unknown] {
@@ -70,7 +70,7 @@ fn a_body_is_a_body_whatever_its_type_says() {
 }
 
 #[test]
-fn errors_come_as_json_as_arrays_as_html_and_as_text() {
+fn error_bodies_may_be_json_arrays_html_or_text() {
     let error = r#"{"error":{"status":"UNAVAILABLE","message":"later"}}"#;
     for body in [error.to_owned(), format!("[{error}]"), format!("[{error}\n]\n")] {
         for framing in [Framing::Events, Framing::Unknown] {
@@ -88,7 +88,7 @@ fn errors_come_as_json_as_arrays_as_html_and_as_text() {
 }
 
 #[test]
-fn an_errors_code_is_used_where_it_says_more_than_the_type() {
+fn an_error_code_is_used_if_it_says_more_than_the_type() {
     for (error, kind) in [
         (
             r#"{"type":"invalid_request_error","code":"context_length_exceeded"}"#,
@@ -111,7 +111,7 @@ fn an_errors_code_is_used_where_it_says_more_than_the_type() {
 }
 
 #[test]
-fn nonsense_in_an_event_costs_that_event() {
+fn an_invalid_event_does_not_affect_the_other_events() {
     for event in ["data: {\"type\":\n\n", "data: nonsense\n\n", "data: \u{0}\n\n", "data: {}}\n\n"]
     {
         let stream = format!("{event}{STREAM}");
@@ -145,7 +145,7 @@ fn a_body_that_ends_in_its_last_frame_is_not_broken() {
 }
 
 #[test]
-fn past_its_limit_a_reading_gives_up_with_a_note() {
+fn a_reader_gives_up_past_its_limit_with_a_note() {
     let long = "x".repeat(1 << 12);
     for body in [
         format!("data: \"{long}\"\n\n{STREAM}"),
@@ -182,7 +182,7 @@ fn one_event_may_be_a_megabyte() {
 }
 
 #[test]
-fn a_client_that_leaves_after_the_terminal_event_has_the_reply() {
+fn a_reply_is_complete_once_its_terminal_event_was_read() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
     let (before, last) = STREAM.split_at(STREAM.len() - 1);
     reading.push(before.as_bytes());

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_a_path_is_found() {
+    fn json_paths_are_found_in_every_notation() {
         let source = r#"{"data":"x"}"#;
         for (text, pattern, bytes, whole) in [
             (
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_not_there_is_none() {
+    fn a_json_path_to_a_missing_place_is_not_found() {
         for text in ["messages.7.content", "messages.0.content.3", "messages: at least one", "x"] {
             assert_eq!(found(text), None, "{text}");
         }

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_refuse_is_read_with_its_cause() {
+    fn every_known_refusal_message_is_read_with_its_cause() {
         let file = built_in();
         assert!(file.refusal.len() > 60 && file.except.len() > 8, "the data does not parse");
         for known in &file.refusal {
@@ -240,7 +240,7 @@ mod tests {
 
     /// Whole response bodies, as recorded.
     #[test]
-    fn what_providers_answered_is_read() {
+    fn recorded_refusals_of_providers_are_read() {
         use RefusalDetail::{Bytes, Count, Document, Format, ModelLimit, Request};
         use RepairCause::{Empty, MaxTokens, Media, Prefill, ToolPairs};
         let gemini = |pattern: &str| {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_smaller_is_left() {
+    fn pictures_that_cannot_be_shrunk_are_left_unchanged() {
         let large = file(200, 200, ImageFormat::Png);
         let goal = Goal { side: 100, bytes: 1 << 20 };
         assert_eq!(shrink(&large, Some("image/jpeg"), goal), None, "another type");
@@ -172,7 +172,7 @@ mod tests {
 
     /// A small file with very many pixels is not decoded.
     #[test]
-    fn a_picture_that_unfolds_is_left() {
+    fn a_small_file_with_very_many_pixels_is_not_decoded() {
         let mut out = Cursor::new(Vec::new());
         let plain = image::GrayImage::new(9_000, 9_000);
         DynamicImage::ImageLuma8(plain).write_to(&mut out, ImageFormat::Png).unwrap();

@@ -80,7 +80,7 @@ fn empty_text_is_removed_or_filled() {
 }
 
 #[test]
-fn what_is_no_character_is_replaced_and_nothing_else() {
+fn invalid_characters_are_replaced_and_nothing_else() {
     let unicode = |body: &str| repaired(&Repair::Unicode, Anthropic, body);
     assert_eq!(unicode(r#"{"a":"x\ud83dy\udc00 \ud83d\ude00 \\ud83d"}"#), {
         r#"{"a":"x\ufffdy\ufffd \ud83d\ude00 \\ud83d"}"#
@@ -236,7 +236,7 @@ fn calls_and_responses_of_gemini_pair() {
 }
 
 #[test]
-fn ids_are_the_same_everywhere() {
+fn a_repaired_tool_id_is_the_same_in_call_and_result() {
     let body = r#"{"messages":[{"tool_calls":[{"id":"call_0fypS1hVX"}]},{"role":"tool","tool_call_id":"call_0fypS1hVX"},{"role":"tool","tool_call_id":"abcdefgh1"}]}"#;
     let out = repaired(&Repair::ToolIds { length: Some(9) }, Chat, body);
     let read: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -249,7 +249,7 @@ fn ids_are_the_same_everywhere() {
 }
 
 #[test]
-fn the_oldest_cache_markers_go() {
+fn surplus_cache_markers_are_removed_from_the_oldest_messages() {
     let mark = r#","cache_control":{"type":"ephemeral"}"#;
     let body = format!(
         r#"{{"system":[{{"type":"text","text":"s"{mark}}}],"messages":[{{"content":[{{"type":"text","text":"a"{mark}}},{{"type":"text","text":"b"{mark}}}]}}]}}"#
@@ -262,7 +262,7 @@ fn the_oldest_cache_markers_go() {
 }
 
 #[test]
-fn a_member_goes_wherever_it_stands_in_that_place() {
+fn a_refused_member_is_removed_in_every_matching_place() {
     let body = r#"{"messages":[{"role":"a","x":1,"content":[{"x":2}]},{"x":3,"role":"b"}],"x":4}"#;
     let field = |place: &str| repaired(&Repair::Field { place: place.into() }, Chat, body);
     assert_eq!(
@@ -275,7 +275,7 @@ fn a_member_goes_wherever_it_stands_in_that_place() {
 }
 
 #[test]
-fn the_limit_of_output_is_lowered_and_thinking_below_it() {
+fn the_output_limit_is_lowered_and_the_thinking_budget_below_it() {
     for (dialect, body, expected) in [
         (
             Anthropic,
@@ -340,7 +340,7 @@ const MESSAGES: [&[&str]; 4] = [
 proptest::proptest! {
     /// Whatever a history contains, its edits can be applied, the result is JSON, and it is not changed again.
     #[test]
-    fn any_history_is_repaired_once(
+    fn no_history_is_changed_by_a_second_repair(
         pieces in proptest::collection::vec(0usize..8, 0..12),
         dialect in 0usize..4,
     ) {

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_gives_way_and_the_rest_stays_byte_for_byte() {
+    fn a_summary_replaces_the_beginning_and_leaves_all_other_bytes() {
         let body = r#"{ "messages" : [ {"role":"user","content":"a"} , {"role":"assistant","content":"b"},
             {"role":"user", "content":"c"}], "x":1.0}"#;
         let expected = r#"{ "messages" : [ {"role":"user","content":"So \"far\"."},{"role":"assistant","content":"On."},
@@ -135,7 +135,7 @@ mod tests {
 
     /// Codex sends its tools as items. They are not part of the history, so they stay.
     #[test]
-    fn what_stands_between_stays() {
+    fn items_between_replaced_messages_stay() {
         let tools = r#"{"type":"additional_tools","tools":[]}"#;
         let body = format!(
             r#"{{"input":[{{"role":"user","content":"a"}},{tools},{{"role":"assistant","content":"b"}},{{"role":"user","content":"c"}}]}}"#
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_models_boundary_is_taken_off() {
+    fn only_the_boundary_message_of_the_model_is_removed() {
         let dialects =
             [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
         for dialect in dialects {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_may_be_put_in() {
+    fn a_summary_that_is_not_a_list_of_json_objects_is_rejected() {
         let body =
             br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_that_was_requested_is_shown() {
+    fn a_display_is_added_to_requested_thinking() {
         for (dialect, body, expected) in [
             (
                 Dialect::Anthropic,

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_says_what_it_holds() {
+    fn a_summary_frame_marks_the_summary_and_its_quotes() {
         let quotes = [
             quote(1, "Mend it.\n\nHuman: really"),
             Quote { is_whole: false, ..quote(4, "Then") },

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_to_anthropic_is_for_a_block_alone() {
+    fn a_compaction_request_to_anthropic_asks_for_a_block_only() {
         let body = r#"{"model":"claude-opus-5-5","max_tokens":100,"stream":true,"system":"s",
             "tool_choice":{"type":"any"},"context_management":{"edits":[]},"stop_sequences":["x"],
             "output_config":{"effort":"low","format":{"type":"json_schema"}},
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn openai_is_sent_what_its_endpoint_takes() {
+    fn a_compaction_request_to_openai_has_only_accepted_members() {
         let body = r#"{"model":"gpt-5.6-sol","stream":true,"store":false,"tools":[],"instructions":"s",
             "input":[ {"role":"user","content":"a"} ],"prompt_cache_key":"k"}"#;
         assert_eq!(
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_answered_is_kept_byte_for_byte() {
+    fn a_provider_summary_is_kept_byte_for_byte() {
         let block = r#"{ "type":"compaction","content":"So \u0066ar.","signature":"Sig==","tool_changes":[]}"#;
         let usage = r#"{"input_tokens":0,"output_tokens":0,"iterations":[{"type":"compaction","input_tokens":7,"output_tokens":3,"cache_read_input_tokens":90,"cache_creation_input_tokens":1}]}"#;
         let body = format!(
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn other_answers_are_no_summary() {
+    fn other_responses_are_no_provider_summary() {
         let why = |dialect, body: &str| read(dialect, body.as_bytes()).unwrap_err();
         let anthropic = |body: &str| why(Dialect::Anthropic, body);
         assert_eq!(
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_compacts_already_is_not_asked() {
+    fn a_request_that_compacts_by_itself_gets_no_provider_summary() {
         let edits = r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#;
         let clears = r#"{"context_management":{"edits":[{"type":"clear_thinking_20251015"}]}}"#;
         assert!(!is_possible(Dialect::Anthropic, edits.as_bytes()));

@@ -18,7 +18,7 @@ fn summary_request(dialect: Dialect, target: &str, body: &str) -> Json {
 }
 
 #[test]
-fn anthropic_is_asked_in_the_users_last_message() {
+fn anthropic_is_asked_for_a_summary_in_the_last_user_message() {
     let body = r#"{"model":"m","max_tokens":100,"tool_choice":{"type":"any"},"system":"s","tools":[{"name":"T"}],
         "messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"T","input":{}}]},
         {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"r"}]}]}"#;
@@ -70,7 +70,7 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
 }
 
 #[test]
-fn chat_is_asked_in_the_users_message_or_after_a_tools_answer() {
+fn chat_is_asked_in_the_user_message_or_after_a_tool_result() {
     let target = "/v1/chat/completions";
     let body = r#"{"model":"m","response_format":{"type":"json_object"},"messages":[{"role":"user","content":"Hm."}]}"#;
     let request = summary_request(Dialect::OpenaiChat, target, body);
@@ -84,7 +84,7 @@ fn chat_is_asked_in_the_users_message_or_after_a_tools_answer() {
 }
 
 #[test]
-fn responses_and_gemini_are_asked_in_their_own_form() {
+fn responses_and_gemini_are_asked_for_a_summary_in_their_own_form() {
     let body = r#"{"model":"m","tool_choice":"required","text":{"format":{"type":"json_schema"},"verbosity":"low"},"input":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
     let request = summary_request(Dialect::OpenaiResponses, "/v1/responses", body);
     assert_eq!(request["input"][2], json!({"role": "user", "content": "Say \"it\"."}));
@@ -113,7 +113,7 @@ fn responses_and_gemini_are_asked_in_their_own_form() {
 
 /// An analysis before the summary's tag is not part of the summary.
 #[test]
-fn the_summary_is_taken_from_behind_its_analysis() {
+fn the_analysis_before_a_summary_is_dropped() {
     let reply =
         "<analysis>\nFirst this, then that.\n</analysis>\n\n<summary>\nShe is deep.\n</summary>";
     let part = ReplyPart { text: reply.into(), ..ReplyPart::of(PartKind::Text) };
@@ -127,7 +127,7 @@ fn the_summary_is_taken_from_behind_its_analysis() {
 }
 
 #[test]
-fn only_text_is_a_summary() {
+fn a_summary_is_accepted_only_from_a_complete_reply_of_text() {
     let text = |content: &str| ReplyPart { text: content.into(), ..ReplyPart::of(PartKind::Text) };
     let reply = |parts: Vec<ReplyPart>| Reply {
         parts,

@@ -82,7 +82,7 @@ fn around(name: &str, dialect: Dialect) -> Around {
 
 /// GPT: six tokens and the name around a result. The wrapper of parallel calls is not sent back (1.3).
 #[test]
-fn what_gpt_puts_around_parts() {
+fn gpt_parts_cost_their_measured_structure_tokens() {
     let gpt_5 = Around {
         text: 4,
         call: 6,
@@ -111,7 +111,7 @@ fn what_gpt_puts_around_parts() {
 }
 
 #[test]
-fn what_claude_puts_around_parts() {
+fn claude_parts_cost_their_measured_structure_tokens() {
     let claude = Around {
         text: 0,
         call: 30,
@@ -140,7 +140,7 @@ fn what_claude_puts_around_parts() {
 /// Gemini reads results as JSON, except those models that stop doing so in streams. Some gateways pass results on as
 /// text.
 #[test]
-fn what_gemini_puts_around_parts() {
+fn gemini_parts_cost_their_measured_structure_tokens() {
     let exact = bpe::is_exact(Family::Gemini);
     let (text, result, read) = if exact { (0, 2, 8) } else { (1, 1, 6) };
     let gemini = |read| Around {
@@ -183,7 +183,7 @@ fn what_is_not_in_the_prompt_costs_nothing() {
 /// Past the limit of tokenised bytes, a short text is counted by its length: at the rate of the text counted so far, or
 /// at the family's rate if there is none.
 #[test]
-fn what_is_not_counted_costs_by_its_length() {
+fn text_that_is_not_tokenised_costs_by_its_length() {
     let text = "a word ".repeat(30); // 210 bytes
     let limited = |family, limit| Tokenizer { limit, ..Tokenizer::whole(family) };
     let by_length = [
@@ -235,7 +235,7 @@ fn samples_are_spread_evenly() {
 
 /// The tool's name is counted separately if it may not be read, and is not in the tally of the text.
 #[test]
-fn a_name_that_may_not_be_read_is_counted_aside() {
+fn a_tool_name_that_may_not_be_read_is_counted_separately() {
     let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
     read.dialect = Dialect::Gemini;
     let model = Catalogue::default().model("gemini-2.5-pro", "");

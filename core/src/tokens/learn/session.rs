@@ -122,7 +122,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
 }
 
 #[test]
-fn sessions_are_learned_from_to_the_token() {
+fn learning_from_sample_sessions_has_the_exact_expected_outcome() {
     // Streams drop reasoning, whatever else is known of the session; whole responses have it read.
     let believed = [2_000, 1_000, 2_000, 1_000, 2_000, 1_000];
     let exact = Outcome {
@@ -159,7 +159,7 @@ fn sessions_are_learned_from_to_the_token() {
 
 /// What was learned of one tokenizer does not apply to another, nor to another way of counting.
 #[test]
-fn what_was_learned_is_of_one_tokenizer() {
+fn a_learned_state_applies_to_one_tokenizer_only() {
     let learned = EstimatorState::new(Family::O200k);
     assert!(learned.is_of(Family::O200k) && !learned.is_of(Family::Cl100k));
     let inexact = EstimatorState { exact: false, ..learned };

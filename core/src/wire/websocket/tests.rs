@@ -132,7 +132,7 @@ fn invariant_10_frames_may_be_cut_anywhere() {
 }
 
 #[test]
-fn what_cannot_be_read_ends_the_reading() {
+fn an_invalid_websocket_frame_ends_the_reading() {
     for (bytes, fault) in [
         (frame(0xc1, b"x", None), FrameError::Reserved),
         (frame(0xa1, b"x", None), FrameError::Reserved),
@@ -154,7 +154,7 @@ fn what_cannot_be_read_ends_the_reading() {
 }
 
 #[test]
-fn limits_at_and_past() {
+fn messages_up_to_the_limit_are_read_and_longer_ones_are_not() {
     let at = vec![b'a'; LIMIT];
     let past = vec![b'a'; LIMIT + 1];
     let last = frame(0x81, b"last", None);
@@ -175,7 +175,7 @@ fn limits_at_and_past() {
 }
 
 #[test]
-fn what_the_server_settles() {
+fn the_compression_is_the_one_that_the_server_accepted() {
     for (header, settled) in [
         ("", (Compression::Plain, Compression::Plain)),
         ("permessage-deflate", (KEEPS, KEEPS)),
@@ -203,6 +203,6 @@ proptest! {
 /// Found by fuzzing: if a message contains the start of a new deflate stream and is cut there, the rest can look like
 /// the tail that senders leave off.
 #[test]
-fn what_looks_like_the_tail_within_a_message_is_read_wherever_it_is_cut() {
+fn bytes_like_a_deflate_tail_within_a_message_are_read_at_any_cut() {
     fuzz(b"\x41\x2f\x23\x05\0\0\0\0\xff\xff\x10\x71\x71\x04");
 }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn names_become_addresses_and_permits_are_released() {
+    async fn host_names_are_resolved_and_permits_are_released() {
         for _ in 0..3 * AT_ONCE {
             let mut found =
                 DnsResolver::default().call("localhost".parse().unwrap()).await.unwrap();

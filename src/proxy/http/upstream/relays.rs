@@ -56,7 +56,7 @@ mod tests {
     use crate::proxy::tests::upstream;
 
     #[test]
-    fn a_stray_variable_is_named_with_the_proxy_and_without_its_credential() {
+    fn a_proxy_variable_is_logged_without_the_proxys_credential() {
         let upstreams = [
             upstream("anthropic", "https://api.anthropic.com", &[]),
             upstream("openai", "https://api.openai.com/v1", &[]),

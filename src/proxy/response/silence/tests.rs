@@ -33,7 +33,7 @@ async fn next(silence: &mut StreamSilence) -> SilenceAction {
 
 /// The error event is an error for a reader of its protocol, and a complete event.
 #[tokio::test]
-async fn the_error_event_is_one_of_its_dialect() {
+async fn a_silence_error_event_is_readable_in_each_dialect() {
     for dialect in DIALECTS {
         let mut silence = silence(dialect, &[], (20, 0));
         silence.passed(b"data: {}\r\n\r\n");

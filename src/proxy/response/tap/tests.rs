@@ -135,7 +135,7 @@ fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
 }
 
 #[tokio::test]
-async fn invariant_5_the_same_frames_in_the_same_order_trailers_included() {
+async fn invariant_5_frames_and_trailers_are_forwarded_unchanged_in_order() {
     let trailers = HeaderMap::from_iter([(
         http::HeaderName::from_static("x-sum"),
         http::HeaderValue::from_static("1"),
@@ -159,7 +159,7 @@ async fn invariant_5_the_same_frames_in_the_same_order_trailers_included() {
 }
 
 #[tokio::test]
-async fn invariant_5_an_error_is_the_same_error() {
+async fn invariant_5_an_upstream_error_is_forwarded_as_the_same_error() {
     let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.feed.as_ref().unwrap().send(Err("cut by the script".into())).unwrap();
@@ -226,7 +226,7 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
+async fn the_end_of_a_body_without_a_terminal_event_waits_for_the_commit() {
     for left in [None, Some(1)] {
         let (actions, done) = committing();
         let mut bench = Bench::of(actions, left, 60_000).await;
@@ -248,7 +248,7 @@ async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
 }
 
 #[tokio::test]
-async fn invariant_6_a_client_that_leaves_ends_it_once() {
+async fn invariant_6_a_client_that_leaves_ends_its_exchange_once() {
     // After the terminal event: complete.
     let mut bench = Bench::new(reading()).await;
     EVENTS.iter().for_each(|event| bench.send(event));
@@ -284,7 +284,7 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
+async fn a_stream_without_its_terminal_event_ends_with_an_error() {
     let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.end();
@@ -294,14 +294,14 @@ async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
 }
 
 #[tokio::test]
-async fn a_stream_that_a_drain_deadline_ends_is_not_a_client_that_left() {
+async fn a_stream_ended_by_a_drain_deadline_is_not_reported_as_client_left() {
     let bench = Bench::new(reading()).await;
     bench.phase.send_replace(ServingPhase::Breaking);
     assert_eq!(bench.reported().outcome, Outcome::Turned);
 }
 
 #[tokio::test]
-async fn hidden_usage_gives_the_client_no_frame_and_held_data_comes_before_an_error() {
+async fn hidden_usage_gives_no_frame_and_held_data_precedes_an_error() {
     let mut queue: VecDeque<&str> = VecDeque::from([
         "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}],\"usage\":null}\n\n",
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",

@@ -34,7 +34,7 @@ const STREAMS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn added_usage_is_hidden_however_the_stream_is_cut() {
+fn added_usage_is_hidden_however_the_stream_is_split() {
     for (sent, want) in STREAMS {
         for size in 1..=sent.len() {
             let mut hiding = UsageStrip::new(

@@ -17,7 +17,7 @@ fn holds(caches: &SessionCaches, number: usize) -> bool {
 }
 
 #[test]
-fn of_too_many_sessions_the_least_recently_used_go_unless_they_are_in_use() {
+fn past_the_limit_the_least_recently_used_idle_sessions_are_dropped() {
     let mut caches = SessionCaches::default();
     let in_use = caches.cache(&scope(0));
     for number in 1..SESSIONS {
@@ -35,7 +35,7 @@ fn of_too_many_sessions_the_least_recently_used_go_unless_they_are_in_use() {
 }
 
 #[test]
-fn of_too_much_memory_the_least_recently_used_sessions_go() {
+fn past_the_memory_limit_the_least_recently_used_sessions_are_dropped() {
     let mut caches = SessionCaches::default();
     caches.cache(&scope(0)).add_stored(texts_of(1 << 20));
     let each = caches.bytes();
@@ -76,7 +76,7 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
 
 /// A cache can only be removed by a caller that holds it. If the name now has another cache, that one stays.
 #[test]
-fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
+fn a_cache_in_use_is_not_released_and_a_newer_one_is_not_removed() {
     let mut caches = SessionCaches::default();
     let (first, other) = (caches.cache(&scope(0)), caches.cache(&scope(1)));
     caches.release(&[scope(0), scope(2)]);
@@ -92,7 +92,7 @@ fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
 
 /// A name is found if there is anything under it: a turn, or an exchange that is not over yet.
 #[tokio::test]
-async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
+async fn a_session_with_a_turn_or_an_open_exchange_is_found_by_name() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let named = |name: &str| lock(&ours.caches).named(&name.into());
     drop(ours.handle(&scope(0)));
@@ -108,7 +108,7 @@ async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
 
 /// The store knows nothing of a session that begins here, so it is not read.
 #[tokio::test]
-async fn a_session_that_begins_here_is_not_read() {
+async fn a_new_session_is_not_read_from_the_store() {
     let store = Slow::new();
     let ours = Ledgers::new(store.clone());
     let opened = ours.open(lookup("t", None, "1"), &conversation(&user("hi"))).await.unwrap();

@@ -86,7 +86,7 @@ async fn only_a_long_exchange_without_a_turn_leaves_a_draft() {
 
 /// If the store takes no drafts, exchanges continue without them.
 #[tokio::test]
-async fn a_store_that_takes_no_drafts_costs_nothing() {
+async fn exchanges_continue_if_the_store_takes_no_drafts() {
     let ours = Ledgers::new(Arc::new(Dead));
     let timeout = Duration::from_millis(1);
     let ask = SessionLookup { timeout, ..lookup("t", Some("s"), "1") };
@@ -148,7 +148,7 @@ async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
 
 /// Turns wait while drafts are written, so one write has only some of them: those that have waited longest.
 #[tokio::test]
-async fn of_many_drafts_those_that_wait_longest_are_written() {
+async fn drafts_that_wait_longest_are_written_first() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let begin = |number: usize| {
@@ -172,7 +172,7 @@ async fn of_many_drafts_those_that_wait_longest_are_written() {
 }
 
 #[tokio::test]
-async fn the_writer_of_drafts_sleeps_until_there_is_one() {
+async fn the_draft_writer_sleeps_while_there_is_no_draft() {
     use futures_util::FutureExt as _;
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();

@@ -281,7 +281,7 @@ fn known(ledgers: &Ledgers) -> Option<Vec<String>> {
 }
 
 #[test]
-fn however_two_requests_a_load_and_an_eviction_meet_no_turn_is_lost() {
+fn no_turn_is_lost_in_any_order_of_requests_load_and_eviction() {
     for (is_coarse, loads_fail) in [(false, false), (true, true)] {
         let cast = Cast { evictions: 1, loads_fail, is_coarse, ..Cast::default() };
         let runs = in_every_order(|choices| {
@@ -320,12 +320,12 @@ fn nothing_comes_back(names: &[&'static str], is_coarse: bool) {
 }
 
 #[test]
-fn however_a_deletion_meets_a_request_and_its_load_nothing_comes_back() {
+fn a_deleted_session_stays_gone_in_any_order_of_request_and_load() {
     nothing_comes_back(&["one"], false);
 }
 
 #[test]
-fn however_a_deletion_meets_two_requests_nothing_comes_back() {
+fn a_deleted_session_stays_gone_in_any_order_of_two_requests() {
     nothing_comes_back(&["one", "other"], true);
 }
 

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_is_not_cached() {
+    fn a_prefix_below_the_minimum_is_not_cached() {
         let mut conversation = CacheConversation::default();
         assert_eq!(conversation.send("a!", BREAKPOINTS), CacheUsage::default());
         assert_eq!(conversation.send("a!", BREAKPOINTS), CacheUsage::default());
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_costs_from_where_it_stands() {
+    fn an_edit_causes_a_cache_miss_from_its_place() {
         let mut conversation = CacheConversation::default();
         conversation.send("ab!cdef!", BREAKPOINTS);
         let edited = conversation.send("ab!cXef!", BREAKPOINTS);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_apart() {
+    fn cache_namespaces_are_separate() {
         let mut conversation = CacheConversation::default();
         conversation.send("abc!", BREAKPOINTS);
         let other = conversation.send_in(2, "abc!", BREAKPOINTS);

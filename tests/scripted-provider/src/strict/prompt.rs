@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_the_same_as_a_string_and_as_a_block() {
+    fn a_string_and_a_text_block_measure_the_same() {
         let plain = measure_text("user", "hello");
         let marked =
             json!({"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}});
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_and_the_order_of_keys_count() {
+    fn every_byte_and_the_order_of_keys_change_the_hash() {
         let one = measure("t", &json!({"a": {"b": 1, "c": [true, null]}}));
         for other in [
             json!({"a": {"c": [true, null], "b": 1}}),

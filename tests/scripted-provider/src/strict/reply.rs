@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generator_is_the_same_every_time_and_ends() {
+    fn the_reply_generator_is_deterministic_and_stops_calling_tools() {
         let generator = ReplyGenerator::new(3);
         let mut seen = Vec::new();
         for user_hash in 0..40 {

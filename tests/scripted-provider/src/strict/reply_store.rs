@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_repeat_only_from_the_start() {
+    fn generated_ids_repeat_only_with_the_same_seed() {
         let (mut one, mut two) = (IdGenerator::new(7), IdGenerator::new(7));
         assert_eq!(one.id("toolu_"), two.id("toolu_"));
         assert_ne!(one.id("toolu_"), one.id("toolu_"));

@@ -54,7 +54,7 @@ const ALL: (bool, bool, bool) = (true, true, false);
 const NOTHING: (bool, bool, bool) = (false, false, true);
 
 #[test]
-fn a_reply_without_reasoning_brings_none_back() {
+fn a_reply_without_reasoning_carries_none_over() {
     for (letters, comes) in [("Tw", ALL), ("tw", ALL), ("Tc", ALL), ("w", NOTHING), ("c", NOTHING)]
     {
         assert_eq!(back(&outlook(), letters), comes, "{letters}");
@@ -66,7 +66,7 @@ fn a_reply_without_reasoning_brings_none_back() {
 
 /// Policy can put reasoning back in turns that have ended, or in the turn that goes on.
 #[test]
-fn what_a_client_drops_comes_back_where_it_is_put_back() {
+fn dropped_reasoning_is_carried_over_only_if_it_is_put_back() {
     let drops = CarryOutlook { drops: true, ..outlook() };
     assert_eq!((back(&drops, "tw"), back(&drops, "tc")), (NOTHING, NOTHING));
     let ended = CarryOutlook { puts_back: true, ..drops.clone() };
@@ -83,7 +83,7 @@ fn what_a_client_drops_comes_back_where_it_is_put_back() {
 }
 
 #[test]
-fn what_policy_takes_out_does_not_come_back_where_it_may_go() {
+fn reasoning_that_policy_may_strip_is_not_carried_over() {
     let strips = |strip| CarryOutlook { strip, ..outlook() };
     let all = strips(StripPolicy::All);
     assert_eq!((back(&all, "tw"), back(&all, "tc")), (NOTHING, ALL), "a loop keeps its own");
@@ -94,7 +94,7 @@ fn what_policy_takes_out_does_not_come_back_where_it_may_go() {
 
 /// Gemini reads the signature, not the thoughts. An agent's rules do not know signatures.
 #[test]
-fn geminis_reasoning_comes_back_with_its_signature() {
+fn gemini_reasoning_is_carried_over_with_its_signature() {
     let gemini = CarryOutlook { dialect: Dialect::Gemini, ..outlook() };
     assert_eq!(back(&gemini, "tW"), ALL);
     assert_eq!(back(&gemini, "tw"), (true, true, true));
@@ -126,7 +126,7 @@ const LOSES: ReplyCarry =
     ReplyCarry { returns: false, unsent: true, returns_by_rules: false, goes_on: false };
 
 #[test]
-fn the_next_request_holds_input_reply_and_the_reasoning_that_is_read() {
+fn the_carry_over_is_input_reply_and_the_reasoning_that_is_read() {
     use ReasoningRetention::{Drops, Keeps, Loops, Turns};
     let of = |back, retention| {
         let carry = outlook().carried(&turn(), back, retention, false);
@@ -149,7 +149,7 @@ fn the_next_request_holds_input_reply_and_the_reasoning_that_is_read() {
 
 /// Some providers also count reasoning that is not sent back.
 #[test]
-fn what_is_not_sent_back_counts_where_the_provider_counts_it() {
+fn reasoning_not_sent_back_counts_if_the_provider_counts_it() {
     let of = |back, counted| {
         let carry = outlook().carried(&turn(), back, ReasoningRetention::Keeps, counted);
         (carry.tokens, carry.reasoning)
@@ -159,7 +159,7 @@ fn what_is_not_sent_back_counts_where_the_provider_counts_it() {
 }
 
 #[test]
-fn reasoning_that_policy_takes_out_leaves_the_next_request() {
+fn reasoning_that_policy_strips_is_not_in_the_carry_over() {
     let of = |strip, may, may_in_loop, back| {
         let outlook = CarryOutlook {
             strip,
@@ -201,7 +201,7 @@ fn reasoning_that_policy_takes_out_leaves_the_next_request() {
 /// The client sends again what the provider cleared. The provider clears it again if the request asks for it and the
 /// prompt is large enough.
 #[test]
-fn what_the_provider_cleared_comes_again() {
+fn cleared_tokens_come_back_unless_the_provider_clears_them_again() {
     let mut turn = turn();
     turn.usage.cleared = Some(ClearingReport { input_tokens: 500, ..ClearingReport::default() });
     let of = |clears_past| {
@@ -228,7 +228,7 @@ fn without_usage_the_estimate_is_carried_over() {
 
 /// If a reply broke off, its counted tokens are used if they are more than was reported.
 #[test]
-fn a_reply_that_broke_off_is_measured_by_what_came_of_it() {
+fn an_incomplete_reply_is_measured_by_what_arrived() {
     let of = |change: fn(&mut Usage)| {
         let mut turn = turn();
         turn.usage.lower_bound = true;
@@ -246,7 +246,7 @@ fn a_reply_that_broke_off_is_measured_by_what_came_of_it() {
 
 /// OpenAI's Chat Completions does not show reasoning, so it never comes back.
 #[test]
-fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
+fn the_context_after_a_turn_is_its_stored_carry_over() {
     let mut turn = turn();
     assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(1100), Some(1100)));
     (turn.dialect, turn.family) = (Dialect::OpenaiChat, Family::O200k);
@@ -262,7 +262,7 @@ fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
 
 /// A client drops reasoning if reasoning was expected back and did not come, or if that was seen before.
 #[test]
-fn a_client_that_drops_reasoning_is_seen_to() {
+fn a_client_that_drops_reasoning_is_detected() {
     let thought = |key| SketchPart {
         key: PartKey(key),
         tokens: 9,
@@ -294,7 +294,7 @@ fn a_client_that_drops_reasoning_is_seen_to() {
 
 /// A turn stores the tokens by each way of counting, what its messages are made of, and the limits of the window.
 #[test]
-fn a_turn_keeps_what_the_next_request_holds() {
+fn a_turn_stores_its_carry_over_and_its_window_limits() {
     use crate::context::policy::ClassicRole;
     let carried = |change: fn(&mut SessionFixture)| {
         let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));

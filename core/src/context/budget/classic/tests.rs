@@ -24,7 +24,7 @@ fn of(rules: &ClassicRules, scene: &SessionFixture, last: Option<&Turn>) -> Clas
 /// New messages begin after the earlier request and its reply. If neither is found again, they begin after the model's
 /// last message.
 #[test]
-fn what_is_new_begins_after_what_was_sent_and_answered() {
+fn new_messages_begin_after_the_earlier_request_and_its_reply() {
     let turn = turn(&SessionFixture::of(FREE, &messages("u")));
     let anchor = Anchor { turn: &turn, sketch: &turn.sketch.added };
     let user = |text: &str| json!({"role": "user", "content": text});
@@ -94,7 +94,7 @@ fn system_prompt_and_tools_count_once() {
 
 /// The factor applies to new content and to what was added to it, not to reported tokens.
 #[test]
-fn what_was_reported_is_not_multiplied() {
+fn the_factor_is_not_applied_to_reported_tokens() {
     let scene = SessionFixture::of(FREE, &messages("uau"));
     let last = turn(&SessionFixture::of(FREE, &messages("u")));
     let rules = ClassicRules { factor: 1.5, ..ClassicRules::default() };
@@ -105,7 +105,7 @@ fn what_was_reported_is_not_multiplied() {
 }
 
 #[test]
-fn what_the_provider_holds_is_reported() {
+fn history_held_by_the_provider_counts_as_reported() {
     let body = json!({"model": "gpt-5", "previous_response_id": "r", "input": "12345678"});
     let scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
     let last = turn(&SessionFixture::of(FREE, &messages("u")));

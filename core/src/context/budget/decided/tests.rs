@@ -51,7 +51,7 @@ fn counted(scene: &SessionFixture) -> (u64, u64, u64) {
 /// The rules are not used, are shown beside the estimate, or decide. If they decide, their number is the estimate, it
 /// is counted by length, and it has no band.
 #[test]
-fn the_rules_are_asked_stand_beside_or_decide() {
+fn classic_rules_are_unused_or_shown_beside_the_estimate_or_decide() {
     let mut scene = ruled("uau");
     let by_rules = decided(&scene);
     scene.policy.estimate.decides = ClassicRole::Nothing;
@@ -80,7 +80,7 @@ fn the_rules_are_asked_stand_beside_or_decide() {
 
 /// If everything is counted, a cut result counts as its placeholder.
 #[test]
-fn a_result_that_gave_way_counts_as_its_placeholder() {
+fn a_cut_result_is_counted_as_its_placeholder() {
     let mut scene = ruled("ucrau");
     assert_eq!(counted(&scene), (1_002, 2, 0), "what is not new was reported");
     scene.policy.estimate.rules.anchored = false;
@@ -127,7 +127,7 @@ fn injected_messages_count_where_they_are_new() {
 
 /// Agents do not know our summaries. With a new summary, what is sent is counted as if nothing had been reported.
 #[test]
-fn a_summary_begins_the_count_anew() {
+fn after_a_new_summary_the_whole_request_is_counted() {
     let mut scene = ruled("uauau");
     let summary = CompactionRecord { tokens: 70, ..scene.summary(2) };
     scene.ledger.add(Fact::Compact(Box::new(summary)));

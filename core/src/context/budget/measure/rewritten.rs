@@ -34,7 +34,7 @@ fn followed(name: &'static str) -> SessionFixture {
 }
 
 #[test]
-fn injected_messages_cost_what_they_are_counted_as() {
+fn injected_messages_add_their_counted_tokens_to_the_estimate() {
     let mut scene = followed("claude-opus-4-6");
     let before = measured(&scene);
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
@@ -65,7 +65,7 @@ fn injected_messages_cost_what_they_are_counted_as() {
 }
 
 #[test]
-fn a_summary_costs_what_it_is_counted_as() {
+fn a_summary_adds_its_counted_tokens_to_the_estimate() {
     let mut scene = followed("claude-opus-4-6");
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
@@ -114,7 +114,7 @@ fn a_summary_costs_what_it_is_counted_as() {
 
 /// Reasoning that is put back costs what it cost in the reply, block by block, at its place.
 #[test]
-fn reasoning_that_is_put_back_costs_what_it_cost() {
+fn reasoning_put_back_costs_as_much_as_in_its_reply() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let content = json!([thinking(1), thinking(2), messages("uc")[1]["content"][0]]);
     scene.answered(&content);
@@ -149,7 +149,7 @@ fn reasoning_that_is_put_back_costs_what_it_cost() {
 }
 
 #[test]
-fn a_thread_began_in_the_cache_where_its_first_turn_read_from_it() {
+fn a_thread_began_cached_if_its_first_turn_read_the_cache() {
     let scene = followed("claude-opus-4-6");
     let turn = scene.placed().parent.unwrap();
     let of = |base: Option<&str>, read| {

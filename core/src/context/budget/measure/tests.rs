@@ -126,7 +126,7 @@ const TOOL: &str =
 /// A new process has no vocabulary yet. What was counted by length in its first request was never counted again: 13,906
 /// tokens were estimated for 25,267.
 #[test]
-fn a_weight_by_length_is_counted_again() {
+fn parts_counted_by_length_are_recounted_once_a_vocabulary_is_loaded() {
     let signs = "let x = a[i];\\n".repeat(400);
     let first = Case::new(&signs, TOOL, &user(&signs));
     let whole = first.answered(TEXT, usage(9_000, 50));
@@ -201,7 +201,7 @@ fn prompt_sections_are_recognised() {
 }
 
 #[test]
-fn no_call_yet_is_a_full_estimate_and_says_so() {
+fn a_first_request_is_estimated_in_full() {
     let measured = Case::new("You are calm.", TOOL, &user("How deep is she?")).measure(None);
     assert_eq!(measured.estimate.method, EstimateMethod::Estimated);
     assert_eq!(measured.estimate.new, measured.estimate.tokens);
@@ -210,7 +210,7 @@ fn no_call_yet_is_a_full_estimate_and_says_so() {
 }
 
 #[test]
-fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
+fn the_next_estimate_is_the_last_usage_plus_the_new_parts() {
     let before = Case::new("S", TOOL, &user("How deep?")).answered(TEXT, usage(50_000, 2_000));
     let next = [user("How deep?"), model(TEXT), user("And unloaded?")].join(",");
     let measured = Case::new("S", TOOL, &next).measure(Some(&before));
@@ -225,7 +225,7 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
 
 /// What the provider clears of a prompt is missing in its count, but is in the sketch.
 #[test]
-fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
+fn cleared_tokens_stay_out_while_the_request_asks_for_clearing() {
     let reported = Usage {
         cleared: Some(ClearingReport { tool_uses: 9, input_tokens: 60_000 }),
         ..usage(50_000, 2_000)
@@ -259,7 +259,7 @@ fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
 }
 
 #[test]
-fn the_history_shrank() {
+fn a_history_that_shrank_lowers_the_estimate() {
     let long = "deep and deeper ".repeat(500);
     let history = [user(&long), model(TEXT), user("go")].join(",");
     let before = Case::new("S", TOOL, &history).answered(TEXT, usage(3_000, 20));
@@ -271,7 +271,7 @@ fn the_history_shrank() {
 /// An error teaches only if all earlier parts are still there: not if the history shrank, has parts that no exchange
 /// showed, was counted by another tokenizer, or has no anchor.
 #[test]
-fn only_plain_growth_teaches() {
+fn only_a_history_that_plainly_grew_teaches_the_estimator() {
     let long = "deep and deeper ".repeat(500);
     let history = [user(&long), model(TEXT), user("go")];
     let of = |messages: &[String]| Case::new("S", TOOL, &messages.join(","));
@@ -296,7 +296,7 @@ fn only_plain_growth_teaches() {
 /// A long history was counted a fifth too low. When most of it leaves, that error leaves with it, and the rest costs
 /// what it costs when counted alone.
 #[test]
-fn what_leaves_takes_its_share_of_the_error_along() {
+fn removed_parts_take_their_share_of_the_counting_error_along() {
     let long = "deep and deeper ".repeat(2_000);
     let case = Case::new("S", "", &[user(&long), model(TEXT), user("go")].join(","));
     let counted = case.measure(None).estimate.tokens;
@@ -309,7 +309,7 @@ fn what_leaves_takes_its_share_of_the_error_along() {
 }
 
 #[test]
-fn messages_are_never_below_nothing() {
+fn the_message_tokens_of_a_breakdown_are_never_negative() {
     let before = Case::new(&"calm ".repeat(400), TOOL, &user("hi")).answered(TEXT, usage(30, 5));
     let next = [user("hi"), model(TEXT), user("go")].join(",");
     let measured = Case::new(&"calm ".repeat(400), TOOL, &next).measure(Some(&before));
@@ -320,7 +320,7 @@ fn messages_are_never_below_nothing() {
 }
 
 #[test]
-fn the_system_prompt_or_the_tools_changed() {
+fn a_changed_system_prompt_or_tool_list_changes_the_estimate() {
     let before = Case::new("Short.", TOOL, &user("hi")).answered(TEXT, usage(1_000, 10));
     let next = [user("hi"), model(TEXT), user("go")].join(",");
     let same = Case::new("Short.", TOOL, &next).measure(Some(&before)).estimate.tokens;
@@ -333,7 +333,7 @@ fn the_system_prompt_or_the_tools_changed() {
 
 /// A response schema that was counted as 590 tokens left a prompt of 341: the next prompt was estimated at 0.
 #[test]
-fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
+fn an_anchored_estimate_is_not_zero_after_a_schema_is_removed() {
     let fields = (0..90).map(|at| format!(r#""field_{at}":{{"type":"string"}}"#));
     let format = fields.collect::<Vec<_>>().join(",");
     let format = format!(
@@ -363,7 +363,7 @@ fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
 
 /// A response schema is not a tool: the provider adds no instructions on how to call it.
 #[test]
-fn a_response_schema_is_not_offered_as_a_tool() {
+fn a_response_schema_is_not_counted_as_a_tool() {
     let format = r#"{"type":"json_schema","schema":{"type":"object"}}"#;
     let of = |head: &str| Case {
         body: format!(r#"{{"model":"m",{head}"messages":[{}]}}"#, user("Hi")),
@@ -478,7 +478,7 @@ fn hosted_tools_are_measured_by_the_last_call() {
 }
 
 #[test]
-fn what_the_provider_holds_is_not_known() {
+fn a_request_with_an_unknown_held_history_is_estimated_as_held() {
     let body = r#"{"messages":[],"thread":{"type":"continue","previous_message_id":"m"}}"#;
     let case = Case { body: body.into(), model: "claude-opus-4-5" };
     assert_eq!(case.measure(None).estimate.method, EstimateMethod::Held);
@@ -487,7 +487,7 @@ fn what_the_provider_holds_is_not_known() {
 /// In a stream with parallel calls, some providers report the first call only. The client sends all of them back all
 /// the same.
 #[test]
-fn what_a_reply_plainly_says_is_counted_where_less_was_reported() {
+fn a_reply_is_counted_itself_if_far_fewer_tokens_were_reported() {
     let case = Case::new("", "", &user("Go."));
     let call = |id: &str| {
         let text = "every word of the file that is to be written ".repeat(30);
@@ -540,7 +540,7 @@ fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
 
 /// The cost of an encrypted compaction is a guess, so the error of such a request says nothing about the head.
 #[test]
-fn a_compaction_that_nobody_can_read_teaches_nothing() {
+fn an_encrypted_compaction_teaches_the_estimator_nothing() {
     let with = |item: &str| {
         responses(&format!(r#"{{"instructions":"Be calm.","input":[{item}{}]}}"#, user("hi")), None)
     };
@@ -579,7 +579,7 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
 
 /// Items at the start of a history are held with it; `instructions` and `tools` are sent with each request.
 #[test]
-fn items_that_open_a_history_are_held_with_it() {
+fn items_at_the_start_of_a_held_history_count_as_held() {
     let item = |text: &str| {
         format!(
             r#"{{"type":"message","role":"developer","content":[{{"type":"input_text","text":"{text}"}}]}}"#
@@ -615,7 +615,7 @@ fn items_that_open_a_history_are_held_with_it() {
 }
 
 #[test]
-fn the_same_text_sent_again_is_new_again() {
+fn a_repeated_user_text_counts_as_new() {
     let before = Case::new("S", "", &user("go on")).answered(TEXT, usage(1_000, 20));
     let next = [user("go on"), model(TEXT), user("go on")].join(",");
     let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
@@ -624,7 +624,7 @@ fn the_same_text_sent_again_is_new_again() {
 }
 
 #[test]
-fn reasoning_that_a_model_does_not_read_is_not_counted_in_a_tool_loop_either() {
+fn reasoning_that_is_not_read_is_not_counted_in_a_tool_loop_either() {
     let reply = [THINKING, CALL].join(",");
     let reported = Usage { reasoning: Some(700), ..usage(1_000, 800) };
     let before = Case::new("S", "", &user("hi")).of("gemini-2.5-pro").answered(&reply, reported);
@@ -700,7 +700,7 @@ fn pictured(width: u32, height: u32) -> String {
 
 /// What cannot be counted by a tokenizer has another method and a wider band.
 #[test]
-fn what_cannot_be_counted_says_so() {
+fn uncountable_content_has_its_own_method_and_a_wider_band() {
     let before = Case::new("Be brief.", "", &user("Hello.")).answered(TEXT, usage(1_000, 7));
     let grown = |more: &str| {
         let messages = format!("{},{},{more}", user("Hello."), model(TEXT));

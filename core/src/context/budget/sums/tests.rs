@@ -26,7 +26,7 @@ fn cleared_turn(input: u64, cleared: u64) -> Turn {
 }
 
 #[test]
-fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
+fn reasoning_is_summed_by_section_and_counted_by_retention() {
     let sums = TokenSums::of(&[
         part(1, PromptSection::System),
         part(2, PromptSection::Tools),
@@ -60,7 +60,7 @@ fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
 
 /// An estimate is the reported tokens, plus what came, less what left. Parts that stayed cancel out.
 #[test]
-fn an_estimate_grows_from_what_was_reported() {
+fn an_estimate_is_the_reported_tokens_plus_new_less_gone_parts() {
     let (turn, sketch) = (turn(5_000, 100), [part(4_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |all, left| grown(&anchor, ReasoningRetention::Keeps, all, left, None);
@@ -94,7 +94,7 @@ fn another_tokenizers_count_is_scaled() {
 }
 
 #[test]
-fn what_the_provider_clears_is_left_out_where_it_clears_again() {
+fn cleared_tokens_are_left_out_if_the_provider_clears_again() {
     let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |past| grown(&anchor, ReasoningRetention::Keeps, 1_600, 0, past);
@@ -105,7 +105,7 @@ fn what_the_provider_clears_is_left_out_where_it_clears_again() {
 
 /// New is what came; gone is what makes the sum right.
 #[test]
-fn what_came_and_what_left_add_up() {
+fn new_and_gone_tokens_add_up_to_the_estimate() {
     let turn = turn(1_000, 100);
     let anchor = Anchor { turn: &turn, sketch: &[] };
     for (counted, tokens, new, moves) in [
@@ -123,7 +123,7 @@ fn what_came_and_what_left_add_up() {
 
 /// A guess does not fall below what is sent now, scaled by the error of the whole. What left makes its band wider.
 #[test]
-fn a_guess_never_falls_to_nothing() {
+fn a_predicted_total_never_falls_to_zero() {
     let (turn, sketch) = (turn(1_000, 0), [part(2_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let now = TokenSums { content: 800, ..TokenSums::default() };
@@ -143,7 +143,7 @@ fn a_guess_never_falls_to_nothing() {
 }
 
 #[test]
-fn a_replys_reasoning_is_what_its_parts_do_not_explain() {
+fn reply_reasoning_is_the_output_that_other_parts_do_not_explain() {
     let mut turn = turn(1_000, 100);
     turn.reply[0].tokens = 70;
     assert_eq!((reasoning_of(&turn), reported_reasoning(&turn)), (30, 0));

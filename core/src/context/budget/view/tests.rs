@@ -15,7 +15,7 @@ fn view() -> ContextView {
 }
 
 #[test]
-fn the_text_is_laid_out_to_the_letter() {
+fn the_text_of_a_context_view_has_its_exact_layout() {
     let text = "\
 Context Usage: 52,100 / 200,000 tokens (26%)
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
@@ -49,7 +49,7 @@ fn hidden_input_is_shown_in_place_of_an_error() {
 
 /// Each section stands below the item that contains it.
 #[test]
-fn sections_have_their_lines() {
+fn sections_are_listed_below_the_item_that_contains_them() {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
     let breakdown = Breakdown { sections, ..view().breakdown };
     let text = ContextView { breakdown, ..view() }.to_string();
@@ -67,7 +67,7 @@ fn sections_have_their_lines() {
 }
 
 #[test]
-fn the_providers_own_count_stands_below() {
+fn the_token_count_of_the_provider_is_shown_in_the_view() {
     let counted = Some(ProviderCount { as_it_came: false, tokens: 51_987 });
     let text = ContextView { counted, ..view() }.to_string();
     let line = "+0.6% error\nCounted by the provider: 51,987 tokens, as it was sent\nFree space";
@@ -85,7 +85,7 @@ fn numbers_are_grouped_in_threes() {
 }
 
 #[test]
-fn what_was_only_estimated_says_so() {
+fn a_view_without_reported_usage_is_marked_as_estimated() {
     let view = ContextView { method: Some(EstimateMethod::Estimated), basis: None, ..view() };
     let text = view.to_string();
     assert!(
@@ -98,7 +98,7 @@ fn what_was_only_estimated_says_so() {
 }
 
 #[test]
-fn what_left_and_what_was_capped_is_shown() {
+fn gone_tokens_and_capped_messages_are_shown() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
     let basis = Some(EstimateBasis {
         input: 2_000_000,
@@ -123,7 +123,7 @@ fn a_window_that_is_overfull_or_unknown_has_no_room() {
 
 /// Rewrites stand above the free space. Without any there is no line.
 #[test]
-fn what_was_removed_or_put_back_has_its_line() {
+fn rewrites_have_one_line_in_the_view() {
     let rewriting_line = |rewriting: RewriteView| {
         let text = ContextView { rewriting, ..view() }.to_string();
         let line = text.lines().rev().nth(1).unwrap().to_owned();
@@ -150,13 +150,13 @@ fn what_was_removed_or_put_back_has_its_line() {
 }
 
 #[test]
-fn a_request_on_its_way_says_so() {
+fn a_request_in_flight_is_marked_in_the_view() {
     let text = ContextView { in_flight: true, ..view() }.to_string();
     assert!(text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (in flight)\n"));
 }
 
 #[test]
-fn json_says_the_same() {
+fn a_context_view_survives_a_json_round_trip() {
     let json = serde_json::to_string(&view()).unwrap();
     assert_eq!(serde_json::from_str::<ContextView>(&json).unwrap(), view());
 }
@@ -219,7 +219,7 @@ fn limits() -> WindowLimits {
 /// The full text: sections and contents stand below the item that contains them, then come the basis of the
 /// calculation, the counts, the changes and the limits.
 #[test]
-fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
+fn a_view_with_every_line_has_its_exact_layout() {
     let view = whole();
     let overflow = view.rewriting.overflow.unwrap();
     let text = format!(
@@ -269,7 +269,7 @@ Free space: 113,500 tokens (after the buffer)"
 
 /// A limit that does not exist, and a number that is 0, have no line.
 #[test]
-fn what_is_nothing_has_no_line() {
+fn zero_counts_and_missing_limits_have_no_line() {
     let view = whole();
     // If the client compacts by itself, nothing is prepared, and only a request that does not fit is compacted.
     let helped = view.clone().where_the_client_compacts().to_string();
@@ -352,7 +352,7 @@ fn rewritten() -> (Turn, RewriteView) {
 /// The view after a turn, and the view of a request in flight: each number is that of the turn, the plan or the
 /// estimate.
 #[test]
-fn a_view_says_what_its_turn_and_its_plan_say() {
+fn a_view_shows_the_numbers_of_its_turn_plan_and_estimate() {
     let (mut turn, rewriting) = rewritten();
     let after = ContextView::after(&turn);
     let expected = ContextView {
@@ -412,7 +412,7 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
 
 /// Without reported input there is no error to show, nor if the reported input is 0.
 #[test]
-fn no_input_is_no_error() {
+fn a_reported_input_of_zero_shows_no_estimate_error() {
     use crate::context::scene::{SessionFixture, messages};
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}])));
@@ -424,7 +424,7 @@ fn no_input_is_no_error() {
 
 /// The number of further deferred tools is not written if it is 0.
 #[test]
-fn deferred_tools_are_written_where_there_are_more() {
+fn the_number_of_further_deferred_tools_is_not_written_if_zero() {
     let written = |deferred_more| {
         serde_json::to_value(MessageTokens { deferred_more, ..MessageTokens::default() }).unwrap()
             ["deferred_more"]

@@ -212,7 +212,7 @@ fn every_request_is_sent_after_a_bounded_number_of_steps() {
 
 /// A request waits for a summary only if it needs one, and nothing is done where nothing may be decided.
 #[test]
-fn an_action_has_its_reason() {
+fn the_schedule_acts_only_if_a_summary_is_needed_and_allowed() {
     let states = [START, OVERFLOW, FRESH, USED, USED_FRESH, USED_TWICE];
     let mut seen = 0;
     for context in contexts() {
@@ -234,7 +234,7 @@ fn an_action_has_its_reason() {
 
 /// Three failures are the maximum here, and each cools the thread down until the given time.
 #[test]
-fn every_row_of_the_writer() {
+fn the_summary_writer_follows_each_start_end_and_failure() {
     type Change = fn(WriterState) -> WriterState;
     let begun: Change = WriterState::begun;
     let elsewhere: Change = WriterState::found_elsewhere;

@@ -73,7 +73,7 @@ fn the_limit_is_lowered_to_what_the_refusal_names() {
 /// A repair that the request already had when it was refused fixes nothing, even if the limit is computed from other
 /// numbers now.
 #[test]
-fn a_change_that_was_refused_is_no_repair() {
+fn a_repair_that_the_refused_request_already_had_is_no_repair() {
     let mut scene = asking(100_000);
     let facts = proposed(&scene, &refused(Some(RefusalDetail::Window), 200_000));
     assert!(!facts.is_empty() && !are_known(&facts, &scene.known()));

@@ -51,7 +51,7 @@ fn gone(pictures: &[Value], refusal: &Refusal) -> Vec<usize> {
 }
 
 #[test]
-fn the_named_one_goes_and_all_that_break_the_same_limit() {
+fn the_refused_picture_and_all_over_the_same_limit_are_replaced() {
     use RefusalDetail::{Bytes, Count, Pixels, Request, Unsupported};
     let at = |place: &str, refusal: Refusal| Refusal {
         place: of_place(RepairCause::Media, place).place,
@@ -103,7 +103,7 @@ fn the_named_one_goes_and_all_that_break_the_same_limit() {
 
 /// If the format was refused, every picture that cannot be of its declared type is replaced.
 #[test]
-fn what_is_not_what_it_says_goes() {
+fn pictures_that_do_not_match_their_declared_type_are_replaced() {
     let by_address =
         json!({"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}});
     let untyped = |data: &str| json!({"type": "image", "source": {"type": "base64", "data": data}});
@@ -161,7 +161,7 @@ fn the_placeholder_says_what_stood_there() {
 
 /// Equal pictures are replaced by one decision. After that, only the remaining ones are considered.
 #[test]
-fn the_same_picture_gives_way_wherever_it_stands() {
+fn equal_pictures_are_replaced_everywhere_by_one_decision() {
     let same = [picture(280, 56, 60), picture(280, 57, 60), picture(280, 56, 60)];
     let mut one = scene(&message(&same));
     let all = refusal(RepairCause::Media);

@@ -133,7 +133,7 @@ fn pictures_stay_where_they_are_and_markers_move_to_what_stays_before() {
 }
 
 #[test]
-fn a_cut_of_chat_completions() {
+fn a_cut_of_a_chat_completions_result_changes_only_its_content() {
     let picture = r#"{"type":"image_url","image_url":{"url":"https://a/b.png"}}"#;
     let both = format!(r#""content":[{{"type":"text","text":"a"}},"b",{picture}],"#);
     let kept = format!(r#""content":[{{"type":"text","text":§}},{picture}],"#);
@@ -172,7 +172,7 @@ fn a_cut_of_chat_completions() {
 }
 
 #[test]
-fn a_cut_of_responses() {
+fn a_cut_of_a_responses_result_changes_only_its_output() {
     for kind in ["function_call_output", "custom_tool_call_output"] {
         let kind = format!(r#""type":"{kind}","output":"#);
         let of = |output: &str| format!("{kind}{output},");

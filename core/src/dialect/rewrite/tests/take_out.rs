@@ -16,7 +16,7 @@ fn out(dialect: Dialect, body: &str, message: usize, parts: &[usize]) -> String 
 }
 
 #[test]
-fn thinking_leaves_with_its_commas() {
+fn thinking_blocks_are_removed_with_their_commas() {
     let of =
         |content: &str| format!(r#"{{"messages":[{{"role":"assistant","content":{content}}}]}}"#);
     let filled = |content: &str| {
@@ -50,7 +50,7 @@ fn thinking_leaves_with_its_commas() {
 }
 
 #[test]
-fn a_message_that_is_nothing_but_thinking_leaves_whole() {
+fn a_message_of_thinking_alone_is_removed_entirely() {
     let thought =
         r#"{"role":"assistant","content":[{"type":"thinking","thinking":"","signature":"s"}]}"#;
     let user = r#"{"role":"user","content":"Go on."}"#;
@@ -62,7 +62,7 @@ fn a_message_that_is_nothing_but_thinking_leaves_whole() {
 }
 
 #[test]
-fn reasoning_of_chat_leaves_as_member_or_block() {
+fn chat_reasoning_is_removed_as_member_or_block() {
     let of = |inner: &str| format!(r#"{{"messages":[{{{inner}}}]}}"#);
     for (inner, parts, expected) in [
         (
@@ -119,7 +119,7 @@ fn reasoning_of_chat_leaves_as_member_or_block() {
 }
 
 #[test]
-fn items_of_reasoning_leave_alone_and_unbind_what_they_led_to() {
+fn reasoning_items_are_removed_with_the_ids_of_items_bound_to_them() {
     let filled = |input: &str, store: &str| {
         let input = input
             .replace("RR", r#"{"type":"reasoning","id":"rs","summary":[],"encrypted_content":"c"}"#)

@@ -181,7 +181,7 @@ fn a_request_that_waits_for_a_retired_connection_gets_another_one() {
 }
 
 #[test]
-fn a_connection_that_expires_is_idle() {
+fn only_an_idle_connection_expires() {
     explore(|| {
         run(
             &LaneTable::new(1, 2),

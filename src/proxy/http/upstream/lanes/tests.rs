@@ -29,7 +29,7 @@ fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) 
 }
 
 #[test]
-fn a_burst_on_a_cold_pool_opens_what_it_needs_side_by_side() {
+fn a_burst_on_an_empty_pool_opens_enough_connections_at_once() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 400), (0, 4));
     for name in ['a', 'b', 'c', 'd'] {
@@ -41,7 +41,7 @@ fn a_burst_on_a_cold_pool_opens_what_it_needs_side_by_side() {
 }
 
 #[test]
-fn until_the_peer_has_sent_its_limit_it_gets_one_stream() {
+fn a_peer_gets_one_stream_before_its_stream_limit_is_known() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
     let (id, actions) = lanes.opened('a', Instant::now());
@@ -81,7 +81,7 @@ fn a_lowered_limit_applies_to_new_streams() {
 }
 
 #[test]
-fn a_peer_that_allows_nothing_is_asked_twice() {
+fn a_peer_that_allows_no_streams_gets_at_most_two_connections() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 1), (0, 1));
     let (first, placed, _) = open(&mut lanes, 'a', 100);
@@ -141,7 +141,7 @@ fn if_a_connection_cannot_be_opened_the_requests_that_it_was_for_fail() {
 }
 
 #[test]
-fn an_upstream_that_speaks_http1_is_not_asked_again_until_it_fails() {
+fn an_http1_upstream_is_not_probed_for_http2_until_a_failure() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 2), (0, 1));
     assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);
@@ -151,7 +151,7 @@ fn an_upstream_that_speaks_http1_is_not_asked_again_until_it_fails() {
 }
 
 #[test]
-fn few_idle_connections_are_kept_and_not_for_long() {
+fn idle_connections_are_limited_in_number_and_time() {
     let mut lanes = Play::new(LaneBounds { streams: 1, ..BOUNDS });
     assert_eq!(request(&mut lanes, 4), (0, 4));
     let ids = ['a', 'b', 'c', 'd'].map(|name| open(&mut lanes, name, 100).0);

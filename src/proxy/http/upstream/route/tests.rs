@@ -35,7 +35,7 @@ fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static st
 }
 
 #[test]
-fn the_dialect_of_the_path_selects() {
+fn the_dialect_of_the_path_selects_the_upstream() {
     let known = known();
     check(&known, "/v1/messages?beta=true", &[], "https://api.anthropic.com/v1/messages?beta=true");
     check(&known, "/v1/chat/completions", &[], "https://api.openai.com/v1/chat/completions");
@@ -49,7 +49,7 @@ fn the_dialect_of_the_path_selects() {
 }
 
 #[test]
-fn a_name_selects_and_is_taken_off() {
+fn the_upstream_name_in_a_path_selects_the_upstream_and_is_removed() {
     let known = known();
     check(&known, "/anthropic/x/y?z=%2F", &[], "https://api.anthropic.com/x/y?z=%2F");
     check(&known, "/openai/v1/models", &[], "https://api.openai.com/v1/models");
@@ -58,7 +58,7 @@ fn a_name_selects_and_is_taken_off() {
 }
 
 #[test]
-fn the_longest_prefix_selects_before_names() {
+fn the_longest_prefix_takes_precedence_over_upstream_names() {
     let mut known = known();
     known[0].prefix = Some("/openai".into());
     known[2].prefix = Some("/openai/deep/".into());
@@ -68,7 +68,7 @@ fn the_longest_prefix_selects_before_names() {
 }
 
 #[test]
-fn the_host_selects_before_the_dialect() {
+fn the_host_takes_precedence_over_the_dialect_of_the_path() {
     let mut known = known();
     known[2].hosts = vec!["gemini.local".into()];
     let at = &[("host", "Gemini.local:8787")];
@@ -76,7 +76,7 @@ fn the_host_selects_before_the_dialect() {
 }
 
 #[test]
-fn headers_hint_where_the_path_says_nothing() {
+fn headers_select_the_upstream_if_the_path_does_not() {
     let known = known();
     check(
         &known,
@@ -113,7 +113,7 @@ fn azure_paths_and_keys_go_to_azure() {
 
 /// `/openai/…` may name an upstream, and paths of Azure, Groq and Bedrock begin with it, too.
 #[test]
-fn a_name_that_is_also_a_path_is_kept_where_the_upstream_has_it() {
+fn an_upstream_name_that_begins_the_upstreams_own_paths_is_not_removed() {
     const CHAT: &str = "/openai/v1/chat/completions";
     let bearer = &[("authorization", "Bearer k")];
     let chat = &[Dialect::OpenaiChat];
@@ -248,7 +248,7 @@ fn base_paths_are_joined_and_versions_do_not_double() {
 }
 
 #[test]
-fn an_own_credential_takes_the_clients_key_out_of_the_query() {
+fn an_upstream_credential_removes_the_client_key_from_the_query() {
     let mut one = vec![upstream("g", "https://g.example", &[])];
     check(&one, "/g/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse&key=secret");
     one[0].credential = Some((HeaderName::from_static("x-goog-api-key"), Secret("own".into())));

@@ -106,7 +106,7 @@ fn headers_are_checked() {
 }
 
 #[test]
-fn shapes_are_checked() {
+fn malformed_requests_are_refused() {
     let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "plimsoll: Extra inputs", |b| b["plimsoll"] = json!(1)),
         (Rule::BetaMissing, "context_management: Extra inputs", |b| {
@@ -175,7 +175,7 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn a_system_message_may_stand_after_a_users() {
+fn a_system_message_may_follow_a_user_message() {
     let client = client();
     let mut body = open_loop(&client, "claude-opus-4-6", adaptive());
     push(&mut body, "messages", json!({"role": "system", "content": "12 tokens left"}));
@@ -185,7 +185,7 @@ fn a_system_message_may_stand_after_a_users() {
 }
 
 #[test]
-fn prefill_goes_where_it_may() {
+fn a_model_that_supports_prefill_accepts_it() {
     let client = client();
     let mut body = first("claude-sonnet-4-5", json!({"type": "disabled"}));
     push(&mut body, "messages", json!({"role": "assistant", "content": "So"}));
@@ -193,7 +193,7 @@ fn prefill_goes_where_it_may() {
 }
 
 #[test]
-fn calls_and_results_are_pairs() {
+fn unpaired_calls_and_results_are_refused() {
     let client = client();
     let body = open_loop(&client, "claude-opus-4-6", adaptive());
     let unanswered = "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_";
@@ -231,7 +231,7 @@ fn calls_and_results_are_pairs() {
 }
 
 #[test]
-fn cache_markers_are_few_and_in_order() {
+fn too_many_or_unordered_cache_markers_are_refused() {
     let client = client();
     let body = open_loop(&client, "claude-opus-4-6", adaptive());
     let marked = |places: &[(&str, &str)]| {
@@ -271,7 +271,7 @@ fn cache_markers_are_few_and_in_order() {
 }
 
 #[test]
-fn thinking_is_configured_as_the_model_takes_it() {
+fn thinking_options_that_a_model_does_not_support_are_refused() {
     let client = client();
     let check = |model: &str, thinking: Value, choice: Value, refused: Option<(Rule, &str)>| {
         let mut body = first(model, thinking);
@@ -319,7 +319,7 @@ fn thinking_is_configured_as_the_model_takes_it() {
 }
 
 #[test]
-fn thinking_comes_back_as_it_was() {
+fn changed_or_incomplete_thinking_is_refused() {
     let client = client();
     let body = two_turns(&client, "claude-opus-4-6");
     let invalid = "messages.1.content.0: Invalid `signature` in `thinking` block";
@@ -396,7 +396,7 @@ fn redacted_and_hidden_thinking_are_checked_too() {
 }
 
 #[test]
-fn manual_thinking_starts_an_open_loop() {
+fn with_manual_thinking_an_open_loop_must_begin_with_thinking() {
     let client = client();
     let manual = json!({"type": "enabled", "budget_tokens": 2000});
     let mut body = open_loop(&client, "claude-sonnet-4-5", manual);
@@ -420,7 +420,7 @@ fn manual_thinking_starts_an_open_loop() {
 }
 
 #[test]
-fn newer_models_bind_thinking_to_what_stands_before() {
+fn newer_models_bind_thinking_to_its_prefix() {
     let client = client();
     let body = two_turns(&client, "claude-fable-5-2");
     let bound = "Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".";
@@ -504,7 +504,7 @@ fn mismatched_thinking_is_dropped_where_that_is_asked_for() {
 }
 
 #[test]
-fn thinking_goes_from_the_start_not_from_the_middle() {
+fn bound_thinking_may_be_removed_only_from_the_start() {
     let client = client();
     let mut body = two_turns(&client, "claude-fable-5-2");
     let answer =
@@ -522,7 +522,7 @@ fn thinking_goes_from_the_start_not_from_the_middle() {
 }
 
 #[test]
-fn old_accounts_are_bound_only_when_they_ask() {
+fn old_accounts_get_prefix_binding_only_if_requested() {
     let mut client = with(Rules { new_account: false, ..Rules::default() });
     client.set("anthropic-beta", BINDING_BETA);
     let mut body = two_turns(&client, "claude-opus-5-5");
@@ -538,7 +538,7 @@ fn old_accounts_are_bound_only_when_they_ask() {
 }
 
 #[test]
-fn other_models_and_accounts_read_nothing_and_say_nothing() {
+fn thinking_of_other_models_and_accounts_is_dropped_silently() {
     let mut client = client();
     let mut body = two_turns(&client, "claude-opus-5");
     let kept = client.accept(&body);
@@ -560,7 +560,7 @@ fn other_models_and_accounts_read_nothing_and_say_nothing() {
 }
 
 #[test]
-fn what_is_visible_is_counted() {
+fn only_thinking_that_the_model_keeps_is_counted() {
     let client = client();
     let tokens = |model: &str, strip: bool| {
         let mut body = two_turns(&client, model);
@@ -597,7 +597,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 }
 
 #[test]
-fn the_context_has_an_end() {
+fn a_request_past_the_window_is_refused() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = first("claude-opus-4-6", adaptive());
     body["messages"][0]["content"] = json!(filler_text("long", 1200));
@@ -763,7 +763,7 @@ fn a_cache_miss_names_the_first_difference() {
 }
 
 #[test]
-fn what_the_provider_takes_out_itself_is_nobodys_loss() {
+fn a_cache_miss_caused_by_the_provider_is_not_a_loss() {
     let client = client();
     let mut body = cached_by(&client, "claude-sonnet-4-5", 3);
     let answer = client
@@ -783,7 +783,7 @@ fn what_the_provider_takes_out_itself_is_nobodys_loss() {
 }
 
 #[test]
-fn a_marker_at_the_top_places_itself() {
+fn a_top_level_cache_marker_covers_the_whole_prompt() {
     let client = client();
     let mut body = first("claude-sonnet-4-6", adaptive());
     body["system"][0]["text"] = json!(filler_text("system", 1500));

@@ -85,7 +85,7 @@ fn a_well_formed_loop_is_accepted() {
 }
 
 #[test]
-fn both_spellings_are_read() {
+fn camel_case_and_snake_case_fields_are_read() {
     let client = client(PRO);
     let body = open_loop(&client);
     let whole = client.accept(&body).input_tokens;
@@ -106,7 +106,7 @@ fn both_spellings_are_read() {
 }
 
 #[test]
-fn shapes_are_checked() {
+fn malformed_requests_are_refused() {
     let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "Unknown name \"messages\": Cannot find field.", |b| {
             b["messages"] = json!([])
@@ -167,7 +167,7 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn calls_and_responses_are_turns() {
+fn unpaired_function_calls_and_responses_are_refused() {
     let client = client(PRO);
     let body = open_loop(&client);
     let edit = |edit: fn(&mut Vec<Value>)| {
@@ -216,7 +216,7 @@ fn calls_and_responses_are_turns() {
 }
 
 #[test]
-fn signatures_stand_on_the_first_call_of_each_step() {
+fn the_first_call_of_each_step_needs_a_signature() {
     let client = client(PRO);
     let mut body = open_loop(&client);
     let answer =
@@ -247,7 +247,7 @@ fn signatures_stand_on_the_first_call_of_each_step() {
 }
 
 #[test]
-fn signatures_are_checked_wherever_they_stand() {
+fn invalid_or_moved_signatures_are_refused_on_any_part() {
     let client = client(PRO);
     let mut body = open_loop(&client);
     let answer = client.reply_to(&body, ScriptedReply::thinking("So.", 9).with_text("The parser."));
@@ -276,7 +276,7 @@ fn signatures_are_checked_wherever_they_stand() {
 }
 
 #[test]
-fn what_is_only_missed_is_a_loss() {
+fn an_absent_signature_that_is_not_required_is_a_loss() {
     let old = client(OLD);
     let mut body = open_loop(&old);
     body["contents"][1]["parts"][2].as_object_mut().unwrap().remove("thoughtSignature");
@@ -296,7 +296,7 @@ fn what_is_only_missed_is_a_loss() {
 }
 
 #[test]
-fn thoughts_count_in_their_own_turn() {
+fn thoughts_are_counted_only_in_their_own_turn() {
     let client = client(PRO);
     let mut body = first();
     let answer = client.reply_to(&body, thinking_then_two_calls());
@@ -319,7 +319,7 @@ fn thoughts_count_in_their_own_turn() {
 }
 
 #[test]
-fn the_context_has_an_end() {
+fn a_request_past_the_window_is_refused() {
     let client = with(PRO, Rules { window: Some(1000), ..Rules::default() });
     let mut body = first();
     client.accept(&body);
@@ -334,7 +334,7 @@ fn the_context_has_an_end() {
 }
 
 #[test]
-fn prefixes_are_cached_by_themselves() {
+fn prefixes_are_cached_without_markers() {
     let client = client(PRO);
     let mut body = first();
     body["systemInstruction"]["parts"][0]["text"] = json!(filler_text("system", 5000));
@@ -360,7 +360,7 @@ fn prefixes_are_cached_by_themselves() {
 }
 
 #[test]
-fn a_count_takes_the_contents_or_the_whole() {
+fn a_count_request_has_contents_or_a_whole_request() {
     let mut client = client(PRO);
     let body = open_loop(&client);
     let whole = client.accept(&body).input_tokens;

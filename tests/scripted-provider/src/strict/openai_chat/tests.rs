@@ -74,7 +74,7 @@ fn a_well_formed_loop_is_accepted_everywhere() {
 }
 
 #[test]
-fn shapes_are_checked() {
+fn malformed_requests_are_refused() {
     let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "Unknown parameter: 'thinking'", |b| b["thinking"] = json!({})),
         (Rule::FieldRequired, "model", |b| b["model"] = json!("")),
@@ -123,7 +123,7 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn calls_and_results_are_pairs() {
+fn unpaired_calls_and_results_are_refused() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let edit = |edit: fn(&mut Vec<Value>)| {
@@ -263,7 +263,7 @@ fn gemini_behind_chat_wants_its_signatures() {
 }
 
 #[test]
-fn the_context_has_an_end_with_each_hosts_error() {
+fn a_request_past_the_window_gets_the_error_of_its_host() {
     for (model, message) in [
         ("gpt-5.5", "Your input exceeds the context window of this model."),
         (
@@ -309,7 +309,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 }
 
 #[test]
-fn the_output_limit_cuts() {
+fn output_ends_at_the_output_limit() {
     let client = client();
     let mut body = first("gpt-5.5");
     body["max_completion_tokens"] = json!(20);
@@ -322,7 +322,7 @@ fn the_output_limit_cuts() {
 }
 
 #[test]
-fn prefixes_are_cached_by_themselves() {
+fn prefixes_are_cached_without_markers() {
     let miss = |edit: BodyEdit| {
         let client = client();
         let mut body = first("gpt-5.5");

@@ -86,7 +86,7 @@ fn a_well_formed_conversation_is_accepted() {
 }
 
 #[test]
-fn shapes_are_checked() {
+fn malformed_requests_are_refused() {
     let table: &[(Rule, &str, BodyEdit)] = &[
         (Rule::UnknownField, "Unknown parameter: 'messages'", |b| b["messages"] = json!([])),
         (Rule::FieldRequired, "'model'", |b| b["model"] = json!("")),
@@ -125,7 +125,7 @@ fn shapes_are_checked() {
 }
 
 #[test]
-fn calls_and_outputs_are_pairs() {
+fn unpaired_calls_and_outputs_are_refused() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let id = body["input"][3]["call_id"].as_str().unwrap();
@@ -170,7 +170,7 @@ fn calls_and_outputs_are_pairs() {
 }
 
 #[test]
-fn items_are_who_their_ids_say() {
+fn item_ids_must_fit_their_type_and_be_unique() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     for (at, prefix) in [(1, "rs"), (2, "msg"), (3, "fc")] {
@@ -188,7 +188,7 @@ fn items_are_who_their_ids_say() {
 }
 
 #[test]
-fn reasoning_and_the_item_after_it_are_pairs() {
+fn reasoning_without_the_item_after_it_is_refused() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let rs = body["input"][1]["id"].as_str().unwrap();
@@ -336,7 +336,7 @@ fn earlier_models_are_not_bound_to_the_prefix() {
 }
 
 #[test]
-fn what_did_not_come_back_is_reported() {
+fn absent_reasoning_and_phases_are_reported_as_losses() {
     let client = client();
     let body = two_turns(&client, "gpt-5.6-sol");
     let mut lost = without(&body, &[1, 7]);
@@ -364,7 +364,7 @@ fn what_did_not_come_back_is_reported() {
 }
 
 #[test]
-fn of_replies_with_the_same_text_the_one_with_the_same_call_is_meant() {
+fn replies_with_the_same_text_are_told_apart_by_their_calls() {
     let client = client();
     let mut body = open_loop(&client, "gpt-5.6-sol");
     for item in body["input"].as_array_mut().unwrap() {
@@ -384,7 +384,7 @@ fn of_replies_with_the_same_text_the_one_with_the_same_call_is_meant() {
 }
 
 #[test]
-fn the_context_has_an_end() {
+fn a_request_past_the_window_is_refused() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = open_loop(&client, "gpt-5.5");
     client.accept(&body);
@@ -408,7 +408,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 }
 
 #[test]
-fn the_output_limit_cuts() {
+fn output_ends_at_the_output_limit() {
     let client = client();
     let mut body = first("gpt-5.5");
     body["max_output_tokens"] = json!(30);
@@ -429,7 +429,7 @@ fn the_output_limit_cuts() {
 }
 
 #[test]
-fn prefixes_are_cached_by_themselves() {
+fn prefixes_are_cached_without_markers() {
     let miss = |edit: BodyEdit| {
         let client = client();
         let mut body = first("gpt-5.6-sol");

@@ -63,7 +63,7 @@ fn thought() -> ReasoningRecord {
 /// A picture that the branch has sent is not replaced, unless it was refused there. A repair by a rule applies
 /// everywhere.
 #[test]
-fn a_picture_stays_where_it_was_sent() {
+fn a_picture_that_the_branch_sent_is_not_replaced() {
     let ledger = Ledger::default();
     let (part, text) = (PartKey(1), || "words".into());
     let of = |sent: Option<&[u128]>, request: &str, repair: Repair| {
@@ -89,7 +89,7 @@ fn a_picture_stays_where_it_was_sent() {
 
 /// An injected message stays where it was sent. It also applies if the part before it is new here, whole or cut.
 #[test]
-fn injected_messages_stand_where_they_were_sent() {
+fn injected_messages_apply_only_in_a_branch_that_sent_them() {
     let ledger = Ledger::default();
     let injected = |request: &str| InjectedMessage {
         id: "q".into(),
@@ -121,7 +121,7 @@ fn injected_messages_stand_where_they_were_sent() {
 /// Reasoning that was put back applies if this branch sent it or sent nothing of its reply. What a branch left out
 /// stays out.
 #[test]
-fn reasoning_is_back_where_it_was_sent() {
+fn reasoning_put_back_applies_only_in_a_branch_that_sent_it() {
     let ledger = Ledger::default();
     let reasoning = thought();
     let why = DecisionReason::Birth;
@@ -224,7 +224,7 @@ fn a_decision_revoked_twice_is_given_up_in_its_branch() {
 
 /// A decision belongs to the model of its turn. If its turn is not known, it may be of any model.
 #[test]
-fn a_decision_is_of_its_turns_model() {
+fn a_decision_belongs_to_the_model_of_its_turn() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Aye."}]));
     let is = |request, model| {
@@ -237,7 +237,7 @@ fn a_decision_is_of_its_turns_model() {
 
 /// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
 #[test]
-fn a_line_goes_back_to_its_first_turn() {
+fn a_branch_is_followed_back_to_its_first_turn() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
@@ -263,7 +263,7 @@ fn a_line_goes_back_to_its_first_turn() {
 
 /// A result without a reply yet was sent by no earlier request, even if it is not known what was sent.
 #[test]
-fn the_newest_result_is_whole_where_the_branch_is_unknown() {
+fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
     let ledger = Ledger::default();
     let has = |sent: Option<&[u128]>, request: &str, why, is_new| {
         let cut = Cut {

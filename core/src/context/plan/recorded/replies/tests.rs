@@ -103,7 +103,7 @@ fn a_signature_stands_on_the_same_part_or_piece() {
 /// A block goes back before the part that followed it. If it led to a tool that ran at the provider, it goes before
 /// that.
 #[test]
-fn a_block_goes_back_before_what_it_led_to() {
+fn a_reasoning_block_goes_back_before_the_part_that_followed_it() {
     let message = |text: &str| json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
     let ran = |id: &str| json!({"type": "web_search_call", "id": id, "status": "completed"});
     let user = |text: &str| json!({"role": "user", "content": text});
@@ -158,7 +158,7 @@ fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
 }
 
 #[test]
-fn what_is_not_known_to_be_whole_is_no_more_than_partial() {
+fn dropped_reasoning_is_partial_if_all_its_blocks_are_partial() {
     let (whole, cut) = (block(0, 0, false), ReasoningBlock { partial: true, ..block(0, 0, false) });
     let dropped = |blocks: Vec<_>, signatures: Vec<_>| DroppedReasoning { blocks, signatures };
     assert!(dropped(vec![&cut], vec![]).is_partial());
