@@ -139,15 +139,15 @@ async fn no_request_is_smuggled_inside_another() {
 async fn sql_in_client_names_is_never_executed() {
     let (_, base) = Echo::start().await;
     let serving = Serving::start(&base, &[]).await;
-    let body = r#"{"model":"m'; DROP TABLE records; --","max_tokens":1,"messages":[{"role":"user","content":"Hi."}]}"#;
-    for name in ["x'--", "x\"; DROP TABLE records; --", "' OR '1'='1", "%", "_"] {
+    let body = r#"{"model":"m'; DROP TABLE facts; --","max_tokens":1,"messages":[{"role":"user","content":"Hi."}]}"#;
+    for name in ["x'--", "x\"; DROP TABLE facts; --", "' OR '1'='1", "%", "_"] {
         let headers = [("x-api-key", name), ("x-plimsoll-session", name)];
         let answer = serving.post("/v1/messages", body, &headers).await.response().await;
         assert_eq!(answer.status(), 200);
     }
     let listed = serving.look(&["sessions", "--json"]).await;
     assert_eq!(listed.code, 0, "{}", listed.err);
-    for name in ["x%27%20OR%20%271%27=%271", "%25", "_", "%27%3BDROP%20TABLE%20records"] {
+    for name in ["x%27%20OR%20%271%27=%271", "%25", "_", "%27%3BDROP%20TABLE%20facts"] {
         let shown = serving.look(&["context", name]).await;
         assert_eq!(shown.code, 1, "{name} found something: {}", shown.out);
     }

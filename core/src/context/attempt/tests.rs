@@ -176,7 +176,7 @@ const ROWS: &[Row] = &[
 ];
 
 #[test]
-fn every_row() {
+fn each_verdict_has_its_next_step() {
     for (name, facts, state, verdict, then, finding) in ROWS {
         let step = next(*facts, *state, *verdict);
         assert_eq!(

@@ -117,7 +117,7 @@ const ROWS: &[Row] = &[
 ];
 
 #[test]
-fn every_row() {
+fn each_event_has_its_next_step() {
     for (name, context, before, event, action, state) in ROWS {
         let step = next(*context, *before, *event);
         let expected = ScheduleStep { action: *action, state: *state };
