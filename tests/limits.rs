@@ -93,6 +93,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("live events queued for a slow reader", &[("src/telemetry.rs", "BEHIND")]),
     ("sessions exported at once, each streamed line by line", &[("src/admin/state.rs", "EXPORTS")]),
     ("headers of a request", &[("src/config/raw.rs", "header_bytes:")]),
+    (
+        "header lines of a request or response over HTTP/1",
+        &[("src/proxy/http/transport.rs", "MOST_HEADERS")],
+    ),
     ("client connections, tunnels included", &[("src/config/raw.rs", "connections:")]),
     ("memory of connections", &[("src/config/memory_limits.rs", "WHOLE * 7 / 32")]),
     ("idle tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
