@@ -43,9 +43,7 @@ async fn bytes_pass_both_ways_until_each_side_ends() {
     assert_eq!(client.head().await, SWITCHED.trim_end());
 
     let (up, down) = (noise(3, 300_000), noise(4, 500_000));
-    let (_, _, got_up, got_down) = tokio::join!(
-        async {},
-        async {},
+    let (got_up, got_down) = tokio::join!(
         async {
             client.send(&up).await;
             client.exactly(down.len()).await

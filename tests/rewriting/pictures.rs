@@ -193,7 +193,6 @@ async fn by_default_no_user_picture_is_cut() {
     }
 }
 
-/// A picture in a tool result is cut with the result, and stays if the result stays.
 #[tokio::test]
 async fn a_picture_in_a_result_that_policy_keeps_stays() {
     let mut policy = policy(true);

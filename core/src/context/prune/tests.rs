@@ -536,7 +536,7 @@ fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
 
 /// Nothing is cut in a call beside the conversation, or if the provider holds the history.
 #[test]
-fn nothing_is_cut_in_compaction_requests_or_held_histories() {
+fn nothing_is_cut_beside_the_conversation_or_in_held_histories() {
     let mut scene = scene("ucra", eased());
     let parts = scene.parts(|_| EACH);
     let proposed = |scene: &SessionFixture| {
@@ -544,8 +544,10 @@ fn nothing_is_cut_in_compaction_requests_or_held_histories() {
         propose(&scene.request(), &scene.known(), cost).0.len()
     };
     assert_eq!(proposed(&scene), 1);
-    scene.conversation.purpose = Purpose::Compaction;
-    assert_eq!(proposed(&scene), 0);
+    for beside in [Purpose::Count, Purpose::Compaction, Purpose::Side, Purpose::WarmUp] {
+        scene.conversation.purpose = beside;
+        assert_eq!(proposed(&scene), 0, "{beside:?}");
+    }
     scene.conversation.purpose = Purpose::Turn;
     scene.conversation.held = Some(crate::dialect::HeldHistory::After("resp".into()));
     assert_eq!(proposed(&scene), 0);

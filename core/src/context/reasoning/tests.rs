@@ -176,15 +176,17 @@ fn policy_can_forbid_putting_reasoning_back() {
 /// A call beside the conversation decides nothing that its thread would have to repeat. A suspended thread waits until
 /// its cache is cold.
 #[test]
-fn no_reasoning_is_decided_in_count_requests_or_suspended_threads() {
+fn no_reasoning_is_decided_beside_the_conversation_or_in_suspended_threads() {
     let mut scene = session(FREE, "ucr", DROPS);
     let mut known = scene.known();
     known.rests = true;
     assert_eq!(of(&scene, &known), (vec![], vec![]));
     scene.now += 86_400_000;
     assert_eq!(of(&scene, &known).0.len(), 1);
-    scene.conversation.purpose = Purpose::Count;
-    assert_eq!(of(&scene, &known), (vec![], vec![]));
+    for beside in [Purpose::Count, Purpose::Compaction, Purpose::Side, Purpose::WarmUp] {
+        scene.conversation.purpose = beside;
+        assert_eq!(of(&scene, &known), (vec![], vec![]), "{beside:?}");
+    }
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn a_picture_is_part_of_its_result() {
     assert_eq!(seen(Dialect::Anthropic, &body(|at| format!("AAA{at}"))), None);
 }
 
-/// What the provider holds cannot be compared. A request beside the conversation is not a turn of it.
+/// What the provider holds cannot be compared.
 #[test]
 fn no_loop_is_detected_in_a_held_history() {
     let mut body = request(Dialect::OpenaiResponses, &same(5));

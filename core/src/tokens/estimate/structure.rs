@@ -251,7 +251,7 @@ fn a_tool_name_that_may_not_be_read_is_counted_separately() {
     assert_eq!(counter.reading(), 2 * once);
 }
 
-/// Readable reasoning costs its text; encrypted reasoning costs by its length.
+/// Reasoning with a readable summary costs the summary's text, not its encrypted length.
 #[test]
 fn reasoning_costs_its_text_where_it_has_some() {
     let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",
