@@ -41,13 +41,13 @@ stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
 
 harmless: ## N random conversations from seed FROM=0 on, and as many under presets, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
 ifdef POISON
-	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless stays_dead -- --nocapture
+	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless a_refused_session_continues -- --nocapture
 else
 	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
 endif
 
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
-	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless never_end -- --nocapture
+	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless sessions_continue -- --nocapture
 
 soak: ## Agents' sessions for MINUTES=60 with a small limit, as in the image if run as root; a verdict for each line
 	tests/confined/run soak $(MINUTES)

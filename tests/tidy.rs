@@ -634,6 +634,70 @@ fn every_test_named_in_a_document_exists() {
     }
 }
 
+/// A command that names no test any more runs none, and is green.
+#[test]
+fn every_filter_of_a_test_command_selects_a_test() {
+    let mut code = String::new();
+    for folder in ["core", "src", "tests"] {
+        for file in sources(Path::new(folder)) {
+            code.push_str(&std::fs::read_to_string(file).unwrap());
+        }
+    }
+    let names = |keyword| {
+        let after = code.split(keyword).skip(1);
+        after.filter_map(|rest| rest.split(|c: char| c != '_' && !c.is_alphanumeric()).next())
+    };
+    let names: Vec<&str> = names("fn ").chain(names("mod ")).collect();
+    let mut filters = Vec::new();
+    for file in tracked() {
+        let is_read = ["Makefile", ".md", "/run"].iter().any(|end| file.ends_with(end))
+            || file.starts_with("scripts/");
+        let Some(text) = std::fs::read_to_string(&file).ok().filter(|_| is_read) else { continue };
+        for command in text.split("cargo test ").skip(1) {
+            let command = command.split(['\n', '`', ')']).next().unwrap_or_default();
+            filters.extend(filter_of(command).map(|filter| format!("{file}: {filter}")));
+        }
+        // tests/confined/run gives the programs themselves their filters.
+        for chosen in text.split("chosen=").skip(1) {
+            let chosen = chosen.trim_start_matches('"');
+            let filter = chosen.split(|c: char| c != '_' && !c.is_alphanumeric()).next();
+            let filter = filter.filter(|it| !it.is_empty());
+            filters.extend(filter.map(|filter| format!("{file}: {filter}")));
+        }
+    }
+    assert!(filters.len() > 8, "hardly any command has a filter: {filters:?}");
+    for filter in filters {
+        let (_, name) = filter.rsplit_once(' ').unwrap();
+        assert!(names.iter().any(|it| it.contains(name)), "{filter} selects no test");
+    }
+}
+
+/// The filter in the arguments of `cargo test`: the word after the target.
+fn filter_of(arguments: &str) -> Option<&str> {
+    let mut words = arguments.split_whitespace();
+    while let Some(word) = words.next() {
+        let after_target = match word {
+            "--test" => words.nth(1),
+            "--lib" => words.next(),
+            _ => continue,
+        };
+        return after_target.filter(|it| it.starts_with(|c: char| c.is_ascii_lowercase()));
+    }
+    None
+}
+
+#[test]
+fn filters_of_test_commands_are_found() {
+    for (arguments, filter) in [
+        ("--locked --test crash -- --nocapture", None),
+        ("--release --test soak a_long_run -- --nocapture", Some("a_long_run")),
+        ("--lib telemetry", Some("telemetry")),
+        ("--locked", None),
+    ] {
+        assert_eq!(filter_of(arguments), filter, "{arguments}");
+    }
+}
+
 #[test]
 fn the_source_reader_skips_strings_comments_and_tests() {
     let file = Source::new(

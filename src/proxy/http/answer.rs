@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::context::Outcome;
 use crate::dialect::Dialect;
+use crate::proxy::http::transport::MOST_HEADERS;
 use crate::wire::sse::write_event;
 
 /// Marks a response as ours; its value is [`ProxyError::code`].
@@ -178,11 +179,10 @@ impl ProxyError {
             ProxyError::NoMemory => "Plimsoll has no memory for another request \
                 (limits.connection_bytes): try again, or raise it."
                 .to_owned(),
-            ProxyError::HeadersTooLarge => {
-                "The client's request headers are larger than Plimsoll's \
-                limit (limits.header_bytes): send fewer, or raise it."
-                    .to_owned()
-            }
+            ProxyError::HeadersTooLarge => format!(
+                "The client's request headers are larger than Plimsoll's limit \
+                (limits.header_bytes), or more than {MOST_HEADERS} lines: send fewer, or raise it."
+            ),
             ProxyError::Malformed => "The client did not send a valid HTTP request: fix its \
                 request line or headers. In a URL, write ` in the path as %60, \" in the \
                 query as %22, and < > and spaces as %3C %3E %20."

@@ -207,24 +207,27 @@ fn unreadable_reason(
 /// Number of the issued reply that an item is part of, by its ids or its text.
 fn find_reply(store: &ReplyStore, list: &[InputItem<'_>], at: usize) -> Option<usize> {
     let item = &list[at];
-    let is_message = item.kind == "message" && item.field("role") == "assistant";
-    find_reply_by_id(store, item).or_else(|| {
-        let content = item.field("content");
-        let full_text: String = match content.as_str() {
-            Some(content) => content.to_owned(),
-            None => items(content).map(|part| text(&part["text"])).collect(),
-        };
-        let newest = store.find_reply(DIALECT, "text", &full_text).filter(|_| is_message)?;
-        // Several replies may say the same: it is part of the one whose items stand beside it.
-        let before = list[..at].iter().rev().take_while(|item| item.is_output());
-        let after = list[at + 1..].iter().take_while(|item| item.is_output());
-        let has_text = |reply: &usize| {
-            let issued = store.reply(*reply);
-            issued.is_some_and(|reply| reply.items.iter().any(|item| item.text == full_text))
-        };
-        let beside = before.chain(after).filter_map(|item| find_reply_by_id(store, item));
-        Some(beside.into_iter().find(has_text).unwrap_or(newest))
-    })
+    if let Some(reply) = find_reply_by_id(store, item) {
+        return Some(reply);
+    }
+    if item.kind != "message" || item.field("role") != "assistant" {
+        return None;
+    }
+    let content = item.field("content");
+    let full_text: String = match content.as_str() {
+        Some(content) => content.to_owned(),
+        None => items(content).map(|part| text(&part["text"])).collect(),
+    };
+    let newest = store.find_reply(DIALECT, "text", &full_text)?;
+    // Several replies may say the same: it is part of the one whose items stand beside it.
+    let before = list[..at].iter().rev().take_while(|item| item.is_output());
+    let after = list[at + 1..].iter().take_while(|item| item.is_output());
+    let has_text = |reply: &usize| {
+        let issued = store.reply(*reply);
+        issued.is_some_and(|reply| reply.items.iter().any(|item| item.text == full_text))
+    };
+    let mut beside = before.chain(after).filter_map(|item| find_reply_by_id(store, item));
+    Some(beside.find(has_text).unwrap_or(newest))
 }
 
 /// Number of the issued reply that an item is part of, by its ids or its reasoning.
