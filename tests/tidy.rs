@@ -637,17 +637,6 @@ fn every_test_named_in_a_document_exists() {
 /// A command that names no test any more runs none, and is green.
 #[test]
 fn every_filter_of_a_test_command_selects_a_test() {
-    let mut code = String::new();
-    for folder in ["core", "src", "tests"] {
-        for file in sources(Path::new(folder)) {
-            code.push_str(&std::fs::read_to_string(file).unwrap());
-        }
-    }
-    let names = |keyword| {
-        let after = code.split(keyword).skip(1);
-        after.filter_map(|rest| rest.split(|c: char| c != '_' && !c.is_alphanumeric()).next())
-    };
-    let names: Vec<&str> = names("fn ").chain(names("mod ")).collect();
     let mut filters = Vec::new();
     for file in tracked() {
         let is_read = ["Makefile", ".md", "/run"].iter().any(|end| file.ends_with(end))
@@ -655,43 +644,65 @@ fn every_filter_of_a_test_command_selects_a_test() {
         let Some(text) = std::fs::read_to_string(&file).ok().filter(|_| is_read) else { continue };
         for command in text.split("cargo test ").skip(1) {
             let command = command.split(['\n', '`', ')']).next().unwrap_or_default();
-            filters.extend(filter_of(command).map(|filter| format!("{file}: {filter}")));
+            if let Some((target, filter)) = filter_of(command) {
+                filters.push((file.clone(), target.to_owned(), filter.to_owned()));
+            }
         }
-        // tests/confined/run gives the programs themselves their filters.
-        for chosen in text.split("chosen=").skip(1) {
-            let chosen = chosen.trim_start_matches('"');
-            let filter = chosen.split(|c: char| c != '_' && !c.is_alphanumeric()).next();
-            let filter = filter.filter(|it| !it.is_empty());
-            filters.extend(filter.map(|filter| format!("{file}: {filter}")));
+        // tests/confined/run gives the programs themselves their filters: `soak-*) chosen="…"`.
+        for line in text.lines() {
+            let Some((program, chosen)) = line.split_once("-*) chosen=") else { continue };
+            let filter = name_at(chosen.trim_start_matches('"')).unwrap_or_default();
+            if !filter.is_empty() {
+                filters.push((file.clone(), program.trim().to_owned(), filter.to_owned()));
+            }
         }
     }
     assert!(filters.len() > 8, "hardly any command has a filter: {filters:?}");
-    for filter in filters {
-        let (_, name) = filter.rsplit_once(' ').unwrap();
-        assert!(names.iter().any(|it| it.contains(name)), "{filter} selects no test");
+    for (file, target, filter) in filters {
+        let code: String =
+            sources_of(&target).iter().map(|it| std::fs::read_to_string(it).unwrap()).collect();
+        let mut names = ["fn ", "mod "]
+            .into_iter()
+            .flat_map(|keyword| code.split(keyword).skip(1).filter_map(name_at));
+        assert!(
+            names.any(|name| name.contains(&filter)),
+            "{file}: {filter} selects no test of {target}"
+        );
     }
 }
 
-/// The filter in the arguments of `cargo test`: the word after the target.
-fn filter_of(arguments: &str) -> Option<&str> {
-    let mut words = arguments.split_whitespace();
-    while let Some(word) = words.next() {
-        let after_target = match word {
-            "--test" => words.nth(1),
-            "--lib" => words.next(),
-            _ => continue,
-        };
-        return after_target.filter(|it| it.starts_with(|c: char| c.is_ascii_lowercase()));
+/// The name that a text begins with.
+fn name_at(text: &str) -> Option<&str> {
+    text.split(|c: char| c != '_' && !c.is_alphanumeric()).next()
+}
+
+/// The sources of a test target; of the library for any other.
+fn sources_of(target: &str) -> Vec<PathBuf> {
+    let (file, folder) = (format!("tests/{target}.rs"), format!("tests/{target}"));
+    match (Path::new(&file), Path::new(&folder)) {
+        (file, _) if file.exists() => vec![file.to_owned()],
+        (_, folder) if folder.exists() => sources(folder),
+        _ => ["core/src", "src"].into_iter().flat_map(|it| sources(Path::new(it))).collect(),
     }
-    None
+}
+
+/// The target and the filter in the arguments of `cargo test`: the filter is the word after the target.
+fn filter_of(arguments: &str) -> Option<(&str, &str)> {
+    let mut words = arguments.split_whitespace();
+    let target = match words.find(|word| ["--test", "--lib"].contains(word))? {
+        "--test" => words.next()?,
+        library => library,
+    };
+    let filter = words.next().filter(|it| it.starts_with(|c: char| c.is_ascii_lowercase()))?;
+    Some((target, filter))
 }
 
 #[test]
 fn filters_of_test_commands_are_found() {
     for (arguments, filter) in [
         ("--locked --test crash -- --nocapture", None),
-        ("--release --test soak a_long_run -- --nocapture", Some("a_long_run")),
-        ("--lib telemetry", Some("telemetry")),
+        ("--release --test soak a_long_run -- --nocapture", Some(("soak", "a_long_run"))),
+        ("--lib telemetry", Some(("--lib", "telemetry"))),
         ("--locked", None),
     ] {
         assert_eq!(filter_of(arguments), filter, "{arguments}");
