@@ -40,9 +40,10 @@ pub(super) async fn long_work_if<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     match is_long {
-        true => {
-            long_work(run).await.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic()))
-        }
+        // Boxed, because little work is long and the future is large.
+        true => Box::pin(long_work(run))
+            .await
+            .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
         false => run(),
     }
 }
@@ -109,7 +110,8 @@ pub(super) async fn off_thread<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
     match size > OFF_THREAD {
-        true => long_work_soon(run).await,
+        // Boxed, because little work is long and the future is large.
+        true => Box::pin(long_work_soon(run)).await,
         false => catch_unwind(AssertUnwindSafe(run)).map_err(|_| FailOpen::Panicked),
     }
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// Whether a terminal would act on the character instead of showing it. Newline and tab do not count.
 pub(super) fn is_control(c: char) -> bool {
     match c {
-        '\n' | '\t' => false,
+        ' '..='~' | '\n' | '\t' => false,
         // Arabic letter mark, marks, embeddings, overrides, isolates.
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
             true
@@ -37,11 +37,11 @@ pub(crate) fn visible_json(json: &str) -> Cow<'_, str> {
 
 fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
     // The case of nearly all texts.
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n' | b'\t')) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    let Some(first) = text.find(is_control) else { return Cow::Borrowed(text) };
+    let (plain, rest) = text.split_at(first);
+    let mut out = String::with_capacity(text.len() + rest.len());
+    out.push_str(plain);
+    for c in rest.chars() {
         if is_control(c) {
             spell(c, &mut out);
         } else {

@@ -63,25 +63,25 @@ pub(super) struct ClientRequest {
 #[derive(Default)]
 pub(super) struct AnalyzedRequest {
     /// Makes a turn from the reply.
-    pub(crate) pending: Option<PendingExchange>,
+    pub(crate) pending: Option<Box<PendingExchange>>,
     /// The summary to write after the response.
-    pub(crate) writer: Option<SummaryJob>,
+    pub(crate) writer: Option<Box<SummaryJob>>,
     /// The changes of its body.
     pub(crate) changes: BodyChanges,
     /// Answers a token count if the upstream does not.
-    pub(crate) count: Option<CountFallback>,
+    pub(crate) count: Option<Box<CountFallback>>,
 }
 
 /// A request with its place in a session.
 #[derive(Default)]
 pub(super) struct PlacedRequest {
     /// Makes a turn from the reply.
-    pub(crate) pending: Option<PendingExchange>,
-    writer: Option<SummaryJob>,
+    pub(crate) pending: Option<Box<PendingExchange>>,
+    writer: Option<Box<SummaryJob>>,
     /// The changes of its body, as planned.
     rewrite: Option<PlannedRewrite>,
     added: Vec<AddedOption>,
-    count: Option<CountFallback>,
+    count: Option<Box<CountFallback>>,
 }
 
 impl ClientRequest {
@@ -160,7 +160,7 @@ impl ClientRequest {
         }
         let placed = self.place_and_plan(upstream, analysis, Some(head), recorder).await;
         let PlacedRequest { pending, writer, rewrite, added, count } = placed;
-        let may_repair = pending.as_ref().is_some_and(PendingExchange::may_repair);
+        let may_repair = pending.as_ref().is_some_and(|pending| pending.may_repair());
         let changes = BodyChanges { rewrite, added, may_repair };
         Some(AnalyzedRequest { pending, writer, changes, count })
     }
@@ -198,10 +198,12 @@ impl ClientRequest {
         let basis = self.basis(upstream, known_tenant, analysis, &identity, recorder, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
-            Err(why) => return self.without_tenant(basis, why, recorder).await,
+            // Boxed like the next one, because few requests get here and the futures are large.
+            Err(why) => return Box::pin(self.without_tenant(basis, why, recorder)).await,
         };
         if basis.analysis.conversation.purpose == Purpose::Count {
-            let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads).await;
+            let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads);
+            let placed = Box::pin(placed).await;
             record_store_wait(&reads, recorder);
             return placed;
         }
@@ -213,7 +215,8 @@ impl ClientRequest {
         let Some(mut opened) = opened else {
             // It is sent as it came, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
-            recorder.event.estimate = PlannedRequest::alone(&Arc::new(basis.alone())).await;
+            let estimate = Box::pin(PlannedRequest::alone(&Arc::new(basis.alone()))).await;
+            recorder.event.estimate = estimate;
             return PlacedRequest::default();
         };
         record_session(&opened, recorder);
@@ -232,18 +235,24 @@ impl ClientRequest {
                 let (proxy, prepared, opened) = (&proxy, &prepared, &mut opened);
                 let planned = &mut outcome.planned;
                 let mut compaction = CompactionContext::new(proxy, prepared, opened, planned, head);
-                writer = compaction.attend().await;
+                writer = compaction.attend().await.map(Box::new);
                 summary_wait = compaction.waited;
                 latest_request::keep(proxy, prepared, planned, opened, head);
                 outcome
             }
-            None => planned_request::as_it_came(&prepared, &mut opened).await,
+            None => Box::pin(planned_request::as_it_came(&prepared, &mut opened)).await,
         };
         record_plan(&outcome, recorder);
         announce_dequeued(&outcome.dequeued, &opened.scope, recorder);
         let PlanOutcome { planned, undelivered, .. } = outcome;
-        let mut pending =
-            PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, recorder.at);
+        let mut pending = Box::new(PendingExchange::begin(
+            &proxy,
+            opened,
+            prepared,
+            planned,
+            undelivered,
+            recorder.at,
+        ));
         summary_wait.into_iter().for_each(|waited| pending.add_summary_wait(waited, recorder));
         recorder.event.estimate = pending.estimate().cloned();
         recorder.event.classic = pending.classic().cloned();
@@ -335,9 +344,10 @@ impl ClientRequest {
         prepared: Arc<PreparedRequest>,
         sent: Overlay,
         known: Arc<RecordedDecisions>,
-    ) -> Option<CountFallback> {
+    ) -> Option<Box<CountFallback>> {
         let is_count = prepared.conversation.purpose == Purpose::Count;
-        is_count.then(|| CountFallback { prepared, sent, known, target: self.target().into() })
+        let target = self.target().into();
+        is_count.then(|| Box::new(CountFallback { prepared, sent, known, target }))
     }
 
     /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.

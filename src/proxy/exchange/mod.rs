@@ -216,7 +216,7 @@ async fn forward_and_respond(
     };
     let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = collected;
     // The wait for a summary is reported separately.
-    let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
+    let summary_wait = pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
     let request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
     recorder.event.request_side_us = request_side.as_micros() as u64;
     if let Some(pending) = &mut pending {
@@ -224,7 +224,7 @@ async fn forward_and_respond(
         pending.count_if_wanted(proxy, head, body);
     }
     if let Some(count) = &count
-        && let Some(counted) = count.answer_at_once(&mut recorder).await
+        && let Some(counted) = Box::pin(count.answer_at_once(&mut recorder)).await
     {
         return count_response(counted, recorder);
     }
@@ -232,7 +232,7 @@ async fn forward_and_respond(
     let head = count.as_ref().map(|_| outbound.parts().0.clone());
     let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
-    let sending = outbound.send(&mut pending, counted, &mut recorder);
+    let sending = outbound.send(pending.as_deref_mut(), counted, &mut recorder);
     let SentResponse { mut response, added_usage } = match sending.await {
         Ok(sent) => sent,
         Err(error) => {
@@ -250,7 +250,8 @@ async fn forward_and_respond(
     let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
     recorder.event.provider_request_id.clone_from(&id);
     if let (Some(count), Some(head)) = (count, head) {
-        response = match count.answer_missing(response, &head, &mut recorder).await {
+        let answered = count.answer_missing(response, &head, &mut recorder);
+        response = match Box::pin(answered).await {
             Ok(counted) => return count_response(counted, recorder),
             Err(response) => response,
         };
@@ -261,8 +262,8 @@ async fn forward_and_respond(
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let usage_addition = pending.as_ref().and_then(PendingExchange::usage_addition);
-    let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
+    let usage_addition = pending.as_ref().and_then(|pending| pending.usage_addition());
+    let summary_wait = pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
     let response_head = ResponseHead { status: response.status(), provider_request_id: id };
     let open = pending.map(|pending| pending.open(proxy, response_head));
     let headers_after = recorder.began.elapsed();
@@ -286,9 +287,9 @@ async fn forward_and_respond(
 /// A request whose body is collected, or streams through unread.
 struct CollectedRequest {
     outbound: OutboundRequest,
-    pending: Option<PendingExchange>,
-    writer: Option<SummaryJob>,
-    count: Option<CountFallback>,
+    pending: Option<Box<PendingExchange>>,
+    writer: Option<Box<SummaryJob>>,
+    count: Option<Box<CountFallback>>,
     body_complete_at: Instant,
 }
 

@@ -96,7 +96,7 @@ impl OutboundRequest {
     /// Sends it, again if the response demands that. `count`: the request, if it counts tokens.
     pub(super) async fn send(
         self,
-        pending: &mut Option<PendingExchange>,
+        pending: Option<&mut PendingExchange>,
         count: Option<&PreparedRequest>,
         recorder: &mut ExchangeRecorder,
     ) -> Result<SentResponse, UpstreamError> {
@@ -106,20 +106,20 @@ impl OutboundRequest {
         let requests_usage = adds.contains(&AddedOptionKind::Usage);
         let blames_us = (rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
-        let mendable = pending.as_ref().filter(|pending| pending.may_make_room());
+        let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
         let is_judged = blames_us && pending.is_some() || mendable.is_some();
         let may_not_fit = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
         let original = original.filter(|_| blames_us || may_not_fit || may_overflow);
-        let prepared = pending.as_ref().map(PendingExchange::prepared).or(count);
+        let prepared = pending.as_deref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
             return Ok(SentResponse { response, added_usage: requests_usage && !blames_us });
         };
         let info = RequestInfo::of(prepared);
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
-        let (is_rewritten, pending) = (rewritten, pending.as_mut());
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
+        let is_rewritten = rewritten;
         let retry = Retry { original, adds, is_rewritten, suspicion, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let FinalResponse { response, form } = Box::pin(retry.run(response)).await?;

@@ -111,8 +111,7 @@ pub(crate) async fn plan(
     let anchor = opened.anchor.take().map(Arc::new);
     let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
-    known.spares_reasoning(&prepared.plan_request());
-    let known = Arc::new(known);
+    Arc::make_mut(&mut known).spares_reasoning(&prepared.plan_request());
     let drafted = {
         let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
         off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
@@ -153,7 +152,7 @@ pub(crate) async fn plan(
     }
     let basis = PlanBasis { known, before, refused, anchor };
     let planned = match prepared.mode {
-        Mode::Shadow => PlannedRequest::in_shadow(&prepared, basis, replayed).await,
+        Mode::Shadow => Box::pin(PlannedRequest::in_shadow(&prepared, basis, replayed)).await,
         Mode::Observe | Mode::Active => PlannedRequest::new(&prepared, basis, replayed),
     };
     PlanOutcome { planned, dequeued, undelivered, fail_open, is_spared }

@@ -109,7 +109,7 @@ impl RequestBasis {
             let is_rewritten = !known.decides_nothing()
                 && !plan::replay(&prepared.plan_request(), &known).edits.is_empty();
             match is_rewritten {
-                true => opened.known = known,
+                true => opened.known = Arc::new(known),
                 false => prepared.mode = Mode::Shadow,
             }
         }

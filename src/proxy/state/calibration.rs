@@ -114,7 +114,7 @@ impl RecentTenants {
 
 /// What one response says about the estimate of its request.
 pub(crate) struct CalibrationSample {
-    pub(crate) seen: Observation,
+    pub(crate) seen: Box<Observation>,
     pub(crate) guess: CostPrediction,
     /// The reported input tokens.
     pub(crate) actual: u64,

@@ -62,7 +62,7 @@ pub(crate) struct OpenTurn {
     /// Messages injected at the end of the request, to be queued again if the reply does not arrive.
     undelivered: Vec<Fact>,
     /// The data for calibration, and the calibration before it.
-    seen: Option<Observation>,
+    seen: Option<Box<Observation>>,
     learned: Arc<EstimatorState>,
     /// Predicts what the next request will contain of it; `None` if it was not measured.
     prospect: Option<CarryOutlook>,
@@ -80,7 +80,7 @@ pub(crate) struct OpenTurn {
 impl PendingExchange {
     /// Called when the request was sent for the last time and its response has begun: releases what was
     /// parsed of the request.
-    pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> OpenTurn {
+    pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> Box<OpenTurn> {
         let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
         self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
@@ -95,7 +95,7 @@ impl PendingExchange {
         let records =
             prepared.policy.reasoning.reinject != ReinjectPolicy::Off || sent.has_put_back();
         let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
-        OpenTurn {
+        Box::new(OpenTurn {
             opened,
             head,
             draft,
@@ -110,7 +110,7 @@ impl PendingExchange {
             forwarded: records.then_some(forwarded),
             may_make_room,
             content,
-        }
+        })
     }
 
     /// The content that the request adds to its parent, at most `most` bytes.
@@ -136,9 +136,9 @@ impl OpenTurn {
     }
 
     /// Stores the turn once its reply is known.
-    pub(crate) fn settle(self, proxy: Arc<Proxy>) -> SettleReply {
+    pub(crate) fn settle(self: Box<Self>, proxy: Arc<Proxy>) -> SettleReply {
         Box::new(move |record: &mut ReplyRecord, reply: Reply| {
-            let mut turn = self.draft.turn();
+            let mut turn = Box::new(self.draft.turn());
             if record.outcome == Outcome::Refused {
                 // A refusal is no turn; requests that wait for this turn may continue.
                 let overflow = self.overflow_in(&turn, record.has_body, &reply);
@@ -176,9 +176,9 @@ impl OpenTurn {
 
     /// Completes the turn, stores it with the reply's reasoning and the content, and learns from it.
     async fn store(
-        mut self,
+        mut self: Box<Self>,
         proxy: Arc<Proxy>,
-        turn: Turn,
+        turn: Box<Turn>,
         ending: ExchangeEnding,
         reply: Reply,
     ) -> Option<FailOpen> {
@@ -187,11 +187,8 @@ impl OpenTurn {
         let sample = self.calibration_sample(&turn, &ending, &reply);
         let learned = calibration::CalibrationSample::after(sample.as_ref(), &self.learned);
         let (kept_content, at) = (proxy.config.content, turn.at);
-        // If the client left or lost the rest, the reply to the injected messages was not delivered.
-        let is_delivered = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
-        let Self { opened, draft, info, counted, undelivered, prospect, forwarded, .. } = self;
-        let (content, panicked) = match self.content {
+        let (content, panicked) = match self.content.take() {
             Some(content) => {
                 content.await.map_or_else(|why| (None, why.is_panic()), |it| (Some(it), false))
             }
@@ -200,17 +197,12 @@ impl OpenTurn {
         let build = move || {
             let content =
                 content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
-            let counted = counted.as_ref().and_then(PendingCount::arrived);
-            let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
-            turn.carry =
-                prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
-            let mut facts = facts(turn, &reply, forwarded);
-            if !is_delivered {
-                facts.extend(undelivered);
-            }
-            (content.map(|content| (opened.handle(), content)), opened, facts, info)
+            let facts = self.facts(*turn, ending, &reply, &learned);
+            (self, facts, content)
         };
-        let (content, opened, facts, info) = long_work_if(is_large, build).await;
+        let (this, facts, content) = long_work_if(is_large, build).await;
+        let Self { opened, draft, info, .. } = *this;
+        let content = content.map(|content| (opened.handle(), content));
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
         if let Some(sample) = sample {
@@ -221,6 +213,28 @@ impl OpenTurn {
             kept = proxy.ledgers.keep_content(handle, &content, at, most).await;
         }
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
+    }
+
+    /// The completed turn, with the reply's reasoning. If the client left or lost the rest, the reply to the
+    /// injected messages was not delivered, and they are queued again.
+    fn facts(
+        &mut self,
+        draft: Turn,
+        ending: ExchangeEnding,
+        reply: &Reply,
+        learned: &EstimatorState,
+    ) -> Vec<Fact> {
+        let is_delivered = ending.outcome == Outcome::Complete && draft.done.resent.is_none();
+        let counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        let mut turn = Turn { counted, ..ending.turn(draft, &self.info, reply) };
+        let prospect = self.prospect.take();
+        turn.carry =
+            prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));
+        let mut facts = facts(turn, reply, self.forwarded);
+        if !is_delivered {
+            facts.append(&mut self.undelivered);
+        }
+        facts
     }
 
     /// An overflow that the reply shows, unless one is already recorded.
@@ -305,7 +319,7 @@ impl OpenTurn {
     /// Queues undelivered messages again, and learns from a refusal, which is not a turn. `overflows`: it says that
     /// the request does not fit.
     async fn learn_from_refusal(
-        mut self,
+        mut self: Box<Self>,
         proxy: Arc<Proxy>,
         reply: Reply,
         estimate: Option<Estimate>,

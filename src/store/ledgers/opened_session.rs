@@ -45,7 +45,7 @@ pub struct OpenedSession {
     /// The turn that an estimate can be based on.
     pub anchor: Option<AnchorTurn>,
     /// The recorded decisions that apply to it.
-    pub known: RecordedDecisions,
+    pub known: Arc<RecordedDecisions>,
     /// The store did not answer, so its data was not used.
     pub store_missed: bool,
     /// A record of the session was unreadable and left out; reported once.
@@ -91,7 +91,7 @@ impl OpenedSession {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             let anchor = anchor(ledger, &placed);
             let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow);
-            (placed, anchor, known)
+            (placed, anchor, Arc::new(known))
         });
         cache.begin(lookup.exchange.clone(), placed.position.chain);
         Self {

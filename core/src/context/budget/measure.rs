@@ -41,7 +41,7 @@ pub struct MeasuredEstimate {
     /// The estimate by the rules of an agent, if they are configured.
     pub classic: Option<ClassicEstimate>,
     /// What can be learned from the reported usage; `None` if the new parts are not known.
-    pub seen: Option<Observation>,
+    pub seen: Option<Box<Observation>>,
 }
 
 /// Estimates the input tokens of `conversation`, read from `body`, for `model`, with the changes in `sent`.
@@ -123,8 +123,8 @@ pub fn measure(
     let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated)
         && !encrypted_compaction;
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
-    let seen =
-        (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
+    let seen = (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some())
+        .then(|| seen.into());
     let (sketch, contents) = (difference(stored, &parts), scale.contents);
     MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
 }

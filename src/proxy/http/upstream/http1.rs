@@ -93,7 +93,8 @@ impl Http1 {
             let is_kept = kept.is_some();
             let connection = match kept.take() {
                 Some(connection) => connection,
-                None => self.open(&uri).await.map_err(SendError::Connect)?,
+                // Boxed, because few requests open a connection and the future is large.
+                None => Box::pin(self.open(&uri)).await.map_err(SendError::Connect)?,
             };
             let Http1Connection { mut requests, watch, is_relayed, mut task } = connection;
             *request.uri_mut() = target(&uri, is_relayed);
