@@ -620,16 +620,27 @@ fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
     assert_eq!(of(vec![PruneGate::Always]), None);
 }
 
-/// However little room there is, a result keeps a twentieth of the window.
+/// However little room there is, a result keeps a twentieth of the window: head, tail and the note between them have
+/// about so many tokens.
 #[test]
 fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
-    let mut scene = scene("ucr", eased());
+    let mut all = messages("ucr");
+    all[2]["content"][0]["content"] = "It is so. ".repeat(3_000).into();
+    let mut scene = of(FREE, &all, eased());
     scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
     scene.model.window = 10_000;
-    let of = |tokens| trimmed(&scene, 6_000, tokens).unwrap().content;
-    let (none, little, more) = (of(20_000), of(15_500), of(15_000));
-    assert_eq!(none, little);
-    assert_ne!(little, more);
+    let result = scene.conversation.parts().last().unwrap();
+    let own = counter(&scene.request()).part(result);
+    assert!(own > 6_000, "{own}");
+    let kept = |room: i64| {
+        let tokens = u64::try_from(10_000 + i64::from(own) - room).unwrap();
+        trimmed(&scene, own, tokens).unwrap().tokens
+    };
+    let is_about = |tokens: u32, wanted: u32| tokens.abs_diff(wanted) <= wanted / 20;
+    for (room, wanted) in [(-5_000, 500), (0, 500), (500, 500), (1_000, 1_000), (2_000, 2_000)] {
+        let kept = kept(room);
+        assert!(is_about(kept, wanted), "of {own}, {kept} with room for {room}");
+    }
 }
 
 /// Pictures stay with a trimmed result. With a cut result, policy decides.
