@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Config, ConfigSources, Mode};
-use plimsoll::context::ledger::Ledger;
+use plimsoll::context::ledger::{Ledger, Totals};
 use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
 use plimsoll::dialect::Chain;
 use plimsoll::store::memory::MemoryStore;
@@ -85,6 +85,13 @@ pub struct Scene {
     pub sent: Value,
     pub bytes: String,
     pub exchange: Arc<Exchange>,
+}
+
+impl Scene {
+    fn scope(&self) -> Scope {
+        let (tenant, session) = (self.exchange.tenant.clone(), self.exchange.session.clone());
+        Scope { tenant: tenant.unwrap(), session: session.unwrap() }
+    }
 }
 
 /// A policy whose thresholds a few messages reach.
@@ -251,10 +258,13 @@ impl Play {
 
     /// The chains at which used summaries cut, in the session of this exchange.
     pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
-        let (tenant, session) = (of.exchange.tenant.clone(), of.exchange.session.clone());
-        let (tenant, session) = (tenant.unwrap(), session.unwrap());
         let cuts = |ledger: &Ledger| ledger.compacts(false).map(|one| one.about).collect();
-        self.server.ledgers.look(&Scope { tenant, session }, cuts).await.unwrap()
+        self.server.ledgers.look(&of.scope(), cuts).await.unwrap()
+    }
+
+    /// The token totals of the session of this exchange.
+    pub async fn totals(&self, of: &Scene) -> Totals {
+        self.server.ledgers.look(&of.scope(), Ledger::totals).await.unwrap()
     }
 
     /// Waits until the proxy has written its summary.

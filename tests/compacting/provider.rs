@@ -56,19 +56,34 @@ async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
     assert!(later.bytes.contains(&first) && play.head().contains(BETA));
 }
 
+/// They are in no count of the traffic, and the summary is no exchange of the session.
 #[tokio::test]
 async fn the_tokens_of_a_provider_summary_are_counted_separately() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
-    let (_, question) = play.fills().await;
-    compacts(question).await;
+    let mut scenes = vec![play.turn(0).await];
+    while tokens(scenes.last().unwrap()) <= MARK {
+        scenes.push(play.turn(scenes.len()).await);
+    }
+    compacts(play.summary().await).await;
     play.is_written(1).await;
     let text = play.server.telemetry.render();
-    let counted = |kind: &str| {
-        let line = format!("plimsoll_compaction_tokens_total{{kind=\"{kind}\"");
-        let line = text.lines().find(|it| it.starts_with(&line)).unwrap_or_default();
-        line.rsplit_once(' ').map(|(_, count)| count.to_owned())
+    let sum = |series: &str| {
+        let lines = text.lines().filter(|line| line.starts_with(series));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum::<u64>()
     };
-    assert_eq!((counted("input"), counted("output")), (Some("900".into()), Some("21".into())));
+    let [of_summaries, of_traffic] = ["compaction_tokens", "tokens"].map(|metric| {
+        ["input", "output", "aside"]
+            .map(|kind| sum(&format!("plimsoll_{metric}_total{{kind=\"{kind}\"")))
+    });
+    assert_eq!(of_summaries, [900, 21, 0]);
+    // What the provider reported for the turns.
+    let turns = scenes.len() as u64;
+    let input = scenes.iter().map(|scene| scene.bytes.len() as u64 / 4).sum();
+    assert_eq!(of_traffic, [input, 20 * turns, 0]);
+    let totals = play.totals(&scenes[0]).await;
+    assert_eq!((totals.input, totals.output), (input, 20 * turns));
+    assert_eq!(sum("plimsoll_requests_total{"), turns);
+    play.server.expect_no_exchange();
 }
 
 /// A provider that writes none is asked once. From then on the model is asked, across restarts.
