@@ -296,7 +296,7 @@ impl<'a> Session<'a> {
             now: self.calls as u64 * 1_000,
         };
         let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, false);
-        let mut facts = reasoning::propose(&request, &known).0;
+        let mut facts = reasoning::propose(&request, &known).facts;
         known.add(facts.clone());
         let plan = plan::replay(&request, &known);
         let measured = budget::estimate(&request, &plan.sent, &known, grown, &self.learned);
@@ -327,7 +327,7 @@ impl<'a> Session<'a> {
         });
         // The decisions by that number, and what is sent then.
         let cost = prune::RequestCost { tokens: estimate.tokens, parts: &measured.parts, rules };
-        let (cuts, _) = prune::propose(&request, &known, cost);
+        let cuts = prune::propose(&request, &known, cost).facts;
         known.add(cuts.clone());
         facts.extend(cuts);
         let plan = plan::replay(&request, &known);

@@ -24,7 +24,7 @@ use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
-    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, PlanStep,
+    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, Proposal,
     RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::{Mode, Policy, SummaryAuthor};
@@ -295,13 +295,13 @@ impl<'l> WhatIfSession<'l> {
         options: &WhatIfOptions,
     ) -> WhatIfPlan {
         let request = &call.request;
-        let (echoes, _) = reasoning::propose(request, &known);
-        self.keep(&mut known, echoes);
+        let reasoning = reasoning::propose(request, &known).facts;
+        self.keep(&mut known, reasoning);
         let (mut plan, mut measured) = call.planned(&known);
         let rules = request.policy.estimate.deciding();
         let cost =
             prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
-        let (cuts, refused) = prune::propose(request, &known, cost);
+        let Proposal { facts: cuts, refused } = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
             (plan, measured) = call.planned(&known);

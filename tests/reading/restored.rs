@@ -69,7 +69,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let mut known = RecordedDecisions::of(&ledger, &conversation, &placed, false);
         let policy = Policy::default();
         let request = request(&exchange, &conversation, &dropped, &model, &policy);
-        let (new, _) = reasoning::propose(&request, &known);
+        let new = reasoning::propose(&request, &known).facts;
         known.add(new.iter().cloned());
         new.into_iter().for_each(|fact| ledger.add(fact));
         let plan = plan::replay(&request, &known);

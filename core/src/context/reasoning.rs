@@ -15,7 +15,8 @@ use std::ops::Range;
 
 use super::cache::is_cold;
 use super::plan::{
-    Change, DecisionReason, Overlay, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
+    Change, DecisionReason, Overlay, PlanRequest, PlanStep, Proposal, RecordedDecisions,
+    ReturnedReply,
 };
 use super::policy::{EchoRule, ReinjectPolicy, StripPolicy};
 use super::{
@@ -228,7 +229,7 @@ pub(crate) fn is_back(
 }
 
 /// New decisions about reasoning, and those that were decided against.
-pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fact>, Vec<PlanStep>) {
+pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal {
     let has_replies = !known.replies.is_empty();
     let sent = if has_replies { known.sent() } else { Overlay::default() };
     let mut proposed =
@@ -236,11 +237,11 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fac
     // A call beside the conversation decides nothing that its thread would depend on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
-        return (Vec::new(), Vec::new());
+        return Proposal::default();
     }
     proposed.take_out_void();
     if known.rests && !is_cold(request, known) {
-        return (proposed.facts, Vec::new());
+        return Proposal { facts: proposed.facts, ..Proposal::default() };
     }
     if request.policy.reasoning.strip() != StripPolicy::None {
         proposed.take_out();
@@ -249,7 +250,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fac
         proposed.put_back();
         proposed.stand_in();
     }
-    (proposed.facts, proposed.refused)
+    Proposal { facts: proposed.facts, refused: proposed.refused }
 }
 
 struct ReasoningProposal<'a> {

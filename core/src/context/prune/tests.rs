@@ -510,7 +510,7 @@ fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
         let scene = of(name, &messages("utrctrau"), policy);
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
+        let Proposal { facts, refused } = propose(&scene.request(), &scene.known(), cost);
         assert!(refused.is_empty(), "{refused:?}");
         facts.iter().fold((0, 0), |(cuts, out), fact| match fact {
             Fact::Cut(_) => (cuts + 1, out),
@@ -527,7 +527,7 @@ fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
+    let Proposal { facts, refused } = propose(&scene.request(), &scene.known(), cost);
     assert!(facts.is_empty());
     let [one] = &refused[..] else { panic!("{refused:?}") };
     assert_eq!((one.at, one.why), (PartIndex::new(2, 0), DecisionReason::NoGate));
@@ -541,7 +541,7 @@ fn nothing_is_cut_beside_the_conversation_or_in_held_histories() {
     let parts = scene.parts(|_| EACH);
     let proposed = |scene: &SessionFixture| {
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        propose(&scene.request(), &scene.known(), cost).0.len()
+        propose(&scene.request(), &scene.known(), cost).facts.len()
     };
     assert_eq!(proposed(&scene), 1);
     for beside in [Purpose::Count, Purpose::Compaction, Purpose::Side, Purpose::WarmUp] {
@@ -558,7 +558,7 @@ fn trimmed(scene: &SessionFixture, own: u32, tokens: u64) -> Option<Cut> {
     let last = scene.conversation.messages.len() - 1;
     let parts = scene.parts(|message| if message == last { own } else { EACH });
     let cost = RequestCost { tokens, parts: &parts, rules: None };
-    let (facts, _) = propose(&scene.request(), &scene.known(), cost);
+    let facts = propose(&scene.request(), &scene.known(), cost).facts;
     facts.into_iter().find_map(|fact| match fact {
         Fact::Cut(cut) if cut.why == DecisionReason::TooLarge => Some(*cut),
         _ => None,
@@ -599,7 +599,7 @@ fn results_of_a_suspended_thread_are_not_trimmed() {
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let mut known = scene.known();
     known.rests = true;
-    let (facts, refused) = propose(&scene.request(), &known, cost);
+    let Proposal { facts, refused } = propose(&scene.request(), &known, cost);
     assert!(facts.is_empty());
     assert_eq!(
         refused.iter().map(|step| step.why).collect::<Vec<_>>(),

@@ -87,7 +87,7 @@ fn of(
     scene: &SessionFixture,
     known: &RecordedDecisions,
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
-    let (facts, refused) = propose(&scene.request(), known);
+    let Proposal { facts, refused } = propose(&scene.request(), known);
     let decided = facts.into_iter().map(|fact| match fact {
         Fact::ReasoningDecision(echo) => (echo.does, echo.why),
         other => panic!("{other:?}"),
@@ -262,7 +262,7 @@ fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
     assert_eq!(scene.known().kept_from(), 2);
     assert_eq!(proposed(&scene).0, std::slice::from_ref(&out), "that of the message that stays");
     let mut known = scene.known();
-    known.add(propose(&scene.request(), &known).0);
+    known.add(propose(&scene.request(), &known).facts);
     assert_eq!(of(&scene, &known).0, [], "it is decided once");
     assert_eq!(proposed(&summarised(FREE, SENDS)).0, [], "it is bound to nothing");
     assert!(!proposed(&summarised(BOUND, DROPS)).0.contains(&out), "its client does not send it");
@@ -291,7 +291,7 @@ fn reasoning_is_removed_in_the_request_that_decides_it() {
         scene.echo = echo;
         let mut known = scene.known();
         assert!(known.was_sent(&known.replies[0]), "with the request before");
-        known.add(propose(&scene.request(), &known).0);
+        known.add(propose(&scene.request(), &known).facts);
         let steps = replay(&scene.request(), &known).steps;
         let gone = steps.iter().filter(|step| step.change == Change::Removed);
         let gone: Vec<usize> = gone.map(|step| step.at.message).collect();
@@ -509,7 +509,7 @@ fn a_gemini_call_without_a_signature_gets_a_stand_in() {
     let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
     scene.echo = EchoRule::Demanded;
     let known = scene.known();
-    let facts = propose(&scene.request(), &known).0;
+    let facts = propose(&scene.request(), &known).facts;
     let [Fact::ReasoningDecision(echo)] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(Some(echo.about.0), known.about(PartIndex::new(5, 0)));
     assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
@@ -534,7 +534,7 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
         let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
         (scene.echo, scene.conversation.thinks) = (echo, thinks);
         let known = scene.known();
-        let facts = propose(&scene.request(), &known).0;
+        let facts = propose(&scene.request(), &known).facts;
         let about = |fact: &Fact| match fact {
             Fact::ReasoningDecision(echo) => {
                 (0..7).find(|at| known.about(PartIndex::new(*at, 0)) == Some(echo.about.0))
