@@ -86,6 +86,15 @@ impl BoundaryHash {
     }
 }
 
+/// The beginning of a request that repeats the request of an earlier turn.
+#[derive(Clone, Debug)]
+pub(super) struct RepeatedPrefix {
+    /// The earlier turn.
+    pub(super) of: Arc<Turn>,
+    /// Its tokens, as estimated.
+    pub(super) tokens: u64,
+}
+
 impl Ledger {
     /// Adds a fact. A fact that is already there changes nothing.
     pub fn add(&mut self, fact: Fact) {
@@ -436,12 +445,13 @@ impl Ledger {
         Some(parts)
     }
 
-    /// The earlier turn whose request this turn's begins like, and for how many tokens, as estimated.
-    pub(super) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
+    /// The beginning of this turn's request that repeats an earlier turn's.
+    pub(super) fn repeated_prefix(&self, turn: &Turn) -> Option<RepeatedPrefix> {
         let before = self.turn(turn.sketch.base.as_ref()?)?;
         let parts = self.sketch(before)?;
         let kept = parts.iter().take(turn.sketch.kept as usize);
-        Some((before.clone(), kept.map(|part| u64::from(part.tokens)).sum()))
+        let tokens = kept.map(|part| u64::from(part.tokens)).sum();
+        Some(RepeatedPrefix { of: before.clone(), tokens })
     }
 
     /// Threads with their turns, in the order they began.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::{Decision, DecisionReason, Overlay, PlanRequest};
-use crate::context::ledger::{BoundaryHash, Ledger};
+use crate::context::ledger::{BoundaryHash, Ledger, RepeatedPrefix};
 use crate::context::lineage::Placement;
 use crate::context::policy::EchoRule;
 use crate::context::repair::RepairDecision;
@@ -70,9 +70,8 @@ pub struct RecordedDecisions {
     pub foreign: Vec<ForeignReasoning>,
     /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
-    /// If the parent turn read nothing from the cache: the turn whose request its own begins like, and for how
-    /// many tokens.
-    pub(in crate::context) repeated: Option<(Arc<Turn>, u64)>,
+    /// If the parent turn read nothing from the cache: the beginning of its request that repeats an earlier one.
+    pub(in crate::context) repeated_prefix: Option<RepeatedPrefix>,
     /// When a rewrite of its branch was refused: earlier decisions are not repeated.
     pub suspended: Option<Millis>,
     /// Decisions of its branch were refused: nothing new is decided until its cache is cold.
@@ -119,7 +118,7 @@ impl RecordedDecisions {
         let missed = placed.parent.as_ref().filter(|parent| parent.usage.cache_read == Some(0));
         let mut known = Self {
             parent: placed.parent.clone(),
-            repeated: missed.and_then(|parent| ledger.repeated(parent)),
+            repeated_prefix: missed.and_then(|parent| ledger.repeated_prefix(parent)),
             suspended: placed.position.suspended,
             rests: placed.position.suspended.is_some()
                 || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
