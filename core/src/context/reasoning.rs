@@ -474,19 +474,32 @@ fn may_leave(
     Ok(())
 }
 
-/// Whether the reasoning of a reply may be removed from the next request; `goes_on`: its calls wait for their
-/// results there.
-pub(super) fn may_go_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
-    may_leave(request, 0, usize::from(!goes_on)).is_ok()
+/// What follows the reply to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextRequest {
+    /// The results of its calls.
+    InLoop,
+    /// A message of the user, which begins a turn.
+    NewTurn,
+}
+
+/// Whether the reasoning of a reply may be removed from the next request.
+pub(super) fn may_go_next(request: &PlanRequest<'_>, next: NextRequest) -> bool {
+    let turn_begins = match next {
+        NextRequest::InLoop => 0,
+        NextRequest::NewTurn => 1,
+    };
+    may_leave(request, 0, turn_begins).is_ok()
 }
 
 /// Whether it is put back in the next request if the client drops it.
-pub(super) fn is_put_back_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
+pub(super) fn is_put_back_next(request: &PlanRequest<'_>, next: NextRequest) -> bool {
     let policy = &request.policy.reasoning;
     let is_wanted =
         request.echo != EchoRule::Unwanted && request.conversation.thinks != Some(false);
-    let stays =
-        policy.strip() == StripPolicy::None || request.echo == EchoRule::Demanded || goes_on;
+    let stays = policy.strip() == StripPolicy::None
+        || request.echo == EchoRule::Demanded
+        || next == NextRequest::InLoop;
     policy.reinject == ReinjectPolicy::Auto && is_wanted && stays
 }
 
