@@ -16,7 +16,7 @@ use plimsoll::context::budget::{self, Anchor, CarryOutlook, ContextView, WindowL
 use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, PlanRequest, RecordedDecisions};
-use plimsoll::context::policy::Mode;
+use plimsoll::context::policy::{DecisionMode, Mode};
 use plimsoll::context::{EstimateMethod, Fact, Outcome, Turn, prune, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
@@ -295,7 +295,7 @@ impl<'a> Session<'a> {
             reserve: self.model.reserve(self.config.output_reserve),
             now: self.calls as u64 * 1_000,
         };
-        let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, false);
+        let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, DecisionMode::Active);
         let mut facts = reasoning::propose(&request, &known).facts;
         known.add(facts.clone());
         let plan = plan::replay(&request, &known);

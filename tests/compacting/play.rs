@@ -7,7 +7,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Config, ConfigSources, Mode};
 use plimsoll::context::ledger::{Ledger, Totals};
-use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
+use plimsoll::context::policy::{CompactPolicy, DecisionMode, Policy, SummaryEngine};
 use plimsoll::dialect::Chain;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
@@ -258,7 +258,8 @@ impl Play {
 
     /// The chains at which used summaries cut, in the session of this exchange.
     pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
-        let cuts = |ledger: &Ledger| ledger.compacts(false).map(|one| one.about).collect();
+        let cuts =
+            |ledger: &Ledger| ledger.compacts(DecisionMode::Active).map(|one| one.about).collect();
         self.server.ledgers.look(&of.scope(), cuts).await.unwrap()
     }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::policy::{EchoRule, Mode, SummaryAuthor};
+use crate::context::policy::{DecisionMode, EchoRule, Mode, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
@@ -223,7 +223,7 @@ fn decisions_of_another_branch_are_adopted() {
     let mut known = scene.known();
     let bare = known.clone();
     assert!(known.decides_nothing());
-    let first = scene.ledger.cut(scene.about(2), false, None).unwrap().clone();
+    let first = scene.ledger.cut(scene.about(2), DecisionMode::Active, None).unwrap().clone();
     known.add([Fact::Cut(Box::new(Cut::clone(&first)))]);
     assert!(!known.decides_nothing());
     let decision = known.decision(first.about.0, &first.exchange, scene.request().exchange);
