@@ -16,7 +16,7 @@ use plimsoll::context::budget::{self, Anchor, CarryOutlook, ContextView, WindowL
 use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, PlanRequest, RecordedDecisions};
-use plimsoll::context::policy::Mode;
+use plimsoll::context::policy::{DecisionMode, Mode};
 use plimsoll::context::{EstimateMethod, Fact, Outcome, Turn, prune, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
@@ -149,14 +149,14 @@ impl<'a> Session<'a> {
         body.to_string()
     }
 
-    fn says(&mut self, text: &str) {
+    fn add_user_message(&mut self, text: &str) {
         self.history.push(match self.dialect {
             Dialect::Gemini => json!({"role": "user", "parts": [{"text": text}]}),
             _ => json!({"role": "user", "content": text}),
         });
     }
 
-    fn results(&mut self, text: &str) {
+    fn add_tool_result(&mut self, text: &str) {
         let id = self.id();
         self.history.push(match self.dialect {
             Dialect::Anthropic => json!({"role": "user", "content":
@@ -175,7 +175,7 @@ impl<'a> Session<'a> {
     }
 
     /// The reply of a step to a request of this many tokens, and what the client sends back of it.
-    fn answers(&self, step: &Step, input: u64) -> (Reply, Vec<Value>) {
+    fn reply_of(&self, step: &Step, input: u64) -> (Reply, Vec<Value>) {
         let (id, n) = (self.id(), self.calls);
         let (text, path) = (&step.texts.0, json!({"path": format!("src/{n}.rs")}));
         let (text_tokens, thought) = step.output;
@@ -295,8 +295,8 @@ impl<'a> Session<'a> {
             reserve: self.model.reserve(self.config.output_reserve),
             now: self.calls as u64 * 1_000,
         };
-        let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, false);
-        let mut facts = reasoning::propose(&request, &known).0;
+        let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, DecisionMode::Active);
+        let mut facts = reasoning::propose(&request, &known).facts;
         known.add(facts.clone());
         let plan = plan::replay(&request, &known);
         let measured = budget::estimate(&request, &plan.sent, &known, grown, &self.learned);
@@ -327,13 +327,13 @@ impl<'a> Session<'a> {
         });
         // The decisions by that number, and what is sent then.
         let cost = prune::RequestCost { tokens: estimate.tokens, parts: &measured.parts, rules };
-        let (cuts, _) = prune::propose(&request, &known, cost);
+        let cuts = prune::propose(&request, &known, cost).facts;
         known.add(cuts.clone());
         facts.extend(cuts);
         let plan = plan::replay(&request, &known);
         let sent = budget::estimate(&request, &plan.sent, &known, grown, &self.learned);
         let input = sent.estimate.tokens.saturating_add_signed(step.off).max(1);
-        let (reply, mut back) = self.answers(step, input);
+        let (reply, mut back) = self.reply_of(step, input);
         self.history.append(&mut back);
         let mut turn = self.turn(&request, &placed.position, &reply);
         (turn.estimate, turn.sketch) = (Some(sent.estimate.clone()), sent.sketch.clone());
@@ -427,15 +427,15 @@ fn plays(
     if unsent {
         session.learned = counts_unsent(session.model.family);
     }
-    session.says("How deep is she?");
+    session.add_user_message("How deep is she?");
     for (at, step) in steps.iter().enumerate() {
         if let Some(decided) = session.exchange(step) {
             let case = format!("{name}, {model:?}, {unsent}, turn {at}: {decided:?} of {steps:#?}");
             assert_eq!(decided.shown.checked_add_signed(decided.new), Some(decided.by), "{case}");
         }
         match step.calls {
-            true => session.results(&step.texts.1),
-            false => session.says(&step.texts.1),
+            true => session.add_tool_result(&step.texts.1),
+            false => session.add_user_message(&step.texts.1),
         }
     }
 }

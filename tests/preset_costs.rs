@@ -14,6 +14,8 @@ use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 
 /// The assumed size of a summary, tokens.
 const SUMMARY: u32 = 2_000;
+/// The licences of the recorded sessions. All of them allow publication.
+const LICENCES: [&str; 2] = ["CC0-1.0", "MIT"];
 /// The first words of the statement.
 const BEGINS: &str = "# What it costs: ";
 
@@ -152,15 +154,38 @@ fn the_llxprt_preset_file_states_its_cost() {
     check(Preset::Llxprt);
 }
 
-/// The README lists the files and their licences.
+/// The README lists the files, where they are from, with the commit, and their licences.
 #[test]
 fn every_recorded_session_has_its_source_in_the_readme() {
     let folder = root().join("tests/data/transcripts");
     let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
-    let named = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
-    for entry in std::fs::read_dir(folder.join("long")).unwrap() {
-        let name = named(&entry.unwrap().path());
+    let in_folder = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".zst")).collect::<Vec<String>>()
+    };
+    let names = [in_folder(&folder), in_folder(&folder.join("long"))].concat();
+    assert!(names.len() > 20, "only {} sessions found", names.len());
+    for name in names {
         let source = name.split("__").next().unwrap();
-        assert!(readme.contains(&format!("`{source}*`")), "{name} has no source in README.md");
+        let mut rows = readme.lines().filter(|line| line.starts_with('|'));
+        let row = rows.find(|row| row.contains(&format!("`{source}*`")));
+        let row = row.unwrap_or_else(|| panic!("{name} has no row in README.md"));
+        let [_, _, from, licence, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("files, from and licence: {row}");
+        };
+        assert!(is_source(from), "repository and commit: {row}");
+        assert!(LICENCES.contains(&licence), "licence: {row}");
     }
+}
+
+/// Whether a text names a repository and a commit: `github.com/owner/name, …, 47dca0eea`.
+fn is_source(text: &str) -> bool {
+    let named = text.split_once(", ").zip(text.rsplit_once(", "));
+    named.is_some_and(|((repository, _), (_, commit))| {
+        let path = repository.strip_prefix("github.com/").and_then(|it| it.split_once('/'));
+        let is_repository = path.is_some_and(|(owner, name)| !owner.is_empty() && !name.is_empty());
+        let is_hex = commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_repository && commit.len() >= 7 && is_hex
+    })
 }

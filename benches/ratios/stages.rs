@@ -9,7 +9,7 @@ use plimsoll::context::budget::{self, Anchor};
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::lineage::{Placement, place};
 use plimsoll::context::plan::{self, Overlay, RecordedDecisions, RewriteSummary};
-use plimsoll::context::policy::{EchoRule, Mode, Policy};
+use plimsoll::context::policy::{DecisionMode, EchoRule, Mode, Policy};
 use plimsoll::context::{Cut, Fact, Outcome, Position, Replacement, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
@@ -146,7 +146,8 @@ impl Bench {
 
     /// What planning adds to a request: what is known of it, replayed and spliced.
     fn plan(&self, ledger: &Ledger) {
-        let known = RecordedDecisions::of(ledger, &self.conversation, &self.placed, false);
+        let known =
+            RecordedDecisions::of(ledger, &self.conversation, &self.placed, DecisionMode::Active);
         let request = plan::PlanRequest {
             exchange: &self.placed.exchange,
             conversation: &self.conversation,

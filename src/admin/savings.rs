@@ -12,6 +12,7 @@ use super::view::id_of;
 use crate::config::Mode;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
+use crate::context::policy::DecisionMode;
 use crate::context::savings::{self, SavingsInput, SummaryCosts};
 use crate::context::{SessionId, Turn};
 use crate::dialect::{Dialect, Purpose};
@@ -112,7 +113,7 @@ impl SessionSums {
             gathered.cost += cost.unwrap_or(0.0);
             gathered.priced += u64::from(cost.is_some());
         }
-        for one in ledger.summaries(false) {
+        for one in ledger.summaries(DecisionMode::Active) {
             // The protocol changes the cost only by cache lifetimes, which are not reported.
             let dialect = ledger.turn(&one.exchange).map_or(Dialect::OpenaiChat, |it| it.dialect);
             let price = prices.price(&one.upstream, &one.model);

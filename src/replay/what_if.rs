@@ -24,10 +24,10 @@ use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
-    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, PlanStep,
+    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, Proposal,
     RecordedDecisions, RewriteSummary,
 };
-use crate::context::policy::{Mode, Policy, SummaryAuthor};
+use crate::context::policy::{DecisionMode, Mode, Policy, SummaryAuthor};
 use crate::context::savings::{self, Savings, SavingsInput, SummaryCosts};
 use crate::context::{
     Breakdown, CompactionRecord, ExchangeId, Fact, Millis, SketchPart, Turn, prune, reasoning,
@@ -257,7 +257,8 @@ impl<'l> WhatIfSession<'l> {
             anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
             learned,
         };
-        let known = RecordedDecisions::of(&self.ledger, &conversation, &placed, false);
+        let known =
+            RecordedDecisions::of(&self.ledger, &conversation, &placed, DecisionMode::Active);
         let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, known, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
@@ -295,13 +296,12 @@ impl<'l> WhatIfSession<'l> {
         options: &WhatIfOptions,
     ) -> WhatIfPlan {
         let request = &call.request;
-        let (echoes, _) = reasoning::propose(request, &known);
-        self.keep(&mut known, echoes);
+        let reasoning = reasoning::propose(request, &known).facts;
+        self.keep(&mut known, reasoning);
         let (mut plan, mut measured) = call.planned(&known);
-        let rules = request.policy.estimate.deciding();
-        let cost =
-            prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
-        let (cuts, refused) = prune::propose(request, &known, cost);
+        let (tokens, rules) = (measured.estimate.tokens, request.policy.estimate.deciding());
+        let cost = prune::RequestCost { tokens, parts: &measured.parts, rules };
+        let Proposal { facts: cuts, refused } = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
             (plan, measured) = call.planned(&known);
@@ -383,7 +383,7 @@ impl<'l> WhatIfSession<'l> {
     fn replanned(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = call.request.conversation;
         let placed = place(&self.ledger, conversation, call.request.exchange, None);
-        RecordedDecisions::of(&self.ledger, conversation, &placed, false)
+        RecordedDecisions::of(&self.ledger, conversation, &placed, DecisionMode::Active)
     }
 
     /// Adds the recorded reply of the previous call.

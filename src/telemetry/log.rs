@@ -21,7 +21,7 @@ use crate::context::budget::grouped;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
-use crate::context::{SessionId, ThreadId};
+use crate::context::{Band, SessionId, ThreadId};
 use crate::dialect::editing::ClearingReport;
 
 /// The most bytes that wait to be written; past it, lines are dropped.
@@ -344,7 +344,7 @@ fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
 fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     let Some(estimate) = &exchange.estimate else { return };
     line.push_name("estimated").push_number(estimate.tokens);
-    if let Some((low, high)) = estimate.band().filter(|(low, high)| low < high) {
+    if let Some(Band { low, high }) = estimate.band().filter(|band| band.low < band.high) {
         line.push(&[" ("]);
         line.push_number(low);
         line.push(&["–"]);

@@ -113,7 +113,7 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
     }
     call.end().await;
     client.response().await;
-    serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+    serving.wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
 }
 
 /// A false server at the admin address gets no token, and its answers are not trusted.
@@ -366,9 +366,9 @@ async fn admin_changes_are_logged_without_any_text() {
             "admin: remove a message of session the-session, by Admin from the socket, user id {me}: 200"
         ),
     ] {
-        serving.log_says(&line).await;
+        serving.wait_for_log(&line).await;
     }
-    serving.log_says("admin: delete session the-session, by Admin from 127.0.0.1:").await;
+    serving.wait_for_log("admin: delete session the-session, by Admin from 127.0.0.1:").await;
     let log = serving.log();
     let of = |deed: &str| {
         let start = format!("admin: {deed} the-session, by Admin from 127.0.0.1:");

@@ -100,7 +100,7 @@ impl Play {
     }
 
     /// Starts another process over the same file.
-    async fn restarts(&mut self) {
+    async fn restart(&mut self) {
         self.server = open(self.data.path(), &self.config).await;
     }
 
@@ -261,7 +261,7 @@ async fn forged(dialect: Dialect) {
         assert_eq!(carrier(dialect, &later).1, bytes, "repeated to the byte");
         cases.push((history, bytes.to_owned()));
     }
-    play.restarts().await;
+    play.restart().await;
     for (form, (mut history, bytes)) in cases.into_iter().enumerate() {
         let later = play.turn(form, &mut history, "And now?").await;
         assert_eq!(carrier(dialect, &later).1, bytes, "case {form}, after a restart");

@@ -111,7 +111,7 @@ impl Shared {
         Self { server, store, config, _data: data }
     }
 
-    async fn restarts(&mut self) {
+    async fn restart(&mut self) {
         let (store, config) = (self.store.clone(), self.config.clone());
         self.server = TestServer::over(store, config, Matcher::builder().build()).await;
     }
@@ -332,7 +332,7 @@ async fn a_window_dictated_by_a_clients_text_is_not_learned() {
         provider.seen();
         for restarts in [false, true] {
             if restarts {
-                shared.restarts().await;
+                shared.restart().await;
             }
             for key in ["victim", "liar"] {
                 shared.send(key, path, &theirs, "").await;
@@ -433,7 +433,7 @@ async fn no_other_lesson_can_be_dictated() {
         shared.send(key, "/v1/messages", &anthropic(json!("Yes?")).to_string(), "").await;
     }
     assert_eq!(shared.lessons().await, 0);
-    shared.restarts().await;
+    shared.restart().await;
     assert_eq!(shared.lessons().await, 0);
 }
 
@@ -547,7 +547,7 @@ async fn requests_of_other_clients_stay_the_same_after_dictated_refusals() {
     }
     assert_eq!(sends(&shared, "victim").await, before);
     assert_eq!(shared.lessons().await, 0);
-    shared.restarts().await;
+    shared.restart().await;
     assert_eq!(sends(&shared, "victim").await, before, "after a restart");
 }
 
@@ -578,7 +578,7 @@ async fn a_false_token_count_affects_only_the_client_that_asked() {
         assert_eq!(shared.lessons().await, 0, "{lie}");
         for restarts in [false, true] {
             if restarts {
-                shared.restarts().await;
+                shared.restart().await;
             }
             provider.seen();
             let answer = shared.send("victim", "/v1/messages", &theirs, "").await;
@@ -600,7 +600,7 @@ async fn before_the_operators_key(provider: &Provider) -> Shared {
         let secret = plimsoll::config::Secret("the-operators".into());
         upstream.credential = Some((name.clone(), secret));
     }
-    shared.restarts().await;
+    shared.restart().await;
     shared
 }
 
@@ -623,7 +623,7 @@ async fn invented_tenants_behind_one_credential_cannot_agree_on_a_lesson() {
         assert_eq!(send(&mut shared, made_up, &small).await, Some(9_000), "{made_up} has met it");
     }
     assert_eq!(send(&mut shared, "victim", &small).await, believed);
-    shared.restarts().await;
+    shared.restart().await;
     assert_eq!(send(&mut shared, "victim", &small).await, believed, "after a restart");
 }
 
@@ -657,7 +657,7 @@ async fn invented_tenants_behind_one_credential_skew_no_other_estimates() {
     }
     assert!(skewed > 4_000, "who sends it learns from it: {skewed}");
     assert_eq!(estimated(&mut shared, "victim", &theirs).await, before);
-    shared.restarts().await;
+    shared.restart().await;
     assert_eq!(estimated(&mut shared, "victim", &theirs).await, before, "after a restart");
 }
 
@@ -753,7 +753,7 @@ async fn a_real_window_is_learned_by_its_tenant_and_by_all_once_three_agree() {
         let stranger = format!("stranger-to-{key}");
         assert_eq!(window(&mut shared, &stranger).await, others, "{key}");
     }
-    shared.restarts().await;
+    shared.restart().await;
     assert_eq!(window(&mut shared, "one-more").await, 9_000, "also after a restart");
 }
 

@@ -36,7 +36,7 @@ const fn by(headers: &str) -> User<'_> {
 }
 
 impl User<'_> {
-    async fn asks(
+    async fn exchange(
         self,
         serving: &Serving,
         provider: &Provider,
@@ -68,16 +68,16 @@ async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
     let thinking = json!({"type": "thinking", "thinking": THOUGHT, "signature": "c2ln"});
     let mut history = vec![json!({"role": "user", "content": "Look."})];
     let first = request(&history);
-    one.asks(&serving, &provider, &first, &reply(&json!([thinking, call]))).await;
-    serving.log_says("output=50").await;
+    one.exchange(&serving, &provider, &first, &reply(&json!([thinking, call]))).await;
+    serving.wait_for_log("output=50").await;
     history.push(json!({"role": "assistant", "content": [call]}));
     let result =
         json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "Deep."});
     history.push(json!({"role": "user", "content": [result]}));
     let next = request(&history);
-    let sent = other.asks(&serving, &provider, &next, &reply(&json!([]))).await;
+    let sent = other.exchange(&serving, &provider, &next, &reply(&json!([]))).await;
     assert_eq!(sent.text(), next.to_string(), "the other user's request: {}", other.headers);
-    let sent = one.asks(&serving, &provider, &next, &reply(&json!([]))).await;
+    let sent = one.exchange(&serving, &provider, &next, &reply(&json!([]))).await;
     assert_eq!(sent.text().contains(THOUGHT), remembers, "the first user's own: {}", one.headers);
     if !remembers {
         serving.counted("plimsoll_fail_open_total{reason=\"unknown_credential\"}").await;
@@ -293,7 +293,7 @@ async fn a_summariser_at_another_upstream_gets_no_foreign_secret() {
          anthropic-version: 2023-06-01\r\nanthropic-beta: some-beta\r\nuser-agent: secret-of-anna",
     );
     let answer = reply(&json!([{"type": "text", "text": "Well."}]));
-    let asking = user.asks(&serving, &a, &body, &answer);
+    let asking = user.exchange(&serving, &a, &body, &answer);
     let (sent, mut question) = tokio::join!(asking, b.call());
     assert_eq!(sent.header("x-operators-own"), Some("secret-of-the-operator"));
     let head = &question.message.head;
@@ -450,7 +450,7 @@ async fn a_request_id_that_is_a_credential_appears_nowhere() {
             "it is forwarded all the same"
         );
     }
-    serving.log_says("generateContent 200").await;
+    serving.wait_for_log("generateContent 200").await;
     let (log, sessions) = (serving.log(), serving.ask("/api/v1/sessions").await);
     for secret in ["in-a-header", "in-the-query", "of-the-operator"] {
         assert!(!log.contains(secret) && !sessions.text().contains(secret), "{log}");

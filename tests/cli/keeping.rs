@@ -64,7 +64,7 @@ impl Served {
         assert_eq!(client.response().await.status(), 200);
     }
 
-    async fn says(&self, path: &str, text: &str) {
+    async fn wait_for_text(&self, path: &str, text: &str) {
         let saying = async {
             while !self.ask(path).await.contains(text) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -73,7 +73,7 @@ impl Served {
         within(text, saying).await;
     }
 
-    async fn logs(&mut self, text: &str) -> String {
+    async fn wait_for_log(&mut self, text: &str) -> String {
         let saying = async {
             loop {
                 let line = self.log.next_line().await.unwrap().expect("the log ended");
@@ -93,18 +93,18 @@ async fn an_unusable_store_does_not_delay_traffic_and_is_retried() {
     let in_the_way = folder.path().join("data");
     std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
     let mut served = Served::over(&in_the_way, &provider).await;
-    let line = served.logs("nothing is stored for now").await;
+    let line = served.wait_for_log("nothing is stored for now").await;
     assert!(line.contains("cannot be created"), "{line}");
     served.exchange(&provider).await;
     let ready = served.ask("/readyz").await;
     assert!(ready.starts_with("ready, degraded: nothing is stored"), "{ready}");
     assert!(served.ask("/metrics").await.contains("plimsoll_store_unusable 1"));
     std::fs::remove_file(&in_the_way).unwrap();
-    served.says("/readyz", "ready\n").await;
-    served.logs("the store works again").await;
-    served.says("/metrics", "plimsoll_store_unusable 0").await;
+    served.wait_for_text("/readyz", "ready\n").await;
+    served.wait_for_log("the store works again").await;
+    served.wait_for_text("/metrics", "plimsoll_store_unusable 0").await;
     served.exchange(&provider).await;
-    served.says("/api/v1/sessions", "\"turns\":1").await;
+    served.wait_for_text("/api/v1/sessions", "\"turns\":1").await;
     // The commands find the server by its folder now, and a scraper finds the token file.
     let looking = async {
         loop {
@@ -154,7 +154,7 @@ async fn a_failed_deletion_of_old_sessions_is_logged_and_counted() {
     }
     serving.counted("plimsoll_retention_failures_total").await;
     exchange(&[("x-api-key", "sk-test"), headers[0]]).await;
-    serving.log_says("could not be deleted: the store failed: something is in the way").await;
+    serving.wait_for_log("could not be deleted: the store failed: something is in the way").await;
     file.execute_batch("DROP TRIGGER in_the_way").unwrap();
     serving.counted("plimsoll_store_forgotten_sessions_total").await;
 }
@@ -166,15 +166,15 @@ async fn a_damaged_store_file_is_renamed_and_logged() {
     let letter = "a letter, not a database".repeat(99);
     std::fs::write(folder.path().join("plimsoll.db"), &letter).unwrap();
     let mut served = Served::over(folder.path(), &provider).await;
-    let line = served.logs("a new one is used").await;
+    let line = served.wait_for_log("a new one is used").await;
     let files = std::fs::read_dir(folder.path()).unwrap().flatten();
     let names: Vec<_> = files.map(|it| it.file_name().into_string().unwrap()).collect();
     let aside = names.iter().find(|name| name.contains(".damaged-")).unwrap();
     assert!(line.contains(aside.as_str()), "{line}");
     assert_eq!(std::fs::read_to_string(folder.path().join(aside)).unwrap(), letter);
-    served.says("/readyz", "ready\n").await;
+    served.wait_for_text("/readyz", "ready\n").await;
     served.exchange(&provider).await;
-    served.says("/api/v1/sessions", "\"turns\":1").await;
+    served.wait_for_text("/api/v1/sessions", "\"turns\":1").await;
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn a_backup_of_a_running_server_is_complete_and_a_stop_leaves_one_file() {
     // A restore: another start uses the copy as its store.
     for folder in [copies.path(), Path::new(data)] {
         let served = Served::over(folder, &provider).await;
-        served.says("/api/v1/sessions", "\"session\":\"the-session\"").await;
+        served.wait_for_text("/api/v1/sessions", "\"session\":\"the-session\"").await;
     }
     let nothing = run(&["backup", "/nowhere/copy", "--data", "/nowhere"]).await;
     assert!(nothing.code == 1 && nothing.err.contains("/nowhere"), "{}", nothing.err);
@@ -248,8 +248,8 @@ async fn a_deleted_store_file_is_reported_by_log_api_and_commands() {
     let mut serving = Serving::start(&provider.base(), &[]).await;
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
     std::fs::remove_file(serving.data.path().join("plimsoll.db")).unwrap();
-    serving.log_says("nothing is stored for now").await;
-    serving.metrics_say("plimsoll_store_failing 1").await;
+    serving.wait_for_log("nothing is stored for now").await;
+    serving.wait_for_metrics("plimsoll_store_failing 1").await;
     let ready = serving.ask("/readyz").await;
     assert_eq!(ready.status(), 200);
     assert!(
@@ -301,8 +301,8 @@ async fn a_turn_that_is_not_stored_in_time_is_logged_and_counted() {
     }
     call.end().await;
     assert_eq!(client.response().await.status(), 200);
-    serving.log_says("its turn was not kept within limits.commit_ms").await;
-    serving.metrics_say("plimsoll_fail_open_total{reason=\"commit_late\"} 1").await;
+    serving.wait_for_log("its turn was not kept within limits.commit_ms").await;
+    serving.wait_for_metrics("plimsoll_fail_open_total{reason=\"commit_late\"} 1").await;
     holder.execute_batch("ROLLBACK").unwrap();
 }
 
@@ -331,11 +331,11 @@ async fn sighup_reloads_the_log_level_and_ends_nothing() {
     std::fs::write(&file, "").unwrap();
     let mut serving = Serving::start(&provider.base(), &["--config", file.to_str().unwrap()]).await;
     serving.signal("HUP").await;
-    serving.log_says("SIGHUP: the log's level is info").await;
+    serving.wait_for_log("SIGHUP: the log's level is info").await;
     // A file with an error changes nothing.
     std::fs::write(&file, "log_level = \"loud\"\n").unwrap();
     serving.signal("HUP").await;
-    serving.log_says("SIGHUP: the configuration stays as it was").await;
+    serving.wait_for_log("SIGHUP: the configuration stays as it was").await;
     // Once the file is read, lines of this level are no longer logged; later they are again.
     std::fs::write(&file, "log_level = \"error\"\n").unwrap();
     let silenced = async {
@@ -351,7 +351,7 @@ async fn sighup_reloads_the_log_level_and_ends_nothing() {
     within("the log to be silent", silenced).await;
     std::fs::write(&file, "log_level = \"debug\"\n").unwrap();
     serving.signal("HUP").await;
-    serving.log_says("SIGHUP: the log's level is debug").await;
+    serving.wait_for_log("SIGHUP: the log's level is debug").await;
     assert_eq!(serving.ask("/healthz").await.status(), 200);
 }
 

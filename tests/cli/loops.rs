@@ -64,10 +64,10 @@ async fn a_loop_is_reported_in_every_dialect_and_never_blocked() {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &["--mode", "observe"]).await;
         play(&serving, &provider, &script, &history(&script, 3).to_string()).await;
-        serving.log_says(&format!("output={}", script.output)).await;
+        serving.wait_for_log(&format!("output={}", script.output)).await;
         assert!(!serving.log().contains("repeated_calls"), "{}", serving.log());
         play(&serving, &provider, &script, &history(&script, 4).to_string()).await;
-        serving.log_says(" repeated_calls=4 ").await;
+        serving.wait_for_log(" repeated_calls=4 ").await;
         let session = serving.ask("/api/v1/sessions/the-session").await;
         let session: Value = serde_json::from_str(session.text()).unwrap();
         let thread = &session["threads"][0];

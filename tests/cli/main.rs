@@ -178,7 +178,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
     call.chunk(script.events[0]).await;
     client.until("message_start").await;
     serving.signal("TERM").await;
-    serving.log_says("shutting down: finishing open streams").await;
+    serving.wait_for_log("shutting down: finishing open streams").await;
     // The stream continues, and the server reports that it is not ready for new requests.
     call.chunk(script.events[1]).await;
     client.until("content_block_start").await;
@@ -198,7 +198,7 @@ async fn a_drained_server_exits_with_0() {
     call.chunk(script.events[0]).await;
     client.until("message_start").await;
     serving.signal("INT").await;
-    serving.log_says("shutting down: finishing open streams").await;
+    serving.wait_for_log("shutting down: finishing open streams").await;
     for event in &script.events[1..] {
         call.chunk(event).await;
     }

@@ -122,7 +122,7 @@ async fn the_explanation_of_a_rewrite_shows_nothing_private() {
     let mut client = serving.post("/v1/messages", &sent, &[("x-api-key", KEY)]).await;
     provider.call().await.answer("200 OK", &reply()).await;
     client.response().await;
-    serving.log_says(" cut=").await;
+    serving.wait_for_log(" cut=").await;
     let log = serving.log();
     let id = log.split(" id=").nth(1).unwrap().split(' ').next().unwrap().to_owned();
     let mut shown = vec![log, serving.ask("/metrics").await.text().to_owned()];

@@ -142,7 +142,7 @@ impl Serving {
     }
 
     /// Reads the metrics until they contain `text`.
-    pub async fn metrics_say(&self, text: &str) -> String {
+    pub async fn wait_for_metrics(&self, text: &str) -> String {
         let saying = async {
             loop {
                 let metrics = self.ask("/metrics").await;
@@ -179,7 +179,7 @@ impl Serving {
     }
 
     /// Waits until the log contains `text`.
-    pub async fn log_says(&mut self, text: &str) {
+    pub async fn wait_for_log(&mut self, text: &str) {
         let (log, grown) = (self.log.clone(), &mut self.grown);
         let saying = async {
             while !log.lock().unwrap().contains(text) {

@@ -34,7 +34,7 @@ async fn a_providers_request_id_is_shown_in_every_dialect() {
         ))
         .await;
         assert_eq!(client.response().await.header(name), Some(id));
-        serving.log_says(&format!(" provider_request_id={id} ")).await;
+        serving.wait_for_log(&format!(" provider_request_id={id} ")).await;
         let request = request(&serving).await;
         is_shown(&serving, &request, id).await;
         drop(serving);
@@ -83,7 +83,7 @@ async fn a_refusal_is_shown_with_its_request_id() {
     ))
     .await;
     assert_eq!(client.response().await.status(), 529);
-    serving.log_says(" 529 refused id=").await;
+    serving.wait_for_log(" 529 refused id=").await;
     let log = serving.log();
     let line = log.lines().find(|line| line.contains(" 529 ")).unwrap();
     assert!(line.contains(" provider_request_id=req_7 "), "{line}");

@@ -18,7 +18,7 @@ pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
     }
     call.end().await;
     client.response().await;
-    serving.log_says(&format!("output={}", script.output)).await;
+    serving.wait_for_log(&format!("output={}", script.output)).await;
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn every_dialect_is_metered_and_logged() {
         let path = script.path.split('?').next().unwrap();
         assert!(line.contains(path) && !line.contains('?'), "{line}");
         let put = "plimsoll_store_operation_seconds_count{operation=\"put\"} 1";
-        let text = serving.metrics_say(put).await;
+        let text = serving.wait_for_metrics(put).await;
         assert!(text.contains("plimsoll_estimates_comparable_total{"), "{text}");
     }
 }
@@ -55,7 +55,7 @@ async fn sessions_and_contexts_are_shown() {
     assert!(empty.out.starts_with("No session yet"), "{}", empty.out);
     assert_eq!(serving.look(&["context"]).await.code, 1);
     play(&mut serving, &provider, &wire::anthropic()).await;
-    serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+    serving.wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
 
     let table = serving.look(&["sessions"]).await;
     assert_eq!(table.code, 0, "{}", table.err);
@@ -130,7 +130,7 @@ async fn talk(serving: &mut Serving, provider: &Provider, session: &str, message
     });
     provider.call().await.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    serving.log_says(&format!("session={session}")).await;
+    serving.wait_for_log(&format!("session={session}")).await;
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn every_line_of_the_json_log_is_json() {
     }
     call.end().await;
     client.response().await;
-    serving.log_says("\"message\":\"exchange\"").await;
+    serving.wait_for_log("\"message\":\"exchange\"").await;
     serving.signal("TERM").await;
     assert_eq!(serving.ended().await, 0);
     let log = serving.log();
@@ -219,7 +219,7 @@ async fn an_upstream_that_does_not_answer_is_reported() {
         (answer.status(), answer.header("x-plimsoll-error")),
         (502, Some("upstream_failed"))
     );
-    serving.log_says(" 502 upstream_failed ").await;
+    serving.wait_for_log(" 502 upstream_failed ").await;
 }
 
 /// Messages are queued, listed and removed by commands, and sent in the session's next request.
@@ -232,7 +232,7 @@ async fn messages_are_queued_and_sent() {
     assert!(unknown.err.contains("Nothing is known of session"), "{}", unknown.err);
     let script = wire::anthropic();
     play(&mut serving, &provider, &script).await;
-    serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+    serving.wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
 
     let queued = serving.look(&["say", "the-session", "Mind", "the tide."]).await;
     assert!(queued.out.contains(" is number 1 in the queue"), "{} {}", queued.out, queued.err);
@@ -277,7 +277,7 @@ async fn the_first_request_is_counted_by_the_vocabulary() {
             // Without usage, nothing is learned from it.
             provider.call().await.answer("200 OK", r#"{"choices": []}"#).await;
             assert_eq!(client.response().await.status(), 200);
-            serving.log_says(&format!(" session={session} ")).await;
+            serving.wait_for_log(&format!(" session={session} ")).await;
             let log = serving.log();
             let line = log.lines().find(|line| line.contains(&format!(" session={session} ")));
             let estimated = line.unwrap().split(" estimated=").nth(1).expect("an estimate");

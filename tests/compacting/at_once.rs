@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::play::{Play, policy, writes};
+use crate::play::{Play, policy, send_summary};
 use crate::support::http1::Wire;
 use crate::support::looking::{TOKEN, access};
 
@@ -62,14 +62,14 @@ async fn a_dry_run_says_what_a_compaction_would_save_and_does_nothing() {
     assert!(dollars("saved_per_call_cached") < dollars("saved_per_call_cold"));
     assert!(dollars("cost_of_writing") > 0.0);
     play.turn(5).await;
-    assert!(play.more_summaries().is_empty(), "nothing was done");
+    assert!(play.take_summary_bodies().is_empty(), "nothing was done");
 
     // Only the client has a credential: its next request starts the compaction.
     let (status, requested) = compact(admin, "s", "").await;
     assert_eq!((status, &requested["begins"]), (200, &"next_request".into()));
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
     play.turn(6).await;
-    drop(play.summary().await);
+    drop(play.next_summary_request().await);
 }
 
 #[tokio::test]
@@ -83,21 +83,21 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
         credential: Some(("x-api-key".parse().unwrap(), Secret("own".into()))),
         ..play.config.upstreams[0].clone()
     });
-    play.restarts().await;
+    play.restart().await;
     for number in 0..5 {
         play.turn(number).await;
     }
     let admin = admin(&play).await;
     let (status, requested) = compact(admin, "s", "?focus=the%20second").await;
     assert_eq!((status, &requested["begins"]), (200, &"now".into()), "{requested}");
-    let question = play.summary().await;
+    let question = play.next_summary_request().await;
     let head = &question.message.head;
     assert!(head.contains("x-api-key: own\r\n") && !head.contains("x-api-key: k"), "{head}");
     assert!(question.message.text().contains("Look above all at this: the second"));
     let (status, twice) = compact(admin, "s", "").await;
     assert_eq!((status, &twice["error"]["code"]), (409, &"under_way".into()), "{twice}");
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     let scene = play.turn(5).await;
     assert!(scene.bytes.contains(SUMMARY), "the next request uses it");
     let step = &scene.exchange.done.steps[0];
@@ -126,9 +126,9 @@ async fn a_compaction_that_cannot_be_done_is_refused_with_a_reason() {
     for number in 1..5 {
         play.turn(number).await;
     }
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
     // A history is held in memory only: after a restart it is missing until the next request.
-    play.restarts().await;
+    play.restart().await;
     let admin = self::admin(&play).await;
     let (status, answer) = compact(admin, "s", "?dry_run=true").await;
     assert_eq!((status, &answer["error"]["code"]), (409, &"not_at_hand".into()), "{answer}");

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::play::{MARK, MODEL, Play, Scene, policy, tokens, writes};
+use crate::play::{MARK, MODEL, Play, Scene, policy, send_summary, tokens};
 use crate::support::looking::Looking;
 
 const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
@@ -17,11 +17,11 @@ async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if tokens(&scene) > MARK {
-            break play.summary().await;
+            break play.next_summary_request().await;
         }
     };
-    writes(question, summary).await;
-    play.is_written(number).await;
+    send_summary(question, summary).await;
+    play.wait_until_written(number).await;
     loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains(summary) {
@@ -33,12 +33,12 @@ async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
 #[tokio::test]
 async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     let looking = Looking::at(&play.server, &play.config).await;
     let before = looking.json(CONTEXT).await;
     assert_eq!(before["compactions"], json!({"used": [], "ready": null}));
-    writes(question, "Numbered questions.").await;
-    play.is_written(1).await;
+    send_summary(question, "Numbered questions.").await;
+    play.wait_until_written(1).await;
     let waits = looking.json(CONTEXT).await;
     let ready = &waits["compactions"]["ready"];
     assert_eq!((&waits["compactions"]["used"], &ready["why"]), (&json!([]), &json!("threshold")));
@@ -71,7 +71,7 @@ async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
 
     // The second summary includes the first; after a restart too, and for a turn that only repeats it.
     compacted(&mut play, "Both of them.", 2).await;
-    play.restarts().await;
+    play.restart().await;
     let last = play.turn(80).await;
     let looking = Looking::at(&play.server, &play.config).await;
     let context = looking.json(CONTEXT).await;

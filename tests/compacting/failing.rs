@@ -5,25 +5,27 @@ use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::dialect::refusal::RefusalCause;
 use serde_json::json;
 
-use crate::play::{DEMANDS, MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, tokens, writes};
+use crate::play::{
+    DEMANDS, MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, send_summary, tokens,
+};
 use crate::support::http1::Call;
 
 /// Responds to a summary request; checks the counted outcome, and that the next requests are sent whole.
 async fn check(play: &mut Play, question: Call, answers: impl AsyncFnOnce(Call), outcome: &str) {
     answers(question).await;
-    play.counts(&format!("outcome=\"{outcome}\""), 1).await;
+    play.wait_for_count(&format!("outcome=\"{outcome}\""), 1).await;
     for _ in 0..3 {
         let scene = play.turn(play.history.len() / 2).await;
         let sent = scene.sent["messages"].as_array().unwrap();
         assert_eq!(sent.len() + 1, play.history.len(), "all of it is sent, word for word");
         assert!(tokens(&scene) > MARK);
     }
-    assert!(play.more_summaries().is_empty(), "no summary is requested for a while");
+    assert!(play.take_summary_bodies().is_empty(), "no summary is requested for a while");
 }
 
 async fn refused(answers: impl AsyncFnOnce(Call), outcome: &str) {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     check(&mut play, question, answers, outcome).await;
 }
 
@@ -37,7 +39,7 @@ async fn an_error_html_or_an_empty_response_is_not_used_as_a_summary() {
     let empty = async |mut call: Call| call.answer("200 OK", "").await;
     refused(empty, "rejected").await;
     refused(async |call: Call| drop(call), "upstream_failed").await;
-    refused(async |call: Call| writes(call, "<summary> </summary>").await, "rejected").await;
+    refused(async |call: Call| send_summary(call, "<summary> </summary>").await, "rejected").await;
 }
 
 #[tokio::test]
@@ -79,19 +81,19 @@ async fn a_truncated_summary_is_used_only_if_the_request_does_not_fit() {
     for number in 0..6 {
         assert!(tokens(&play.turn(number).await) < MARK);
     }
-    play.says(6, 2200);
-    let client = play.asks().await;
-    answers(play.summary().await).await;
-    let scene = play.answered(client).await;
+    play.add_user_message(6, 2200);
+    let client = play.send_request().await;
+    answers(play.next_summary_request().await).await;
+    let scene = play.read_reply(client).await;
     assert!(scene.bytes.contains("The person asks numbered\\n</summary-"), "{}", scene.bytes);
 }
 
 #[tokio::test]
 async fn a_summary_that_is_too_long_or_saves_nothing_is_discarded() {
     let long = "word ".repeat(40_000);
-    refused(async move |call: Call| writes(call, &long).await, "rejected").await;
+    refused(async move |call: Call| send_summary(call, &long).await, "rejected").await;
     let useless = "word ".repeat(3000);
-    refused(async move |call: Call| writes(call, &useless).await, "too_large").await;
+    refused(async move |call: Call| send_summary(call, &useless).await, "too_large").await;
 }
 
 #[tokio::test]
@@ -99,7 +101,7 @@ async fn a_summariser_that_never_replies_times_out() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     let mut held = None;
     check(&mut play, question, async |call: Call| held = Some(call), "timed_out").await;
 }
@@ -110,10 +112,10 @@ async fn a_request_that_does_not_fit_waits_for_a_limited_time() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
-    let (_, question) = play.fills().await;
-    play.says(70, 3000);
-    let client = play.asks().await;
-    let scene = play.answered(client).await;
+    let (_, question) = play.fill_to_mark().await;
+    play.add_user_message(70, 3000);
+    let client = play.send_request().await;
+    let scene = play.read_reply(client).await;
     assert!(tokens(&scene) > USABLE);
     let waited = scene.exchange.compaction_wait_us.unwrap();
     assert!((900_000..3_000_000).contains(&waited), "{waited}");
@@ -132,10 +134,10 @@ async fn the_wait_for_a_summary_is_not_counted_as_overhead() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
-    let (_, question) = play.fills().await;
-    play.says(70, 3000);
-    let client = play.asks().await;
-    let exchange = play.answered(client).await.exchange;
+    let (_, question) = play.fill_to_mark().await;
+    play.add_user_message(70, 3000);
+    let client = play.send_request().await;
+    let exchange = play.read_reply(client).await.exchange;
     let (waited, own) = (exchange.compaction_wait_us.unwrap(), exchange.request_side_us);
     assert!(waited > 900_000 && own < waited / 2, "waited {waited} µs, own time {own} µs");
     let metrics = play.server.telemetry.render();
@@ -157,11 +159,11 @@ async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
-    let (_, question) = play.fills().await;
-    play.says(70, 3000);
+    let (_, question) = play.fill_to_mark().await;
+    play.add_user_message(70, 3000);
     play.history.push(json!({"role": "assistant", "content": "Aye."}));
     play.history.push(json!({"role": "user", "content": TOO_LONG}));
-    let mut client = play.asks().await;
+    let mut client = play.send_request().await;
     let response = client.response().await;
     assert_eq!(response.status(), 400);
     assert!(response.text().contains("prompt is too long: 4100 tokens"), "{}", response.text());
@@ -177,8 +179,8 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
     play.turn(0).await;
     let own = "Your task is to create a detailed summary of the conversation so far.";
     play.history.push(json!({"role": "user", "content": own}));
-    let client = play.asks().await;
-    play.answered(client).await;
+    let client = play.send_request().await;
+    play.read_reply(client).await;
     play.history.clear();
     for number in 0..14 {
         let scene = play.turn(number).await;
@@ -187,16 +189,16 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
         }
         assert!(scene.exchange.done.made.is_nothing() && scene.exchange.done.steps.is_empty());
     }
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
 }
 
 /// A summary that a provider refused is not used again on that branch, and does not prevent a new one.
 #[tokio::test]
 async fn after_a_refused_summary_the_history_is_summarised_again() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
-    writes(question, "The person asks numbered questions.").await;
-    play.is_written(1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, "The person asks numbered questions.").await;
+    play.wait_until_written(1).await;
     // The newest turn and the question before it stay.
     let cut = play.history.len() - 4;
     let refused = loop {
@@ -211,25 +213,25 @@ async fn after_a_refused_summary_the_history_is_summarised_again() {
     assert_eq!(refused.sent["messages"].as_array().unwrap().len(), play.history.len() - 1);
     assert_eq!(play.cuts(&refused).await.len(), 1);
     // What stayed is past the threshold again.
-    let question = play.summary().await;
-    writes(question, "The whole of it was asked for.").await;
-    play.is_written(2).await;
+    let question = play.next_summary_request().await;
+    send_summary(question, "The whole of it was asked for.").await;
+    play.wait_until_written(2).await;
 
     // Everything between the cut and the newest turn is dropped, and a message is added that does not fit beside the
     // rest.
     let newest = play.history.split_off(play.history.len() - 2);
     play.history.truncate(cut);
     play.history.extend(newest);
-    play.says(99, 2400);
-    let client = play.asks().await;
-    let question = play.summary().await;
-    writes(question, "Numbered questions were asked.").await;
-    let scene = play.answered(client).await;
+    play.add_user_message(99, 2400);
+    let client = play.send_request().await;
+    let question = play.next_summary_request().await;
+    send_summary(question, "Numbered questions were asked.").await;
+    let scene = play.read_reply(client).await;
     assert!(scene.bytes.contains("Numbered questions were asked."), "{:?}", scene.exchange.done);
     assert_eq!(play.cuts(&scene).await.len(), 2, "the first stays with what was not refused");
 
     // It is repeated, after a restart too.
-    play.restarts().await;
+    play.restart().await;
     let scene = play.turn(100).await;
     assert!(scene.bytes.contains("Numbered questions were asked."), "{}", scene.bytes);
     assert_eq!(scene.exchange.done.made.compacted, 1);
@@ -242,9 +244,9 @@ async fn an_open_tool_loop_keeps_the_reasoning_that_its_provider_demands() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     in_a_loop(&mut play, [2400, 2400, 30]);
-    let client = play.asks().await;
-    play.writes_until("Much was read.", 1).await;
-    let exchange = play.answered(client).await.exchange;
+    let client = play.send_request().await;
+    play.write_summaries("Much was read.", 1).await;
+    let exchange = play.read_reply(client).await.exchange;
     let counts = (exchange.refused, exchange.done.new.compacted);
     assert_eq!(
         counts,
@@ -257,14 +259,14 @@ async fn an_open_tool_loop_keeps_the_reasoning_that_its_provider_demands() {
     play.session = "another";
     play.history.clear();
     in_a_loop(&mut play, [2400, 2400, 30]);
-    let client = play.asks().await;
-    let scene = play.answered(client).await;
+    let client = play.send_request().await;
+    let scene = play.read_reply(client).await;
     assert!(scene.bytes.contains("It is deep.") && tokens(&scene) > USABLE, "{}", scene.bytes);
     assert_eq!((scene.exchange.refused, scene.exchange.compaction_wait_us), (None, None));
-    play.writes_until("Much was read.", 2).await;
-    play.says(1, 30);
-    let client = play.asks().await;
-    let scene = play.answered(client).await;
+    play.write_summaries("Much was read.", 2).await;
+    play.add_user_message(1, 30);
+    let client = play.send_request().await;
+    let scene = play.read_reply(client).await;
     assert!(scene.bytes.contains("Much was read."), "{}", scene.bytes);
 }
 
@@ -275,19 +277,19 @@ async fn a_summary_piece_refused_for_reasoning_is_retried_without_reasoning() {
     const BOUND: &str = r#"{"type":"error","error":{"message":"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\"."}}"#;
     let mut play = Play::of(policy()).await;
     in_a_loop(&mut play, [2400, 2400, 30]);
-    let client = play.asks().await;
-    writes(play.summary().await, "One was read.").await;
-    let mut question = play.summary().await;
+    let client = play.send_request().await;
+    send_summary(play.next_summary_request().await, "One was read.").await;
+    let mut question = play.next_summary_request().await;
     let text = question.message.text().to_owned();
     assert!(text.contains("One was read.") && text.contains("It is deep."), "{text}");
     question.answer("400 Bad Request", BOUND).await;
     drop(question);
-    let question = play.summary().await;
+    let question = play.next_summary_request().await;
     let text = question.message.text().to_owned();
     assert!(text.contains("One was read.") && !text.contains("It is deep."), "{text}");
-    writes(question, "Both were read.").await;
-    play.writes_until("All was read.", 1).await;
-    let scene = play.answered(client).await;
+    send_summary(question, "Both were read.").await;
+    play.write_summaries("All was read.", 1).await;
+    let scene = play.read_reply(client).await;
     assert_eq!(scene.exchange.done.new.compacted, 1, "{:?}", scene.exchange.done);
 }
 

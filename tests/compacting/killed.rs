@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::play::{MODEL, Stage, WINDOW, writes};
+use crate::play::{MODEL, Stage, WINDOW, send_summary};
 use crate::support::http1::{Call, Provider, Wire};
 use crate::support::within;
 
@@ -67,7 +67,7 @@ impl Replica {
         Self { child, clients, admin, token }
     }
 
-    async fn dies(mut self) {
+    async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 
@@ -146,25 +146,25 @@ async fn a_killed_process_leaves_one_summary_or_none() {
     let mut talk = talk(provider).await;
     let replica = Replica::start(data.path(), &base).await;
     let question = talk.until_question(&[&replica], MANY).await;
-    replica.dies().await;
+    replica.kill().await;
     drop(question);
 
     // The summary was never written: nothing is used, and it is requested again once the claim has expired.
     let replica = Replica::start(data.path(), &base).await;
     let question = talk.until_question(&[&replica], 1).await;
-    writes(question, SUMMARY).await;
+    send_summary(question, SUMMARY).await;
     let written = async {
         while !replica.has_one_ready().await {
             tokio::task::yield_now().await;
         }
     };
     within("a summary that is ready", written).await;
-    replica.dies().await;
+    replica.kill().await;
 
     // It was written and not used: the next process uses it without a new request.
     let replica = Replica::start(data.path(), &base).await;
     let first = talk.is_used(&[&replica]).await;
-    replica.dies().await;
+    replica.kill().await;
 
     // It was used: it is repeated.
     let replica = Replica::start(data.path(), &base).await;
@@ -175,5 +175,5 @@ async fn a_killed_process_leaves_one_summary_or_none() {
         let question = question.message.text().to_owned();
         assert!(question.contains(SUMMARY), "asked again for what was written: {question}");
     }
-    replica.dies().await;
+    replica.kill().await;
 }

@@ -28,7 +28,7 @@ struct Reader {
 impl Reader {
     async fn under(also: &str) -> Self {
         let mut play = Play::under(Preset::MicroCompact, also, WINDOW).await;
-        let questions = play.writes_always(WRITTEN);
+        let questions = play.write_every_summary(WRITTEN);
         Self { play, questions, turns: 0 }
     }
 
@@ -36,18 +36,18 @@ impl Reader {
     async fn turn(&mut self, count: usize) -> Scene {
         let id = format!("toolu_{:08}AbCd", self.turns);
         self.turns += 1;
-        self.play.says(self.turns, count);
+        self.play.add_user_message(self.turns, count);
         let call = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {}}]);
         self.play.history.push(json!({"role": "assistant", "content": call}));
         let result = format!("Read:{}", "line of the file\n".repeat(90));
         let result = json!([{"type": "tool_result", "tool_use_id": id, "content": result}]);
         self.play.history.push(json!({"role": "user", "content": result}));
-        let client = self.play.asks().await;
-        self.play.answered(client).await
+        let client = self.play.send_request().await;
+        self.play.read_reply(client).await
     }
 
     /// Plays turns until something is compacted.
-    async fn fills(&mut self) -> Scene {
+    async fn fill(&mut self) -> Scene {
         for _ in 0..40 {
             let scene = self.turn(8_000).await;
             if is_compacted(&scene) {
@@ -90,7 +90,7 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     // The check: below the threshold, no summary is requested.
     assert!(reader.questions.lock().unwrap().is_empty());
 
-    let scene = reader.fills().await;
+    let scene = reader.fill().await;
     // The summary: its request is the history with cleared results, otherwise unchanged, and the instruction at its
     // end.
     let question = reader.questions.lock().unwrap()[0].clone();
@@ -130,7 +130,7 @@ async fn micro_compact_clears_nothing_without_its_gate() {
     for turn in 1..=5 {
         assert_eq!(results(&reader.turn(30).await.sent), (0, turn));
     }
-    reader.fills().await;
+    reader.fill().await;
     let question = reader.questions.lock().unwrap()[0].clone();
     assert_eq!(results(&question).0, 0);
 }
@@ -139,10 +139,10 @@ async fn micro_compact_clears_nothing_without_its_gate() {
 #[tokio::test]
 async fn micro_compact_checks_by_the_configured_threshold() {
     let mut reader = Reader::under("").await;
-    reader.fills().await;
+    reader.fill().await;
     assert!(reader.turns >= 7, "{} turns to 67,000", reader.turns);
     let mut reader = Reader::under("compact.threshold_tokens = 30000").await;
-    reader.fills().await;
+    reader.fill().await;
     assert!(reader.turns <= 6, "{} turns to 30,000", reader.turns);
 }
 
@@ -162,7 +162,7 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
 async fn micro_compact_asks_with_the_configured_prompt() {
     let prompt = "Write a summary of the conversation, in one line.";
     let mut reader = Reader::under(&format!("compact.prompt = {prompt:?}")).await;
-    let scene = reader.fills().await;
+    let scene = reader.fill().await;
     let question = reader.questions.lock().unwrap()[0].to_string();
     assert!(question.contains(prompt) && !question.contains("<analysis>"));
     assert!(scene.bytes.contains(SUMMARY));
@@ -173,7 +173,7 @@ async fn micro_compact_asks_with_the_configured_prompt() {
 async fn micro_compact_keeps_the_configured_tail() {
     let tail = async |also: &str| {
         let mut reader = Reader::under(also).await;
-        let scene = reader.fills().await;
+        let scene = reader.fill().await;
         let sent = messages(&scene.sent);
         // Messages that came since the summary was written stay, too.
         let written = messages(&reader.questions.lock().unwrap()[0]).len();
@@ -195,7 +195,7 @@ async fn micro_compact_sends_no_boundary_where_none_is_configured() {
     // The eleventh message from the end is the user's.
     for (also, is_there) in [("", true), ("compact.boundary = \"\"", false)] {
         let mut reader = Reader::under(&format!("compact.keep_messages = 11\n{also}")).await;
-        let scene = reader.fills().await;
+        let scene = reader.fill().await;
         let sent = messages(&scene.sent);
         assert!(sent[0]["content"].as_str().unwrap().contains(SUMMARY));
         assert!(sent.iter().all(|it| it["content"] != ""), "{sent:?}");

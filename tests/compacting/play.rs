@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, Config, ConfigSources, Mode};
-use plimsoll::context::ledger::Ledger;
-use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
+use plimsoll::context::ledger::{Ledger, Totals};
+use plimsoll::context::policy::{CompactPolicy, DecisionMode, Policy, SummaryEngine};
 use plimsoll::dialect::Chain;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
@@ -62,7 +62,7 @@ impl Stage {
     pub fn of(provider: Provider) -> Self {
         let (sender, summaries) = mpsc::unbounded_channel();
         let turns = Arc::default();
-        tokio::spawn(answers(provider, sender, Arc::clone(&turns)));
+        tokio::spawn(reply_to_turns(provider, sender, Arc::clone(&turns)));
         Self { summaries, turns }
     }
 }
@@ -85,6 +85,13 @@ pub struct Scene {
     pub sent: Value,
     pub bytes: String,
     pub exchange: Arc<Exchange>,
+}
+
+impl Scene {
+    fn scope(&self) -> Scope {
+        let (tenant, session) = (self.exchange.tenant.clone(), self.exchange.session.clone());
+        Scope { tenant: tenant.unwrap(), session: session.unwrap() }
+    }
 }
 
 /// A policy whose thresholds a few messages reach.
@@ -138,12 +145,12 @@ impl Play {
         let mut play = Self::of(resolved.policy.as_ref().clone()).await;
         play.config.output_reserve = resolved.output_reserve;
         play.config.upstreams[0].window = Some(window);
-        play.restarts().await;
+        play.restart().await;
         play
     }
 
     /// Replies to every summary request with this summary from now on; returns the log of these requests.
-    pub fn writes_always(&mut self, summary: &'static str) -> Arc<Mutex<Vec<Value>>> {
+    pub fn write_every_summary(&mut self, summary: &'static str) -> Arc<Mutex<Vec<Value>>> {
         let (_, none) = mpsc::unbounded_channel();
         let mut summaries = std::mem::replace(&mut self.stage.summaries, none);
         let questions: Arc<Mutex<Vec<Value>>> = Arc::default();
@@ -151,20 +158,20 @@ impl Play {
         tokio::spawn(async move {
             while let Some(question) = summaries.recv().await {
                 log.lock().unwrap().push(serde_json::from_str(question.message.text()).unwrap());
-                writes(question, summary).await;
+                send_summary(question, summary).await;
             }
         });
         questions
     }
 
     /// Starts another process over the same store; the earlier one keeps running.
-    pub async fn restarts(&mut self) {
+    pub async fn restart(&mut self) {
         let next = open(&self.store, &self.config).await;
         self.others.push(std::mem::replace(&mut self.server, next));
     }
 
     /// The user sends a message of this many words.
-    pub fn says(&mut self, number: usize, count: usize) {
+    pub fn add_user_message(&mut self, number: usize, count: usize) {
         let text = format!("Question {number}: {}", "more of it ".repeat(count / 3));
         self.history.push(json!({"role": "user", "content": text}));
     }
@@ -174,7 +181,7 @@ impl Play {
             "messages": self.history})
     }
 
-    pub async fn asks(&self) -> Wire {
+    pub async fn send_request(&self) -> Wire {
         let body = self.request().to_string();
         let mut client = Wire::connect(self.server.address).await;
         let head = format!(
@@ -189,13 +196,13 @@ impl Play {
 
     /// The user sends a message and gets a reply.
     pub async fn turn(&mut self, number: usize) -> Scene {
-        self.says(number, 120);
-        let client = self.asks().await;
-        self.answered(client).await
+        self.add_user_message(number, 120);
+        let client = self.send_request().await;
+        self.read_reply(client).await
     }
 
     /// Reads the response; its reply is added to the history.
-    pub async fn answered(&mut self, mut client: Wire) -> Scene {
+    pub async fn read_reply(&mut self, mut client: Wire) -> Scene {
         let response = client.response().await;
         assert_eq!(response.status(), 200, "{}", response.text());
         let reply: Value = serde_json::from_str(response.text()).unwrap();
@@ -211,7 +218,7 @@ impl Play {
     }
 
     /// Waits until the provider has received this text in this many requests.
-    pub async fn is_received(&self, text: &str, times: usize) {
+    pub async fn wait_until_received(&self, text: &str, times: usize) {
         let turns = &self.stage.turns;
         let received = async {
             let has = |(_, body): &&(String, String)| body.contains(text);
@@ -223,27 +230,27 @@ impl Play {
     }
 
     /// The next request for a summary.
-    pub async fn summary(&mut self) -> Call {
+    pub async fn next_summary_request(&mut self) -> Call {
         within("a request for a summary", self.stage.summaries.recv()).await.unwrap()
     }
 
     /// The summary requests that have arrived by now.
-    pub fn more_questions(&mut self) -> Vec<Call> {
+    pub fn take_summary_requests(&mut self) -> Vec<Call> {
         std::iter::from_fn(|| self.stage.summaries.try_recv().ok()).collect()
     }
 
     /// Their bodies.
-    pub fn more_summaries(&mut self) -> Vec<String> {
-        let calls = self.more_questions().into_iter();
+    pub fn take_summary_bodies(&mut self) -> Vec<String> {
+        let calls = self.take_summary_requests().into_iter();
         calls.map(|call| call.message.text().to_owned()).collect()
     }
 
     /// Plays turns until a summary is requested; returns the last turn and the summary request.
-    pub async fn fills(&mut self) -> (Scene, Call) {
+    pub async fn fill_to_mark(&mut self) -> (Scene, Call) {
         for number in self.history.len() / 2.. {
             let scene = self.turn(number).await;
             if tokens(&scene) > MARK {
-                return (scene, self.summary().await);
+                return (scene, self.next_summary_request().await);
             }
         }
         unreachable!()
@@ -251,36 +258,40 @@ impl Play {
 
     /// The chains at which used summaries cut, in the session of this exchange.
     pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
-        let (tenant, session) = (of.exchange.tenant.clone(), of.exchange.session.clone());
-        let (tenant, session) = (tenant.unwrap(), session.unwrap());
-        let cuts = |ledger: &Ledger| ledger.compacts(false).map(|one| one.about).collect();
-        self.server.ledgers.look(&Scope { tenant, session }, cuts).await.unwrap()
+        let cuts =
+            |ledger: &Ledger| ledger.compacts(DecisionMode::Active).map(|one| one.about).collect();
+        self.server.ledgers.look(&of.scope(), cuts).await.unwrap()
+    }
+
+    /// The token totals of the session of this exchange.
+    pub async fn totals(&self, of: &Scene) -> Totals {
+        self.server.ledgers.look(&of.scope(), Ledger::totals).await.unwrap()
     }
 
     /// Waits until the proxy has written its summary.
-    pub async fn is_written(&self, count: u64) {
-        self.counts("outcome=\"written\"", count).await;
+    pub async fn wait_until_written(&self, count: u64) {
+        self.wait_for_count("outcome=\"written\"", count).await;
     }
 
     /// Replies to every summary request with this summary, also if a history is summarised in pieces, until `count`
     /// summaries are written.
-    pub async fn writes_until(&mut self, summary: &str, count: u64) {
+    pub async fn write_summaries(&mut self, summary: &str, count: u64) {
         loop {
             tokio::select! {
                 biased;
-                () = counts(&self.server, "outcome=\"written\"", count) => return,
-                question = self.stage.summaries.recv() => writes(question.unwrap(), summary).await,
+                () = wait_for_count(&self.server, "outcome=\"written\"", count) => return,
+                question = self.stage.summaries.recv() => send_summary(question.unwrap(), summary).await,
             }
         }
     }
 
     /// Waits until this many summaries ended with these labels.
-    pub async fn counts(&self, labels: &str, count: u64) {
-        counts(&self.server, labels, count).await;
+    pub async fn wait_for_count(&self, labels: &str, count: u64) {
+        wait_for_count(&self.server, labels, count).await;
     }
 }
 
-async fn counts(server: &TestServer, labels: &str, count: u64) {
+async fn wait_for_count(server: &TestServer, labels: &str, count: u64) {
     let total = || {
         let text = server.telemetry.render();
         let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
@@ -301,7 +312,7 @@ pub fn tokens(scene: &Scene) -> u64 {
 }
 
 /// Replies to everything that is not a summary request.
-async fn answers(
+async fn reply_to_turns(
     provider: Provider,
     sender: mpsc::UnboundedSender<Call>,
     turns: Arc<Mutex<Vec<(String, String)>>>,
@@ -398,7 +409,7 @@ pub const BLOCK: &str =
     r#"{"type":"compaction","content":"Much was asked.","signature":"c2ln","tool_changes":[]}"#;
 
 /// Replies to a request for a compaction block.
-pub async fn compacts(mut question: Call) {
+pub async fn send_compaction_block(mut question: Call) {
     let usage = r#"{"input_tokens":0,"output_tokens":0,"iterations":[{"type":"compaction","input_tokens":900,"output_tokens":21,"cache_read_input_tokens":0,"cache_creation_input_tokens":0}]}"#;
     let reply = format!(
         r#"{{"id":"m","type":"message","role":"assistant","content":[{BLOCK}],"stop_reason":"compaction","usage":{usage}}}"#
@@ -407,6 +418,6 @@ pub async fn compacts(mut question: Call) {
 }
 
 /// Replies to a summary request, and closes the connection.
-pub async fn writes(mut question: Call, summary: &str) {
+pub async fn send_summary(mut question: Call, summary: &str) {
     question.answer("200 OK", &answer(summary, 900).to_string()).await;
 }

@@ -26,11 +26,11 @@ fn counted(scene: &Scene) -> u64 {
 /// A play under a preset, and the exchange in which its history was compacted.
 async fn compacted(preset: Preset) -> (Play, Scene) {
     let mut play = Play::under(preset, "", WINDOW).await;
-    play.writes_always(SUMMARY);
+    play.write_every_summary(SUMMARY);
     for number in 0..30 {
-        play.says(number, QUESTION_WORDS);
-        let client = play.asks().await;
-        let scene = play.answered(client).await;
+        play.add_user_message(number, QUESTION_WORDS);
+        let client = play.send_request().await;
+        let scene = play.read_reply(client).await;
         let mut steps = scene.exchange.done.steps.iter();
         if steps.any(|step| (step.change, step.decision) == (Change::Compacted, Decision::New)) {
             return (play, scene);

@@ -5,7 +5,7 @@ use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
-use crate::play::{BLOCK, MARK, Play, compacts, policy, tokens, writes};
+use crate::play::{BLOCK, MARK, Play, policy, send_compaction_block, send_summary, tokens};
 
 const BETA: &str = "anthropic-beta: compact-2026-09-04";
 const SUMMARY: &str = "The person asks numbered questions.";
@@ -19,7 +19,7 @@ fn engine(engine: SummaryEngine) -> Policy {
 #[tokio::test]
 async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
-    let (scene, question) = play.fills().await;
+    let (scene, question) = play.fill_to_mark().await;
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
     assert!(question.message.head.contains(BETA), "{}", question.message.head);
     assert!(question.message.head.contains("x-api-key: k\r\n"));
@@ -31,8 +31,8 @@ async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
     assert_eq!(request["compaction"], json!({"type": "summarize"}), "its own instructions");
     assert_eq!((&request["system"], &request["stream"]), (&scene.sent["system"], &Value::Null));
     let cut = messages.len();
-    compacts(question).await;
-    play.counts("engine=\"provider\",outcome=\"written\"", 1).await;
+    send_compaction_block(question).await;
+    play.wait_for_count("engine=\"provider\",outcome=\"written\"", 1).await;
     let scene = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains(BLOCK) {
@@ -51,43 +51,58 @@ async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
         (Change::Compacted, Decision::New, DecisionReason::Threshold)
     );
     // It is repeated, also across a restart. Its cost is counted separately.
-    play.restarts().await;
+    play.restart().await;
     let later = play.turn(90).await;
     assert!(later.bytes.contains(&first) && play.head().contains(BETA));
 }
 
+/// They are in no count of the traffic, and the summary is no exchange of the session.
 #[tokio::test]
 async fn the_tokens_of_a_provider_summary_are_counted_separately() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
-    let (_, question) = play.fills().await;
-    compacts(question).await;
-    play.is_written(1).await;
+    let mut scenes = vec![play.turn(0).await];
+    while tokens(scenes.last().unwrap()) <= MARK {
+        scenes.push(play.turn(scenes.len()).await);
+    }
+    send_compaction_block(play.next_summary_request().await).await;
+    play.wait_until_written(1).await;
     let text = play.server.telemetry.render();
-    let counted = |kind: &str| {
-        let line = format!("plimsoll_compaction_tokens_total{{kind=\"{kind}\"");
-        let line = text.lines().find(|it| it.starts_with(&line)).unwrap_or_default();
-        line.rsplit_once(' ').map(|(_, count)| count.to_owned())
+    let sum = |series: &str| {
+        let lines = text.lines().filter(|line| line.starts_with(series));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum::<u64>()
     };
-    assert_eq!((counted("input"), counted("output")), (Some("900".into()), Some("21".into())));
+    let [of_summaries, of_traffic] = ["compaction_tokens", "tokens"].map(|metric| {
+        ["input", "output", "aside"]
+            .map(|kind| sum(&format!("plimsoll_{metric}_total{{kind=\"{kind}\"")))
+    });
+    assert_eq!(of_summaries, [900, 21, 0]);
+    // What the provider reported for the turns.
+    let turns = scenes.len() as u64;
+    let input = scenes.iter().map(|scene| scene.bytes.len() as u64 / 4).sum();
+    assert_eq!(of_traffic, [input, 20 * turns, 0]);
+    let totals = play.totals(&scenes[0]).await;
+    assert_eq!((totals.input, totals.output), (input, 20 * turns));
+    assert_eq!(sum("plimsoll_requests_total{"), turns);
+    play.server.expect_no_exchange();
 }
 
 /// A provider that writes none is asked once. From then on the model is asked, across restarts.
 #[tokio::test]
 async fn a_provider_without_compaction_is_learned_and_the_model_is_asked() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
-    let (_, mut question) = play.fills().await;
+    let (_, mut question) = play.fill_to_mark().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
         "message": "compaction: Extra inputs are not permitted"}});
     question.answer("400 Bad Request", &error.to_string()).await;
     drop(question);
-    let question = play.summary().await;
+    let question = play.next_summary_request().await;
     assert!(question.message.text().contains("Write a summary of the conversation"));
-    play.counts("engine=\"provider\",outcome=\"not_offered\"", 1).await;
-    writes(question, SUMMARY).await;
-    play.counts("engine=\"summary\",outcome=\"written\"", 1).await;
-    play.restarts().await;
+    play.wait_for_count("engine=\"provider\",outcome=\"not_offered\"", 1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_for_count("engine=\"summary\",outcome=\"written\"", 1).await;
+    play.restart().await;
     (play.session, play.history) = ("another", Vec::new());
-    let (scene, question) = play.fills().await;
+    let (scene, question) = play.fill_to_mark().await;
     assert!(tokens(&scene) > MARK && !question.message.text().contains("summarize"));
 }
 
@@ -95,10 +110,10 @@ async fn a_provider_without_compaction_is_learned_and_the_model_is_asked() {
 #[tokio::test]
 async fn a_reply_in_place_of_a_compaction_block_is_not_used_as_a_summary() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
-    let (_, question) = play.fills().await;
-    writes(question, "I go on with the task.").await;
-    let question = play.summary().await;
-    play.counts("engine=\"provider\",outcome=\"not_offered\"", 1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, "I go on with the task.").await;
+    let question = play.next_summary_request().await;
+    play.wait_for_count("engine=\"provider\",outcome=\"not_offered\"", 1).await;
     drop(question);
 }
 
@@ -106,18 +121,18 @@ async fn a_reply_in_place_of_a_compaction_block_is_not_used_as_a_summary() {
 #[tokio::test]
 async fn a_temporary_compaction_failure_teaches_nothing() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
-    let (_, mut question) = play.fills().await;
+    let (_, mut question) = play.fill_to_mark().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
         "message": "The compaction could not be completed.",
         "details": {"error_code": "compaction_unavailable"}}});
     question.answer("400 Bad Request", &error.to_string()).await;
     drop(question);
-    let question = play.summary().await;
-    play.counts("engine=\"provider\",outcome=\"rejected\"", 1).await;
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    let question = play.next_summary_request().await;
+    play.wait_for_count("engine=\"provider\",outcome=\"rejected\"", 1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     (play.session, play.history) = ("another", Vec::new());
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     assert!(question.message.text().contains("summarize"), "it is asked again");
     drop(question);
 }
@@ -126,23 +141,23 @@ async fn a_temporary_compaction_failure_teaches_nothing() {
 #[tokio::test]
 async fn with_engine_provider_no_other_summariser_is_asked() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
-    let (_, mut question) = play.fills().await;
+    let (_, mut question) = play.fill_to_mark().await;
     question.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
     drop(question);
-    play.counts("outcome=\"not_offered\"", 1).await;
+    play.wait_for_count("outcome=\"not_offered\"", 1).await;
     for _ in 0..3 {
         play.turn(play.history.len() / 2).await;
     }
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
 }
 
 /// A block is valid for one model. For another, the history is sent whole, and summarised again.
 #[tokio::test]
 async fn a_compaction_block_is_not_sent_to_another_model() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
-    let (_, question) = play.fills().await;
-    compacts(question).await;
-    play.is_written(1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_compaction_block(question).await;
+    play.wait_until_written(1).await;
     while !play.turn(play.history.len() / 2).await.bytes.contains(BLOCK) {}
     let own = play.model;
     play.model = "claude-opus-4-6";

@@ -4,7 +4,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::Mode;
 use plimsoll::store::RecordKind;
 
-use crate::play::{MARK, Play, policy, tokens, writes};
+use crate::play::{MARK, Play, policy, send_summary, tokens};
 use crate::support::held::Held;
 use crate::support::server::TestServer;
 
@@ -15,14 +15,14 @@ const SUMMARY: &str = "The person asks numbered questions.";
 #[tokio::test]
 async fn another_replica_waits_for_the_summary_and_repeats_it() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     let first = play.config.clone();
-    play.restarts().await;
+    play.restart().await;
     for _ in 0..2 {
         play.turn(play.history.len() / 2).await;
     }
-    assert!(play.more_summaries().is_empty(), "two at once");
-    writes(question, SUMMARY).await;
+    assert!(play.take_summary_bodies().is_empty(), "two at once");
+    send_summary(question, SUMMARY).await;
     let one = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains(SUMMARY) {
@@ -32,7 +32,7 @@ async fn another_replica_waits_for_the_summary_and_repeats_it() {
     };
     // The first replica does not know of it yet: it asks the store first.
     play.config = first;
-    play.restarts().await;
+    play.restart().await;
     let other = play.turn(play.history.len() / 2).await;
     let begins = |bytes: &str| bytes[..bytes.rfind("Question").unwrap_or(0).min(400)].to_owned();
     assert_eq!(begins(&one.bytes), begins(&other.bytes));
@@ -46,32 +46,32 @@ async fn a_lost_summary_is_requested_again_once_its_claim_expires() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     // The process is gone before it got the reply, without a clean stop.
-    play.restarts().await;
+    play.restart().await;
     let scene = play.turn(play.history.len() / 2).await;
     assert_eq!(scene.sent["messages"].as_array().unwrap().len() + 1, play.history.len());
     // The expired claim is given up, and the summary is requested again.
-    play.counts("outcome=\"not_kept\"", 1).await;
+    play.wait_for_count("outcome=\"not_kept\"", 1).await;
     drop(question);
     play.turn(play.history.len() / 2).await;
-    writes(play.summary().await, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(play.next_summary_request().await, SUMMARY).await;
+    play.wait_until_written(1).await;
 }
 
 /// A clean stop releases the claim, so the next start need not wait until it expires.
 #[tokio::test]
 async fn a_clean_stop_gives_its_claim_back() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     let first = play.config.clone();
     play.server.stop();
     let next = TestServer::over(play.store.clone(), first, Matcher::builder().build()).await;
     let before = std::mem::replace(&mut play.server, next);
     before.drained().await;
     play.turn(play.history.len() / 2).await;
-    writes(play.summary().await, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(play.next_summary_request().await, SUMMARY).await;
+    play.wait_until_written(1).await;
     drop(question);
 }
 
@@ -86,10 +86,10 @@ async fn a_store_error_is_not_taken_for_a_claim_of_another_process() {
     let mut play = Play::over(store.clone(), policy, Mode::Active).await;
     store.refuse(Some(RecordKind::Learned));
     while tokens(&play.turn(play.history.len() / 2).await) <= MARK {}
-    play.counts("outcome=\"not_kept\"", 1).await;
-    assert!(play.more_summaries().is_empty(), "it was asked for without a claim");
+    play.wait_for_count("outcome=\"not_kept\"", 1).await;
+    assert!(play.take_summary_bodies().is_empty(), "it was asked for without a claim");
     store.refuse(None);
     play.turn(play.history.len() / 2).await;
-    writes(play.summary().await, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(play.next_summary_request().await, SUMMARY).await;
+    play.wait_until_written(1).await;
 }

@@ -6,7 +6,7 @@ use plimsoll::context::policy::{Policy, SummaryEngine};
 use plimsoll::store::{Scope, ScopePage};
 use serde_json::json;
 
-use crate::play::{Play, policy, writes};
+use crate::play::{Play, policy, send_summary};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -33,10 +33,10 @@ async fn requested() -> (Play, Scope) {
 /// The next turn starts the summary, and the turn after it uses the summary.
 async fn is_carried_out(play: &mut Play, scope: &Scope) {
     play.turn(7).await;
-    let question = play.summary().await;
+    let question = play.next_summary_request().await;
     assert!(question.message.text().contains("Look above all at this: The second question."));
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     assert!(play.turn(8).await.bytes.contains(SUMMARY));
     assert!(!play.server.ledgers.has_pending_compaction(scope));
 }
@@ -44,13 +44,13 @@ async fn is_carried_out(play: &mut Play, scope: &Scope) {
 #[tokio::test]
 async fn a_requested_compaction_outlives_a_refused_request() {
     let (mut play, scope) = requested().await;
-    play.says(4, 120);
+    play.add_user_message(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
-    let mut client = play.asks().await;
+    let mut client = play.send_request().await;
     assert_eq!(client.response().await.status(), 400);
     play.server.next_exchange().await;
     play.history.truncate(8);
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
     assert!(play.server.ledgers.has_pending_compaction(&scope), "it waits again");
     is_carried_out(&mut play, &scope).await;
 }
@@ -58,11 +58,11 @@ async fn a_requested_compaction_outlives_a_refused_request() {
 #[tokio::test]
 async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
     let (mut play, scope) = requested().await;
-    play.says(4, 120);
+    play.add_user_message(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::NEVER}));
     for times in 1..=2 {
-        let client = play.asks().await;
-        play.is_received(crate::play::NEVER, times).await;
+        let client = play.send_request().await;
+        play.wait_until_received(crate::play::NEVER, times).await;
         assert!(!play.server.ledgers.has_pending_compaction(&scope), "the request took it up");
         drop(client);
         let exchange = play.server.next_exchange().await;
@@ -75,7 +75,7 @@ async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
         crate::support::within("the wish waits again", pending).await;
     }
     play.history.truncate(8);
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
     is_carried_out(&mut play, &scope).await;
 }
 
@@ -83,9 +83,9 @@ async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
 async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
-    let mut question = play.summary().await;
+    let mut question = play.next_summary_request().await;
     question.answer("529 Overloaded", r#"{"error":{"message":"busy"}}"#).await;
-    play.counts("outcome=\"upstream_failed\"", 1).await;
+    play.wait_for_count("outcome=\"upstream_failed\"", 1).await;
     let pending = async {
         while !play.server.ledgers.has_pending_compaction(&scope) {
             tokio::task::yield_now().await;
@@ -105,9 +105,9 @@ async fn a_sub_agent_does_not_take_a_requested_compaction() {
         play.history.push(json!({"role": role, "content": text}));
     }
     play.system = "You search.";
-    let client = play.asks().await;
-    play.answered(client).await;
-    assert!(play.more_summaries().is_empty());
+    let client = play.send_request().await;
+    play.read_reply(client).await;
+    assert!(play.take_summary_bodies().is_empty());
     assert!(play.server.ledgers.has_pending_compaction(&scope));
     (play.history, play.system) = (main, "You are calm.");
     is_carried_out(&mut play, &scope).await;
@@ -117,10 +117,10 @@ async fn a_sub_agent_does_not_take_a_requested_compaction() {
 async fn a_requested_compaction_and_its_summary_are_deleted_with_the_session() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
-    let question = play.summary().await;
+    let question = play.next_summary_request().await;
     play.server.ledgers.forget(&scope).await.unwrap();
-    writes(question, SUMMARY).await;
-    play.counts("outcome=\"not_kept\"", 1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_for_count("outcome=\"not_kept\"", 1).await;
     assert_eq!(play.store.scan(scope.clone(), 99).await.unwrap(), []);
     assert!(!play.server.ledgers.has_pending_compaction(&scope));
 }

@@ -25,12 +25,12 @@ async fn full(engine: SummaryEngine, wait_s: u64, result: usize, ending: &str) -
     let mut play = Play::of(policy).await;
     // The real, smaller window is not known to the proxy.
     play.config.upstreams[0].window = Some(40_000);
-    play.restarts().await;
+    play.restart().await;
     for number in 0..6 {
-        play.says(number, 360);
+        play.add_user_message(number, 360);
         play.history.push(json!({"role": "assistant", "content": "Aye."}));
     }
-    play.says(6, 30);
+    play.add_user_message(6, 30);
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEf0001", "name": "Read", "input": {}});
     play.history.push(json!({"role": "assistant", "content": [call]}));
     let text = format!("It begins. {}{ending} It ends.", "more of it ".repeat(result / 3));
@@ -56,20 +56,20 @@ async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
         let mut play = full(SummaryEngine::Summary, 5, 1_200, &ending).await;
         let result = play.history.last().unwrap().to_string();
         // If the window is named, it is small, and the history is summarised in pieces.
-        let questions = play.writes_always(SUMMARY);
-        let client = play.asks().await;
-        let scene = play.answered(client).await;
+        let questions = play.write_every_summary(SUMMARY);
+        let client = play.send_request().await;
+        let scene = play.read_reply(client).await;
         assert!(scene.bytes.contains(SUMMARY) && scene.bytes.contains(&result), "{}", scene.bytes);
         assert!(is_saved(&scene.exchange) && scene.exchange.compaction_wait_us.is_some());
         assert_eq!(new(&scene.exchange), [(Change::Compacted, DecisionReason::Window)], "{ending}");
         assert!(!questions.lock().unwrap().is_empty());
 
         let mut play = full(SummaryEngine::Off, 5, 1_200, &ending).await;
-        let client = play.asks().await;
-        let scene = play.answered(client).await;
+        let client = play.send_request().await;
+        let scene = play.read_reply(client).await;
         assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
         assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)], "{ending}");
-        assert!(play.more_summaries().is_empty());
+        assert!(play.take_summary_bodies().is_empty());
     }
 }
 
@@ -84,14 +84,14 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
     for (wait_s, answers) in [(5, true), (1, false)] {
         let ending = format!("{HOLDS}11000.");
         let mut play = full(SummaryEngine::Summary, wait_s, 1_200, &ending).await;
-        let client = play.asks().await;
-        let question = play.summary().await;
+        let client = play.send_request().await;
+        let question = play.next_summary_request().await;
         let held = if answers { fails(question).await } else { is_late(question).await };
-        let scene = play.answered(client).await;
+        let scene = play.read_reply(client).await;
         assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
         assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
         assert!(scene.exchange.compaction_wait_us.unwrap() < 3_000_000);
-        assert!(play.more_summaries().is_empty(), "it is asked for once");
+        assert!(play.take_summary_bodies().is_empty(), "it is asked for once");
         drop(held);
     }
 }
@@ -101,10 +101,10 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
 async fn a_result_that_no_summary_makes_fit_is_trimmed_at_once() {
     let ending = format!("{HOLDS}34000. {UNTOLD}");
     let mut play = full(SummaryEngine::Summary, 5, 9_000, &ending).await;
-    let client = play.asks().await;
-    let scene = play.answered(client).await;
+    let client = play.send_request().await;
+    let scene = play.read_reply(client).await;
     assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
     assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
     assert_eq!(scene.exchange.compaction_wait_us, None);
-    assert!(play.more_summaries().is_empty());
+    assert!(play.take_summary_bodies().is_empty());
 }

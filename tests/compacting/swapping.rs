@@ -11,7 +11,7 @@ use plimsoll::tokens::bpe;
 use plimsoll::tokens::classic::SentContent;
 use serde_json::{Value, json};
 
-use crate::play::{MARK, Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
+use crate::play::{MARK, Play, Scene, THRESHOLD, USABLE, policy, send_summary, tokens};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -36,9 +36,9 @@ async fn compacted() -> (Play, Scene) {
 
 async fn compacted_under(policy: Policy) -> (Play, Scene) {
     let mut play = Play::of(policy).await;
-    let (_, question) = play.fills().await;
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     loop {
         let scene = play.turn(play.history.len() / 2).await;
         if is_compacted(&scene) {
@@ -52,9 +52,9 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
 async fn a_compaction_is_sent_as_a_live_event() {
     let mut play = Play::of(policy()).await;
     let mut live = play.server.telemetry.shrunk();
-    let (_, question) = play.fills().await;
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     let scene = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if is_compacted(&scene) {
@@ -97,7 +97,7 @@ async fn an_agents_rules_count_what_was_sent_after_a_compaction() {
 #[tokio::test]
 async fn a_summary_request_repeats_the_cached_prefix_and_adds_the_instruction() {
     let mut play = Play::of(policy()).await;
-    let (scene, question) = play.fills().await;
+    let (scene, question) = play.fill_to_mark().await;
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
     let messages = request["messages"].as_array().unwrap();
     let sent = scene.sent["messages"].as_array().unwrap();
@@ -116,9 +116,9 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     // The vocabulary is loaded, as in a server that is ready.
     bpe::load(Family::Claude);
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
-    writes(question, &format!("Hm. <summary>{SUMMARY}</summary>")).await;
-    play.is_written(1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, &format!("Hm. <summary>{SUMMARY}</summary>")).await;
+    play.wait_until_written(1).await;
     // It is not used before the threshold.
     let scene = loop {
         let before = play.history.clone();
@@ -154,12 +154,12 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     assert!(later.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, later.bytes);
     assert_eq!(later.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
     play.config.mode = Mode::Observe;
-    play.restarts().await;
+    play.restart().await;
     let later = play.turn(91).await;
     assert!(later.bytes.starts_with(prefix(&scene)));
     assert_eq!(later.exchange.done.made.compacted, 1);
     // The same beginning is summarised only once: later summary requests contain the first summary.
-    assert!(play.more_summaries().iter().all(|text| text.contains(SUMMARY)));
+    assert!(play.take_summary_bodies().iter().all(|text| text.contains(SUMMARY)));
 }
 
 #[tokio::test]
@@ -206,16 +206,16 @@ async fn a_summary_has_no_boundary_before_a_reply_of_the_model() {
     policy.compact.keep_messages = 1;
     let mut play = Play::of(policy).await;
     let question = loop {
-        play.says(play.history.len() / 2, 120);
+        play.add_user_message(play.history.len() / 2, 120);
         play.history.push(json!({"role": "user", "content": "And beside this?"}));
-        let client = play.asks().await;
+        let client = play.send_request().await;
         play.history.pop();
-        if tokens(&play.answered(client).await) > MARK {
-            break play.summary().await;
+        if tokens(&play.read_reply(client).await) > MARK {
+            break play.next_summary_request().await;
         }
     };
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     let roles = |scene: &Scene| -> Vec<String> {
         let messages = scene.sent["messages"].as_array().unwrap().iter();
         messages.map(|message| message["role"].as_str().unwrap().to_owned()).collect()
@@ -234,7 +234,7 @@ async fn a_summary_has_no_boundary_before_a_reply_of_the_model() {
     );
     assert!(roles(&compacted).windows(2).all(|two| two[0] != two[1]), "{}", compacted.bytes);
     // That form stays.
-    play.restarts().await;
+    play.restart().await;
     let next = play.turn(play.history.len() / 2).await;
     assert!(next.bytes.starts_with(prefix(&compacted)), "{}", next.bytes);
 }
@@ -246,12 +246,12 @@ async fn the_second_summary_includes_and_replaces_the_first() {
         let scene = play.turn(play.history.len() / 2).await;
         assert_eq!(scene.sent["messages"][0], first.sent["messages"][0]);
         if tokens(&scene) > crate::play::MARK {
-            break play.summary().await;
+            break play.next_summary_request().await;
         }
     };
     assert!(question.message.text().contains(SUMMARY), "it reads the first summary");
-    writes(question, "Both of them.").await;
-    play.is_written(2).await;
+    send_summary(question, "Both of them.").await;
+    play.wait_until_written(2).await;
     let scene = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains("Both of them.") {
@@ -286,17 +286,18 @@ async fn a_session_is_compacted_on_request() {
     );
     let before = play.turn(4).await;
     assert!(!is_compacted(&before));
-    let question = play.summary().await;
+    let question = play.next_summary_request().await;
     assert!(question.message.text().contains("Look above all at this: The second question."));
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     let scene = play.turn(5).await;
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Requested)]);
     assert!(is_compacted(&scene) && scene.exchange.done.tokens_compacted > 0);
     // Only once.
     assert!(steps(&play.turn(6).await).is_empty());
     assert!(
-        !play.server.ledgers.has_pending_compaction(&scope) && play.more_summaries().is_empty()
+        !play.server.ledgers.has_pending_compaction(&scope)
+            && play.take_summary_bodies().is_empty()
     );
 }
 
@@ -304,11 +305,11 @@ async fn a_session_is_compacted_on_request() {
 #[tokio::test]
 async fn a_request_that_would_not_fit_waits_for_its_summary() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
-    play.says(70, 3000);
-    let client = play.asks().await;
-    writes(question, SUMMARY).await;
-    let scene = play.answered(client).await;
+    let (_, question) = play.fill_to_mark().await;
+    play.add_user_message(70, 3000);
+    let client = play.send_request().await;
+    send_summary(question, SUMMARY).await;
+    let scene = play.read_reply(client).await;
     assert!(is_compacted(&scene));
     assert!(scene.exchange.compaction_wait_us.is_some());
     assert_eq!(steps(&scene)[0], (Change::Compacted, Decision::New, DecisionReason::Window));
@@ -317,7 +318,7 @@ async fn a_request_that_would_not_fit_waits_for_its_summary() {
 #[tokio::test]
 async fn a_request_past_the_threshold_is_sent_whole_if_no_summary_is_ready() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
+    let (_, question) = play.fill_to_mark().await;
     let scene = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if tokens(&scene) > THRESHOLD {
@@ -334,15 +335,15 @@ async fn a_request_past_the_threshold_is_sent_whole_if_no_summary_is_ready() {
 #[tokio::test]
 async fn a_client_that_leaves_does_not_cancel_the_summary() {
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
-    play.says(70, 3000);
-    drop(play.asks().await);
+    let (_, question) = play.fill_to_mark().await;
+    play.add_user_message(70, 3000);
+    drop(play.send_request().await);
     let left = play.server.next_exchange().await;
     assert_eq!((left.outcome, left.status), (Outcome::ClientLeft, None));
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
-    let client = play.asks().await;
-    let scene = play.answered(client).await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
+    let client = play.send_request().await;
+    let scene = play.read_reply(client).await;
     assert!(is_compacted(&scene));
 }
 
@@ -359,7 +360,7 @@ async fn shadow_mode_reports_but_requests_no_summary_and_observe_does_nothing() 
                 steps(&scene) == [(Change::Compacted, Decision::Refused, DecisionReason::Shadow)];
         }
         assert_eq!(reported, expected);
-        assert!(play.more_summaries().is_empty());
+        assert!(play.take_summary_bodies().is_empty());
     }
 }
 
@@ -375,7 +376,7 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
             let mut play = Play::over(store, policy(), Mode::Shadow).await;
             play.config.upstreams[0].compact = upstream;
             play.config.compact_models = models;
-            play.restarts().await;
+            play.restart().await;
             let mut first = None;
             for number in 0..18 {
                 let scene = play.turn(number).await;
@@ -401,9 +402,9 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
 async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
     const QUEUED: &str = "Mind the tide.";
     let mut play = Play::of(policy()).await;
-    let (_, question) = play.fills().await;
-    writes(question, SUMMARY).await;
-    play.is_written(1).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
     let scope = play
         .server
         .ledgers
@@ -444,12 +445,12 @@ async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
         let scene = play.turn(play.history.len() / 2).await;
         assert_eq!(scene.bytes.matches(QUEUED).count(), 1);
         if tokens(&scene) > crate::play::MARK {
-            break play.summary().await;
+            break play.next_summary_request().await;
         }
     };
     assert!(question.message.text().contains(QUEUED), "the second summary reads them");
-    writes(question, "Both of them.").await;
-    play.is_written(2).await;
+    send_summary(question, "Both of them.").await;
+    play.wait_until_written(2).await;
     loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains("Both of them.") {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::play::{Play, Scene, THINKS, policy, writes};
+use crate::play::{Play, Scene, THINKS, policy, send_summary};
 
 /// The signatures in a history.
 fn signatures(history: &[Value]) -> Vec<String> {
@@ -25,15 +25,15 @@ async fn old_reasoning_that_a_client_sends_after_a_summary_is_removed() {
     // The client stores all reasoning, and sends none of it.
     let mut whole = play.history.clone();
     let compacted = loop {
-        play.says(play.history.len() / 2, 120);
-        let client = play.asks().await;
-        let scene = play.answered(client).await;
+        play.add_user_message(play.history.len() / 2, 120);
+        let client = play.send_request().await;
+        let scene = play.read_reply(client).await;
         whole.extend(play.history[whole.len()..].iter().cloned());
         let content = play.history.last_mut().unwrap()["content"].as_array_mut().unwrap();
         content.retain(|part| part["type"] != "thinking");
-        for question in play.more_questions() {
-            writes(question, "Numbered questions were asked.").await;
-            play.is_written(1).await;
+        for question in play.take_summary_requests() {
+            send_summary(question, "Numbered questions were asked.").await;
+            play.wait_until_written(1).await;
         }
         if scene.exchange.done.made.compacted > 0 {
             break scene;
@@ -49,6 +49,6 @@ async fn old_reasoning_that_a_client_sends_after_a_summary_is_removed() {
         let sent = sent(&scene);
         assert!(sent.iter().all(|signature| !before.contains(signature)), "{}", scene.bytes);
         assert_eq!(sent.len(), turn + 1, "{}", scene.bytes);
-        play.restarts().await;
+        play.restart().await;
     }
 }

@@ -112,7 +112,7 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     let outcomes = ["client_left 1", "complete 1", "interrupted 1"];
     assert_eq!(rows(data, OUTCOMES), outcomes);
     assert_eq!(rows(data, DRAFTS), ["0"]);
-    server.metrics_say("plimsoll_interrupted_exchanges_total 1").await;
+    server.wait_for_metrics("plimsoll_interrupted_exchanges_total 1").await;
     is_shown(&server, data).await;
 
     // The client retries: that is another exchange of the same thread, and the interrupted one stays one turn.

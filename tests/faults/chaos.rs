@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    fn serves_at(&self, address: Option<SocketAddr>) {
+    fn set_address(&self, address: Option<SocketAddr>) {
         *lock(&self.address) = address;
         self.epoch.fetch_add(1, Ordering::SeqCst);
     }
@@ -205,7 +205,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
         let [data_at, config_at] = [&data, &config].map(|path| path.to_str().unwrap());
         let more = ["--data", data_at, "--config", config_at];
         let mut serving = Serving::start(&base, &more).await;
-        world.serves_at(Some(serving.clients));
+        world.set_address(Some(serving.clients));
         let lives = Duration::from_millis(dice.random_range(500..4000));
         let until = Instant::now() + lives;
         let mut was_full = false;
@@ -230,7 +230,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
             sleep(Duration::from_millis(dice.random_range(0..1000))).await;
         }
         // A response from now on may have been affected by the end of the program.
-        world.serves_at(None);
+        world.set_address(None);
         if ends_full {
             world.all_logged(&serving).await;
         }

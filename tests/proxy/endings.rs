@@ -245,25 +245,44 @@ async fn a_drain_past_its_deadline_breaks_streams() {
     assert_eq!(server.drained().await, DrainOutcome::Broken(1));
 }
 
+/// The client is told to go away (GOAWAY without an error): it can open no more streams, and its open one continues.
 #[tokio::test]
 async fn an_http2_client_finishes_its_stream_during_a_drain() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
-    let mut client = h2::Client::connect(server.address).await;
-    let request =
-        Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
-    let answering = async {
-        let mut call = provider.call().await;
-        call.begin_events().await;
-        call
-    };
-    let (response, mut call) = tokio::join!(client.request(request), answering);
+    let stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let (mut client, connection) = ::h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let post = || Request::post("http://localhost/v1/messages").body(()).unwrap();
+    let (response, mut request_body) = client.send_request(post(), false).unwrap();
+    request_body.send_data("{}".into(), true).unwrap();
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    let response = within("the response", response).await.unwrap();
     server.stop();
+    let told_to_go_away = async {
+        loop {
+            match client.clone().ready().await {
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) => break error,
+            }
+        }
+    };
+    let error = within("GOAWAY", told_to_go_away).await;
+    assert!(error.is_go_away() && error.is_remote(), "{error}");
+    assert_eq!(error.reason(), Some(::h2::Reason::NO_ERROR));
+    assert!(client.send_request(post(), true).is_err(), "it opened another stream");
+
     call.chunk("data: 1\n\n").await;
     call.end().await;
-    let (body, _) = h2::read(response.into_body()).await;
-    assert_eq!(body, "data: 1\n\n");
+    let mut body = response.into_body();
+    let data = within("the body", body.data()).await.unwrap().unwrap();
+    assert_eq!(data, "data: 1\n\n");
+    while let Some(data) = within("the end of the body", body.data()).await {
+        assert_eq!(data.unwrap(), "");
+    }
     assert_eq!(server.drained().await, DrainOutcome::Whole);
+    within("the connection to end", connection).await.unwrap().unwrap();
 }
 
 #[tokio::test]

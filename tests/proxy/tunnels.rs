@@ -25,7 +25,7 @@ const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\
 #[tokio::test]
 async fn bytes_pass_both_ways_until_each_side_ends() {
     let provider = Provider::start().await;
-    let server = TestServer::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
@@ -57,8 +57,27 @@ async fn bytes_pass_both_ways_until_each_side_ends() {
     assert_eq!(digest(&got_up), digest(&down));
     assert_eq!(digest(&got_down), digest(&up));
 
+    // The client ends its side. The upstream sees the end, and can still send.
+    client.stream.shutdown().await.unwrap();
+    assert_eq!(call.wire.rest().await.unwrap(), b"");
+    call.send("after the client's end").await;
+    client.expect("after the client's end").await;
     drop(call);
     assert_eq!(client.rest().await.unwrap(), b"");
+    let exchange = server.next_exchange().await;
+    let bytes = (exchange.request_bytes, exchange.response_bytes);
+    assert_eq!((exchange.outcome, bytes), (Outcome::Complete, (300_000, 500_022)));
+
+    // The other way round: the upstream ends its side first.
+    let (mut server, mut client, mut call) = tunnel(NEVER, NEVER).await;
+    call.wire.stream.shutdown().await.unwrap();
+    assert_eq!(client.rest().await.unwrap(), b"");
+    client.send("after the upstream's end").await;
+    call.wire.expect("after the upstream's end").await;
+    drop(client);
+    assert_eq!(call.wire.rest().await.unwrap(), b"");
+    let exchange = server.next_exchange().await;
+    assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Complete, 24));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
-use plimsoll::context::policy::{EchoRule, Mode, Policy};
+use plimsoll::context::policy::{DecisionMode, EchoRule, Mode, Policy};
 use plimsoll::context::reasoning::{self, ReplyOrigin};
 use plimsoll::context::{ExchangeId, Fact, Outcome, Sketch, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
@@ -66,10 +66,11 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let exchange = ExchangeId::from(index.to_string());
         let model = catalogue.model(conversation.model.as_deref().unwrap_or_default(), "");
         let placed = place(&ledger, &conversation, &exchange, None);
-        let mut known = RecordedDecisions::of(&ledger, &conversation, &placed, false);
+        let mut known =
+            RecordedDecisions::of(&ledger, &conversation, &placed, DecisionMode::Active);
         let policy = Policy::default();
         let request = request(&exchange, &conversation, &dropped, &model, &policy);
-        let (new, _) = reasoning::propose(&request, &known);
+        let new = reasoning::propose(&request, &known).facts;
         known.add(new.iter().cloned());
         new.into_iter().for_each(|fact| ledger.add(fact));
         let plan = plan::replay(&request, &known);

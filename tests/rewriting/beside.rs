@@ -69,7 +69,7 @@ async fn side_calls_of_recorded_clients_decide_nothing_new() {
 async fn play(calls: impl Iterator<Item = Value>) -> Seen {
     let mut play = Play::of("/", greedy()).await;
     play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);
-    play.restarts().await;
+    play.restart().await;
     let mut seen = Seen::default();
     for (index, call) in calls.enumerate() {
         let (method, target) = (call["method"].as_str().unwrap(), call["target"].as_str().unwrap());

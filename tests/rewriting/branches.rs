@@ -5,7 +5,7 @@ use plimsoll::context::policy::Policy;
 use scripted_provider::strict::{Loss, Rules, ScriptedReply};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::pruned::{CLEARED, eager, history};
 use crate::stage::{RoundTrip, Stage};
 
@@ -39,15 +39,20 @@ async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, RoundTrip) {
     let rules = Rules { cache_min: Some(1), ..Rules::default() };
     let mut stage = Stage::open(rules, policy).await;
     let mut messages = history(6);
-    let first =
-        stage.asks("/v1/messages", &asks(FREE, &messages), ScriptedReply::text("Go on.")).await;
+    let first = stage
+        .exchange(
+            "/v1/messages",
+            &anthropic_request(FREE, &messages),
+            ScriptedReply::text("Go on."),
+        )
+        .await;
     assert!(cleared(first.sent()) >= 3, "{:?}", first.exchange.done);
     messages.push(assistant("Go on."));
     messages.extend(history(7).split_off(13));
     let reply = ScriptedReply::thinking("Where is it?", 40)
         .with_text("I look.")
         .with_call("Read", json!({"path": 9}));
-    let bound = stage.asks("/v1/messages", &asks(BOUND, &messages), reply).await;
+    let bound = stage.exchange("/v1/messages", &anthropic_request(BOUND, &messages), reply).await;
     assert_eq!(bound.status, 200, "{}", bound.answer);
     (stage, messages, bound)
 }
@@ -61,12 +66,17 @@ async fn a_cut_made_in_a_fork_is_not_applied_before_bound_reasoning() {
 
     // In the fork, the other model replies to the same history.
     let mut fork = history.clone();
-    stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("Deep.")).await;
+    stage
+        .exchange("/v1/messages", &anthropic_request(FREE, &fork), ScriptedReply::text("Deep."))
+        .await;
     fork.extend([assistant("Deep."), message("user", json!("On."))]);
-    let on = stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("On.")).await;
+    let on = stage
+        .exchange("/v1/messages", &anthropic_request(FREE, &fork), ScriptedReply::text("On."))
+        .await;
     fork.extend([assistant("On."), message("user", json!("On."))]);
-    let forked =
-        stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("On it is.")).await;
+    let forked = stage
+        .exchange("/v1/messages", &anthropic_request(FREE, &fork), ScriptedReply::text("On it is."))
+        .await;
     assert!(
         cleared(forked.sent()) > before,
         "the fork cuts more: {:?} {:?}",
@@ -78,18 +88,23 @@ async fn a_cut_made_in_a_fork_is_not_applied_before_bound_reasoning() {
     bound.extend([kept(answer), result_of(answer, "Deep water.")]);
     for _ in 0..2 {
         let next = stage
-            .asks("/v1/messages", &asks(BOUND, &bound), ScriptedReply::text("It is deep."))
+            .exchange(
+                "/v1/messages",
+                &anthropic_request(BOUND, &bound),
+                ScriptedReply::text("It is deep."),
+            )
             .await;
         assert_eq!(next.status, 200, "{}", next.answer);
         assert_eq!((next.log.len(), cleared(next.sent())), (1, before), "{:?}", next.exchange.done);
         assert!(next.log[0].verdict.losses().is_empty(), "{:?}", next.log[0].verdict);
         bound.extend([assistant("It is deep."), message("user", json!("How deep?"))]);
-        stage.restarts().await;
+        stage.restart().await;
     }
     // The fork keeps its own cuts.
     fork.extend([assistant("On it is."), message("user", json!("And now?"))]);
-    let forked_on =
-        stage.asks("/v1/messages", &asks(FREE, &fork), ScriptedReply::text("So.")).await;
+    let forked_on = stage
+        .exchange("/v1/messages", &anthropic_request(FREE, &fork), ScriptedReply::text("So."))
+        .await;
     assert!(cleared(forked_on.sent()) >= cleared(forked.sent()));
 }
 
@@ -105,13 +120,15 @@ async fn a_cut_made_before_another_models_reasoning_stays() {
             .with_call("Read", json!({"path": path}))
     };
     let mut history = history(6);
-    let other = stage.asks("/v1/messages", &asks(BOUND, &history), thinks(9)).await;
+    let other =
+        stage.exchange("/v1/messages", &anthropic_request(BOUND, &history), thinks(9)).await;
     history.extend([kept(&other.answer), result_of(&other.answer, &"Deep water. ".repeat(300))]);
-    let cut = stage.asks("/v1/messages", &asks(FREE, &history), thinks(10)).await;
+    let cut = stage.exchange("/v1/messages", &anthropic_request(FREE, &history), thinks(10)).await;
     assert!(cleared(cut.sent()) > cleared(other.sent()), "{:?}", cut.exchange.done);
     history.extend([kept(&cut.answer), result_of(&cut.answer, &"Deeper water. ".repeat(300))]);
-    let next =
-        stage.asks("/v1/messages", &asks(FREE, &history), ScriptedReply::text("Deep.")).await;
+    let next = stage
+        .exchange("/v1/messages", &anthropic_request(FREE, &history), ScriptedReply::text("Deep."))
+        .await;
     assert_eq!((next.status, next.log.len()), (200, 3), "{:?} {}", next.exchange.done, next.answer);
     let cleared_in = |attempt: usize| cleared(&next.log[attempt].request.body);
     assert!(cleared_in(0) > cleared(cut.sent()), "a new cut is refused");
@@ -124,19 +141,19 @@ async fn a_cut_made_before_another_models_reasoning_stays() {
 async fn the_newest_results_are_whole_after_a_rewind() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let call = history(6)[11]["content"].clone();
-    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
-    play.asks(&asks(FREE, &history(5)), &answers("m0", FREE, call)).await;
-    let long = play.asks(&asks(FREE, &history(10)), &reply).await;
+    let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    play.exchange(&anthropic_request(FREE, &history(5)), &anthropic_reply("m0", FREE, call)).await;
+    let long = play.exchange(&anthropic_request(FREE, &history(10)), &reply).await;
     assert_eq!(long.sent["messages"][12]["content"][0]["content"], CLEARED, "{:?}", long.steps());
-    let short = asks(FREE, &history(6));
-    let rewound = play.asks(&short, &reply).await;
+    let short = anthropic_request(FREE, &history(6));
+    let rewound = play.exchange(&short, &reply).await;
     assert_eq!(rewound.sent["messages"][12], short["messages"][12], "{:?}", rewound.steps());
     // The longer request is sent once more, after this branch has grown, too.
-    let later = play.asks(&asks(FREE, &history(10)), &reply).await;
+    let later = play.exchange(&anthropic_request(FREE, &history(10)), &reply).await;
     assert_eq!(later.sent["messages"][12]["content"][0]["content"], CLEARED);
     for _ in 0..2 {
-        play.restarts().await;
-        assert_eq!(play.asks(&short, &reply).await.bytes, rewound.bytes);
+        play.restart().await;
+        assert_eq!(play.exchange(&short, &reply).await.bytes, rewound.bytes);
     }
 }
 
@@ -145,14 +162,14 @@ async fn the_newest_results_are_whole_after_a_rewind() {
 #[tokio::test]
 async fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
-    let long = play.asks(&asks(FREE, &history(10)), &reply).await;
+    let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let long = play.exchange(&anthropic_request(FREE, &history(10)), &reply).await;
     let is_cut = |sent: &Value, at: usize| sent["messages"][at]["content"][0]["content"] == CLEARED;
     assert!(is_cut(&long.sent, 10) && is_cut(&long.sent, 12), "{:?}", long.steps());
-    let short = asks(FREE, &history(6));
+    let short = anthropic_request(FREE, &history(6));
     for _ in 0..2 {
-        play.restarts().await;
-        let rewound = play.asks(&short, &reply).await;
+        play.restart().await;
+        let rewound = play.exchange(&short, &reply).await;
         assert_eq!(rewound.sent["messages"][12], short["messages"][12], "{:?}", rewound.steps());
         assert!(is_cut(&rewound.sent, 10), "{:?}", rewound.steps());
     }
@@ -162,24 +179,24 @@ async fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
 #[tokio::test]
 async fn a_decision_adopted_from_another_branch_is_new_only_once() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let on = |text: &str| {
         let mut grown = history(6);
         grown.push(assistant("Go on."));
         grown.push(message("user", json!(text)));
-        asks(FREE, &grown)
+        anthropic_request(FREE, &grown)
     };
-    play.asks(&asks(FREE, &history(6)), &reply).await;
-    let one = play.asks(&on("One."), &reply).await;
+    play.exchange(&anthropic_request(FREE, &history(6)), &reply).await;
+    let one = play.exchange(&on("One."), &reply).await;
     let new = one.exchange.done.new.cut;
     assert!(new > 0, "{:?}", one.steps());
-    let two = play.asks(&on("Two."), &reply).await;
+    let two = play.exchange(&on("Two."), &reply).await;
     assert_eq!((cleared(&two.sent), two.exchange.done.new.cut), (cleared(&one.sent), new));
     let mut longer = on("Two.");
     let messages = longer["messages"].as_array_mut().unwrap();
     messages.extend([assistant("Go on."), message("user", json!("Three."))]);
-    play.restarts().await;
-    let three = play.asks(&longer, &reply).await;
+    play.restart().await;
+    let three = play.exchange(&longer, &reply).await;
     assert_eq!((cleared(&three.sent), three.exchange.done.new.cut), (cleared(&one.sent), 0));
 }
 
@@ -200,24 +217,25 @@ async fn a_cut_made_in_a_fork_loses_no_encrypted_reasoning() {
         }
         items
     };
-    let asks = |model: &str, input: &[Value]| json!({"model": model, "store": false, "include": ["reasoning.encrypted_content"], "input": input});
+    let request_for = |model: &str, input: &[Value]| json!({"model": model, "store": false, "include": ["reasoning.encrypted_content"], "input": input});
     let spoken = |text: &str| json!({"role": "assistant", "content": text});
     let user = |text: &str| json!({"role": "user", "content": text});
-    stage.asks(TARGET, &asks("gpt-5.4", &items(6)), ScriptedReply::text("Go on.")).await;
+    stage.exchange(TARGET, &request_for("gpt-5.4", &items(6)), ScriptedReply::text("Go on.")).await;
     let mut history = items(6);
     history.push(spoken("Go on."));
     history.extend(items(7).split_off(13));
     let reply = ScriptedReply::thinking("Where is it?", 40).with_text("I look.");
-    let thought = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), reply).await;
+    let thought = stage.exchange(TARGET, &request_for("gpt-5.6-sol", &history), reply).await;
     let before = cleared(thought.sent());
     assert!(thought.status == 200 && before > 0, "{}", thought.answer);
     let mut fork = history.clone();
     for text in ["Deep.", "Deeper."] {
-        stage.asks(TARGET, &asks("gpt-5.4", &fork), ScriptedReply::text(text)).await;
+        stage.exchange(TARGET, &request_for("gpt-5.4", &fork), ScriptedReply::text(text)).await;
         fork.extend([spoken(text), user("On.")]);
     }
-    let forked =
-        stage.asks(TARGET, &asks("gpt-5.4", &fork), ScriptedReply::text("On it is.")).await;
+    let forked = stage
+        .exchange(TARGET, &request_for("gpt-5.4", &fork), ScriptedReply::text("On it is."))
+        .await;
     assert!(cleared(forked.sent()) > before, "{:?}", forked.exchange.done);
     let mut output = thought.answer["output"].as_array().unwrap().clone();
     for item in &mut output {
@@ -227,7 +245,9 @@ async fn a_cut_made_in_a_fork_loses_no_encrypted_reasoning() {
     }
     history.extend(output);
     history.push(user("And now?"));
-    let next = stage.asks(TARGET, &asks("gpt-5.6-sol", &history), ScriptedReply::text("So.")).await;
+    let next = stage
+        .exchange(TARGET, &request_for("gpt-5.6-sol", &history), ScriptedReply::text("So."))
+        .await;
     assert_eq!((next.status, cleared(next.sent())), (200, before), "{}", next.answer);
     let is_lost =
         |loss: &Loss| matches!(loss, Loss::ReasoningDropped { .. } | Loss::ReasoningAbsent { .. });

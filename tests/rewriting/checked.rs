@@ -5,7 +5,7 @@ use plimsoll::context::policy::{CountSchedule, Policy};
 use plimsoll::dialect::models::ModelOverride;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::presets::play_at;
 use crate::pruned::{eager, history};
 use crate::support::http1::Call;
@@ -28,7 +28,7 @@ async fn both(play: &mut Play) -> (Call, Call) {
 }
 
 fn reply(id: &str) -> String {
-    answers(id, MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
+    anthropic_reply(id, MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
 }
 
 /// How many counting requests had this outcome.
@@ -63,8 +63,8 @@ async fn counted(play: &Play) -> Vec<Option<ProviderCount>> {
 async fn a_sampled_count_sends_the_original_request_and_credentials() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
     play.headers = "anthropic-beta: some-beta\r\n".to_owned();
-    let request = asks(MODEL, &history(6));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let mut client = play.send_request(&request).await;
     let (mut turn, mut count) = both(&mut play).await;
     assert_ne!(turn.message.text(), request.to_string());
     let mut came = request.clone();
@@ -87,7 +87,7 @@ async fn a_sampled_count_sends_the_original_request_and_credentials() {
 #[tokio::test]
 async fn no_answer_waits_for_a_count() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
-    let mut client = play.sends(&asks(MODEL, &history(6))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;
     let (mut turn, mut count) = both(&mut play).await;
     turn.answer("200 OK", &reply("m1")).await;
     assert_eq!(client.response().await.text(), reply("m1"));
@@ -99,15 +99,16 @@ async fn no_answer_waits_for_a_count() {
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
-    let reply = answers("m2", MODEL, json!([]));
-    play.asks(&asks(MODEL, &longer), &reply).await;
+    let reply = anthropic_reply("m2", MODEL, json!([]));
+    play.exchange(&anthropic_request(MODEL, &longer), &reply).await;
     assert_eq!(questions(&play, "paused"), 1);
 }
 
 #[tokio::test]
 async fn an_upstream_without_a_count_endpoint_is_not_queried_again() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
-    let mut client = play.sends(&asks(MODEL, &[message("user", json!("Hm."))])).await;
+    let mut client =
+        play.send_request(&anthropic_request(MODEL, &[message("user", json!("Hm."))])).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("404 Not Found", "{}").await;
     until_questions(&play, "missing", 1).await;
@@ -115,18 +116,21 @@ async fn an_upstream_without_a_count_endpoint_is_not_queried_again() {
     client.response().await;
     play.server.next_exchange().await;
     drop((turn, count));
-    play.restarts().await;
+    play.restart().await;
     play.session = "another";
-    play.asks(&asks(MODEL, &[message("user", json!("Well."))]), &answers("m2", MODEL, json!([])))
-        .await;
+    play.exchange(
+        &anthropic_request(MODEL, &[message("user", json!("Well."))]),
+        &anthropic_reply("m2", MODEL, json!([])),
+    )
+    .await;
     until_questions(&play, "missing", 1).await;
 }
 
 #[tokio::test]
 async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
-    let request = asks(MODEL, &history(6));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let mut client = play.send_request(&request).await;
     let (mut turn, mut count) = both(&mut play).await;
     let mut sent: Value = serde_json::from_str(turn.message.text()).unwrap();
     sent.as_object_mut().unwrap().remove("max_tokens");
@@ -142,7 +146,8 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
     // A second count would be the next request that the provider gets.
-    play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
+    play.exchange(&anthropic_request(MODEL, &longer), &anthropic_reply("m2", MODEL, json!([])))
+        .await;
     assert_eq!(counted(&play).await.iter().flatten().count(), 1);
 }
 
@@ -156,13 +161,14 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
         family: None,
         price: None,
     }];
-    play.restarts().await;
+    play.restart().await;
     // A count would be the next request that the provider gets.
     let small = vec![message("user", json!("word ".repeat(5_000)))];
-    play.asks(&asks(MODEL, &small), &answers("m1", MODEL, json!([]))).await;
+    play.exchange(&anthropic_request(MODEL, &small), &anthropic_reply("m1", MODEL, json!([])))
+        .await;
     assert_eq!(counted(&play).await, [None]);
     let large = vec![message("user", json!("word ".repeat(34_000)))];
-    let mut client = play.sends(&asks(MODEL, &large)).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &large)).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("200 OK", r#"{"input_tokens": 34123}"#).await;
     until_questions(&play, "answered", 1).await;
@@ -176,8 +182,8 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
 #[tokio::test]
 async fn counting_pauses_after_a_429_and_repeated_prompts_are_not_recounted() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
-    let request = asks(MODEL, &[message("user", json!("Hm."))]);
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &[message("user", json!("Hm."))]);
+    let mut client = play.send_request(&request).await;
     let (mut turn, mut count) = both(&mut play).await;
     count.answer("200 OK", r#"{"input_tokens": 9}"#).await;
     until_questions(&play, "answered", 1).await;
@@ -186,10 +192,11 @@ async fn counting_pauses_after_a_429_and_repeated_prompts_are_not_recounted() {
     play.server.next_exchange().await;
     drop((turn, count));
     play.session = "another";
-    play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    play.exchange(&request, &anthropic_reply("m2", MODEL, json!([]))).await;
     until_questions(&play, "cached", 1).await;
     play.session = "a third";
-    let mut client = play.sends(&asks(MODEL, &[message("user", json!("Well."))])).await;
+    let mut client =
+        play.send_request(&anthropic_request(MODEL, &[message("user", json!("Well."))])).await;
     let (mut turn, mut count) = both(&mut play).await;
     count
         .send("HTTP/1.1 429 Too Many Requests\r\nretry-after: 3000\r\ncontent-length: 0\r\n\r\n")
@@ -200,8 +207,11 @@ async fn counting_pauses_after_a_429_and_repeated_prompts_are_not_recounted() {
     play.server.next_exchange().await;
     drop((turn, count));
     play.session = "a fourth";
-    play.asks(&asks(MODEL, &[message("user", json!("So."))]), &answers("m4", MODEL, json!([])))
-        .await;
+    play.exchange(
+        &anthropic_request(MODEL, &[message("user", json!("So."))]),
+        &anthropic_reply("m4", MODEL, json!([])),
+    )
+    .await;
     assert_eq!(questions(&play, "paused"), 1);
 }
 
@@ -215,11 +225,11 @@ async fn the_gemini_cli_preset_counts_only_requests_with_media() {
             "content": {"role": "model", "parts": [{"text": "Three metres."}]}}],
         "usageMetadata": {"promptTokenCount": 300, "candidatesTokenCount": 5, "totalTokenCount": 305}});
     let text = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    play.asks(&json!({"contents": [text]}), &reply).await;
+    play.exchange(&json!({"contents": [text]}), &reply).await;
     let picture = json!({"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}});
     let looks = json!({"role": "user", "parts": [{"text": "And she?"}, picture]});
     play.session = "22222222-2222-3333-4444-555555555555";
-    let mut client = play.sends(&json!({"contents": [looks]})).await;
+    let mut client = play.send_request(&json!({"contents": [looks]})).await;
     let (one, other) = (play.provider.call().await, play.provider.call().await);
     let is_count = |call: &Call| call.message.first_line().contains(":countTokens ");
     assert!(is_count(&one) != is_count(&other), "one turn, one count, and none for words alone");

@@ -98,7 +98,7 @@ async fn exchange(
     if streams && !target.contains("gemini") {
         request["stream"] = json!(true);
     }
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     let body_sent = if streams { reply.events } else { reply.whole };
     let kind = if streams { "text/event-stream" } else { "application/json" };
@@ -155,7 +155,7 @@ async fn unpruned_usage_leaves_responses_unchanged_if_nothing_was_cut() {
     let reply = &replies()[0];
     let mut play = Play::of(reply.target, policy(ReportedUsage::Unpruned)).await;
     let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [message("user", json!("Hi"))]});
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     let body = Encoder::whole("gzip", reply.whole.as_bytes());
     let head = format!(

@@ -4,7 +4,7 @@ use plimsoll::context::budget::{ContextView, MessageTokens, ToolTokens};
 use plimsoll::context::policy::Policy;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::shown::shown;
 
 const MODEL: &str = "claude-opus-4-5";
@@ -25,7 +25,7 @@ fn picture() -> Value {
 
 /// A reply that reports this usage.
 fn reply(content: Value, input: u64, output: u64) -> Value {
-    let mut reply = answers("m1", MODEL, content);
+    let mut reply = anthropic_reply("m1", MODEL, content);
     reply["usage"] = json!({"input_tokens": input, "output_tokens": output});
     reply
 }
@@ -60,7 +60,8 @@ async fn messages_break_down_by_role_and_tool() {
         message("user", picture()),
     ];
     let content = json!([thinking, {"type": "text", "text": "A ship."}, call("c", "Grep")]);
-    let scene = play.asks(&asks(MODEL, &history), &reply(content, 2_000, 3_020)).await;
+    let scene =
+        play.exchange(&anthropic_request(MODEL, &history), &reply(content, 2_000, 3_020)).await;
     let view = shown(&play, &scene.exchange).await;
     let contents = check_sum(&view);
     assert!(contents.user > 0 && contents.assistant > 0 && contents.tool_calls > 0, "{view}");
@@ -90,17 +91,17 @@ async fn messages_break_down_by_role_and_tool() {
 #[tokio::test]
 async fn deferred_tools_are_listed_with_zero_tokens() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
-    let mut request = asks(MODEL, &[message("user", json!("How deep is she?"))]);
+    let mut request = anthropic_request(MODEL, &[message("user", json!("How deep is she?"))]);
     let tool = json!({"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}});
     let mut late = tool.clone();
     (late["name"], late["defer_loading"]) = (json!("mcp__git__log"), json!(true));
     request["tools"] = json!([tool]);
     let content = json!([{"type": "text", "text": "Three metres."}]);
-    let scene = play.asks(&request, &reply(content.clone(), 900, 20)).await;
+    let scene = play.exchange(&request, &reply(content.clone(), 900, 20)).await;
     let tools = shown(&play, &scene.exchange).await.breakdown.tools;
     request["tools"] = json!([tool, late]);
     play.session = "22222222-2222-3333-4444-555555555555";
-    let scene = play.asks(&request, &reply(content, 900, 20)).await;
+    let scene = play.exchange(&request, &reply(content, 900, 20)).await;
     let view = shown(&play, &scene.exchange).await;
     assert_eq!(view.breakdown.tools, tools, "{view}");
     let name = "mcp__git__log".into();
@@ -122,7 +123,7 @@ async fn gemini_tool_use_prompt_tokens_are_shown_separately() {
         "usageMetadata": {"promptTokenCount": 132, "candidatesTokenCount": 65,
                           "toolUsePromptTokenCount": 1_387, "totalTokenCount": 1_584}});
     let question = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    let scene = play.asks(&json!({"contents": [question]}), &reply).await;
+    let scene = play.exchange(&json!({"contents": [question]}), &reply).await;
     let view = shown(&play, &scene.exchange).await;
     assert_eq!((view.total, view.tool_use_prompt), (132 + 65, Some(1_387)));
     let line = "Tool-use prompt: 1,387 tokens (for tools at the provider; they do not stay)\n";
@@ -139,12 +140,15 @@ async fn context_contents_add_up_under_every_preset() {
         let mut history = vec![message("user", json!("How deep is she?"))];
         for n in 0..3 {
             let (id, step) = (format!("c{n}"), call(&format!("c{n}"), "Read"));
-            let scene = play.asks(&asks(MODEL, &history), &reply(json!([step]), 1_000, 50)).await;
+            let scene = play
+                .exchange(&anthropic_request(MODEL, &history), &reply(json!([step]), 1_000, 50))
+                .await;
             check_sum(&shown(&play, &scene.exchange).await);
             history.push(message("assistant", json!([step])));
             history.push(result(&id, "three metres and a half"));
         }
-        let scene = play.asks(&asks(MODEL, &history), &reply(json!([]), 1_000, 50)).await;
+        let scene =
+            play.exchange(&anthropic_request(MODEL, &history), &reply(json!([]), 1_000, 50)).await;
         let contents = check_sum(&shown(&play, &scene.exchange).await);
         assert!(contents.results() > 0 && contents.tool_calls > 0, "{}", preset.name());
     }

@@ -7,14 +7,14 @@ use plimsoll::dialect::Purpose;
 use plimsoll::dialect::refusal::RefusalCause;
 use serde_json::{Value, json};
 
-use crate::play::{Play, Scene, answers, asks, message};
+use crate::play::{Play, Scene, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 
 /// A request without the members that a count does not have.
 fn counting(messages: &[Value]) -> Value {
-    let mut request = asks(MODEL, messages);
+    let mut request = anthropic_request(MODEL, messages);
     request.as_object_mut().unwrap().remove("max_tokens");
     request
 }
@@ -22,7 +22,7 @@ fn counting(messages: &[Value]) -> Value {
 async fn count(play: &mut Play, request: &Value) -> Scene {
     let turns = play.target;
     play.target = "/v1/messages/count_tokens";
-    let scene = play.asks(request, &json!({"input_tokens": 7})).await;
+    let scene = play.exchange(request, &json!({"input_tokens": 7})).await;
     play.target = turns;
     scene
 }
@@ -43,7 +43,9 @@ async fn a_count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
     let scene = count(&mut play, &request).await;
     assert_eq!(scene.bytes, request.to_string());
 
-    let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
+    let turn = play
+        .exchange(&anthropic_request(MODEL, &history(6)), &anthropic_reply("m1", MODEL, json!([])))
+        .await;
     let cut = turn.exchange.done.made.cut;
     assert!(cut >= 3);
     let scene = count(&mut play, &counting(&history(9))).await;
@@ -59,7 +61,8 @@ async fn a_count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
     assert!(scene.exchange.thread.is_none() && scene.exchange.estimate.is_none());
     let mut longer = history(6);
     longer.push(message("user", json!("And now?")));
-    play.asks(&asks(MODEL, &longer), &answers("m2", MODEL, json!([]))).await;
+    play.exchange(&anthropic_request(MODEL, &longer), &anthropic_reply("m2", MODEL, json!([])))
+        .await;
     assert_eq!(threads(&play).await.iter().sum::<usize>(), 2);
 }
 
@@ -69,7 +72,12 @@ async fn a_count_without_a_session_name_finds_its_session_by_messages() {
     play.session = "";
     let content =
         json!([{"type": "text", "text": "I have read all of them, and they are all alike."}]);
-    let turn = play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, content.clone())).await;
+    let turn = play
+        .exchange(
+            &anthropic_request(MODEL, &history(6)),
+            &anthropic_reply("m1", MODEL, content.clone()),
+        )
+        .await;
     let mut longer = history(6);
     longer.push(message("assistant", content));
     longer.push(message("user", json!("And now?")));
@@ -78,7 +86,7 @@ async fn a_count_without_a_session_name_finds_its_session_by_messages() {
         let scene = count(&mut play, &counting(&longer)).await;
         assert_eq!(scene.exchange.done.made.cut, turn.exchange.done.made.cut);
         assert_eq!(scene.exchange.session, turn.exchange.session);
-        play.restarts().await;
+        play.restart().await;
     }
     // A count in an unknown session begins none.
     let scene = count(&mut play, &counting(&[message("user", json!("Hm."))])).await;
@@ -89,8 +97,9 @@ async fn a_count_without_a_session_name_finds_its_session_by_messages() {
 async fn raw_counting_forwards_the_count_request_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.count = ProviderCounting::Raw;
-    play.restarts().await;
-    play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
+    play.restart().await;
+    play.exchange(&anthropic_request(MODEL, &history(6)), &anthropic_reply("m1", MODEL, json!([])))
+        .await;
     let request = counting(&history(6));
     assert_eq!(count(&mut play, &request).await.bytes, request.to_string());
 }
@@ -99,7 +108,8 @@ async fn raw_counting_forwards_the_count_request_unchanged() {
 async fn shadow_mode_forwards_the_count_request_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
-    play.asks(&asks(MODEL, &history(6)), &answers("m1", MODEL, json!([]))).await;
+    play.exchange(&anthropic_request(MODEL, &history(6)), &anthropic_reply("m1", MODEL, json!([])))
+        .await;
     let request = counting(&history(6));
     let scene = count(&mut play, &request).await;
     assert_eq!(scene.bytes, request.to_string());
@@ -109,11 +119,12 @@ async fn shadow_mode_forwards_the_count_request_unchanged() {
 #[tokio::test]
 async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let cut = play.asks(&asks(MODEL, &history(6)), &reply).await.exchange.done.made.cut;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let cut =
+        play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await.exchange.done.made.cut;
     let request = counting(&history(6));
     play.target = "/v1/messages/count_tokens";
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", r#"{"error":{"message":"`tool_use` ids were found"}}"#).await;
     let mut call = call.wire.request().await;
@@ -132,7 +143,8 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
     // The thread is not suspended: what was cut stays cut.
-    let done = play.asks(&asks(MODEL, &longer), &reply).await.exchange.done.clone();
+    let done =
+        play.exchange(&anthropic_request(MODEL, &longer), &reply).await.exchange.done.clone();
     assert!(done.made.cut - done.new.cut == cut && done.resent.is_none(), "{done:?}");
 }
 
@@ -166,16 +178,16 @@ async fn gemini_count_requests_are_edited_inside_their_wrapper() {
     let reply = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "Done."}]},
         "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
         "candidatesTokenCount": 5, "totalTokenCount": 10}});
-    let turn = play.asks(&json!({"contents": contents}), &reply).await;
+    let turn = play.exchange(&json!({"contents": contents}), &reply).await;
     assert!(turn.exchange.done.made.cut >= 3, "{:?}", turn.exchange.done);
 
     play.target = "/v1beta/models/gemini-3-pro:countTokens";
     let total = json!({"totalTokens": 7});
     let plain = json!({"contents": contents});
-    assert_eq!(play.asks(&plain, &total).await.sent, turn.sent);
+    assert_eq!(play.exchange(&plain, &total).await.sent, turn.sent);
     let inner = json!({"model": "models/gemini-3-pro", "contents": contents,
         "systemInstruction": {"parts": [{"text": "You are calm."}]}});
-    let wrapped = play.asks(&json!({"generateContentRequest": inner}), &total).await;
+    let wrapped = play.exchange(&json!({"generateContentRequest": inner}), &total).await;
     let mut expected = inner;
     expected["contents"] = turn.sent["contents"].clone();
     assert_eq!(wrapped.sent, json!({"generateContentRequest": expected}));
@@ -194,13 +206,13 @@ async fn openai_responses_counts_include_reasoning_that_was_put_back() {
         {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"}, call],
         "usage": {"input_tokens": 5, "output_tokens": 5}});
     let request = |input: Value| json!({"model": "gpt-5.4", "store": false, "input": input});
-    play.asks(&request(json!([question])), &reply).await;
-    let turn = play.asks(&request(json!([question, call, result])), &reply).await;
+    play.exchange(&request(json!([question])), &reply).await;
+    let turn = play.exchange(&request(json!([question, call, result])), &reply).await;
     assert_eq!(turn.sent["input"][1]["type"], "reasoning");
     play.target = "/v1/responses/input_tokens";
     let total = json!({"object": "response.input_tokens", "input_tokens": 7});
     let count = json!({"model": "gpt-5.4", "input": [question, call, result]});
-    let scene = play.asks(&count, &total).await;
+    let scene = play.exchange(&count, &total).await;
     assert_eq!(scene.sent["input"], turn.sent["input"]);
     assert!(scene.sent["include"].is_null());
 }

@@ -4,14 +4,14 @@ use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::pruned::{CLEARED, eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"}}"#;
 
 fn reply() -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
 
 fn content(sent: &Value, message: usize) -> &str {
@@ -31,19 +31,19 @@ fn large(count: usize) -> (Vec<Value>, Policy) {
 async fn a_trimmed_result_is_cleared_later_like_any_other() {
     let (first, policy) = large(1);
     let mut play = Play::of("/v1/messages", policy).await;
-    let trimmed = play.asks(&asks(MODEL, &first), &reply()).await;
+    let trimmed = play.exchange(&anthropic_request(MODEL, &first), &reply()).await;
     assert!(content(&trimmed.sent, 2).contains("left out"));
     let (long, _) = large(6);
-    let cleared = play.asks(&asks(MODEL, &long), &reply()).await;
+    let cleared = play.exchange(&anthropic_request(MODEL, &long), &reply()).await;
     assert_eq!(content(&cleared.sent, 2), CLEARED, "{:?}", cleared.steps());
     assert!(cleared.exchange.done.tokens_removed > 5_000, "{:?}", cleared.exchange.done);
     for _ in 0..2 {
-        let later = play.asks(&asks(MODEL, &long), &reply()).await;
+        let later = play.exchange(&anthropic_request(MODEL, &long), &reply()).await;
         assert_eq!((later.bytes, later.exchange.done.new.cut), (cleared.bytes.clone(), 0));
-        play.restarts().await;
+        play.restart().await;
     }
     // A rewind to the point at which it was only trimmed.
-    let back = play.asks(&asks(MODEL, &first), &reply()).await;
+    let back = play.exchange(&anthropic_request(MODEL, &first), &reply()).await;
     assert_eq!(back.bytes, trimmed.bytes);
 }
 
@@ -53,9 +53,9 @@ async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
     policy.prune.gate = Vec::new();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
-    play.asks(&asks(MODEL, &first), &reply()).await;
+    play.exchange(&anthropic_request(MODEL, &first), &reply()).await;
     let (long, _) = large(6);
-    let mut client = play.sends(&asks(MODEL, &long)).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &long)).await;
     let mut call = play.provider.call().await;
     assert!(call.message.text().contains("left out"));
     call.answer("400 Bad Request", TOO_LONG).await;
@@ -72,16 +72,16 @@ async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
 async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
     let (long, policy) = large(6);
     let mut play = Play::of("/v1/messages", eager()).await;
-    let cleared = play.asks(&asks(MODEL, &long), &reply()).await;
+    let cleared = play.exchange(&anthropic_request(MODEL, &long), &reply()).await;
     assert_eq!(content(&cleared.sent, 2), CLEARED, "{:?}", cleared.steps());
     play.config.policy = std::sync::Arc::new(policy);
-    play.restarts().await;
+    play.restart().await;
     let (first, _) = large(1);
     for _ in 0..2 {
-        let back = play.asks(&asks(MODEL, &first), &reply()).await;
-        assert_eq!(back.bytes, asks(MODEL, &first).to_string(), "{:?}", back.steps());
+        let back = play.exchange(&anthropic_request(MODEL, &first), &reply()).await;
+        assert_eq!(back.bytes, anthropic_request(MODEL, &first).to_string(), "{:?}", back.steps());
     }
-    let later = play.asks(&asks(MODEL, &long), &reply()).await;
+    let later = play.exchange(&anthropic_request(MODEL, &long), &reply()).await;
     assert_eq!(content(&later.sent, 2), CLEARED, "{:?}", later.steps());
 }
 
@@ -99,7 +99,7 @@ async fn results_that_policy_keeps_are_not_trimmed() {
         policy.prune.except_tools = vec![except.to_owned()];
         first[2]["content"][0]["is_error"] = json!(errs);
         let mut play = Play::of("/v1/messages", policy).await;
-        let scene = play.asks(&asks(MODEL, &first), &reply()).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &first), &reply()).await;
         assert_eq!(content(&scene.sent, 2).contains("left out"), is_trimmed, "{errs} {except}");
     }
     // However little room there is, 96 bytes are not too large.
@@ -109,7 +109,7 @@ async fn results_that_policy_keeps_are_not_trimmed() {
     let mut small = history(1);
     small[0]["content"] = json!("Words. ".repeat(2000));
     small[2]["content"][0]["content"] = json!("Deep water.".repeat(9));
-    let mut client = play.sends(&asks(MODEL, &small)).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &small)).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     assert_eq!(client.response().await.status(), 400);
@@ -123,13 +123,13 @@ async fn a_result_that_fits_after_other_cuts_is_not_trimmed() {
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
     play.config.upstreams[0].window = Some(24_000);
-    play.restarts().await;
+    play.restart().await;
     let mut long = history(16);
     let last = long.len() - 1;
     long[last]["content"][0]["content"] = json!("water ".repeat(4_200));
-    let mut request = asks(MODEL, &long);
+    let mut request = anthropic_request(MODEL, &long);
     request["max_tokens"] = json!(200);
-    let scene = play.asks(&request, &reply()).await;
+    let scene = play.exchange(&request, &reply()).await;
     let steps = scene.steps();
     assert!(steps.contains(&(Change::Cut, Decision::New, DecisionReason::Always)), "{steps:?}");
     assert!(!content(&scene.sent, last).contains("left out"), "{steps:?}");
@@ -145,7 +145,7 @@ async fn making_room_clears_pictures_too() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});
     long[2]["content"][0]["content"] =
         json!([{"type": "text", "text": "Deep water. ".repeat(90)}, picture]);
-    let mut client = play.sends(&asks(MODEL, &long)).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &long)).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     let mut call = call.wire.request().await;
@@ -170,7 +170,7 @@ async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
     }
     for (refusal, talk) in [(WILD, history(6)), (WILD, shown), (UNTOLD, small)] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
-        let mut client = play.sends(&asks(MODEL, &talk)).await;
+        let mut client = play.send_request(&anthropic_request(MODEL, &talk)).await;
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", refusal).await;
         let answer = client.response().await;
@@ -184,7 +184,7 @@ async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
         drop(call);
         let mut longer = talk;
         longer.push(message("user", json!("And now?")));
-        let next = play.asks(&asks(MODEL, &longer), &reply()).await;
-        assert_eq!(next.bytes, asks(MODEL, &longer).to_string());
+        let next = play.exchange(&anthropic_request(MODEL, &longer), &reply()).await;
+        assert_eq!(next.bytes, anthropic_request(MODEL, &longer).to_string());
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::play::{Play, answers, asks};
+use crate::play::{Play, anthropic_reply, anthropic_request};
 use crate::pruned::{eager, history};
 use crate::support::http1::Wire;
 use crate::support::looking::{TOKEN, access};
@@ -22,7 +22,7 @@ use crate::support::server::TestServer;
 const MODEL: &str = "claude-sonnet-4-5";
 
 fn reply(text: &str) -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": text}]))
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": text}]))
 }
 
 async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
@@ -51,7 +51,7 @@ async fn kept(play: &Play, scope: &Scope) -> Vec<Record> {
 
 /// Plays the first exchange of a session, and returns its scope.
 async fn begun(play: &mut Play) -> Scope {
-    let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(1)), &reply("Go on.")).await;
     let (tenant, session) = (scene.exchange.tenant.clone(), scene.exchange.session.clone());
     Scope { tenant: tenant.unwrap(), session: session.unwrap() }
 }
@@ -70,7 +70,7 @@ async fn a_session_deleted_by_another_process_does_not_come_back() {
         let mut play = Play::of("/v1/messages", eager()).await;
         let scope = begun(&mut play).await;
         queue(&play.server, &scope).await;
-        let mut client = play.sends(&asks(MODEL, &history(6))).await;
+        let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;
         let mut call = play.provider.call().await;
         assert!(call.message.text().contains("Mind the tide."), "said");
         assert!(kept(&play, &scope).await.iter().any(|it| it.kind == RecordKind::Cut), "decided");
@@ -87,7 +87,7 @@ async fn a_session_deleted_by_another_process_does_not_come_back() {
         play.server.next_exchange().await;
         assert_eq!(kept(&play, &scope).await, [], "refused: {is_refused}");
         // The next request begins a new session, without the injected message.
-        let scene = play.asks(&asks(MODEL, &history(7)), &reply("Anew.")).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &history(7)), &reply("Anew.")).await;
         assert!(!scene.bytes.contains("Mind the tide."));
         let turns: Vec<Record> = kept(&play, &scope).await;
         let turns = turns.iter().filter(|it| it.kind == RecordKind::Turn).count();
@@ -103,11 +103,11 @@ async fn a_process_keeps_a_new_session_with_a_deleted_sessions_name() {
     queue(&play.server, &scope).await;
     let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
     assert_eq!(delete(admin(&other, &other.server).await, &scope.session).await, 200);
-    let scene = play.asks(&asks(MODEL, &history(2)), &reply("Anew.")).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Anew.")).await;
     assert!(!scene.bytes.contains("Mind the tide."), "the earlier queued message is not sent");
     let kinds: Vec<RecordKind> = kept(&play, &scope).await.iter().map(|it| it.kind).collect();
     assert_eq!(kinds, [RecordKind::Turn]);
-    let scene = play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Go on.")).await;
     assert!(!scene.bytes.contains("Mind the tide."));
     let turns = kept(&play, &scope).await;
     assert_eq!(turns.iter().filter(|it| it.kind == RecordKind::Turn).count(), 2);
@@ -119,7 +119,7 @@ async fn a_session_without_turns_is_found_and_deleted() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let here = admin(&play, &play.server).await;
     assert_eq!(delete(here, &play.session.into()).await, 404);
-    let mut client = play.sends(&asks(MODEL, &history(1))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(1))).await;
     let mut call = play.provider.call().await;
     assert_eq!(delete(here, &play.session.into()).await, 200, "its first request is on its way");
     call.answer("200 OK", &reply("Go on.").to_string()).await;
@@ -129,7 +129,7 @@ async fn a_session_without_turns_is_found_and_deleted() {
     let scope = Scope { tenant: exchange.tenant.clone().unwrap(), session: play.session.into() };
     assert_eq!(kept(&play, &scope).await, []);
     queue(&play.server, &scope).await;
-    play.restarts().await;
+    play.restart().await;
     let here = admin(&play, &play.server).await;
     assert_eq!(kept(&play, &scope).await.len(), 1);
     assert_eq!(delete(here, &play.session.into()).await, 200, "it has queued messages");

@@ -5,7 +5,7 @@ use plimsoll::context::overflow::OverflowSign;
 use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks};
+use crate::play::{Play, anthropic_reply, anthropic_request};
 use crate::pruned::history;
 use crate::support::http1::{Call, Wire};
 
@@ -24,7 +24,7 @@ async fn play(target: &'static str, window: u64) -> Play {
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of(target, policy).await;
     play.config.upstreams[0].window = Some(window);
-    play.restarts().await;
+    play.restart().await;
     play
 }
 
@@ -57,7 +57,7 @@ fn responses() -> Value {
 }
 
 fn stream() -> Value {
-    let mut request = asks(MODEL, &history(8));
+    let mut request = anthropic_request(MODEL, &history(8));
     request["stream"] = json!(true);
     request
 }
@@ -78,7 +78,7 @@ async fn next_call(play: &Play, call: Call) -> Call {
 /// The first response is dropped, and the client sees only the second.
 async fn mended(target: &'static str, request: Value, first: &str, second: &str) {
     let mut play = play(target, 3000).await;
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert_eq!(call.message.text(), request.to_string());
     call.begin_events().await;
@@ -137,7 +137,7 @@ async fn an_overflow_inside_a_200_response_is_resent_with_room() {
     let mut play = play("/v1/chat/completions", 3000).await;
     let mut request = chat();
     request["stream"] = json!(false);
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     let base = json!({"base_resp": {"status_code": 2013,
         "status_msg": "invalid params, context window exceeds limit (2013)"}});
@@ -158,7 +158,7 @@ async fn an_overflow_inside_a_200_response_is_resent_with_room() {
 #[tokio::test]
 async fn an_overflow_after_the_first_text_is_forwarded() {
     let mut play = play("/v1/messages", 3000).await;
-    let mut client = play.sends(&stream()).await;
+    let mut client = play.send_request(&stream()).await;
     let mut call = play.provider.call().await;
     call.begin_events().await;
     let all = [BEGINS, SAYS, TOO_LONG].concat();
@@ -173,7 +173,7 @@ async fn an_overflow_after_the_first_text_is_forwarded() {
 #[tokio::test]
 async fn a_stream_that_overflows_twice_returns_the_first_response() {
     let mut play = play("/v1/messages", 3000).await;
-    let mut client = play.sends(&stream()).await;
+    let mut client = play.send_request(&stream()).await;
     let mut call = play.provider.call().await;
     call.begin_events().await;
     call.chunk([BEGINS, TOO_LONG].concat()).await;
@@ -194,7 +194,7 @@ async fn a_stream_that_overflows_twice_returns_the_first_response() {
 async fn a_slow_answer_is_not_held_back() {
     for window in [3000, 200_000] {
         let mut play = play("/v1/messages", window).await;
-        let mut client = play.sends(&stream()).await;
+        let mut client = play.send_request(&stream()).await;
         let mut call = play.provider.call().await;
         call.begin_events().await;
         call.chunk(BEGINS).await;
@@ -211,13 +211,13 @@ async fn a_slow_answer_is_not_held_back() {
 #[tokio::test]
 async fn a_learned_window_that_proves_too_small_is_forgotten() {
     let mut play = play("/v1/messages", 200_000).await;
-    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
     let refused = "{\"type\":\"error\",\"error\":{\"message\":\"prompt is too long: 2600 tokens > 2000 maximum\"}}";
     call.answer("400 Bad Request", refused).await;
     let mut call = call.wire.request().await;
     let reply = |input: u64| {
-        let mut reply = answers("m1", MODEL, json!([{"type": "text", "text": "So."}]));
+        let mut reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "So."}]));
         reply["usage"] = json!({"input_tokens": input, "output_tokens": 50});
         reply
     };
@@ -225,11 +225,11 @@ async fn a_learned_window_that_proves_too_small_is_forgotten() {
     client.response().await;
     drop(call);
     play.server.next_exchange().await;
-    let request = asks(MODEL, &history(8));
+    let request = anthropic_request(MODEL, &history(8));
     for (input, window) in [(1950, 2000), (1951, 2000), (9000, 200_000), (9000, 200_000)] {
-        let scene = play.asks(&request, &reply(input)).await;
+        let scene = play.exchange(&request, &reply(input)).await;
         assert_eq!(scene.exchange.window, Some(window), "{input}");
     }
-    play.restarts().await;
-    assert_eq!(play.asks(&request, &reply(10)).await.exchange.window, Some(200_000));
+    play.restart().await;
+    assert_eq!(play.exchange(&request, &reply(10)).await.exchange.window, Some(200_000));
 }

@@ -8,7 +8,7 @@ use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 
-use crate::play::{Play, Scene, answers, asks, message};
+use crate::play::{Play, Scene, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 
 const FREE: &str = "claude-sonnet-4-5";
@@ -25,7 +25,7 @@ fn by(method: PruneMethod) -> Policy {
 
 /// A reply that reports this input after `tokens` were cleared.
 fn cleared(id: &str, input: u64, uses: u64, tokens: u64) -> Value {
-    let mut reply = answers(id, FREE, json!([{"type": "text", "text": "Go on."}]));
+    let mut reply = anthropic_reply(id, FREE, json!([{"type": "text", "text": "Go on."}]));
     reply["usage"] = json!({"input_tokens": input, "output_tokens": 3});
     reply["context_management"] = json!({"applied_edits": [{"type": "clear_tool_uses_20250919",
         "cleared_tool_uses": uses, "cleared_input_tokens": tokens}]});
@@ -48,8 +48,8 @@ fn grown(by: &str) -> Vec<Value> {
 async fn requesting_provider_clearing_changes_nothing_else() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.headers = "anthropic-beta: b-1,a-2\r\nanthropic-beta: c-3\r\n".to_owned();
-    let request = asks(FREE, &history(6));
-    let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
+    let request = anthropic_request(FREE, &history(6));
+    let scene = play.exchange(&request, &anthropic_reply("m1", FREE, json!([]))).await;
     let mut sent = scene.sent.clone();
     let editing = sent.as_object_mut().unwrap().remove("context_management").unwrap();
     assert_eq!(
@@ -67,8 +67,13 @@ async fn requesting_provider_clearing_changes_nothing_else() {
 
     // The same policy requests the same edit in the same bytes, after a restart too. A beta is listed once.
     play.headers = format!("anthropic-beta: {BETA}\r\n");
-    play.restarts().await;
-    let later = play.asks(&asks(FREE, &grown("And now?")), &answers("m2", FREE, json!([]))).await;
+    play.restart().await;
+    let later = play
+        .exchange(
+            &anthropic_request(FREE, &grown("And now?")),
+            &anthropic_reply("m2", FREE, json!([])),
+        )
+        .await;
     let until = scene.bytes.find("\"max_tokens\"").unwrap();
     assert_eq!(later.bytes[..until], scene.bytes[..until]);
     assert_eq!(betas(&later), [BETA]);
@@ -77,18 +82,18 @@ async fn requesting_provider_clearing_changes_nothing_else() {
 #[tokio::test]
 async fn the_beta_header_is_added_if_the_client_sent_none() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
-    let request = asks(FREE, &history(6));
-    let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
+    let request = anthropic_request(FREE, &history(6));
+    let scene = play.exchange(&request, &anthropic_reply("m1", FREE, json!([]))).await;
     assert_eq!(betas(&scene), [BETA]);
 }
 
 #[tokio::test]
 async fn context_management_sent_by_the_client_is_left_unchanged() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
-    let mut request = asks(FREE, &history(6));
+    let mut request = anthropic_request(FREE, &history(6));
     request["context_management"] =
         json!({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]});
-    let scene = play.asks(&request, &answers("m1", FREE, json!([]))).await;
+    let scene = play.exchange(&request, &anthropic_reply("m1", FREE, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
     assert_eq!(betas(&scene), [""; 0]);
 }
@@ -97,18 +102,18 @@ async fn context_management_sent_by_the_client_is_left_unchanged() {
 #[tokio::test]
 async fn auto_lets_the_provider_clear_if_reasoning_is_bound() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Auto)).await;
-    let reply = answers("m1", BOUND, json!([]));
-    let scene = play.asks(&asks(BOUND, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", BOUND, json!([]));
+    let scene = play.exchange(&anthropic_request(BOUND, &history(6)), &reply).await;
     assert!(scene.sent["context_management"].is_object());
     assert!(scene.exchange.done.made.is_nothing());
     play.session = "free";
-    let scene = play.asks(&asks(FREE, &history(6)), &reply).await;
+    let scene = play.exchange(&anthropic_request(FREE, &history(6)), &reply).await;
     assert!(scene.sent["context_management"].is_null() && scene.exchange.done.made.cut >= 3);
     // A thread of another dialect, or in another mode, does not request it.
     play.session = "shadow";
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
-    let request = asks(BOUND, &history(6));
-    assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
+    let request = anthropic_request(BOUND, &history(6));
+    assert_eq!(play.exchange(&request, &reply).await.bytes, request.to_string());
 }
 
 #[tokio::test]
@@ -118,7 +123,9 @@ async fn with_provider_clearing_an_oversized_result_is_cut_at_birth() {
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = history(1);
     history[2]["content"][0]["content"] = json!("deep ".repeat(5000));
-    let scene = play.asks(&asks(FREE, &history), &answers("m1", FREE, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(FREE, &history), &anthropic_reply("m1", FREE, json!([])))
+        .await;
     assert_eq!(scene.steps(), [(Change::Cut, Decision::New, DecisionReason::TooLarge)]);
     assert!(scene.sent["context_management"].is_object());
 }
@@ -126,9 +133,9 @@ async fn with_provider_clearing_an_oversized_result_is_cut_at_birth() {
 #[tokio::test]
 async fn a_refusal_of_provider_clearing_is_learned_per_model() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
-    let request = asks(FREE, &history(6));
-    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(FREE, &history(6));
+    let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert!(call.message.text().contains("context_management"));
     call.answer("400 Bad Request", REFUSED).await;
@@ -148,25 +155,26 @@ async fn a_refusal_of_provider_clearing_is_learned_per_model() {
 
     // It is not tried again, after a restart neither, and we do not cut instead.
     for _ in 0..2 {
-        let longer = asks(FREE, &grown("And now?"));
-        assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
-        play.restarts().await;
+        let longer = anthropic_request(FREE, &grown("And now?"));
+        assert_eq!(play.exchange(&longer, &reply).await.bytes, longer.to_string());
+        play.restart().await;
     }
     // For another model it is requested: support depends on the model.
-    let other = asks(BOUND, &history(6));
-    assert!(play.asks(&other, &reply).await.sent["context_management"].is_object());
+    let other = anthropic_request(BOUND, &history(6));
+    assert!(play.exchange(&other, &reply).await.sent["context_management"].is_object());
 }
 
 /// A refusal that names the requested editing does not suspend a thread with other rewrites.
 #[tokio::test]
 async fn a_refusal_of_provider_clearing_does_not_suspend_the_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
-    let cut = play.asks(&asks(FREE, &history(6)), &reply).await.exchange.done.made.cut;
+    let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let cut =
+        play.exchange(&anthropic_request(FREE, &history(6)), &reply).await.exchange.done.made.cut;
     play.config.policy = by(PruneMethod::Provider).into();
-    play.restarts().await;
-    let longer = asks(FREE, &grown("And now?"));
-    let mut client = play.sends(&longer).await;
+    play.restart().await;
+    let longer = anthropic_request(FREE, &grown("And now?"));
+    let mut client = play.send_request(&longer).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
@@ -176,7 +184,7 @@ async fn a_refusal_of_provider_clearing_does_not_suspend_the_branch() {
     drop(call);
     assert!(!play.server.next_exchange().await.suspends_branch());
     // What was cut before the provider was to cut stays cut.
-    let scene = play.asks(&longer, &reply).await;
+    let scene = play.exchange(&longer, &reply).await;
     assert_eq!(scene.exchange.done.made.cut, cut);
     assert!(scene.sent["context_management"].is_null());
 }
@@ -184,7 +192,8 @@ async fn a_refusal_of_provider_clearing_does_not_suspend_the_branch() {
 #[tokio::test]
 async fn tokens_cleared_by_the_provider_are_recorded_and_counted() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
-    let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
+    let scene =
+        play.exchange(&anthropic_request(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
     let expected = ClearingReport { tool_uses: 3, input_tokens: 900 };
     assert_eq!(scene.exchange.usage.cleared, Some(expected));
     let metrics = play.server.telemetry.render();
@@ -199,9 +208,9 @@ async fn tokens_cleared_by_the_provider_are_recorded_and_counted() {
 #[tokio::test]
 async fn cleared_tokens_are_read_from_the_end_of_a_stream() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
-    let mut request = asks(FREE, &history(6));
+    let mut request = anthropic_request(FREE, &history(6));
     request["stream"] = json!(true);
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.begin_events().await;
     call.chunk(
@@ -224,19 +233,22 @@ async fn cleared_tokens_are_read_from_the_end_of_a_stream() {
 #[tokio::test]
 async fn the_next_estimate_accounts_for_cleared_tokens() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
-    play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
-    let next = asks(FREE, &grown("And now?"));
-    let exchange = play.asks(&next, &cleared("m2", 715, 3, 5_000)).await.exchange;
+    play.exchange(&anthropic_request(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
+    let next = anthropic_request(FREE, &grown("And now?"));
+    let exchange = play.exchange(&next, &cleared("m2", 715, 3, 5_000)).await.exchange;
     let estimate = exchange.estimate.clone().unwrap();
     assert!((700..740).contains(&estimate.tokens), "{estimate:?}");
     assert!(exchange.error().unwrap().abs() < 20, "{:?}", exchange.error());
 
     play.config.policy = Policy::default().into();
-    play.restarts().await;
+    play.restart().await;
     let mut last = grown("And now?");
     last.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     last.push(message("user", json!("On.")));
-    let exchange = play.asks(&asks(FREE, &last), &answers("m3", FREE, json!([]))).await.exchange;
+    let exchange = play
+        .exchange(&anthropic_request(FREE, &last), &anthropic_reply("m3", FREE, json!([])))
+        .await
+        .exchange;
     let estimate = exchange.estimate.clone().unwrap();
     assert!((5_715..5_760).contains(&estimate.tokens), "{estimate:?}");
     // Input, output and new content still add up to the estimate.

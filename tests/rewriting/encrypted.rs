@@ -29,7 +29,7 @@ async fn play() -> Play {
 async fn encrypted_reasoning_is_requested_for_a_client_that_stores_nothing() {
     let mut play = play().await;
     let mut request = request_body();
-    let scene = play.asks(&request, &reply()).await;
+    let scene = play.exchange(&request, &reply()).await;
     assert_eq!(scene.sent["include"], json!([WANTED]));
     let mut sent = scene.sent.clone();
     sent.as_object_mut().unwrap().remove("include");
@@ -41,7 +41,7 @@ async fn encrypted_reasoning_is_requested_for_a_client_that_stores_nothing() {
         "arguments": "{}"}));
     input.push(json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
         "output": "Deep."}));
-    let scene = play.asks(&request, &reply()).await;
+    let scene = play.exchange(&request, &reply()).await;
     assert_eq!(scene.sent["input"][1]["encrypted_content"], "gAAAAAbCdEf");
     assert_eq!(scene.sent["include"], json!([WANTED]));
 }
@@ -51,7 +51,7 @@ async fn encrypted_reasoning_is_added_to_an_existing_include_list() {
     let mut play = play().await;
     let mut request = request_body();
     request["include"] = json!(["message.output_text.logprobs"]);
-    let scene = play.asks(&request, &reply()).await;
+    let scene = play.exchange(&request, &reply()).await;
     assert_eq!(scene.sent["include"], json!([WANTED, "message.output_text.logprobs"]));
 }
 
@@ -75,13 +75,13 @@ async fn encrypted_reasoning_is_not_requested_if_none_can_be_lost() {
         ("it is beside the conversation", title),
     ] {
         let mut play = play().await;
-        assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string(), "{what}");
+        assert_eq!(play.exchange(&request, &reply()).await.bytes, request.to_string(), "{what}");
     }
     // An unknown model counts as one that reasons, if reasoning is requested.
     let mut play = play().await;
     let mut request = with("model", json!("house-model"));
     request["reasoning"] = json!({"effort": "high"});
-    assert_eq!(play.asks(&request, &reply()).await.sent["include"], json!([WANTED]));
+    assert_eq!(play.exchange(&request, &reply()).await.sent["include"], json!([WANTED]));
 }
 
 #[tokio::test]
@@ -89,19 +89,22 @@ async fn encrypted_reasoning_is_not_requested_if_policy_or_mode_forbids() {
     let off = ReasoningPolicy { reinject: ReinjectPolicy::Off, ..ReasoningPolicy::default() };
     let off = Policy { reasoning: off, ..Policy::default() };
     let mut play = Play::of("/v1/responses", off).await;
-    assert_eq!(play.asks(&request_body(), &reply()).await.bytes, request_body().to_string());
+    assert_eq!(play.exchange(&request_body(), &reply()).await.bytes, request_body().to_string());
     for mode in [Mode::Observe, Mode::Shadow] {
         play.config.policy = Policy::default().into();
         play.config.mode = mode;
-        play.restarts().await;
-        assert_eq!(play.asks(&request_body(), &reply()).await.bytes, request_body().to_string());
+        play.restart().await;
+        assert_eq!(
+            play.exchange(&request_body(), &reply()).await.bytes,
+            request_body().to_string()
+        );
     }
 }
 
 #[tokio::test]
 async fn a_refusal_of_encrypted_reasoning_is_learned_for_its_model() {
     let mut play = play().await;
-    let mut client = play.sends(&request_body()).await;
+    let mut client = play.send_request(&request_body()).await;
     let mut call = play.provider.call().await;
     assert!(call.message.text().contains(WANTED));
     call.answer("400 Bad Request", REFUSED).await;
@@ -111,9 +114,9 @@ async fn a_refusal_of_encrypted_reasoning_is_learned_for_its_model() {
     assert_eq!(client.response().await.status(), 200);
     drop(call);
     assert_eq!(play.server.next_exchange().await.refused, Some(RefusalCause::Include));
-    play.restarts().await;
-    assert_eq!(play.asks(&request_body(), &reply()).await.bytes, request_body().to_string());
+    play.restart().await;
+    assert_eq!(play.exchange(&request_body(), &reply()).await.bytes, request_body().to_string());
     let mut other = request_body();
     other["model"] = json!("gpt-5.5");
-    assert_eq!(play.asks(&other, &reply()).await.sent["include"], json!([WANTED]));
+    assert_eq!(play.exchange(&other, &reply()).await.sent["include"], json!([WANTED]));
 }

@@ -5,7 +5,7 @@ use plimsoll::context::ExchangeId;
 use plimsoll::context::policy::{Policy, PruneGate};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 use crate::support::looking::Looking;
 
@@ -20,9 +20,9 @@ fn counts(steps: &Value, decision: &str) -> usize {
 #[tokio::test]
 async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let request = asks(MODEL, &history(6));
-    let first = play.asks(&request, &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let request = anthropic_request(MODEL, &history(6));
+    let first = play.exchange(&request, &reply).await;
     let cut = first.exchange.done.made.cut;
     let looking = Looking::at(&play.server, &play.config).await;
     let explain = |id: &ExchangeId| format!("/api/v1/requests/{id}/explain");
@@ -44,9 +44,9 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
     play.config.policy = Policy::default().into();
-    play.restarts().await;
-    let second = play.asks(&asks(MODEL, &longer), &reply).await;
-    play.restarts().await;
+    play.restart().await;
+    let second = play.exchange(&anthropic_request(MODEL, &longer), &reply).await;
+    play.restart().await;
     let looking = Looking::at(&play.server, &play.config).await;
     assert!(play.server.telemetry.recent(&second.exchange.id).is_none());
     let explained = looking.json(&explain(&second.exchange.id)).await;
@@ -81,14 +81,14 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
     let mut policy = eager();
     policy.prune.gate = Vec::new();
     let mut play = Play::of("/v1/messages", policy).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     play.config.policy = eager().into();
-    play.restarts().await;
+    play.restart().await;
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
-    let scene = play.asks(&asks(MODEL, &longer), &reply).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &longer), &reply).await;
     assert!(scene.exchange.done.new.cut > 0);
     let looking = Looking::at(&play.server, &play.config).await;
     let explained = looking.json(&format!("/api/v1/requests/{}/explain", scene.exchange.id)).await;
@@ -104,9 +104,9 @@ async fn a_refused_cut_is_explained_with_its_rule() {
     let mut policy = eager();
     policy.prune.gate = vec![PruneGate::Pressure];
     play.config.policy = policy.into();
-    play.restarts().await;
-    let reply = answers("m1", MODEL, json!([]));
-    let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.restart().await;
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let scene = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     let looking = Looking::at(&play.server, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.exchange.id);
     let text = looking.get(&path).await.text().to_owned();
@@ -127,8 +127,8 @@ async fn a_guessed_window_triggers_no_cut_and_is_shown_as_a_guess() {
     let mut policy = eager();
     (policy.prune.gate, policy.prune.pressure) = (vec![PruneGate::Pressure], 0.001);
     let mut play = Play::of("/v1/messages", policy).await;
-    let reply = |model| answers("m1", model, json!([{"type": "text", "text": "Go on."}]));
-    let scene = play.asks(&asks(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;
+    let reply = |model| anthropic_reply("m1", model, json!([{"type": "text", "text": "Go on."}]));
+    let scene = play.exchange(&anthropic_request(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;
     assert_eq!(scene.exchange.done.made.cut, 0, "{:?}", scene.exchange.done);
     let looking = Looking::at(&play.server, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.exchange.id);
@@ -138,22 +138,22 @@ async fn a_guessed_window_triggers_no_cut_and_is_shown_as_a_guess() {
     let view = looking.get(&path).await.text().to_owned();
     assert!(view.contains("its window is a guess"), "{view}");
     play.session = "another";
-    let scene = play.asks(&asks(MODEL, &history(6)), &reply(MODEL)).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(6)), &reply(MODEL)).await;
     assert!(scene.exchange.done.new.cut > 0, "of a known model it would be cut");
 }
 
 #[tokio::test]
 async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     let removed = first.exchange.done.tokens_removed;
     play.session = "the-shadow";
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
-    let shadow = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let shadow = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     assert_eq!(shadow.exchange.done.tokens_removed, removed);
     // A session that is not in memory counts, too.
-    play.restarts().await;
+    play.restart().await;
     let looking = Looking::at(&play.server, &play.config).await;
     let savings = looking.json("/api/v1/savings").await;
     let total = &savings["total"];
@@ -175,19 +175,19 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
 #[tokio::test]
 async fn savings_compare_held_out_sessions_with_the_others() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     let mut policy = eager();
     policy.prune.hold_out = 1.0;
     play.config.policy = policy.into();
-    play.restarts().await;
+    play.restart().await;
     // A session that was rewritten before it was held out belongs to neither group.
-    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     play.session = "untouched";
-    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     play.session = "observed";
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     play.config.mode = Mode::Active;
     let looking = Looking::at(&play.server, &play.config).await;
     let comparison = looking.json("/api/v1/savings").await["comparison"].clone();
@@ -204,7 +204,7 @@ async fn savings_compare_held_out_sessions_with_the_others() {
 async fn a_request_on_its_way_is_in_the_context_view() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let looking = Looking::at(&play.server, &play.config).await;
-    let mut client = play.sends(&asks(MODEL, &history(6))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
     let path = format!("/api/v1/sessions/{}/threads/latest/context", play.session);
     let view = looking.json(&path).await;
@@ -215,7 +215,7 @@ async fn a_request_on_its_way_is_in_the_context_view() {
     assert!(text.contains("(estimated, in flight)\n"), "{text}");
     assert!(text.contains("\nRewriting (active): "), "{text}");
 
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     let exchange = play.server.next_exchange().await;

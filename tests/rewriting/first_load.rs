@@ -8,7 +8,7 @@ use plimsoll::config::Mode;
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 
-use crate::play::{Play, Scene, answers, asks, message};
+use crate::play::{Play, Scene, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 use crate::support::held::Held;
 
@@ -20,7 +20,7 @@ const LOAD_MS: u64 = 150;
 const AT_ONCE: Duration = Duration::from_secs(8);
 
 fn reply() -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
 
 /// A thread with a cut, then another process over the same store, whose reads are held. Also returns the exchange with
@@ -29,12 +29,12 @@ async fn restarted(session: &'static str, mode: Mode) -> (Play, Arc<Held>, Scene
     let store = Held::new();
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
     play.session = session;
-    let before = play.asks(&asks(MODEL, &history(6)), &reply()).await;
+    let before = play.exchange(&anthropic_request(MODEL, &history(6)), &reply()).await;
     assert!(before.exchange.done.made.cut > 0);
     play.config.mode = mode;
     play.config.limits.load_ms = LOAD_MS;
     play.config.limits.first_load_ms = 60_000;
-    play.restarts().await;
+    play.restart().await;
     store.hold_reads(true);
     (play, store, before)
 }
@@ -44,7 +44,7 @@ fn next() -> Value {
     let mut messages = history(6);
     messages.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     messages.push(message("user", json!("And now?")));
-    asks(MODEL, &messages)
+    anthropic_request(MODEL, &messages)
 }
 
 /// What was sent of the history, without its newest result, which may be cut by now.
@@ -61,12 +61,12 @@ async fn the_first_request_after_a_restart_waits_for_its_stored_cuts() {
     {
         let (mut play, store, before) = restarted(session, mode).await;
         play.config.limits.first_load_ms = 20_000;
-        play.restarts().await;
+        play.restart().await;
         let let_go = tokio::spawn(async move {
             tokio::time::sleep(LATE).await;
             store.hold_reads(false);
         });
-        let first = play.asks(&next(), &reply()).await;
+        let first = play.exchange(&next(), &reply()).await;
         let_go.await.unwrap();
         assert_eq!(sent(&first), sent(&before), "{session:?}: the same bytes are in the cache");
         assert_eq!(first.exchange.session, before.exchange.session);
@@ -75,7 +75,7 @@ async fn the_first_request_after_a_restart_waits_for_its_stored_cuts() {
         assert!(waited > Duration::from_millis(LOAD_MS), "{waited:?}");
         let page = play.server.telemetry.render();
         assert!(page.contains("plimsoll_session_load_seconds_count 1\n"), "{page}");
-        let second = play.asks(&next(), &reply()).await;
+        let second = play.exchange(&next(), &reply()).await;
         assert_eq!(second.exchange.session_load_us, None, "it is in memory");
     }
 }
@@ -87,13 +87,13 @@ async fn a_silent_store_delays_each_session_once_by_first_load_ms() {
     for session in ["11111111-2222-3333-4444-555555555555", ""] {
         let (mut play, _store, _) = restarted(session, Mode::Active).await;
         play.config.limits.first_load_ms = 1_000;
-        play.restarts().await;
-        let first = play.asks(&next(), &reply()).await;
+        play.restart().await;
+        let first = play.exchange(&next(), &reply()).await;
         assert_eq!(first.bytes, next().to_string(), "nothing is known of it");
         assert!(first.exchange.session_load_us.unwrap() >= 1_000_000);
         let mut quickest = u64::MAX;
         for _ in 0..5 {
-            let exchange = play.asks(&next(), &reply()).await.exchange;
+            let exchange = play.exchange(&next(), &reply()).await.exchange;
             quickest = quickest.min(exchange.session_load_us.unwrap_or(0));
         }
         assert!(quickest < 1_000_000, "{session:?}: {quickest} µs");
@@ -103,11 +103,11 @@ async fn a_silent_store_delays_each_session_once_by_first_load_ms() {
 /// A request without an earlier reply waits only for lessons.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_a_request_with_an_earlier_reply_waits_for_a_first_load() {
-    let begins = asks(MODEL, &[message("user", json!("Read them all."))]);
+    let begins = anthropic_request(MODEL, &[message("user", json!("Read them all."))]);
     for mode in [Mode::Observe, Mode::Shadow, Mode::Active] {
         let (mut play, _store, _) = restarted("", mode).await;
         let began = Instant::now();
-        let scene = play.asks(&begins, &reply()).await;
+        let scene = play.exchange(&begins, &reply()).await;
         assert_eq!(scene.bytes, begins.to_string());
         assert!(began.elapsed() < AT_ONCE, "{mode:?}: {:?}", began.elapsed());
     }
@@ -116,7 +116,7 @@ async fn only_a_request_with_an_earlier_reply_waits_for_a_first_load() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_does_not_wait_for_a_first_load() {
     let (mut play, _store, _) = restarted("", Mode::Active).await;
-    let client = play.sends(&next()).await;
+    let client = play.send_request(&next()).await;
     tokio::time::sleep(Duration::from_millis(LOAD_MS)).await;
     let began = Instant::now();
     play.server.stop();

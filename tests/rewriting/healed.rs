@@ -8,7 +8,7 @@ use plimsoll::telemetry::{RefusalOutcome, RefusalReport};
 use scripted_provider::strict::{Rules, ScriptedReply};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks};
+use crate::play::{Play, anthropic_reply, anthropic_request};
 use crate::stage::{RoundTrip, Stage};
 
 pub(crate) const CLAUDE: &str = "/v1/messages";
@@ -87,7 +87,7 @@ pub(crate) fn refusals(trip: &RoundTrip) -> usize {
 /// too. What was sent before does not change.
 pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
     let mut stage = Stage::open(rules, Policy::default()).await;
-    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.status, 200, "{name}: {} {:?}", trip.answer, trip.exchange.refusal);
     assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{name}");
     assert_eq!(trip.exchange.refusal, healed(cause), "{name}");
@@ -95,9 +95,9 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
     let mut next = goes_on(&body, &trip.answer);
     for restarts in [false, true] {
         if restarts {
-            stage.restarts().await;
+            stage.restart().await;
         }
-        let later = stage.asks(target, &next, ScriptedReply::text("Better.")).await;
+        let later = stage.exchange(target, &next, ScriptedReply::text("Better.")).await;
         assert_eq!((later.status, later.log.len()), (200, 1), "{name}: {}", later.answer);
         assert_eq!(later.exchange.refusal, None, "{name}");
         let (before, now) =
@@ -141,7 +141,7 @@ async fn a_picture_that_is_too_large_becomes_text() {
     let small = picture(100);
     let both =
         claude(json!([{"role": "user", "content": [image(&picture(9_000)), image(&small)]}]));
-    let trip = stage.asks(CLAUDE, &both, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &both, ScriptedReply::text("Good.")).await;
     let sent = trip.log.last().unwrap().request.bytes.clone();
     let sent = String::from_utf8(sent.to_vec()).unwrap();
     let (before, after) = (both.to_string(), image(&picture(9_000)).to_string());
@@ -159,7 +159,7 @@ async fn surplus_and_invalid_pictures_become_text() {
     heals("too many", rules, CLAUDE, body.clone(), RepairCause::Media).await;
     let rules = Rules { max_images: 4, ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
-    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     let kinds = trip.sent()["messages"][0]["content"].as_array().unwrap();
     let kinds: Vec<&str> = kinds.iter().map(|it| it["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["text", "text", "text", "image", "image", "image"], "the oldest go");
@@ -199,13 +199,13 @@ async fn a_lone_surrogate_is_replaced_in_every_dialect() {
     ] {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         let text = body.to_string().replace("HALF", "\\ud83d");
-        let trip = stage.sends(target, &text, ScriptedReply::text("Good.")).await;
+        let trip = stage.exchange_text(target, &text, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
         assert_eq!(trip.exchange.refusal, healed(RepairCause::Unicode));
         let sent = String::from_utf8(trip.log[1].request.bytes.to_vec()).unwrap();
         let sent = sent.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
         assert_eq!(sent, text.replace("\\ud83d", "\\ufffd"));
-        let later = stage.sends(target, &text, ScriptedReply::text("Good.")).await;
+        let later = stage.exchange_text(target, &text, ScriptedReply::text("Good.")).await;
         assert_eq!((later.status, later.log.len()), (200, 1));
     }
 }
@@ -272,7 +272,7 @@ async fn refused_ids_cache_markers_and_members_are_repaired() {
     let marks: Vec<Value> = ["a", "b", "c", "d", "e", "f"].iter().map(|it| marked(it)).collect();
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
     let body = claude(json!([{"role": "user", "content": marks}]));
-    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(
         (trip.status, trip.exchange.refusal.clone()),
         (200, healed(RepairCause::CacheMarks))
@@ -305,7 +305,7 @@ async fn an_output_limit_above_the_models_maximum_is_lowered() {
         *body.pointer_mut(path).unwrap() = json!(64_000);
         let rules = Rules { max_output_tokens: Some(8_192), ..Rules::default() };
         let mut stage = Stage::open(rules.clone(), Policy::default()).await;
-        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+        let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(
             (trip.status, trip.exchange.refusal.clone()),
             (200, healed(RepairCause::MaxTokens)),
@@ -324,14 +324,14 @@ async fn the_output_limit_is_lowered_before_history_is_cut() {
     let mut body = claude(json!([{"role": "user", "content": "word ".repeat(3_000)}]));
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(11_000);
-    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
     assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens));
     let (before, after) = (&body["messages"], &trip.sent()["messages"]);
     assert_eq!(before, after, "history was cut");
     assert!(trip.sent()["max_tokens"].as_u64().unwrap() >= 4096);
     let next = goes_on(&body, &trip.answer);
-    let later = stage.asks(CLAUDE, &next, ScriptedReply::text("Good.")).await;
+    let later = stage.exchange(CLAUDE, &next, ScriptedReply::text("Good.")).await;
     assert_eq!((later.status, later.log.len()), (200, 1), "{}", later.answer);
 }
 
@@ -353,7 +353,7 @@ async fn history_is_cut_only_by_what_a_lower_output_limit_does_not_save() {
     let mut body = claude(Value::Array(messages));
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(9_000);
-    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.status, 200, "{} {:?}", trip.answer, trip.exchange.refusal);
     let sent = trip.sent();
     let whole = sent["messages"].as_array().unwrap().iter();
@@ -374,12 +374,12 @@ async fn several_things_at_once_are_healed() {
         call, {"role": "user", "content": "go on"}]),
     );
     let mut stage = Stage::open(rules(), Policy::default()).await;
-    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 4), "{}", trip.answer);
     let causes = [RepairCause::Media, RepairCause::Empty, RepairCause::ToolPairs];
     assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, causes);
     let next = goes_on(&body, &trip.answer);
-    assert_eq!(stage.asks(CLAUDE, &next, ScriptedReply::text("Good.")).await.log.len(), 1);
+    assert_eq!(stage.exchange(CLAUDE, &next, ScriptedReply::text("Good.")).await.log.len(), 1);
 }
 
 #[tokio::test]
@@ -388,8 +388,8 @@ async fn only_active_mode_heals_and_the_others_count() {
     for mode in [Mode::Observe, Mode::Shadow] {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         stage.config.mode = mode;
-        stage.restarts().await;
-        let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+        stage.restart().await;
+        let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (400, 1));
         let (causes, outcome) = (vec![RepairCause::Empty], RefusalOutcome::Possible);
         assert_eq!(trip.exchange.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
@@ -397,7 +397,7 @@ async fn only_active_mode_heals_and_the_others_count() {
     // A cause that policy does not list is forwarded.
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     let mut stage = Stage::open(Rules::default(), Policy { heal, ..Policy::default() }).await;
-    let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (400, 1));
 }
 
@@ -408,8 +408,8 @@ const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","
 #[tokio::test]
 async fn a_repair_that_does_not_help_is_not_tried_again() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
-    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert_eq!(call.message.text(), request.to_string());
     call.answer("400 Bad Request", EMPTY).await;
@@ -423,9 +423,9 @@ async fn a_repair_that_does_not_help_is_not_tried_again() {
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
     for restarts in [false, true] {
         if restarts {
-            play.restarts().await;
+            play.restart().await;
         }
-        let mut client = play.sends(&request).await;
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         assert_eq!(call.message.text(), request.to_string());
         call.answer("400 Bad Request", EMPTY).await;
@@ -439,7 +439,8 @@ async fn a_repair_that_does_not_help_is_not_tried_again() {
 #[tokio::test]
 async fn a_refusal_that_is_not_understood_is_forwarded_and_counted() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
-    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
+    let request =
+        anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
     for (refusal, outcome) in [
         (r#"{"error":{"message":"The moon is full."}}"#, RefusalOutcome::Unknown),
         (
@@ -447,7 +448,7 @@ async fn a_refusal_that_is_not_understood_is_forwarded_and_counted() {
             RefusalOutcome::Misplaced,
         ),
     ] {
-        let mut client = play.sends(&request).await;
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", refusal).await;
         let response = client.response().await;
@@ -458,20 +459,22 @@ async fn a_refusal_that_is_not_understood_is_forwarded_and_counted() {
             "{refusal}"
         );
     }
-    let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
-    assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
+    let reply =
+        anthropic_reply("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
+    assert_eq!(play.exchange(&request, &reply).await.bytes, request.to_string());
 }
 
 /// A response header names what was changed.
 #[tokio::test]
 async fn a_response_header_names_what_was_repaired() {
     let play = Play::of(CLAUDE, Policy::default()).await;
-    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", EMPTY).await;
     let mut call = call.wire.request().await;
-    let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
+    let reply =
+        anthropic_reply("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     let response = client.response().await;
     assert!(response.head.contains("x-plimsoll-healed: empty"), "{}", response.head);

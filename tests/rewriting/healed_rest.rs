@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::healed::{
     CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, heals, image, picture, responses,
 };
-use crate::play::{Play, asks};
+use crate::play::{Play, anthropic_request};
 use crate::stage::Stage;
 
 /// 413: the oldest pictures of a request are replaced until it is accepted.
@@ -54,7 +54,7 @@ async fn an_invalid_document_becomes_text_and_a_valid_picture_stays() {
     let both = gemini(json!([{"role": "user", "parts": parts}]));
     heals("Gemini", Rules::default(), GEMINI, both.clone(), RepairCause::Media).await;
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
-    let trip = stage.asks(GEMINI, &both, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(GEMINI, &both, ScriptedReply::text("Good.")).await;
     let sent = &trip.sent()["contents"][0]["parts"];
     assert!(sent[0]["text"].as_str().unwrap().contains("A document stood here"), "{sent}");
     assert_eq!(sent[1], parts[1], "the picture was not refused");
@@ -87,7 +87,7 @@ async fn whitespace_only_text_is_repaired_like_empty_text() {
 #[tokio::test]
 async fn server_errors_and_rate_limits_are_forwarded_without_a_repair() {
     let play = Play::of(CLAUDE, Policy::default()).await;
-    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let refusal =
         "{ \"error\":\n {\"message\": \"messages: text content blocks must be non-empty\"} }";
     for status in [
@@ -96,7 +96,7 @@ async fn server_errors_and_rate_limits_are_forwarded_without_a_repair() {
         "503 Service Unavailable",
         "429 Too Many Requests",
     ] {
-        let mut client = play.sends(&request).await;
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         assert_eq!(call.message.text(), request.to_string(), "{status}");
         call.answer(status, refusal).await;
@@ -111,7 +111,8 @@ async fn server_errors_and_rate_limits_are_forwarded_without_a_repair() {
 #[tokio::test]
 async fn refusals_are_counted_by_status_cause_and_outcome() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
-    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
+    let request =
+        anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
     let place = r#"{"error":{"message":"messages.7.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}}"#;
     for (status, refusal) in [
         ("400 Bad Request", r#"{"error":{"message":"The moon is full."}}"#),
@@ -119,7 +120,7 @@ async fn refusals_are_counted_by_status_cause_and_outcome() {
         ("413 Payload Too Large", "The moon is full."),
         ("400 Bad Request", place),
     ] {
-        let mut client = play.sends(&request).await;
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         call.answer(status, refusal).await;
         assert_eq!(client.response().await.text(), refusal, "{status}");

@@ -8,18 +8,18 @@ use plimsoll::store::Scope;
 use plimsoll::telemetry::MessageStep;
 use serde_json::{Value, json};
 
-use crate::play::{Play, Scene, answers, asks, message};
+use crate::play::{Play, Scene, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
 
 fn reply(text: &str) -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": text}]))
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": text}]))
 }
 
 /// Plays the first exchange of a session, and returns its scope.
 async fn begun(play: &mut Play) -> Scope {
-    let scene = play.asks(&asks(MODEL, &history(1)), &reply("Go on.")).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(1)), &reply("Go on.")).await;
     let (tenant, session) = (scene.exchange.tenant.clone(), scene.exchange.session.clone());
     Scope { tenant: tenant.unwrap(), session: session.unwrap() }
 }
@@ -51,7 +51,7 @@ async fn queued_messages_are_sent_at_the_end_and_stay_there() {
     queue(&play, &scope, 1, "Mind the tide.").await;
     let mut messages = play.server.telemetry.messages();
 
-    let scene = play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Aye.")).await;
     let last = scene.sent["messages"].as_array().unwrap().last().unwrap();
     assert_eq!(last["content"][0]["type"], "tool_result");
     let texts = [&last["content"][1]["text"], &last["content"][2]["text"]];
@@ -71,9 +71,9 @@ async fn queued_messages_are_sent_at_the_end_and_stay_there() {
     let prefix = &scene.bytes[..scene.bytes.rfind("]}").unwrap()];
     for restarts in [false, true] {
         if restarts {
-            play.restarts().await;
+            play.restart().await;
         }
-        let later = play.asks(&asks(MODEL, &longer), &reply("On we go.")).await;
+        let later = play.exchange(&anthropic_request(MODEL, &longer), &reply("On we go.")).await;
         assert_eq!(&later.bytes[..prefix.len()], prefix);
         assert_eq!((later.exchange.done.made.injected, later.exchange.done.new.injected), (2, 0));
         let (estimate, parts) =
@@ -81,15 +81,23 @@ async fn queued_messages_are_sent_at_the_end_and_stay_there() {
         assert!(estimate.tokens > 0 && estimate.tokens < parts, "{estimate:?}");
     }
     // A retry of the request with the messages has them, a rewind to before it does not, a fork does.
-    assert!(is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
-    assert!(!is_injected(&play.asks(&asks(MODEL, &history(1)), &reply("Back.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Aye.")).await
+    ));
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(1)), &reply("Back.")).await
+    ));
     let mut fork = history(2);
     fork.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
     fork.push(message("user", json!("Rather the other way.")));
-    assert!(is_injected(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &fork), &reply("So be it.")).await
+    ));
     // The client changed an earlier message; the place is found by its neighbours.
     fork[0]["content"] = json!("Read them all. (Today is Sunday.)");
-    assert!(is_injected(&play.asks(&asks(MODEL, &fork), &reply("So be it.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &fork), &reply("So be it.")).await
+    ));
 }
 
 #[tokio::test]
@@ -98,23 +106,33 @@ async fn queued_messages_are_not_sent_by_sub_agents_or_other_tenants() {
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
     // A sub-agent with a system prompt of its own, a sub-agent that the client names, and a prefilled reply.
-    let mut agent = asks(MODEL, &[message("user", json!("Find the chart."))]);
+    let mut agent = anthropic_request(MODEL, &[message("user", json!("Find the chart."))]);
     agent["system"] = json!("You search.");
-    assert!(!is_injected(&play.asks(&agent, &reply("Here.")).await));
+    assert!(!is_injected(&play.exchange(&agent, &reply("Here.")).await));
     play.headers = "x-claude-code-agent-id: a1\r\n".to_owned();
-    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Here.")).await));
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Here.")).await
+    ));
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Go on.")).await
+    ));
     play.headers = String::new();
     let mut prefilled = history(2);
     prefilled.push(message("assistant", json!("Well")));
-    assert!(!is_injected(&play.asks(&asks(MODEL, &prefilled), &reply("Go on.")).await));
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &prefilled), &reply("Go on.")).await
+    ));
     assert_eq!(waiting(&play, &scope).await, 1);
     // Nor does a request with another credential get it.
     play.key = "other";
-    assert!(!is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Go on.")).await
+    ));
     play.key = "k";
-    assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Go on.")).await
+    ));
 }
 
 #[tokio::test]
@@ -132,10 +150,14 @@ async fn a_removed_message_is_never_sent() {
         )
         .await;
     assert_eq!(held.unwrap(), Fact::InjectedMessage(Box::new(back.clone())));
-    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Go on.")).await
+    ));
     // A sent message cannot be removed: the first decision counts.
     queue(&play, &scope, 2, "Mind the tide.").await;
-    assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Go on.")).await
+    ));
     let back = InjectedMessage { id: "id-2".into(), ..back };
     let held = play
         .server
@@ -158,16 +180,18 @@ async fn an_injected_message_stays_in_branches_that_were_not_refused() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    assert!(is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Aye.")).await
+    ));
     let grown = |text: &str, more: usize| {
         let mut grown = history(2);
         grown.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
         grown.push(message("user", json!(text)));
         grown.extend(history(2 + more).split_off(5));
-        asks(MODEL, &grown)
+        anthropic_request(MODEL, &grown)
     };
     let beside = grown("What may I ask?", 6);
-    let mut client = play.sends(&beside).await;
+    let mut client = play.send_request(&beside).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
@@ -177,9 +201,9 @@ async fn an_injected_message_stays_in_branches_that_were_not_refused() {
     drop(call);
     assert!(play.server.next_exchange().await.suspends_branch());
     for _ in 0..2 {
-        assert!(is_injected(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
-        assert!(!is_injected(&play.asks(&beside, &reply("This.")).await));
-        play.restarts().await;
+        assert!(is_injected(&play.exchange(&grown("And now?", 0), &reply("On we go.")).await));
+        assert!(!is_injected(&play.exchange(&beside, &reply("This.")).await));
+        play.restart().await;
     }
 }
 
@@ -190,12 +214,16 @@ async fn queued_messages_survive_a_restart_and_wait_in_shadow_mode() {
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
     play.config.mode = Mode::Shadow;
-    play.restarts().await;
-    assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
+    play.restart().await;
+    assert!(!is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Go on.")).await
+    ));
     play.config.mode = Mode::Active;
-    play.restarts().await;
+    play.restart().await;
     assert_eq!(waiting(&play, &scope).await, 1);
-    assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
+    assert!(is_injected(
+        &play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Go on.")).await
+    ));
 }
 
 /// The messages of a request without a reply wait for the next request. A retry of the same request has them where they
@@ -207,7 +235,7 @@ async fn messages_of_a_request_that_failed_wait_again() {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let scope = begun(&mut play).await;
         queue(&play, &scope, 1, "Mind the tide.").await;
-        let mut client = play.sends(&asks(MODEL, &history(2))).await;
+        let mut client = play.send_request(&anthropic_request(MODEL, &history(2))).await;
         let mut call = play.provider.call().await;
         assert!(call.message.text().contains("Mind the tide."));
         if is_refused {
@@ -223,12 +251,12 @@ async fn messages_of_a_request_that_failed_wait_again() {
             next.pop();
             next.push(message("user", json!("Never mind that. What now?")));
         }
-        let scene = play.asks(&asks(MODEL, &next), &reply("Aye.")).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("Aye.")).await;
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "once: {}", scene.bytes);
         assert_eq!(waiting(&play, &scope).await, 0);
         next.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
         next.push(message("user", json!("And now?")));
-        let scene = play.asks(&asks(MODEL, &next), &reply("On.")).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("On.")).await;
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "they stay there");
     }
 }
@@ -240,9 +268,9 @@ async fn messages_of_a_client_that_left_wait_again() {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let scope = begun(&mut play).await;
         queue(&play, &scope, 1, "Mind the tide.").await;
-        let mut request = asks(MODEL, &history(2));
+        let mut request = anthropic_request(MODEL, &history(2));
         request["stream"] = json!(true);
-        let mut client = play.sends(&request).await;
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         assert!(call.message.text().contains("Mind the tide."));
         if is_begun {
@@ -263,7 +291,7 @@ async fn messages_of_a_client_that_left_wait_again() {
         let mut next = history(2);
         next.pop();
         next.push(message("user", json!("Never mind that. What now?")));
-        let scene = play.asks(&asks(MODEL, &next), &reply("Aye.")).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("Aye.")).await;
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "{is_begun} {}", scene.bytes);
     }
 }

@@ -5,7 +5,7 @@ use plimsoll::context::policy::Policy;
 use scripted_provider::strict::{Rules, ScriptedPart, ScriptedReply};
 use serde_json::{Value, json};
 
-use crate::play::{asks, message};
+use crate::play::{anthropic_request, message};
 use crate::stage::Stage;
 
 const BOUND: &str = "claude-opus-5-5";
@@ -42,13 +42,14 @@ async fn thinking_dropped_at_the_end_of_a_tool_loop_is_put_back() {
         for number in 0..3 {
             let reply = ScriptedReply::thinking("Where is it?", 40)
                 .with_call("Read", json!({"path": number}));
-            let trip = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
+            let trip =
+                stage.exchange("/v1/messages", &anthropic_request(model, &sent), reply).await;
             assert_eq!(trip.status, 200, "{}", trip.answer);
             sent.extend([back(&trip.answer, true), result(&trip.answer, "Deep water.")]);
             answers.push(trip.answer);
         }
         let reply = ScriptedReply::thinking("So it is.", 40).with_text("It is deep.");
-        let last = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
+        let last = stage.exchange("/v1/messages", &anthropic_request(model, &sent), reply).await;
         answers.push(last.answer);
         // Now all of it is dropped.
         let mut plain = vec![message("user", json!("Look."))];
@@ -57,8 +58,13 @@ async fn thinking_dropped_at_the_end_of_a_tool_loop_is_put_back() {
         }
         plain.extend([back(&answers[3], false), message("user", json!("And now?"))]);
         for decision in [Decision::New, Decision::Replayed] {
-            let trip =
-                stage.asks("/v1/messages", &asks(model, &plain), ScriptedReply::text("So.")).await;
+            let trip = stage
+                .exchange(
+                    "/v1/messages",
+                    &anthropic_request(model, &plain),
+                    ScriptedReply::text("So."),
+                )
+                .await;
             assert_eq!(trip.status, 200, "{}", trip.answer);
             let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 4, "{model}: {:?}", trip.exchange.done.steps);
@@ -69,7 +75,7 @@ async fn thinking_dropped_at_the_end_of_a_tool_loop_is_put_back() {
             let new = trip.exchange.done.steps.iter().filter(|step| is_new(step)).count();
             assert_eq!(new > 0, decision == Decision::New);
             assert!(loses_nothing(&trip.log), "{:?}", trip.log[0].verdict.losses());
-            stage.restarts().await;
+            stage.restart().await;
         }
     }
 }
@@ -94,23 +100,28 @@ async fn reasoning_of_a_partial_reply_stays_valid_when_sent_back() {
         let rules = Rules { cache_min: Some(1), ..Rules::default() };
         let mut stage = Stage::open(rules, Policy::default()).await;
         let mut sent = two_replies(&mut stage, BOUND, false).await;
-        let mut streamed = asks(BOUND, &sent);
+        let mut streamed = anthropic_request(BOUND, &sent);
         streamed["stream"] = json!(true);
         // The last event of that kind in the whole stream.
         let events = stage.preview(&streamed, reply.clone()).await;
         let seen = events.iter().rposition(|event| event.contains(breaks)).unwrap();
         stage.provider.cut_next_stream_after(seen);
-        let broken = stage.asks("/v1/messages", &streamed, reply).await;
+        let broken = stage.exchange("/v1/messages", &streamed, reply).await;
         let partial = partial(broken.answer.as_str().unwrap());
         assert!(is_thinking(&partial["content"][0]), "{partial}");
         sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
         for _ in 0..2 {
-            let trip =
-                stage.asks("/v1/messages", &asks(BOUND, &sent), ScriptedReply::text("On.")).await;
+            let trip = stage
+                .exchange(
+                    "/v1/messages",
+                    &anthropic_request(BOUND, &sent),
+                    ScriptedReply::text("On."),
+                )
+                .await;
             assert_eq!((trip.status, trip.log.len()), (200, 1), "{breaks}: {}", trip.answer);
             let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 3, "{:?}", trip.exchange.done.steps);
-            stage.restarts().await;
+            stage.restart().await;
         }
     }
 }
@@ -133,19 +144,20 @@ async fn a_reply_that_broke_off_in_its_second_reasoning_is_recognised() {
             let rules = Rules { cache_min: Some(1), ..Rules::default() };
             let mut stage = Stage::open(rules, Policy::default()).await;
             let mut sent = two_replies(&mut stage, model, keeps).await;
-            let mut streamed = asks(model, &sent);
+            let mut streamed = anthropic_request(model, &sent);
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;
             // Not every model shows its reasoning.
             let Some(seen) = events.iter().rposition(|it| it.contains(event)) else { continue };
             stage.provider.cut_next_stream_after(seen);
-            let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
+            let broken = stage.exchange("/v1/messages", &streamed, reply.clone()).await;
             let partial = partial(broken.answer.as_str().unwrap());
             assert_eq!(partial["content"].as_array().unwrap().len(), 2, "{partial}");
             sent.extend([back(&partial, true), message("user", json!("Resume directly."))]);
             for number in 0..4 {
                 let on = ScriptedReply::thinking("On.", 40).with_text(&format!("And {number} on."));
-                let trip = stage.asks("/v1/messages", &asks(model, &sent), on).await;
+                let trip =
+                    stage.exchange("/v1/messages", &anthropic_request(model, &sent), on).await;
                 assert_eq!(
                     (trip.status, trip.log.len()),
                     (200, 1),
@@ -158,7 +170,7 @@ async fn a_reply_that_broke_off_in_its_second_reasoning_is_recognised() {
                     let keeps = keeps == (number == 1);
                     sent.extend([back(&trip.answer, keeps), message("user", json!("Go on."))]);
                 }
-                stage.restarts().await;
+                stage.restart().await;
             }
         }
     }
@@ -169,10 +181,10 @@ async fn a_reply_that_broke_off_in_its_second_reasoning_is_recognised() {
 async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> {
     let mut sent = vec![message("user", json!("Look."))];
     let call = ScriptedReply::thinking("Where?", 40).with_call("Read", json!({"path": 1}));
-    let first = stage.asks("/v1/messages", &asks(model, &sent), call).await;
+    let first = stage.exchange("/v1/messages", &anthropic_request(model, &sent), call).await;
     sent.extend([back(&first.answer, true), result(&first.answer, "Deep water.")]);
     let reply = ScriptedReply::thinking("So it is.", 40).with_text("It is deep.");
-    let second = stage.asks("/v1/messages", &asks(model, &sent), reply).await;
+    let second = stage.exchange("/v1/messages", &anthropic_request(model, &sent), reply).await;
     sent.extend([back(&second.answer, keeps), message("user", json!("How deep?"))]);
     sent
 }
@@ -193,12 +205,12 @@ async fn reasoning_of_a_partial_reply_is_put_back_whole_or_not_at_all() {
             let rules = Rules { cache_min: Some(1), ..Rules::default() };
             let mut stage = Stage::open(rules, Policy::default()).await;
             let mut sent = two_replies(&mut stage, model, false).await;
-            let mut streamed = asks(model, &sent);
+            let mut streamed = anthropic_request(model, &sent);
             streamed["stream"] = json!(true);
             let events = stage.preview(&streamed, reply.clone()).await;
             let signature = events.iter().rposition(|it| it.contains("signature_delta")).unwrap();
             stage.provider.cut_next_stream_after(signature + after);
-            let broken = stage.asks("/v1/messages", &streamed, reply.clone()).await;
+            let broken = stage.exchange("/v1/messages", &streamed, reply.clone()).await;
             let partial = back(&partial(broken.answer.as_str().unwrap()), keeps);
             // If nothing is left of a reply, the client sends its request again.
             if partial["content"] != json!([]) {
@@ -206,7 +218,8 @@ async fn reasoning_of_a_partial_reply_is_put_back_whole_or_not_at_all() {
             }
             for number in 0..4 {
                 let on = ScriptedReply::thinking("On.", 40).with_text(&format!("And {number} on."));
-                let trip = stage.asks("/v1/messages", &asks(model, &sent), on).await;
+                let trip =
+                    stage.exchange("/v1/messages", &anthropic_request(model, &sent), on).await;
                 assert_eq!(
                     (trip.status, trip.log.len()),
                     (200, 1),
@@ -215,7 +228,7 @@ async fn reasoning_of_a_partial_reply_is_put_back_whole_or_not_at_all() {
                     trip.sent()
                 );
                 sent.extend([back(&trip.answer, number != 1), message("user", json!("Go on."))]);
-                stage.restarts().await;
+                stage.restart().await;
             }
         }
     }

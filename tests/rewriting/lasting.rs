@@ -4,7 +4,7 @@ use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::Policy;
 use serde_json::json;
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 
 const MODEL: &str = "claude-sonnet-4-5";
@@ -12,28 +12,28 @@ const MODEL: &str = "claude-sonnet-4-5";
 #[tokio::test]
 async fn a_fork_and_another_replica_send_the_same_prefix() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     let prefix = first.bytes.rfind("]}").unwrap();
     play.config.policy = Policy::default().into(); // nothing more is cut
-    play.restarts().await;
+    play.restart().await;
     for text in ["This way.", "That way."] {
         let mut fork = history(6);
         fork.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
         fork.push(message("user", json!(text)));
-        let scene = play.asks(&asks(MODEL, &fork), &reply).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &fork), &reply).await;
         assert_eq!(scene.bytes[..prefix], first.bytes[..prefix], "{text}");
         // A replica knows only what is in the store.
-        play.restarts().await;
+        play.restart().await;
     }
 }
 
 #[tokio::test]
 async fn a_rewind_keeps_what_was_cut_before_it() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([]));
-    let first = play.asks(&asks(MODEL, &history(8)), &reply).await;
-    let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let first = play.exchange(&anthropic_request(MODEL, &history(8)), &reply).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(7)), &reply).await;
     let sent = scene.sent["messages"].as_array().unwrap();
     let before = first.sent["messages"].as_array().unwrap();
     // The newest result has no reply in this branch, so it was not cut yet.

@@ -6,20 +6,20 @@ use plimsoll::context::policy::Policy;
 use plimsoll::store::Scope;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 
 const MODEL: &str = "claude-sonnet-4-5";
 
 #[tokio::test]
 async fn a_second_session_starts_from_what_the_first_one_cost() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
-    let request = asks(MODEL, &[message("user", json!("How deep is she?"))]);
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Deep."}]));
-    let first = play.asks(&request, &reply).await;
+    let request = anthropic_request(MODEL, &[message("user", json!("How deep is she?"))]);
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Deep."}]));
+    let first = play.exchange(&request, &reply).await;
     let estimate = first.exchange.estimate.clone().unwrap();
     assert!(estimate.tokens < 200, "{estimate:?}");
     play.session = "another";
-    let second = play.asks(&request, &reply).await;
+    let second = play.exchange(&request, &reply).await;
     assert_eq!(second.exchange.estimate.as_ref().unwrap().tokens, 1800);
     assert_eq!(second.exchange.error(), Some(0));
     // It is saved in the background: a process that starts later knows it.
@@ -32,15 +32,15 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), saved).await.expect("what was learned is saved");
-    play.restarts().await;
+    play.restart().await;
     play.session = "a third";
-    let third = play.asks(&request, &reply).await;
+    let third = play.exchange(&request, &reply).await;
     assert_eq!(third.exchange.error(), Some(0));
     // Other instructions have another cost, which is not known.
     let mut other = request.clone();
     other["system"] = json!("You are anything but calm.");
     play.session = "a fourth";
-    let fourth = play.asks(&other, &reply).await;
+    let fourth = play.exchange(&other, &reply).await;
     assert!(fourth.exchange.estimate.as_ref().unwrap().tokens < 200);
 }
 
@@ -63,7 +63,7 @@ async fn errors(play: &mut Play, session: &'static str, inputs: &[u64]) -> Vec<i
     for (id, input) in inputs.iter().enumerate() {
         let request = json!({"model": "grok-4", "messages": history});
         let reply = reasoned(id, *input);
-        errors.push(play.asks(&request, &reply).await.exchange.error().unwrap());
+        errors.push(play.exchange(&request, &reply).await.exchange.error().unwrap());
         history.push(reply["choices"][0]["message"].clone());
         history.push(message("user", json!("And at high tide?")));
     }

@@ -5,7 +5,7 @@ use plimsoll::context::budget::ContextView;
 use plimsoll::context::policy::Mode;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::presets::play;
 use crate::shown::shown;
 
@@ -14,7 +14,9 @@ const MODEL: &str = "claude-sonnet-4-5";
 async fn view(play: &mut Play) -> ContextView {
     let content = json!([{"type": "text", "text": "Three metres."}]);
     let history = [message("user", json!("How deep is she?"))];
-    let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, content)).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, content))
+        .await;
     shown(play, &scene.exchange).await
 }
 
@@ -84,7 +86,7 @@ async fn the_context_view_shows_the_thresholds_of_every_preset() {
 async fn no_pruning_or_compaction_limit_is_shown_if_nothing_is_decided() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     play.config.mode = Mode::Observe;
-    play.restarts().await;
+    play.restart().await;
     let view = view(&mut play).await;
     assert_eq!(tokens(&view), json!([180_000, null, null, null, 200_000]));
 }

@@ -7,7 +7,7 @@ use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::pruned::history;
 use crate::refused::BOUND;
 
@@ -24,7 +24,7 @@ fn cuts_alone() -> Policy {
 }
 
 fn reply() -> Value {
-    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
 
 fn cleared(body: &str) -> usize {
@@ -34,8 +34,8 @@ fn cleared(body: &str) -> usize {
 #[tokio::test]
 async fn an_overflow_is_resent_once_with_room_and_teaches_the_window() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
-    let request = asks(MODEL, &history(8));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(8));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert_eq!(call.message.text(), request.to_string());
     call.answer("400 Bad Request", TOO_LONG).await;
@@ -70,9 +70,9 @@ async fn room_stays(play: &mut Play, mut history: Vec<Value>, sent: &str) {
     history.push(message("user", json!("And then?")));
     for restarts in [false, true] {
         if restarts {
-            play.restarts().await;
+            play.restart().await;
         }
-        let scene = play.asks(&asks(MODEL, &history), &reply()).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &history), &reply()).await;
         let prefix = sent.rfind("]}").unwrap();
         assert_eq!(scene.bytes[..prefix], sent[..prefix], "the prefix is what it was");
         assert_eq!(scene.exchange.window, Some(2000));
@@ -83,7 +83,7 @@ async fn room_stays(play: &mut Play, mut history: Vec<Value>, sent: &str) {
 #[tokio::test]
 async fn a_request_refused_with_room_too_gets_the_first_refusal() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
-    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     let mut call = call.wire.request().await;
@@ -112,8 +112,8 @@ async fn an_overflow_is_forwarded_if_no_cut_is_possible_or_allowed() {
     ] {
         let mut play = Play::of("/v1/messages", cuts_alone()).await;
         play.config.mode = mode;
-        play.restarts().await;
-        let mut client = play.sends(&asks(MODEL, messages)).await;
+        play.restart().await;
+        let mut client = play.send_request(&anthropic_request(MODEL, messages)).await;
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", body).await;
         let answer = client.response().await;
@@ -131,9 +131,9 @@ async fn an_overflow_is_forwarded_if_no_cut_is_possible_or_allowed() {
 #[tokio::test]
 async fn cuts_for_room_that_are_refused_for_another_reason_are_not_repeated() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
-    play.asks(&asks(MODEL, &history(7)), &reply()).await;
-    let request = asks(MODEL, &history(8));
-    let mut client = play.sends(&request).await;
+    play.exchange(&anthropic_request(MODEL, &history(7)), &reply()).await;
+    let request = anthropic_request(MODEL, &history(8));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     let mut call = call.wire.request().await;
@@ -142,7 +142,7 @@ async fn cuts_for_room_that_are_refused_for_another_reason_are_not_repeated() {
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
     play.server.next_exchange().await;
-    assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string());
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, request.to_string());
 }
 
 /// A conversation that does not fit, with a thought after its results.
@@ -158,8 +158,8 @@ fn thoughtful() -> Vec<Value> {
 #[tokio::test]
 async fn reasoning_bound_to_results_cut_for_room_is_removed_with_them() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
-    let request = asks(MODEL, &thoughtful());
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &thoughtful());
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     let mut call = call.wire.request().await;
@@ -187,8 +187,8 @@ async fn reasoning_bound_to_results_cut_for_room_is_removed_with_them() {
 #[tokio::test]
 async fn cuts_for_room_refused_even_without_reasoning_are_not_repeated() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
-    let request = asks(MODEL, &thoughtful());
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &thoughtful());
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     let mut call = call.wire.request().await;
@@ -200,7 +200,7 @@ async fn cuts_for_room_refused_even_without_reasoning_are_not_repeated() {
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
     assert!(!play.server.next_exchange().await.done.overflow.unwrap().saved);
-    assert_eq!(play.asks(&request, &reply()).await.bytes, request.to_string());
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, request.to_string());
 }
 
 /// A refusal that is larger than what is read of it reaches the client whole.
@@ -208,7 +208,7 @@ async fn cuts_for_room_refused_even_without_reasoning_are_not_repeated() {
 async fn a_long_refusal_arrives_whole() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let long = format!(r#"{{"error":{{"message":"{}"}}}}"#, "Ünlesbar. ".repeat(40_000));
-    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &long).await;
     assert!(client.response().await.text() == long, "not what the provider wrote");
@@ -219,7 +219,7 @@ async fn a_long_refusal_arrives_whole() {
 #[tokio::test]
 async fn a_refusal_that_breaks_is_not_ended_cleanly() {
     let play = Play::of("/v1/messages", cuts_alone()).await;
-    let mut client = play.sends(&asks(MODEL, &history(8))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
     call.send("HTTP/1.1 400 Bad Request\r\ntransfer-encoding: chunked\r\n\r\n").await;
     call.chunk("{\"error\":").await;
@@ -234,7 +234,7 @@ async fn a_new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut messages = history(1);
     messages[2]["content"][0]["content"] = json!(format!("begin {} end", "middle ".repeat(9000)));
-    let mut client = play.sends(&asks(MODEL, &messages)).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &messages)).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &TOO_LONG.replace("2600", "9100")).await;
     let mut call = call.wire.request().await;
@@ -260,7 +260,7 @@ async fn an_overflow_seen_in_a_reply_is_recorded_and_learned_from() {
     let failed = json!({"type": "response.failed", "response": {"id": "r1", "status": "failed",
         "error": {"code": "context_length_exceeded",
                   "message": "This model's maximum context length is 9000 tokens."}}});
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.begin_events().await;
     call.chunk(format!("event: response.failed\ndata: {failed}\n\n")).await;
@@ -278,7 +278,7 @@ async fn an_overflow_seen_in_a_reply_is_recorded_and_learned_from() {
     let mut request = request;
     request["stream"] = json!(false);
     let read = json!({"input_tokens": 2048, "output_tokens": 3, "total_tokens": 2051});
-    let scene = play.asks(&request, &body(read)).await;
+    let scene = play.exchange(&request, &body(read)).await;
     assert_eq!(scene.exchange.window, Some(9000), "the window was learned");
     let overflow = scene.exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Truncated, false));
@@ -305,15 +305,15 @@ async fn observe_and_shadow_cut_nothing_to_fit_reasoning_put_back_before() {
         let thinking = json!({"type": "thinking", "thinking": "Let me look.", "signature": "c2ln"});
         for id in ["toolu_01AbCdEfGh12", "toolu_01AbCdEfGh34"] {
             let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
-            let reply = answers("m1", MODEL, json!([thinking, call]));
-            play.asks(&asks(MODEL, &talk), &reply).await;
+            let reply = anthropic_reply("m1", MODEL, json!([thinking, call]));
+            play.exchange(&anthropic_request(MODEL, &talk), &reply).await;
             talk.push(message("assistant", json!([call])));
             let result = json!({"type": "tool_result", "tool_use_id": id, "content": "Deep."});
             talk.push(message("user", json!([result])));
         }
         play.headers = format!("x-plimsoll-mode: {mode}\r\n");
-        let request = asks(MODEL, &talk);
-        let mut client = play.sends(&request).await;
+        let request = anthropic_request(MODEL, &talk);
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         let back = call.message.text().matches("Let me look.").count();
         assert_eq!(back, 1, "{mode}: what was put back before, and nothing else");
@@ -339,13 +339,13 @@ async fn an_overflow_error_is_preferred_to_one_of_missing_reasoning() {
     let mut talk = vec![message("user", json!("Look."))];
     let thinking = json!({"type": "thinking", "thinking": "Let me look.", "signature": "c2ln"});
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
-    let reply = answers("m1", MODEL, json!([thinking, call]));
-    play.asks(&asks(MODEL, &talk), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([thinking, call]));
+    play.exchange(&anthropic_request(MODEL, &talk), &reply).await;
     talk.push(message("assistant", json!([call])));
     let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": "Deep."});
     talk.push(message("user", json!([result])));
-    let request = asks(MODEL, &talk);
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &talk);
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert!(call.message.text().contains("Let me look."), "{}", call.message.text());
     call.answer("400 Bad Request", TOO_LONG).await;

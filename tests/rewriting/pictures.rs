@@ -148,7 +148,7 @@ async fn old_pictures_of_users_are_cut_like_old_results() {
     for protocol in &PROTOCOLS {
         let mut stage = Stage::open(Rules::default(), policy(true)).await;
         let request = protocol.conversation(4);
-        let trip = stage.asks(protocol.target, &request, ScriptedReply::text("Yes.")).await;
+        let trip = stage.exchange(protocol.target, &request, ScriptedReply::text("Yes.")).await;
         assert_eq!(trip.status, 200, "{}: {}", protocol.target, trip.answer);
         // Messages 0, 2 and 4 are old; the newest two of seven are protected.
         let mut expected = request.clone();
@@ -169,9 +169,9 @@ async fn old_pictures_of_users_are_cut_like_old_results() {
         assert_eq!(steps, [cut; 3], "{}", protocol.target);
         assert!(done.tokens_removed > 300, "{}: {}", protocol.target, done.tokens_removed);
         // Later requests have the same bytes, after a restart too.
-        stage.restarts().await;
+        stage.restart().await;
         let later = stage
-            .asks(protocol.target, &protocol.conversation(5), ScriptedReply::text("Yes."))
+            .exchange(protocol.target, &protocol.conversation(5), ScriptedReply::text("Yes."))
             .await;
         assert_eq!(later.status, 200, "{}: {}", protocol.target, later.answer);
         let (before, after) = (&trip.sent()[protocol.history], &later.sent()[protocol.history]);
@@ -188,7 +188,7 @@ async fn by_default_no_user_picture_is_cut() {
     for protocol in &PROTOCOLS {
         let mut play = Play::of(protocol.target, policy(false)).await;
         let request = protocol.conversation(6);
-        let scene = play.asks(&request, &(protocol.answer)()).await;
+        let scene = play.exchange(&request, &(protocol.answer)()).await;
         assert_eq!(scene.bytes, request.to_string(), "{}", protocol.target);
     }
 }
@@ -206,6 +206,6 @@ async fn a_picture_in_a_result_that_policy_keeps_stays() {
             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(number)}}]}]}));
     }
     let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 100, "messages": messages});
-    let scene = play.asks(&request, &(PROTOCOLS[0].answer)()).await;
+    let scene = play.exchange(&request, &(PROTOCOLS[0].answer)()).await;
     assert_eq!(scene.bytes, request.to_string());
 }

@@ -58,13 +58,13 @@ impl Play {
     }
 
     /// Starts another process over the same store.
-    pub async fn restarts(&mut self) {
+    pub async fn restart(&mut self) {
         self.server = server(&self.store, &self.config).await;
     }
 
     /// One exchange: the client sends `request`, the provider returns `reply`.
-    pub async fn asks(&mut self, request: &Value, reply: &Value) -> Scene {
-        let mut client = self.sends(request).await;
+    pub async fn exchange(&mut self, request: &Value, reply: &Value) -> Scene {
+        let mut client = self.send_request(request).await;
         let mut call = self.provider.call().await;
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;
@@ -75,7 +75,7 @@ impl Play {
     }
 
     /// Sends a request on a connection of its own.
-    pub async fn sends(&self, request: &Value) -> Wire {
+    pub async fn send_request(&self, request: &Value) -> Wire {
         let mut client = Wire::connect(self.server.address).await;
         let (body, target, headers) = (request.to_string(), self.target, &self.headers);
         let (key, session) = (self.key, self.session);
@@ -102,7 +102,7 @@ impl Scene {
 }
 
 /// An Anthropic request.
-pub fn asks(model: &str, messages: &[Value]) -> Value {
+pub fn anthropic_request(model: &str, messages: &[Value]) -> Value {
     json!({
         "model": model, "max_tokens": 1000, "thinking": {"type": "adaptive"},
         "system": "You are calm.", "messages": messages,
@@ -110,7 +110,7 @@ pub fn asks(model: &str, messages: &[Value]) -> Value {
 }
 
 /// An Anthropic reply.
-pub fn answers(id: &str, model: &str, content: Value) -> Value {
+pub fn anthropic_reply(id: &str, model: &str, content: Value) -> Value {
     json!({
         "id": id, "type": "message", "role": "assistant", "model": model, "content": content,
         "stop_reason": "tool_use",

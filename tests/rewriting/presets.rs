@@ -14,7 +14,7 @@ use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::classic::{ClassicRules, SentContent};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::support::server::resolved;
 
 const MODEL: &str = "claude-sonnet-4-5";
@@ -30,7 +30,7 @@ pub async fn play_at(target: &'static str, preset: Preset, also: &[(&str, &str)]
     let resolved_config = resolved(preset, also);
     let mut play = Play::of(target, resolved_config.policy.as_ref().clone()).await;
     play.config.output_reserve = resolved_config.output_reserve;
-    play.restarts().await;
+    play.restart().await;
     play
 }
 
@@ -63,11 +63,11 @@ fn counted(rules: &ClassicRules, body: &str) -> u64 {
 async fn micro_compact_clears_11_of_15_results_with_the_original_counts() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let rules = play.config.policy.estimate.rules.clone();
-    let request = asks(MODEL, &fifteen_reads());
+    let request = anthropic_request(MODEL, &fifteen_reads());
     assert_eq!(request["messages"].as_array().unwrap().len(), 30);
     assert_eq!(counted(&rules, &request.to_string()), 6_907);
 
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(scene.steps(), vec![(Change::Cut, Decision::New, DecisionReason::Always); 11]);
     assert_eq!(counted(&rules, &scene.bytes), 3_446);
     // The logged count is that of what was sent.
@@ -93,12 +93,21 @@ async fn micro_compact_clears_11_of_15_results_with_the_original_counts() {
 async fn pruning_is_announced_live() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let mut live = play.server.telemetry.shrunk();
-    let scene = play.asks(&asks(MODEL, &fifteen_reads()), &answers("m1", MODEL, json!([]))).await;
+    let scene = play
+        .exchange(
+            &anthropic_request(MODEL, &fifteen_reads()),
+            &anthropic_reply("m1", MODEL, json!([])),
+        )
+        .await;
     let event = live.try_recv().unwrap();
     assert_eq!((event.event, event.results), ("pruned", Some(11)));
     assert_eq!((event.exchange, event.after), (scene.exchange.id.clone(), 3_446));
     assert_eq!(event.before - event.after, scene.exchange.done.tokens_removed);
-    play.asks(&asks(MODEL, &fifteen_reads()), &answers("m2", MODEL, json!([]))).await;
+    play.exchange(
+        &anthropic_request(MODEL, &fifteen_reads()),
+        &anthropic_reply("m2", MODEL, json!([])),
+    )
+    .await;
     assert!(live.try_recv().is_err());
 }
 
@@ -108,10 +117,13 @@ async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let mut history = fifteen_reads();
     let call = json!([{"type": "tool_use", "id": "tool_15", "name": "Read", "input": {}}]);
-    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, call.clone())).await;
+    play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, call.clone()))
+        .await;
     history.push(message("assistant", call));
     history.push(result("tool_15", "12345678"));
-    let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
+        .await;
     let classic = scene.exchange.classic.clone().unwrap();
     // 12 + 24 + 4, times four thirds.
     assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
@@ -123,13 +135,13 @@ async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
 #[tokio::test]
 async fn the_classic_count_after_a_refused_rewrite_is_of_the_original() {
     let mut play = play(Preset::MicroCompact, &[]).await;
-    let request = asks(MODEL, &fifteen_reads());
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &fifteen_reads());
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     let refused = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.1: bad tool_result"}}"#;
     call.answer("400 Bad Request", refused).await;
     let mut call = call.wire.request().await;
-    call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
+    call.answer("200 OK", &anthropic_reply("m1", MODEL, json!([])).to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
     let exchange = play.server.next_exchange().await;
@@ -149,16 +161,17 @@ fn micro_compacts_threshold_is_167_000() {
 #[tokio::test]
 async fn micro_compact_needs_ten_messages_and_clears_only_its_own_tools() {
     let mut play = play(Preset::MicroCompact, &[]).await;
-    let nothing = answers("m1", MODEL, json!([]));
-    let few = asks(MODEL, &fifteen_reads()[..8]);
-    assert_eq!(play.asks(&few, &nothing).await.bytes, few.to_string());
+    let nothing = anthropic_reply("m1", MODEL, json!([]));
+    let few = anthropic_request(MODEL, &fifteen_reads()[..8]);
+    assert_eq!(play.exchange(&few, &nothing).await.bytes, few.to_string());
     play.session = "ten";
-    let ten = asks(MODEL, &fifteen_reads()[..10]);
-    assert_eq!(play.asks(&ten, &nothing).await.exchange.done.made.cut, 1);
+    let ten = anthropic_request(MODEL, &fifteen_reads()[..10]);
+    assert_eq!(play.exchange(&ten, &nothing).await.exchange.done.made.cut, 1);
     play.session = "others";
-    let others = asks(MODEL, &fifteen_reads()).to_string().replace("\"Read\"", "\"WebFetch\"");
+    let others =
+        anthropic_request(MODEL, &fifteen_reads()).to_string().replace("\"Read\"", "\"WebFetch\"");
     let others: Value = serde_json::from_str(&others).unwrap();
-    assert_eq!(play.asks(&others, &nothing).await.bytes, others.to_string());
+    assert_eq!(play.exchange(&others, &nothing).await.bytes, others.to_string());
 }
 
 /// Results of these sizes, in thousands of tokens, each in a turn of its own; the newest is last.
@@ -188,7 +201,10 @@ async fn opencode_cuts(history: &[Value]) -> Vec<usize> {
     let mut play = play(Preset::Opencode, &[]).await;
     let mut history = history.to_vec();
     history.push(message("user", json!("And now?")));
-    cut(&play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await.sent)
+    cut(&play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, json!([])))
+        .await
+        .sent)
 }
 
 #[tokio::test]
@@ -264,7 +280,9 @@ async fn text_and_calls_are_never_cleared() {
             call["name"] = json!("Read");
         }
         history.push(message("user", json!("And now?")));
-        let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await;
+        let scene = play
+            .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, json!([])))
+            .await;
         let sent = scene.sent["messages"].as_array().unwrap();
         assert_eq!(sent.len(), history.len(), "{preset:?}");
         for (sent, came) in sent.iter().zip(&history) {
@@ -277,7 +295,10 @@ async fn text_and_calls_are_never_cleared() {
 
 async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
     let mut play = play(Preset::Dexto, &[]).await;
-    cut(&play.asks(&asks(MODEL, history), &answers("m1", MODEL, json!([]))).await.sent)
+    cut(&play
+        .exchange(&anthropic_request(MODEL, history), &anthropic_reply("m1", MODEL, json!([])))
+        .await
+        .sent)
 }
 
 /// The newest 40,000 tokens of results stay. The rest is cleared if it is more than 20,000 tokens. A message of the
@@ -314,10 +335,13 @@ async fn dexto_shows_the_last_usage_plus_new_messages_by_length() {
     let mut play = play(Preset::Dexto, &[]).await;
     let call = json!([{"type": "tool_use", "id": "call_1", "name": "read", "input": {}}]);
     let mut history = vec![message("user", json!("How deep is she?"))];
-    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, call.clone())).await;
+    play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, call.clone()))
+        .await;
     history.push(message("assistant", call));
     history.push(result("call_1", &"x".repeat(401)));
-    let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
+        .await;
     let estimate = scene.exchange.estimate.clone().unwrap();
     assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 100, 100));
     assert_eq!(
@@ -337,19 +361,21 @@ async fn dexto_shows_the_last_usage_plus_new_messages_by_length() {
 /// If the rules decide, their number is shown, too. If not, ours is the budget, and both errors are recorded.
 #[tokio::test]
 async fn the_estimate_is_the_budget_unless_classic_rules_decide() {
-    let request = asks(MODEL, &fifteen_reads()[..8]);
-    let nothing = answers("m1", MODEL, json!([]));
+    let request = anthropic_request(MODEL, &fifteen_reads()[..8]);
+    let nothing = anthropic_reply("m1", MODEL, json!([]));
     let mut bare = Play::of("/v1/messages", plimsoll::context::policy::Policy::default()).await;
-    let ours = bare.asks(&request, &nothing).await;
+    let ours = bare.exchange(&request, &nothing).await;
     assert!(ours.exchange.classic.is_none());
     let ours = ours.exchange.estimate.clone();
     let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", "nothing")];
-    let beside = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.exchange;
+    let beside =
+        play(Preset::MicroCompact, rules).await.exchange(&request, &nothing).await.exchange;
     assert_eq!(beside.estimate, ours);
     assert!(beside.error().is_some() && beside.classic_error().is_some());
     for decides in ["decisions", "budget"] {
         let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", decides)];
-        let ruled = play(Preset::MicroCompact, rules).await.asks(&request, &nothing).await.exchange;
+        let ruled =
+            play(Preset::MicroCompact, rules).await.exchange(&request, &nothing).await.exchange;
         assert_eq!(
             ruled.estimate.as_ref().map(|it| it.tokens),
             Some(ruled.classic.clone().unwrap().tokens)
@@ -502,18 +528,18 @@ async fn llxprt_compacts_by_the_count_without_reasoning() {
         )
         .await;
         play.config.mode = Mode::Active;
-        play.restarts().await;
+        play.restart().await;
         let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2ln"});
         let content = json!([thinking, {"type": "text", "text": "Three metres."}]);
-        let mut reply = answers("m1", THINKS, content.clone());
+        let mut reply = anthropic_reply("m1", THINKS, content.clone());
         reply["stop_reason"] = json!("end_turn");
         reply["usage"] = json!({"input_tokens": 100_000, "output_tokens": 20_050});
         let mut history = vec![message("user", json!("How deep is she?"))];
-        let first = play.asks(&asks(THINKS, &history), &reply).await;
+        let first = play.exchange(&anthropic_request(THINKS, &history), &reply).await;
         let view = crate::shown::shown(&play, &first.exchange).await;
         history.push(message("assistant", content));
         history.push(message("user", json!("And how wide?")));
-        let scene = play.asks(&asks(THINKS, &history), &reply).await;
+        let scene = play.exchange(&anthropic_request(THINKS, &history), &reply).await;
         let by = scene.exchange.estimate.as_ref().unwrap().tokens;
         assert_eq!(by >= 101_000, compacts, "{by} with include_in_context = {include}");
         assert_eq!(view.total >= 101_000, compacts, "{view}");
@@ -534,10 +560,10 @@ async fn llxprt_counts_only_the_newest_reasoning_with_all_but_last() {
             let thinking =
                 json!({"type": "thinking", "thinking": "Hm.", "signature": format!("c2ln{n}===")});
             let content = json!([thinking, {"type": "text", "text": "Three metres."}]);
-            let mut reply = answers(&format!("m{n}"), THINKS, content.clone());
+            let mut reply = anthropic_reply(&format!("m{n}"), THINKS, content.clone());
             reply["stop_reason"] = json!("end_turn");
             reply["usage"] = json!({"input_tokens": 5_000 + 4_000 * n, "output_tokens": 3_010});
-            let scene = play.asks(&asks(THINKS, &history), &reply).await;
+            let scene = play.exchange(&anthropic_request(THINKS, &history), &reply).await;
             let view = crate::shown::shown(&play, &scene.exchange).await;
             shown.push((strip, n, view.breakdown.reasoning));
             history.push(message("assistant", content));
@@ -557,13 +583,19 @@ async fn dexto_compacts_by_the_number_that_it_shows() {
         let mut play =
             play(Preset::Dexto, &[("PLIMSOLL_COMPACT_THRESHOLD_TOKENS", threshold)]).await;
         play.config.mode = Mode::Shadow;
-        play.restarts().await;
+        play.restart().await;
         let call = json!([{"type": "tool_use", "id": "call_1", "name": "read", "input": {}}]);
         let mut history = vec![message("user", json!("How deep is she?"))];
-        play.asks(&asks(MODEL, &history), &answers("m1", MODEL, call.clone())).await;
+        play.exchange(
+            &anthropic_request(MODEL, &history),
+            &anthropic_reply("m1", MODEL, call.clone()),
+        )
+        .await;
         history.push(message("assistant", call));
         history.push(result("call_1", &"x".repeat(401)));
-        let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+        let scene = play
+            .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
+            .await;
         assert_eq!(scene.exchange.estimate.as_ref().map(|it| it.tokens), Some(1_950));
         let refused = (Change::Compacted, Decision::Refused, DecisionReason::Shadow);
         assert_eq!(scene.steps().contains(&refused), compacts, "{threshold}");

@@ -7,7 +7,7 @@ use plimsoll::dialect::models::Family;
 use plimsoll::tokens::bpe;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 
 const MODEL: &str = "claude-sonnet-4-5";
 pub const CLEARED: &str = "[Old tool result content cleared]";
@@ -52,9 +52,9 @@ fn contents(sent: &Value) -> Vec<&str> {
 #[tokio::test]
 async fn invariant_4_old_results_are_cut_and_stay_cut() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let request = asks(MODEL, &history(6));
-    let scene = play.asks(&request, &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let request = anthropic_request(MODEL, &history(6));
+    let scene = play.exchange(&request, &reply).await;
     let steps = scene.steps();
     assert!(steps.iter().all(|step| *step == (Change::Cut, Decision::New, DecisionReason::Always)));
     let sent = contents(&scene.sent);
@@ -73,11 +73,11 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
     // The next request repeats the cuts, byte for byte, whatever the policy is then.
     let cut = steps.len();
     play.config.policy = Policy::default().into();
-    play.restarts().await;
+    play.restart().await;
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     longer.push(message("user", json!("And now?")));
-    let later = play.asks(&asks(MODEL, &longer), &reply).await;
+    let later = play.exchange(&anthropic_request(MODEL, &longer), &reply).await;
     assert_eq!(later.exchange.done.made.cut as usize, cut);
     assert!(later.exchange.done.steps.is_empty(), "nothing new");
     let prefix = scene.bytes.rfind("]}").unwrap();
@@ -88,9 +88,9 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
 async fn shadow_decides_and_measures_but_sends_the_original() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
-    let request = asks(MODEL, &history(6));
-    let reply = answers("m1", MODEL, json!([]));
-    let scene = play.asks(&request, &reply).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let scene = play.exchange(&request, &reply).await;
     assert_eq!(scene.bytes, request.to_string());
     let done = &scene.exchange.done;
     assert!(
@@ -99,16 +99,16 @@ async fn shadow_decides_and_measures_but_sends_the_original() {
     );
     // Decisions of shadow mode are not used in other modes.
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
+    assert_eq!(play.exchange(&request, &reply).await.bytes, request.to_string());
 }
 
 #[tokio::test]
 async fn observe_touches_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.mode = Mode::Observe;
-    play.restarts().await;
-    let request = asks(MODEL, &history(6));
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    play.restart().await;
+    let request = anthropic_request(MODEL, &history(6));
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
     assert!(scene.exchange.done.made.is_nothing() && scene.exchange.done.steps.is_empty());
 }
@@ -116,8 +116,8 @@ async fn observe_touches_nothing() {
 #[tokio::test]
 async fn the_default_policy_leaves_a_warm_small_conversation_alone() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
-    let request = asks(MODEL, &history(20));
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let request = anthropic_request(MODEL, &history(20));
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
 }
 
@@ -129,7 +129,9 @@ async fn a_new_result_that_does_not_fit_is_cut_to_head_and_tail() {
     let mut history = history(1);
     let text = "begin ".to_owned() + &"middle ".repeat(5000) + "end";
     history[2]["content"][0]["content"] = json!(text);
-    let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, json!([])))
+        .await;
     assert_eq!(scene.steps(), [(Change::Cut, Decision::New, DecisionReason::TooLarge)]);
     let sent = contents(&scene.sent)[0];
     assert!(sent.starts_with("begin ") && sent.ends_with(" end"), "{sent}");
@@ -146,37 +148,37 @@ async fn a_trim_is_repeated_for_the_same_text_only() {
     let mut history = history(1);
     let text = "bégin ".to_owned() + &"middle ".repeat(5000) + "end\n";
     history[2]["content"][0]["content"] = json!(text);
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let first = play.asks(&asks(MODEL, &history), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
     let trimmed = contents(&first.sent)[0].to_owned();
     assert!(trimmed.starts_with("bégin ") && trimmed.contains("left out"));
     // Under another policy, and if the client writes the result as blocks or without its last line break.
     play.config.policy = Policy::default().into();
-    play.restarts().await;
+    play.restart().await;
     history.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
     history.push(message("user", json!("And now?")));
-    let later = play.asks(&asks(MODEL, &history), &reply).await;
+    let later = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
     assert_eq!(contents(&later.sent)[0], trimmed);
     assert_eq!((later.exchange.done.made.cut, later.exchange.done.new.cut), (1, 0));
     history[2]["content"][0]["content"] = json!([{"type": "text", "text": text.trim_end()}]);
-    let spelt = play.asks(&asks(MODEL, &history), &reply).await;
+    let spelt = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
     let is_there = |bytes: &str| bytes.contains(&json!(trimmed).to_string());
     assert!(is_there(&spelt.bytes) && spelt.bytes.len() < text.len(), "{}", spelt.bytes);
     history[2]["content"][0]["content"] = json!(text.replace("end", "END"));
-    let other = asks(MODEL, &history);
-    assert_eq!(play.asks(&other, &reply).await.bytes, other.to_string());
+    let other = anthropic_request(MODEL, &history);
+    assert_eq!(play.exchange(&other, &reply).await.bytes, other.to_string());
 }
 
 /// The estimate is that of what is sent: the history with cuts, not the original.
 #[tokio::test]
 async fn the_estimate_follows_the_cut() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let request = asks(MODEL, &history(12));
-    let reply = answers("m1", MODEL, json!([]));
-    let cut = play.asks(&request, &reply).await.exchange.estimate.clone().unwrap().tokens;
+    let request = anthropic_request(MODEL, &history(12));
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let cut = play.exchange(&request, &reply).await.exchange.estimate.clone().unwrap().tokens;
     play.session = "untouched";
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    let whole = play.asks(&request, &reply).await.exchange.estimate.clone().unwrap().tokens;
+    let whole = play.exchange(&request, &reply).await.exchange.estimate.clone().unwrap().tokens;
     assert!(cut * 2 < whole, "{cut} of {whole}");
 }
 
@@ -186,15 +188,15 @@ async fn a_held_out_session_is_untouched_and_says_so() {
     let mut policy = eager();
     policy.prune.hold_out = 1.0;
     let mut play = Play::of("/v1/messages", policy).await;
-    let request = asks(MODEL, &history(6));
-    let reply = answers("m1", MODEL, json!([]));
-    let scene = play.asks(&request, &reply).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let scene = play.exchange(&request, &reply).await;
     assert_eq!(scene.bytes, request.to_string());
     assert!(scene.exchange.done.held_out && scene.exchange.done.made.is_nothing());
     // In a mode without rewrites there is nothing to compare.
     play.session = "observed";
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
-    assert!(!play.asks(&request, &reply).await.exchange.done.held_out);
+    assert!(!play.exchange(&request, &reply).await.exchange.done.held_out);
 }
 
 /// An open tool loop must keep its reasoning, which a cut would invalidate. So nothing is cut, whether the newest
@@ -213,8 +215,8 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
             message["content"].as_array_mut().unwrap().insert(0, thinking);
         }
         messages.last_mut().unwrap()["content"][0]["content"] = last;
-        let request = asks(BOUND, &messages);
-        let scene = play.asks(&request, &answers("m1", BOUND, json!([]))).await;
+        let request = anthropic_request(BOUND, &messages);
+        let scene = play.exchange(&request, &anthropic_reply("m1", BOUND, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
         assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::OpenLoop)]);
     }
@@ -232,8 +234,8 @@ fn thinking(text: &str) -> Value {
 async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     const BOUND: &str = "claude-opus-5-5";
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
-    let cut = play.asks(&asks(BOUND, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
+    let cut = play.exchange(&anthropic_request(BOUND, &history(6)), &reply).await;
     let cleared = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
     let count = cleared(&cut.sent);
     assert!(count >= 3, "{:?}", cut.steps());
@@ -241,17 +243,23 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     let mut later = history(6);
     later.push(message("assistant", json!([thinking("So."), {"type": "text", "text": "Go on."}])));
     later.push(message("user", json!("And now?")));
-    assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
+    assert_eq!(
+        cleared(&play.exchange(&anthropic_request(BOUND, &later), &reply).await.sent),
+        count
+    );
 
     let mut back = later.clone();
     let answer = back[7]["content"].as_array_mut().unwrap();
     answer.insert(0, thinking("Hm."));
-    let spared = play.asks(&asks(BOUND, &back), &reply).await.sent;
+    let spared = play.exchange(&anthropic_request(BOUND, &back), &reply).await.sent;
     let before = |sent: &Value| sent["messages"].as_array().unwrap()[..8].to_vec();
     assert_eq!(before(&spared), back[..8]);
     assert_eq!(cleared(&spared), count - 3, "those after it stay");
     // The client leaves it out again: the results are cut again.
-    assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
+    assert_eq!(
+        cleared(&play.exchange(&anthropic_request(BOUND, &later), &reply).await.sent),
+        count
+    );
 }
 
 /// Policy accepted the loss of reasoning, and a cut was sent. It stays when policy no longer accepts such a loss,
@@ -269,23 +277,23 @@ async fn a_cut_stays_after_policy_stops_accepting_reasoning_loss() {
     let mut accepts = eager();
     accepts.prune.accept_reasoning_loss = true;
     let mut play = Play::of("/v1/messages", accepts).await;
-    let reply = answers("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
+    let reply = anthropic_reply("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
     let mut messages = history(6);
-    let cut = play.asks(&asks(BOUND, &messages), &reply).await;
+    let cut = play.exchange(&anthropic_request(BOUND, &messages), &reply).await;
     let cleared = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
     assert!(cleared(&cut.sent) > 3, "{:?}", cut.steps());
 
     thinks(&mut messages, 7);
     goes_on(&mut messages);
-    let accepted = play.asks(&asks(BOUND, &messages), &reply).await;
+    let accepted = play.exchange(&anthropic_request(BOUND, &messages), &reply).await;
     assert!(accepted.bytes.contains("Hm 7."));
     let count = cleared(&accepted.sent);
     assert!(count > 3, "{:?}", accepted.steps());
 
     play.config.policy = eager().into();
-    play.restarts().await;
+    play.restart().await;
     goes_on(&mut messages);
-    let later = play.asks(&asks(BOUND, &messages), &reply).await;
+    let later = play.exchange(&anthropic_request(BOUND, &messages), &reply).await;
     assert!(
         later.exchange.done.steps.iter().all(|it| it.decision != Decision::New),
         "{:?}",
@@ -295,10 +303,16 @@ async fn a_cut_stays_after_policy_stops_accepting_reasoning_loss() {
     assert_eq!(later.bytes[..prefix], accepted.bytes[..prefix]);
 
     thinks(&mut messages, 5);
-    assert_eq!(cleared(&play.asks(&asks(BOUND, &messages), &reply).await.sent), count - 2);
+    assert_eq!(
+        cleared(&play.exchange(&anthropic_request(BOUND, &messages), &reply).await.sent),
+        count - 2
+    );
     // A dropped cut is not made again while the reasoning is there.
     goes_on(&mut messages);
-    assert_eq!(cleared(&play.asks(&asks(BOUND, &messages), &reply).await.sent), count - 2);
+    assert_eq!(
+        cleared(&play.exchange(&anthropic_request(BOUND, &messages), &reply).await.sent),
+        count - 2
+    );
 }
 
 /// In shadow mode, by header and by configuration, the client's bytes are sent unchanged, also where a stand-in would
@@ -319,9 +333,9 @@ async fn shadow_adds_no_stand_ins() {
             play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
         } else {
             play.config.mode = Mode::Shadow;
-            play.restarts().await;
+            play.restart().await;
         }
-        let scene = play.asks(&request, &reply).await;
+        let scene = play.exchange(&request, &reply).await;
         assert_eq!(scene.bytes, request.to_string());
         assert_eq!(scene.exchange.done.made.put_back, 1, "{:?}", scene.steps());
     }
@@ -334,23 +348,23 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
         [("shadow", true), ("observe", true), ("shadow", false), ("observe", false)]
     {
         let mut play = Play::of("/v1/messages", eager()).await;
-        let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-        let active = play.asks(&asks(MODEL, &history(6)), &reply).await;
+        let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+        let active = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
         if by_header {
             play.headers = format!("x-plimsoll-mode: {mode}\r\n");
         } else {
             play.config.mode = if mode == "shadow" { Mode::Shadow } else { Mode::Observe };
-            play.restarts().await;
+            play.restart().await;
         }
-        let on = play.asks(&asks(MODEL, &history(9)), &reply).await;
+        let on = play.exchange(&anthropic_request(MODEL, &history(9)), &reply).await;
         let cut = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
         assert_eq!(cut(&on.sent), cut(&active.sent), "{mode}");
         assert_eq!((on.exchange.done.mode, on.exchange.done.new.cut), (Mode::Observe, 0));
         // Another session is sent unchanged.
         play.session = "another";
         assert_eq!(
-            play.asks(&asks(MODEL, &history(9)), &reply).await.bytes,
-            asks(MODEL, &history(9)).to_string()
+            play.exchange(&anthropic_request(MODEL, &history(9)), &reply).await.bytes,
+            anthropic_request(MODEL, &history(9)).to_string()
         );
     }
 }
@@ -368,13 +382,13 @@ async fn claimed_savings_equal_what_the_provider_no_longer_counts() {
     let mut play = Play::of("/v1/messages", policy).await;
     let (mut claimed, mut went) = (0, 0);
     for turn in 1..=TURNS {
-        let request = asks(MODEL, &history(turn));
-        let mut client = play.sends(&request).await;
+        let request = anthropic_request(MODEL, &history(turn));
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         let (came, sent) = (counts(&request.to_string()), counts(call.message.text()));
         let id = format!("toolu_01AbCdEf{turn:04}");
         let next = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {"path": turn}}]);
-        let mut reply = answers(&format!("m{turn}"), MODEL, next);
+        let mut reply = anthropic_reply(&format!("m{turn}"), MODEL, next);
         reply["usage"] = json!({"input_tokens": sent, "output_tokens": 30});
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;

@@ -7,7 +7,7 @@ use plimsoll::context::policy::{
 };
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 
 const MODEL: &str = "claude-opus-4-5";
 
@@ -30,14 +30,18 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     let mut history = vec![message("user", json!("Look."))];
     let reply =
         json!([thinking("Let me look."), {"type": "text", "text": "I look."}, call(ids[0])]);
-    let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, reply))
+        .await;
     assert!(scene.exchange.done.is_nothing());
 
     // The client drops the thinking.
     history.push(message("assistant", json!([{"type": "text", "text": "I look."}, call(ids[0])])));
     history.push(message("user", json!([result(ids[0], "Deep water.")])));
     let reply = json!([thinking("So it is deep."), call(ids[1])]);
-    let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, reply)).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, reply))
+        .await;
     assert_eq!(scene.steps(), [(Change::PutBack, Decision::New, DecisionReason::Birth)]);
     let content = &scene.sent["messages"][1]["content"];
     assert_eq!(content[0], thinking("Let me look."));
@@ -46,8 +50,10 @@ async fn anthropic_thinking_is_put_back_and_stays() {
     // It stays there, after a restart too, and the next reasoning is put back as well.
     history.push(message("assistant", json!([call(ids[1])])));
     history.push(message("user", json!([result(ids[1], "Very deep.")])));
-    play.restarts().await;
-    let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
+    play.restart().await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m3", MODEL, json!([])))
+        .await;
     assert_eq!(scene.sent["messages"][1]["content"], *content);
     assert_eq!(scene.sent["messages"][3]["content"][0], thinking("So it is deep."));
     assert_eq!(scene.exchange.done.made.put_back, 2);
@@ -61,24 +67,30 @@ async fn a_reply_with_only_thinking_is_put_back_before_bound_reasoning() {
     let id = "toolu_01AbCdEfGh12";
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call(id)]);
-    play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
+    play.exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m1", BOUND, reply)).await;
     // The client drops the first reasoning and keeps the second.
     history.push(message("assistant", json!([call(id)])));
     history.push(message("user", json!([result(id, "Deep water.")])));
     let alone = json!([thinking("So it is.")]);
-    let scene = play.asks(&asks(BOUND, &history), &answers("m2", BOUND, alone.clone())).await;
+    let scene = play
+        .exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m2", BOUND, alone.clone()))
+        .await;
     assert_eq!(scene.exchange.done.made.put_back, 1);
     history.push(message("assistant", alone));
     history.push(message("user", json!("And now?")));
     for _ in 0..2 {
-        let scene = play.asks(&asks(BOUND, &history), &answers("m3", BOUND, json!([]))).await;
+        let scene = play
+            .exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m3", BOUND, json!([])))
+            .await;
         assert_eq!(scene.sent["messages"][1]["content"][0], thinking("Let me look."));
         assert_eq!(scene.sent["messages"].as_array().unwrap()[2..], history[2..]);
-        play.restarts().await;
+        play.restart().await;
     }
     // With unknown reasoning in its place, nothing of ours is put back.
     history[3] = message("assistant", json!([thinking("It may be otherwise.")]));
-    let scene = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m4", BOUND, json!([])))
+        .await;
     assert_eq!(scene.exchange.done.made.put_back, 0, "{:?}", scene.steps());
 }
 
@@ -92,15 +104,19 @@ async fn a_second_reply_to_a_request_gets_no_reasoning_of_the_first() {
         let mut history = vec![message("user", json!("Look."))];
         for text in ["Let me look.", "I shall look."] {
             let reply = json!([thinking(text), call(id)]);
-            play.asks(&asks(model, &history), &answers(text, model, reply)).await;
+            play.exchange(
+                &anthropic_request(model, &history),
+                &anthropic_reply(text, model, reply),
+            )
+            .await;
         }
         history.push(message("assistant", json!([thinking("I shall look."), call(id)])));
         history.push(message("user", json!([result(id, "Deep water.")])));
         for _ in 0..2 {
-            let request = asks(model, &history);
-            let scene = play.asks(&request, &answers("m3", model, json!([]))).await;
+            let request = anthropic_request(model, &history);
+            let scene = play.exchange(&request, &anthropic_reply("m3", model, json!([]))).await;
             assert_eq!(scene.bytes, request.to_string());
-            play.restarts().await;
+            play.restart().await;
         }
     }
 }
@@ -114,17 +130,22 @@ async fn each_branch_gets_the_reasoning_of_its_own_reply() {
     for (thought, question) in [("Hm.", "And here?"), ("I see it.", "And there?")] {
         let mut history = vec![message("user", json!("Look."))];
         let reply = json!([thinking(thought), text]);
-        play.asks(&asks(MODEL, &history), &answers(thought, MODEL, reply)).await;
+        play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply(thought, MODEL, reply))
+            .await;
         history.extend([message("assistant", json!([text])), message("user", json!(question))]);
         let reply = json!([{"type": "text", "text": question}]);
-        let scene = play.asks(&asks(MODEL, &history), &answers(question, MODEL, reply)).await;
+        let scene = play
+            .exchange(&anthropic_request(MODEL, &history), &anthropic_reply(question, MODEL, reply))
+            .await;
         assert_eq!(scene.sent["messages"][1]["content"], json!([thinking(thought), text]));
         history.extend([message("assistant", json!(question)), message("user", json!("So."))]);
         branches.push((thought, history));
     }
-    play.restarts().await;
+    play.restart().await;
     for (thought, history) in branches {
-        let scene = play.asks(&asks(MODEL, &history), &answers("m", MODEL, json!([]))).await;
+        let scene = play
+            .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m", MODEL, json!([])))
+            .await;
         assert_eq!(scene.sent["messages"][1]["content"], json!([thinking(thought), text]));
     }
 }
@@ -149,19 +170,19 @@ async fn each_branch_gets_the_signatures_of_its_own_reply() {
     let mut branches = Vec::new();
     for (signature, result) in [("c2lnbmF0dXJlMQ==", "Deep."), ("c2lnbmF0dXJlMg==", "Shallow.")] {
         let mut history = vec![question.clone()];
-        play.asks(&body(&history), &reply(result, json!([signed(signature)]))).await;
+        play.exchange(&body(&history), &reply(result, json!([signed(signature)]))).await;
         let result = json!({"functionResponse": {"name": "Read", "response": {"output": result}}});
         history.push(json!({"role": "model", "parts": [call]}));
         history.push(json!({"role": "user", "parts": [result]}));
-        let scene = play.asks(&body(&history), &reply("next", json!([{"text": "So."}]))).await;
+        let scene = play.exchange(&body(&history), &reply("next", json!([{"text": "So."}]))).await;
         assert_eq!(scene.sent["contents"][1]["parts"], json!([signed(signature)]));
         branches.push((signature, history));
     }
-    play.restarts().await;
+    play.restart().await;
     for (signature, mut history) in branches {
         history.push(json!({"role": "model", "parts": [{"text": "So."}]}));
         history.push(json!({"role": "user", "parts": [{"text": "And now?"}]}));
-        let scene = play.asks(&body(&history), &reply("end", json!([{"text": "Well."}]))).await;
+        let scene = play.exchange(&body(&history), &reply("end", json!([{"text": "Well."}]))).await;
         assert_eq!(scene.sent["contents"][1]["parts"], json!([signed(signature)]));
     }
 }
@@ -174,14 +195,17 @@ async fn shadow_puts_back_no_reasoning_for_the_first_time() {
     let question = message("user", json!("Look."));
     for (thought, mode) in [("Hm.", Mode::Active), ("I see it.", Mode::Shadow)] {
         let reply = json!([thinking(thought), text]);
-        play.asks(&asks(MODEL, std::slice::from_ref(&question)), &answers(thought, MODEL, reply))
-            .await;
+        play.exchange(
+            &anthropic_request(MODEL, std::slice::from_ref(&question)),
+            &anthropic_reply(thought, MODEL, reply),
+        )
+        .await;
         let answer = message("assistant", json!([text]));
         let next = message("user", json!(format!("{thought} So?")));
         play.config.mode = mode;
-        play.restarts().await;
-        let request = asks(MODEL, &[question.clone(), answer, next]);
-        let scene = play.asks(&request, &answers("next", MODEL, json!([]))).await;
+        play.restart().await;
+        let request = anthropic_request(MODEL, &[question.clone(), answer, next]);
+        let scene = play.exchange(&request, &anthropic_reply("next", MODEL, json!([]))).await;
         let original = request.to_string();
         assert_eq!(scene.bytes == original, mode == Mode::Shadow, "{}", scene.bytes);
     }
@@ -198,10 +222,19 @@ async fn a_reply_without_reasoning_gets_none_of_another() {
     for (id, thinks, count) in [(ids[0], vec![thinking("So.")], 3), (ids[1], vec![], 2)] {
         let said = vec![text.clone(), call(id)];
         let reply = json!([thinks, said.clone()].concat());
-        play.asks(&asks(MODEL, std::slice::from_ref(&question)), &answers(id, MODEL, reply)).await;
+        play.exchange(
+            &anthropic_request(MODEL, std::slice::from_ref(&question)),
+            &anthropic_reply(id, MODEL, reply),
+        )
+        .await;
         let result = message("user", json!([result(id, "Deep.")]));
         let history = [question.clone(), message("assistant", json!(said)), result];
-        let scene = play.asks(&asks(MODEL, &history), &answers("next", MODEL, json!([]))).await;
+        let scene = play
+            .exchange(
+                &anthropic_request(MODEL, &history),
+                &anthropic_reply("next", MODEL, json!([])),
+            )
+            .await;
         let content = &scene.sent["messages"][1]["content"];
         assert_eq!(content.as_array().unwrap().len(), count, "{content}");
     }
@@ -216,12 +249,18 @@ async fn a_longer_second_reply_gets_its_own_reasoning_put_back() {
     let mut history = vec![message("user", json!("Look."))];
     let says = json!({"type": "text", "text": "I look."});
     let broken = json!([thinking("Let me look."), says]);
-    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, broken)).await;
+    play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, broken)).await;
     let whole = json!([thinking("I shall look."), says, call(id)]);
-    play.asks(&asks(MODEL, &history), &answers("m2", MODEL, whole.clone())).await;
+    play.exchange(
+        &anthropic_request(MODEL, &history),
+        &anthropic_reply("m2", MODEL, whole.clone()),
+    )
+    .await;
     history.push(message("assistant", json!([says, call(id)])));
     history.push(message("user", json!([result(id, "Deep water.")])));
-    let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m3", MODEL, json!([])))
+        .await;
     assert_eq!(scene.exchange.done.made.put_back, 1, "{:?}", scene.steps());
     assert_eq!(scene.sent["messages"][1]["content"], whole);
 }
@@ -239,21 +278,27 @@ async fn reasoning_put_back_stays_before_bound_reasoning_of_a_partial_reply() {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let mut history = vec![message("user", json!("Look."))];
         let reply = json!([thinking("Let me look."), call(id)]);
-        play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
+        play.exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m1", BOUND, reply))
+            .await;
         history.push(message("assistant", json!([call(id)])));
         history.push(message("user", json!([result(id, "Deep water.")])));
         for (number, reply) in replies.iter().enumerate() {
-            let answer = answers(&format!("n{number}"), BOUND, reply.clone());
-            let scene = play.asks(&asks(BOUND, &history), &answer).await;
+            let answer = anthropic_reply(&format!("n{number}"), BOUND, reply.clone());
+            let scene = play.exchange(&anthropic_request(BOUND, &history), &answer).await;
             assert_eq!(scene.exchange.done.made.put_back, 1);
         }
         history.push(message("assistant", json!([thinking("It is just so.")])));
         history.push(message("user", json!("Resume directly.")));
         for _ in 0..2 {
-            let scene = play.asks(&asks(BOUND, &history), &answers("m3", BOUND, json!([]))).await;
+            let scene = play
+                .exchange(
+                    &anthropic_request(BOUND, &history),
+                    &anthropic_reply("m3", BOUND, json!([])),
+                )
+                .await;
             assert_eq!(scene.sent["messages"][1]["content"][0], thinking("Let me look."));
             assert_eq!(scene.sent["messages"].as_array().unwrap()[2..], history[2..]);
-            play.restarts().await;
+            play.restart().await;
         }
     }
 }
@@ -267,17 +312,17 @@ async fn reasoning_stripped_for_one_model_is_sent_to_one_that_demands_it() {
     let reply = json!({"role": "assistant", "content": "Deep.", "reasoning_content": "Hm."});
     let mut messages =
         vec![message("user", json!("How deep?")), reply, message("user", json!("And how wide?"))];
-    let asks = |model: &str, reply: &[Value]| json!({"model": model, "messages": reply});
+    let request_for = |model: &str, reply: &[Value]| json!({"model": model, "messages": reply});
     let reply = |id: &str| {
         json!({"id": id, "choices": [{"index": 0, "finish_reason": "stop",
         "message": {"role": "assistant", "content": "So."}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
     };
     for _ in 0..2 {
-        let scene = play.asks(&asks("glm-5", &messages), &reply("c1")).await;
+        let scene = play.exchange(&request_for("glm-5", &messages), &reply("c1")).await;
         assert_eq!(scene.exchange.done.made.removed, 1, "{:?}", scene.steps());
         for _ in 0..2 {
-            let request = asks("deepseek-v4", &messages);
-            assert_eq!(play.asks(&request, &reply("c2")).await.bytes, request.to_string());
+            let request = request_for("deepseek-v4", &messages);
+            assert_eq!(play.exchange(&request, &reply("c2")).await.bytes, request.to_string());
             messages.push(message("assistant", json!("So.")));
             messages.push(message("user", json!("And now?")));
         }
@@ -296,17 +341,18 @@ async fn a_models_reasoning_is_put_back_after_another_got_a_stand_in() {
     };
     let says = reply(json!({"role": "assistant", "content": "So."}));
     let thinks = json!({"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [call]});
-    let asks = |model: &str, messages: &[Value]| json!({"model": model, "messages": messages});
+    let request_for =
+        |model: &str, messages: &[Value]| json!({"model": model, "messages": messages});
     let mut messages = vec![message("user", json!("How deep?"))];
-    play.asks(&asks("kimi-k3", &messages), &reply(thinks)).await;
+    play.exchange(&request_for("kimi-k3", &messages), &reply(thinks)).await;
     messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
     messages
         .push(json!({"role": "tool", "tool_call_id": "call_00_ZyXwVuTs9876", "content": "Deep."}));
-    let first = play.asks(&asks("kimi-k3", &messages), &says).await;
+    let first = play.exchange(&request_for("kimi-k3", &messages), &says).await;
     assert_eq!(first.sent["messages"][1]["reasoning_content"], "Hm.");
-    let other = play.asks(&asks("deepseek-v4", &messages), &says).await;
+    let other = play.exchange(&request_for("deepseek-v4", &messages), &says).await;
     assert_eq!(other.sent["messages"][1]["reasoning_content"], "");
-    assert_eq!(play.asks(&asks("kimi-k3", &messages), &says).await.bytes, first.bytes);
+    assert_eq!(play.exchange(&request_for("kimi-k3", &messages), &says).await.bytes, first.bytes);
 }
 
 #[tokio::test]
@@ -314,11 +360,15 @@ async fn reasoning_that_the_client_sends_is_left_unchanged() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
-    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply.clone())).await;
+    play.exchange(
+        &anthropic_request(MODEL, &history),
+        &anthropic_reply("m1", MODEL, reply.clone()),
+    )
+    .await;
     history.push(message("assistant", reply));
     history.push(message("user", json!([result("toolu_01AbCdEfGh12", "Deep water.")])));
-    let request = asks(MODEL, &history);
-    let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    let request = anthropic_request(MODEL, &history);
+    let scene = play.exchange(&request, &anthropic_reply("m2", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
 }
 
@@ -329,11 +379,11 @@ async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
-    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
+    play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, reply)).await;
     history.push(message("assistant", json!([call("toolu_01AbCdEfGh12")])));
     history.push(message("user", json!([result("toolu_01AbCdEfGh12", "Deep water.")])));
-    let request = asks(MODEL, &history);
-    let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    let request = anthropic_request(MODEL, &history);
+    let scene = play.exchange(&request, &anthropic_reply("m2", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
     let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let knows = play.server.ledgers.look(&scope, Ledger::knows_reasoning).await;
@@ -348,22 +398,30 @@ async fn reasoning_put_back_stays_after_policy_forbids_putting_back() {
     let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call(ids[0])]);
-    play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
+    play.exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m1", BOUND, reply)).await;
     history.push(message("assistant", json!([call(ids[0])])));
     history.push(message("user", json!([result(ids[0], "Deep water.")])));
     let reply = json!([{"type": "text", "text": "It is deep."}]);
-    play.asks(&asks(BOUND, &history), &answers("m2", BOUND, reply.clone())).await;
+    play.exchange(
+        &anthropic_request(BOUND, &history),
+        &anthropic_reply("m2", BOUND, reply.clone()),
+    )
+    .await;
     let mut policy = Policy::default();
     policy.reasoning.reinject = ReinjectPolicy::Off;
     play.config.policy = policy.into();
-    play.restarts().await;
+    play.restart().await;
     history.extend([message("assistant", reply), message("user", json!("And here?"))]);
     let reply = json!([thinking("I look here."), call(ids[1])]);
-    let first = play.asks(&asks(BOUND, &history), &answers("m3", BOUND, reply.clone())).await;
+    let first = play
+        .exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m3", BOUND, reply.clone()))
+        .await;
     assert_eq!(first.sent["messages"][1]["content"][0], thinking("Let me look."));
     history
         .extend([message("assistant", reply), message("user", json!([result(ids[1], "Deep.")]))]);
-    let next = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
+    let next = play
+        .exchange(&anthropic_request(BOUND, &history), &anthropic_reply("m4", BOUND, json!([])))
+        .await;
     assert_eq!(next.sent["messages"][1], first.sent["messages"][1]);
 }
 
@@ -372,11 +430,12 @@ async fn no_reasoning_is_put_back_for_a_model_that_cannot_read_it() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
-    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, reply)).await;
+    play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, reply)).await;
     history.push(message("assistant", json!([call("toolu_01AbCdEfGh12")])));
     history.push(message("user", json!([result("toolu_01AbCdEfGh12", "Deep water.")])));
-    let request = asks("claude-sonnet-4-5", &history);
-    let scene = play.asks(&request, &answers("m2", "claude-sonnet-4-5", json!([]))).await;
+    let request = anthropic_request("claude-sonnet-4-5", &history);
+    let scene =
+        play.exchange(&request, &anthropic_reply("m2", "claude-sonnet-4-5", json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
     assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, DecisionReason::OtherModel)]);
 }
@@ -397,16 +456,16 @@ async fn a_provider_that_demands_reasoning_gets_it_or_a_stand_in() {
     answer["reasoning_content"] = json!("Let me look.");
     let reply = json!({"id": "c1", "choices": [{"index": 0, "message": answer,
         "finish_reason": "tool_calls"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}});
-    play.asks(&request(&history), &reply).await;
+    play.exchange(&request(&history), &reply).await;
     history.extend([call(id), result(id)]);
-    let scene = play.asks(&request(&history), &reply).await;
+    let scene = play.exchange(&request(&history), &reply).await;
     assert_eq!(scene.sent["messages"][1]["reasoning_content"], "Let me look.");
 
     // The conversation began elsewhere: the field is needed all the same.
     play.session = "another";
     let foreign = "call_00_ZyXwVuTs9876";
     let history = [message("user", json!("Hm.")), call(foreign), result(foreign)];
-    let scene = play.asks(&request(&history), &reply).await;
+    let scene = play.exchange(&request(&history), &reply).await;
     assert_eq!(scene.sent["messages"][1]["reasoning_content"], "");
     assert_eq!(scene.steps(), [(Change::StandIn, Decision::New, DecisionReason::Demanded)]);
 }
@@ -421,16 +480,16 @@ async fn geminis_signature_is_back_on_its_call() {
     let reply = json!({"candidates": [{"content": {"role": "model", "parts": [signed]},
         "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
         "candidatesTokenCount": 5, "totalTokenCount": 10}});
-    play.asks(&json!({"contents": [question]}), &reply).await;
+    play.exchange(&json!({"contents": [question]}), &reply).await;
     let result = json!({"role": "user", "parts": [
         {"functionResponse": {"name": "read", "response": {"output": "Deep."}}}]});
     let history = json!({"contents": [question, {"role": "model", "parts": [call]}, result]});
-    let scene = play.asks(&history, &reply).await;
+    let scene = play.exchange(&history, &reply).await;
     assert_eq!(scene.sent["contents"][1]["parts"][0], signed);
 
     // Another model's call: the documented value is sent instead of a signature (`docs/protocols.md` 5.4).
     play.session = "another";
-    let scene = play.asks(&history, &reply).await;
+    let scene = play.exchange(&history, &reply).await;
     let part = &scene.sent["contents"][1]["parts"][0];
     assert_eq!(part["thoughtSignature"], "skip_thought_signature_validator");
 }
@@ -459,13 +518,14 @@ async fn geminis_signatures_around_file_search_are_all_back() {
         let answered = json!({"candidates": [{"content": {"role": "model", "parts": reply},
             "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
             "candidatesTokenCount": 5, "totalTokenCount": 10}});
-        play.asks(&json!({"contents": [question]}), &answered).await;
+        play.exchange(&json!({"contents": [question]}), &answered).await;
         let kept = json!({"role": "model", "parts": [call, answer, text]});
         let next = json!({"role": "user", "parts": [{"text": "And now?"}]});
         for _ in 0..2 {
-            let scene = play.asks(&json!({"contents": [question, kept, next]}), &answered).await;
+            let scene =
+                play.exchange(&json!({"contents": [question, kept, next]}), &answered).await;
             assert_eq!(scene.sent["contents"][1]["parts"], json!(reply), "{:?}", scene.steps());
-            play.restarts().await;
+            play.restart().await;
         }
     }
 }
@@ -509,13 +569,14 @@ async fn geminis_signatures_are_back_on_the_pieces_of_text_that_they_came_with()
         let answered = json!({"candidates": [{"content": {"role": "model", "parts": reply},
             "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
             "candidatesTokenCount": 5, "totalTokenCount": 10}});
-        play.asks(&json!({"contents": [question]}), &answered).await;
+        play.exchange(&json!({"contents": [question]}), &answered).await;
         let kept = json!({"role": "model", "parts": bare(back)});
         let next = json!({"role": "user", "parts": [{"text": "And now?"}]});
         for _ in 0..2 {
-            let scene = play.asks(&json!({"contents": [question, kept, next]}), &answered).await;
+            let scene =
+                play.exchange(&json!({"contents": [question, kept, next]}), &answered).await;
             assert_eq!(scene.sent["contents"][1]["parts"], json!(back), "{:?}", scene.steps());
-            play.restarts().await;
+            play.restart().await;
         }
     }
 }
@@ -533,10 +594,10 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
         "output": [reasoning, with_id], "usage": {"input_tokens": 5, "output_tokens": 5}});
     let question = json!({"role": "user", "content": "Look."});
     let request = |input: Value| json!({"model": "gpt-5.4", "store": false, "input": input});
-    play.asks(&request(json!([question])), &reply).await;
+    play.exchange(&request(json!([question])), &reply).await;
     let result = json!({"type": "function_call_output", "call_id": "call_AbCdEfGh1234",
         "output": "Deep."});
-    let scene = play.asks(&request(json!([question, call, result])), &reply).await;
+    let scene = play.exchange(&request(json!([question, call, result])), &reply).await;
     // It is sent inline, without its id, which the client does not send either (`docs/protocols.md` 3.2).
     let inline = json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAbCdEf"});
     assert_eq!(scene.sent["input"][1], inline);
@@ -547,11 +608,11 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
 #[tokio::test]
 async fn a_stand_in_for_one_model_is_not_sent_to_another() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
-    let demands = play.asks(&lost("deepseek-v4"), &completion("c1")).await;
+    let demands = play.exchange(&lost("deepseek-v4"), &completion("c1")).await;
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
-    let other = play.asks(&lost("some-model"), &completion("c2")).await;
+    let other = play.exchange(&lost("some-model"), &completion("c2")).await;
     assert_eq!(other.bytes, lost("some-model").to_string());
-    let later = play.asks(&lost("deepseek-v4"), &completion("c3")).await;
+    let later = play.exchange(&lost("deepseek-v4"), &completion("c3")).await;
     assert_eq!(later.bytes, demands.bytes, "repeated to the byte");
 }
 
@@ -560,12 +621,12 @@ async fn a_stand_in_for_one_model_is_not_sent_to_another() {
 async fn a_stand_in_is_repeated_after_the_models_demand_is_forgotten() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);
-    play.restarts().await;
-    let demands = play.asks(&lost("some-model"), &completion("c1")).await;
+    play.restart().await;
+    let demands = play.exchange(&lost("some-model"), &completion("c1")).await;
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
     play.config.upstreams[0].reasoning_echo = None;
-    play.restarts().await;
-    let later = play.asks(&lost("some-model"), &completion("c2")).await;
+    play.restart().await;
+    let later = play.exchange(&lost("some-model"), &completion("c2")).await;
     assert_eq!(later.bytes, demands.bytes, "repeated to the byte");
 }
 

@@ -7,7 +7,7 @@ use plimsoll::store::Scope;
 use plimsoll::telemetry::{FailOpen, RefusalOutcome};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks};
+use crate::play::{Play, anthropic_reply, anthropic_request};
 use crate::pruned::{CLEARED, eager, history};
 use crate::support::http1::Call;
 
@@ -22,8 +22,8 @@ fn json_of(call: &Call) -> Value {
 /// A session in which results were cut; a reply for the next request; and how many were cut.
 async fn cut_before() -> (Play, Value, usize) {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     let before = cleared(&first.sent);
     (play, reply, before)
 }
@@ -37,9 +37,10 @@ fn cleared(sent: &Value) -> usize {
 #[tokio::test]
 async fn a_refused_rewrite_sends_the_original_and_suspends_the_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let request = asks(MODEL, &history(6));
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string();
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let reply =
+        anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string();
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert_ne!(call.message.text(), request.to_string());
     call.answer("400 Bad Request", REFUSED).await;
@@ -62,20 +63,20 @@ async fn a_refused_rewrite_sends_the_original_and_suspends_the_branch() {
     let mut longer = history(6);
     longer.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
     longer.push(json!({"role": "user", "content": "And now?"}));
-    let longer = asks(MODEL, &longer);
+    let longer = anthropic_request(MODEL, &longer);
     let reply = serde_json::from_str(&reply).unwrap();
-    let scene = play.asks(&longer, &reply).await;
+    let scene = play.exchange(&longer, &reply).await;
     assert_eq!(scene.bytes, longer.to_string());
     assert_eq!(scene.steps().first().map(|step| step.2), Some(DecisionReason::Suspended));
-    play.restarts().await;
-    assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
+    play.restart().await;
+    assert_eq!(play.exchange(&longer, &reply).await.bytes, longer.to_string());
 }
 
 #[tokio::test]
 async fn if_the_original_is_refused_too_no_rewrite_is_blamed() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let request = asks(MODEL, &history(6));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
@@ -101,8 +102,8 @@ async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
     stale.extend(turn(json!([thought, {"type": "text", "text": "So."}])));
     let place = format!("messages.{}.content.0", stale.len() - 2);
     let refused = REFUSED.replace("messages.1.content.0", &place);
-    let request = asks(MODEL, &stale);
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &stale);
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     let planned = json_of(&call);
     assert!(cleared(&planned) > 0 && planned.to_string().contains("thinking"), "{planned}");
@@ -114,7 +115,7 @@ async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
     let healed = json_of(&call);
     assert_eq!(cleared(&healed), cleared(&planned));
     assert!(!healed.to_string().contains("bm90IG91cnM="), "{healed}");
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
@@ -122,8 +123,8 @@ async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::Healed);
 
     stale.extend(turn(json!([{"type": "text", "text": "Go on."}])));
-    play.restarts().await;
-    let next = play.asks(&asks(MODEL, &stale), &reply).await;
+    play.restart().await;
+    let next = play.exchange(&anthropic_request(MODEL, &stale), &reply).await;
     let (before, now) = (healed["messages"].as_array().unwrap(), &next.sent["messages"]);
     assert_eq!(before[..], now.as_array().unwrap()[..before.len()]);
 }
@@ -133,7 +134,7 @@ async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
 #[tokio::test]
 async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let mut client = play.sends(&asks(MODEL, &history(6))).await;
+    let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", BOUND).await;
     let mut call = call.wire.request().await;
@@ -149,7 +150,9 @@ async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
     thoughtful
         .push(json!({"role": "assistant", "content": [thought, {"type": "text", "text": "So."}]}));
     thoughtful.push(json!({"role": "user", "content": "And now?"}));
-    let scene = play.asks(&asks(MODEL, &thoughtful), &answers("m1", MODEL, json!([]))).await;
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &thoughtful), &anthropic_reply("m1", MODEL, json!([])))
+        .await;
     assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Bound)]);
 }
 
@@ -157,18 +160,18 @@ async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
 #[tokio::test]
 async fn a_refusal_of_a_side_call_does_not_affect_the_conversation() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     assert!(first.exchange.done.is_sent());
     let grown = |text: &str| {
         let mut grown = history(6);
         grown.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
         grown.push(json!({"role": "user", "content": text}));
-        asks(MODEL, &grown)
+        anthropic_request(MODEL, &grown)
     };
     let mut beside = grown("What may I ask next?");
     beside["system"] = json!("You suggest.");
-    let mut client = play.sends(&beside).await;
+    let mut client = play.send_request(&beside).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
@@ -181,16 +184,16 @@ async fn a_refusal_of_a_side_call_does_not_affect_the_conversation() {
     let results = first.sent["messages"].as_array().unwrap().clone();
     let cut = results.iter().rposition(|it| it["content"][0]["content"] == CLEARED).unwrap();
     for _ in 0..2 {
-        let next = play.asks(&grown("And now?"), &reply).await;
+        let next = play.exchange(&grown("And now?"), &reply).await;
         assert_eq!(next.sent["messages"].as_array().unwrap()[..=cut], results[..=cut]);
-        play.restarts().await;
+        play.restart().await;
     }
     // Requests that continue the refused call are not rewritten.
     let mut on = beside.clone();
     let messages = on["messages"].as_array_mut().unwrap();
     messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": "Go on."}]}));
     messages.push(json!({"role": "user", "content": "More."}));
-    assert_eq!(play.asks(&on, &reply).await.bytes, on.to_string());
+    assert_eq!(play.exchange(&on, &reply).await.bytes, on.to_string());
 }
 
 /// The original may be refused because reasoning depends on earlier decisions: those are sent again, without the new
@@ -201,8 +204,8 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
         [(REFUSED, RefusalCause::Signature, true), (BOUND, RefusalCause::Bound, false)]
     {
         let (mut play, reply, before) = cut_before().await;
-        let longer = asks(MODEL, &history(12));
-        let mut client = play.sends(&longer).await;
+        let longer = anthropic_request(MODEL, &history(12));
+        let mut client = play.send_request(&longer).await;
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", refusal).await;
         let mut call = call.wire.request().await;
@@ -225,7 +228,7 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
         let content = json!([{"type": "text", "text": "Go on."}]);
         grown.push(json!({"role": "assistant", "content": content}));
         grown.push(json!({"role": "user", "content": "And now?"}));
-        let scene = play.asks(&asks(MODEL, &grown), &reply).await;
+        let scene = play.exchange(&anthropic_request(MODEL, &grown), &reply).await;
         // If nothing was learned that would avoid another refusal, nothing more is tried.
         let is_left_alone =
             scene.steps() == [(Change::Cut, Decision::Refused, DecisionReason::Suspended)];
@@ -234,9 +237,9 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
         let now = cleared(&scene.sent);
         assert_eq!(now == before, rests);
         for _ in 0..2 {
-            let scene = play.asks(&asks(MODEL, &grown), &reply).await;
+            let scene = play.exchange(&anthropic_request(MODEL, &grown), &reply).await;
             assert_eq!(cleared(&scene.sent), now, "{:?}", scene.steps());
-            play.restarts().await;
+            play.restart().await;
         }
     }
 }
@@ -245,9 +248,9 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
 #[tokio::test]
 async fn a_revoked_decision_is_made_again_once() {
     let (mut play, reply, before) = cut_before().await;
-    let longer = asks(MODEL, &history(12));
+    let longer = anthropic_request(MODEL, &history(12));
     for _ in 0..2 {
-        let mut client = play.sends(&longer).await;
+        let mut client = play.send_request(&longer).await;
         let mut call = play.provider.call().await;
         assert!(cleared(&json_of(&call)) > before);
         for _ in 0..2 {
@@ -259,9 +262,9 @@ async fn a_revoked_decision_is_made_again_once() {
         assert_eq!(client.response().await.status(), 200);
         drop(call);
         play.server.next_exchange().await;
-        play.restarts().await;
+        play.restart().await;
     }
-    assert_eq!(cleared(&play.asks(&longer, &reply).await.sent), before);
+    assert_eq!(cleared(&play.exchange(&longer, &reply).await.sent), before);
 }
 
 /// The original is refused for an earlier change, and without the new cuts the request does not fit: the client gets
@@ -272,7 +275,7 @@ async fn a_client_gets_the_refusal_that_it_can_act_on() {
     const EMPTY: &str = r#"{"error":{"message":"text content blocks must be non-empty"}}"#;
     for (theirs, heard) in [(BOUND, UNFIT), (EMPTY, EMPTY)] {
         let (play, ..) = cut_before().await;
-        let mut client = play.sends(&asks(MODEL, &history(12))).await;
+        let mut client = play.send_request(&anthropic_request(MODEL, &history(12))).await;
         let mut call = play.provider.call().await;
         for refusal in [BOUND, theirs] {
             call.answer("400 Bad Request", refusal).await;
@@ -289,8 +292,8 @@ async fn a_client_gets_the_refusal_that_it_can_act_on() {
 async fn an_error_of_the_clients_own_revokes_no_decision() {
     const WRONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
     let (mut play, reply, before) = cut_before().await;
-    let longer = asks(MODEL, &history(12));
-    let mut client = play.sends(&longer).await;
+    let longer = anthropic_request(MODEL, &history(12));
+    let mut client = play.send_request(&longer).await;
     let mut call = play.provider.call().await;
     for _ in 0..2 {
         call.answer("400 Bad Request", WRONG).await;
@@ -301,16 +304,16 @@ async fn an_error_of_the_clients_own_revokes_no_decision() {
     assert_eq!(client.response().await.status(), 400);
     drop(call);
     assert_eq!(play.server.next_exchange().await.refused, None);
-    assert!(cleared(&play.asks(&longer, &reply).await.sent) > before);
+    assert!(cleared(&play.exchange(&longer, &reply).await.sent) > before);
 }
 
 /// If the original meets a rate limit, it is not known what caused the first refusal.
 #[tokio::test]
 async fn a_rate_limit_on_the_original_suspends_no_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let request = asks(MODEL, &history(6));
-    let mut client = play.sends(&request).await;
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let request = anthropic_request(MODEL, &history(6));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", REFUSED).await;
     let mut call = call.wire.request().await;
@@ -320,8 +323,10 @@ async fn a_rate_limit_on_the_original_suspends_no_branch() {
     let exchange = play.server.next_exchange().await;
     assert!(exchange.refused.is_none() && !exchange.suspends_branch());
     // The refused cuts are not tried again; later ones are.
-    assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
-    assert!(cleared(&play.asks(&asks(MODEL, &history(12)), &reply).await.sent) > 0);
+    assert_eq!(cleared(&play.exchange(&request, &reply).await.sent), 0);
+    assert!(
+        cleared(&play.exchange(&anthropic_request(MODEL, &history(12)), &reply).await.sent) > 0
+    );
 }
 
 /// If the original is refused as well, reasoning may depend on earlier cuts: these stay, and only the decisions of the
@@ -329,8 +334,8 @@ async fn a_rate_limit_on_the_original_suspends_no_branch() {
 #[tokio::test]
 async fn if_both_forms_are_refused_only_the_new_decisions_are_revoked() {
     let (mut play, reply, before) = cut_before().await;
-    let longer = asks(MODEL, &history(12));
-    let mut client = play.sends(&longer).await;
+    let longer = anthropic_request(MODEL, &history(12));
+    let mut client = play.send_request(&longer).await;
     let mut call = play.provider.call().await;
     assert!(cleared(&json_of(&call)) > before);
     call.answer("400 Bad Request", REFUSED).await;
@@ -345,10 +350,13 @@ async fn if_both_forms_are_refused_only_the_new_decisions_are_revoked() {
     play.server.next_exchange().await;
 
     for _ in 0..2 {
-        let scene = play.asks(&longer, &reply).await;
+        let scene = play.exchange(&longer, &reply).await;
         assert_eq!(cleared(&scene.sent), before, "{:?}", scene.steps());
-        play.restarts().await;
+        play.restart().await;
     }
     // Later results can be cut.
-    assert!(cleared(&play.asks(&asks(MODEL, &history(18)), &reply).await.sent) > before);
+    assert!(
+        cleared(&play.exchange(&anthropic_request(MODEL, &history(18)), &reply).await.sent)
+            > before
+    );
 }

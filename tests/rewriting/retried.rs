@@ -6,7 +6,7 @@ use plimsoll::dialect::repair::RepairCause;
 use plimsoll::telemetry::RefusalOutcome;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks};
+use crate::play::{Play, anthropic_reply, anthropic_request};
 use crate::pruned::{CLEARED, eager, history};
 use crate::support::http1::{Call, Wire};
 
@@ -22,12 +22,12 @@ async fn play() -> Play {
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
     play.config.upstreams[0].window = Some(3000);
-    play.restarts().await;
+    play.restart().await;
     play
 }
 
 fn reply() -> String {
-    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
 }
 
 /// A long history with an empty text block.
@@ -35,11 +35,11 @@ fn empty() -> Value {
     let mut messages = history(8);
     let last = messages.last_mut().unwrap();
     last["content"].as_array_mut().unwrap().push(json!({"type": "text", "text": ""}));
-    asks(MODEL, &messages)
+    anthropic_request(MODEL, &messages)
 }
 
 fn streamed() -> Value {
-    let mut request = asks(MODEL, &history(8));
+    let mut request = anthropic_request(MODEL, &history(8));
     request["stream"] = json!(true);
     request
 }
@@ -52,7 +52,7 @@ fn error_event(message: &str) -> String {
 
 /// Sends a request; the provider's first response has this status and body.
 async fn refused(play: &Play, request: &Value, status: &str, body: &str) -> (Wire, Call) {
-    let client = play.sends(request).await;
+    let client = play.send_request(request).await;
     let mut call = play.provider.call().await;
     call.answer(status, body).await;
     (client, call)
@@ -100,7 +100,7 @@ async fn a_rate_limit_after_a_repair_is_forwarded() {
 async fn a_second_overflow_of_any_status_returns_the_first_response() {
     for status in ["400 Bad Request", "413 Payload Too Large"] {
         let mut play = play().await;
-        let request = asks(MODEL, &history(8));
+        let request = anthropic_request(MODEL, &history(8));
         let (mut client, call) = refused(&play, &request, "400 Bad Request", TOO_LONG).await;
         let still = TOO_LONG.replace("2600", "2400");
         let call = next(call, status, &still).await;
@@ -115,7 +115,7 @@ async fn a_second_overflow_of_any_status_returns_the_first_response() {
 #[tokio::test]
 async fn an_implausible_overflow_inside_a_reply_cuts_nothing() {
     let mut play = play().await;
-    let mut client = play.sends(&streamed()).await;
+    let mut client = play.send_request(&streamed()).await;
     let mut call = play.provider.call().await;
     call.begin_events().await;
     call.chunk(error_event(WILD)).await;
@@ -130,7 +130,7 @@ async fn an_implausible_overflow_inside_a_reply_cuts_nothing() {
 #[tokio::test]
 async fn a_second_overflow_inside_a_reply_returns_the_first_response() {
     let play = play().await;
-    let mut client = play.sends(&streamed()).await;
+    let mut client = play.send_request(&streamed()).await;
     let mut call = play.provider.call().await;
     let first = error_event("prompt is too long: 2600 tokens > 2000 maximum");
     call.begin_events().await;
@@ -153,7 +153,7 @@ async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let broken =
         r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#;
-    let request = asks(MODEL, &history(6));
+    let request = anthropic_request(MODEL, &history(6));
     let (mut client, call) = refused(&play, &request, "500 Internal Server Error", broken).await;
     assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
     let answer = client.response().await;
@@ -169,7 +169,7 @@ async fn an_implausible_overflow_does_not_blame_the_rewrite() {
         r#"{{"type":"error","error":{{"type":"invalid_request_error","message":"{WILD}"}}}}"#
     );
     let mut play = Play::of("/v1/messages", eager()).await;
-    let request = asks(MODEL, &history(6));
+    let request = anthropic_request(MODEL, &history(6));
     let (mut client, call) = refused(&play, &request, "400 Bad Request", &wild).await;
     let rewritten = call.message.text().to_owned();
     assert!(rewritten.contains(CLEARED), "{rewritten}");
@@ -178,8 +178,8 @@ async fn an_implausible_overflow_does_not_blame_the_rewrite() {
     let exchange = play.server.next_exchange().await;
     assert_eq!((exchange.done.resent, exchange.done.overflow), (None, None));
     drop(call);
-    let answer = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    let later = play.asks(&request, &answer).await;
+    let answer = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    let later = play.exchange(&request, &answer).await;
     assert_eq!(later.bytes, rewritten);
 }
 
@@ -187,7 +187,7 @@ async fn an_implausible_overflow_does_not_blame_the_rewrite() {
 #[tokio::test]
 async fn a_refusal_that_comes_in_pieces_is_read_whole() {
     let mut play = play().await;
-    let mut client = play.sends(&empty()).await;
+    let mut client = play.send_request(&empty()).await;
     let mut call = play.provider.call().await;
     let length = EMPTY.len();
     call.send(format!(
@@ -215,7 +215,7 @@ async fn a_models_output_limit_is_learned_despite_a_later_refusal() {
     request["max_tokens"] = json!(64_000);
     request.as_object_mut().unwrap().remove("thinking");
     play.config.upstreams[0].window = Some(200_000);
-    play.restarts().await;
+    play.restart().await;
     let (mut client, call) = refused(&play, &request, "400 Bad Request", TOO_MUCH_OUTPUT).await;
     let call = next(call, "400 Bad Request", EMPTY).await;
     next(call, "200 OK", &reply()).await;
@@ -223,8 +223,8 @@ async fn a_models_output_limit_is_learned_despite_a_later_refusal() {
     let refusal = play.server.next_exchange().await.refusal.clone().unwrap();
     assert_eq!(refusal.causes, [RepairCause::MaxTokens, RepairCause::Empty]);
     play.session = "99999999-2222-3333-4444-555555555555";
-    let mut other = asks(MODEL, &history(1));
+    let mut other = anthropic_request(MODEL, &history(1));
     other["max_tokens"] = json!(64_000);
-    let scene = play.asks(&other, &serde_json::from_str(&reply()).unwrap()).await;
+    let scene = play.exchange(&other, &serde_json::from_str(&reply()).unwrap()).await;
     assert_eq!(scene.sent["max_tokens"], json!(8_192));
 }

@@ -6,7 +6,7 @@ use plimsoll::context::{EstimateMethod, Outcome};
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::presets::{play, play_at};
 
 /// The context view after an exchange.
@@ -40,17 +40,17 @@ async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
     let mut play = play(Preset::Llxprt, &also).await;
     let thinking = json!({"type": "thinking", "thinking": "Let me think.", "signature": "c2ln"});
     let content = json!([thinking, {"type": "text", "text": "Three metres and a half."}]);
-    let mut reply = answers("m1", MODEL, content.clone());
+    let mut reply = anthropic_reply("m1", MODEL, content.clone());
     reply["stop_reason"] = json!("end_turn");
     reply["usage"] = json!({"input_tokens": 100_000, "output_tokens": 50_050});
     let mut history = vec![message("user", json!("How deep is she?"))];
-    let first = play.asks(&asks(MODEL, &history), &reply).await;
+    let first = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
     let view = shown(&play, &first.exchange).await;
     assert!((100_001..100_020).contains(&view.total), "{view}");
     assert!(view.free > 0 && view.breakdown.reasoning == 0, "{view}");
     history.push(message("assistant", content));
     history.push(message("user", json!("And how wide?")));
-    let next = play.asks(&asks(MODEL, &history), &reply).await;
+    let next = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
     let (by, new) = decided(&next.exchange);
     assert_eq!(view.total + new, by);
     assert!(!next.bytes.contains("Let me think."), "it was kept out");
@@ -67,11 +67,11 @@ async fn gemini_cli_does_not_show_thoughts() {
         "usageMetadata": {"promptTokenCount": 5_000, "candidatesTokenCount": 50,
                           "thoughtsTokenCount": 3_000, "totalTokenCount": 8_050}});
     let question = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    let first = play.asks(&json!({"contents": [question]}), &reply).await;
+    let first = play.exchange(&json!({"contents": [question]}), &reply).await;
     assert_eq!(shown(&play, &first.exchange).await.total, 5_050);
     let reply = json!({"role": "model", "parts": [{"text": "Three metres."}]});
     let more = json!({"role": "user", "parts": [{"text": "12345678"}]});
-    let next = play.asks(&json!({"contents": [question, reply, more]}), &reply).await;
+    let next = play.exchange(&json!({"contents": [question, reply, more]}), &reply).await;
     assert_eq!(decided(&next.exchange), (5_050 + 2, 2));
 }
 
@@ -90,13 +90,14 @@ fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
 async fn dexto_does_not_count_hidden_reasoning_of_the_last_output() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
-    let asks = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
-    let first = play.asks(&asks(&history), &chat("Three metres.", (5_000, 3_050, 3_000))).await;
+    let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
+    let first =
+        play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 3_050, 3_000))).await;
     let view = shown(&play, &first.exchange).await;
     assert_eq!((view.total, view.basis.unwrap().gone), (5_050, 3_000));
     history.push(json!({"role": "assistant", "content": "Three metres."}));
     history.push(json!({"role": "user", "content": "12345678901234567890"}));
-    let next = play.asks(&asks(&history), &chat("Four.", (5_064, 9, 0))).await;
+    let next = play.exchange(&request_for(&history), &chat("Four.", (5_064, 9, 0))).await;
     assert_eq!(decided(&next.exchange), (5_055, 5));
     assert_eq!((next.exchange.error(), next.exchange.done.overflow), (Some(-9), None));
 }
@@ -110,14 +111,14 @@ async fn the_dexto_breakdown_counts_system_and_tools_by_length() {
     let tool =
         json!({"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object"}});
     let ask = |history: &[Value]| {
-        let mut request = asks(MODEL, history);
+        let mut request = anthropic_request(MODEL, history);
         request["system"] = json!("x".repeat(402));
         request["tools"] = json!([tool]);
         request
     };
     let mut history = vec![message("user", json!("How deep is she?"))];
     let content = json!([{"type": "text", "text": "Three metres."}]);
-    let first = play.asks(&ask(&history), &answers("m1", MODEL, content.clone())).await;
+    let first = play.exchange(&ask(&history), &anthropic_reply("m1", MODEL, content.clone())).await;
     let tools = (tool.to_string().len() as f64 / 4.0).round() as u64;
     let at_first = first.exchange.estimate.as_ref().unwrap();
     assert_eq!(at_first.method, EstimateMethod::Estimated);
@@ -133,7 +134,7 @@ async fn the_dexto_breakdown_counts_system_and_tools_by_length() {
     assert_eq!(parts.messages, 1_850 - 101 - tools);
     history.push(message("assistant", content));
     history.push(message("user", json!("12345678")));
-    let next = play.asks(&ask(&history), &answers("m2", MODEL, json!([]))).await;
+    let next = play.exchange(&ask(&history), &anthropic_reply("m2", MODEL, json!([]))).await;
     let parts = next.exchange.estimate.as_ref().unwrap().breakdown;
     assert_eq!((parts.system, parts.tools, parts.messages), (101, tools, 1_852 - 101 - tools));
 }
@@ -145,9 +146,9 @@ async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     const MODEL: &str = "claude-sonnet-4-5";
     let mut play = play(Preset::Dexto, &[]).await;
     let mut history = vec![message("user", json!("How deep is she?"))];
-    let mut request = asks(MODEL, &history);
+    let mut request = anthropic_request(MODEL, &history);
     request["stream"] = json!(true);
-    let mut client = play.sends(&request).await;
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.begin_events().await;
     let begins = json!({"type": "message_start", "message": {"id": "m1", "type": "message",
@@ -172,7 +173,9 @@ async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     drop(call);
     history.push(message("assistant", json!([{"type": "text", "text": text}])));
     history.push(message("user", json!("12345678")));
-    let next = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
+    let next = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
+        .await;
     assert_eq!(decided(&next.exchange), (view.total + 2, 2));
     assert_eq!(next.exchange.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
 }

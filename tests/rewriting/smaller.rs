@@ -15,7 +15,7 @@ use crate::healed::{
     CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, goes_on, healed, image, picture,
     refusals, responses,
 };
-use crate::play::{Play, answers};
+use crate::play::{Play, anthropic_reply};
 use crate::stage::{RoundTrip, Stage};
 use crate::support::http1::Call;
 use crate::support::noise::noise;
@@ -72,7 +72,7 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
     let rules = Rules { max_image_bytes: 20_000, ..Rules::default() };
     for (target, at, body) in bodies(&large) {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
-        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+        let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(trip.status, 200, "{target}: {} {:?}", trip.answer, trip.exchange.refusal);
         assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{target}");
         assert_eq!(trip.exchange.refusal, healed(RepairCause::Media), "{target}");
@@ -87,9 +87,9 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
         let mut next = goes_on(&body, &trip.answer);
         for restarts in [false, true] {
             if restarts {
-                stage.restarts().await;
+                stage.restart().await;
             }
-            let later = stage.asks(target, &next, ScriptedReply::text("Better.")).await;
+            let later = stage.exchange(target, &next, ScriptedReply::text("Better.")).await;
             assert_eq!((later.status, later.log.len()), (200, 1), "{target}: {}", later.answer);
             assert_eq!(sent_picture(&later, at).0, data, "{target}: restarts {restarts}");
             next = goes_on(&next, &later.answer);
@@ -103,7 +103,7 @@ async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
     let rules = Rules { max_image_side: 120, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&large)[0].clone();
-    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
     let (_, small) = sent_picture(&trip, at);
     assert_eq!((small.width(), small.height()), (120, 8));
@@ -116,16 +116,16 @@ async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
     let store_twice = rules.clone();
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&noise(200, 100, 5))[0].clone();
-    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(sent_picture(&trip, at).1.width(), 100);
     let rules = Rules { max_image_side: 60, ..store_twice };
     stage.provider.set_rules(rules);
     let next = goes_on(&body, &trip.answer);
-    let trip = stage.asks(target, &next, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &next, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
     assert_eq!(sent_picture(&trip, at).1.width(), 60);
     let next = goes_on(&next, &trip.answer);
-    let trip = stage.asks(target, &next, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &next, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.log.len(), sent_picture(&trip, at).1.width()), (1, 60));
 }
 
@@ -140,7 +140,7 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
     for data in [picture(30_000), bomb, noise(200, 100, 3)[..100_000 / 4 * 4 / 2].to_owned()] {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
         let (target, _, body) = bodies(&data)[0].clone();
-        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+        let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
         assert_eq!(trip.sent()["messages"][0]["content"][0]["type"], "text");
     }
@@ -152,13 +152,13 @@ async fn past_the_limit_of_stored_pictures_a_session_gets_text() {
     let rules = Rules { max_image_bytes: 500_000, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     stage.config.limits.body_bytes = 32 << 20;
-    stage.restarts().await;
+    stage.restart().await;
     let mut kinds = Vec::new();
     let mut messages = Vec::new();
     for at in 0..16 {
         messages.push(json!({"role": "user", "content": [image(&noise(420, 420, at)), {"type": "text", "text": "What?"}]}));
         let body = claude(json!(messages));
-        let trip = stage.asks(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+        let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(trip.status, 200, "{at}: {:?}", trip.exchange.refusal);
         let content = trip.sent()["messages"].as_array().unwrap();
         let newest = content.last().unwrap()["content"][0]["type"].as_str().unwrap();
@@ -181,7 +181,7 @@ async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
         );
         (bytes, json!({"error": {"message": message}}).to_string())
     };
-    let mut client = play.sends(&body).await;
+    let mut client = play.send_request(&body).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &refused(&call).1).await;
     let mut call = call.wire.request().await;
@@ -190,11 +190,12 @@ async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
     call.answer("400 Bad Request", &refusal).await;
     let mut call = call.wire.request().await;
     assert!(call.message.text().contains("It was left out"), "{}", call.message.text());
-    let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
+    let reply =
+        anthropic_reply("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     let sent = call.message.text().to_owned();
     drop(call);
     play.server.next_exchange().await;
-    assert_eq!(play.asks(&body, &reply).await.bytes, sent, "it is repeated");
+    assert_eq!(play.exchange(&body, &reply).await.bytes, sent, "it is repeated");
 }

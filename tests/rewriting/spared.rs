@@ -41,15 +41,15 @@ fn spared() -> Option<RefusalReport> {
 async fn an_output_limit_refused_once_is_lowered_for_other_sessions() {
     for (target, at, body) in bodies() {
         let mut stage = Stage::open(rules(), Policy::default()).await;
-        let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+        let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
         assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "{target}");
         for restarts in [false, true] {
             if restarts {
-                stage.restarts().await;
+                stage.restart().await;
             }
             stage.session = if restarts { "third" } else { "second" };
-            let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+            let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
             assert_eq!((trip.status, trip.log.len()), (200, 1), "{target} {restarts}");
             assert_eq!(trip.sent().pointer(at), Some(&json!(8_192)), "{target} {restarts}");
             assert_eq!(trip.exchange.refusal, spared(), "{target} {restarts}");
@@ -66,22 +66,22 @@ async fn an_output_limit_refused_once_is_lowered_for_other_sessions() {
 async fn a_learned_output_limit_changes_no_request_it_does_not_concern() {
     let (target, at, body) = bodies()[0].clone();
     let mut stage = Stage::open(rules(), Policy::default()).await;
-    assert_eq!(stage.asks(target, &body, ScriptedReply::text("Good.")).await.log.len(), 2);
+    assert_eq!(stage.exchange(target, &body, ScriptedReply::text("Good.")).await.log.len(), 2);
     stage.session = "second";
     let mut less = body.clone();
     *less.pointer_mut(at).unwrap() = json!(8_000);
-    let trip = stage.asks(target, &less, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &less, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.sent(), trip.exchange.refusal.clone()), (&less, None));
     stage.session = "third";
     let mut other = body.clone();
     other["model"] = json!("claude-sonnet-4-5");
-    let trip = stage.asks(target, &other, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &other, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.log.len(), 2, "it is refused first");
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     stage.config.policy = Policy { heal, ..Policy::default() }.into();
-    stage.restarts().await;
+    stage.restart().await;
     stage.session = "fourth";
-    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.status, trip.log.len()), (400, 1));
     assert_eq!(trip.sent().pointer(at), Some(&json!(64_000)));
 }
@@ -94,10 +94,10 @@ async fn a_limit_that_a_client_dictates_is_not_learned() {
     body["messages"][0]["content"] = json!(
         "max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-sonnet-4-6"
     );
-    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "its own is healed");
     stage.session = "second";
     let (_, _, body) = bodies()[0].clone();
-    let trip = stage.asks(target, &body, ScriptedReply::text("Good.")).await;
+    let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!((trip.log.len(), trip.sent().pointer(at)), (2, Some(&json!(8_192))));
 }

@@ -53,7 +53,7 @@ impl Stage {
     }
 
     /// Starts another process over the same store.
-    pub async fn restarts(&mut self) {
+    pub async fn restart(&mut self) {
         self.server = server(&self.store, &self.config).await;
     }
 
@@ -63,23 +63,33 @@ impl Stage {
         let last = body["messages"].as_array().unwrap().last().unwrap();
         let mut body = body.clone();
         body["messages"] = serde_json::json!([last]);
-        let trip = alone.asks("/v1/messages", &body, reply).await;
+        let trip = alone.exchange("/v1/messages", &body, reply).await;
         let stream = trip.answer.as_str().unwrap().trim_end();
         stream.split("\n\n").map(str::to_owned).collect()
     }
 
     /// One exchange; the provider replies with `reply` if it accepts the request.
-    pub async fn asks(&mut self, target: &str, body: &Value, reply: ScriptedReply) -> RoundTrip {
+    pub async fn exchange(
+        &mut self,
+        target: &str,
+        body: &Value,
+        reply: ScriptedReply,
+    ) -> RoundTrip {
         let is_streamed = body["stream"] == true;
-        self.exchanges(target, &body.to_string(), reply, is_streamed).await
+        self.send_and_record(target, &body.to_string(), reply, is_streamed).await
     }
 
     /// The same with a body given as text.
-    pub async fn sends(&mut self, target: &str, body: &str, reply: ScriptedReply) -> RoundTrip {
-        self.exchanges(target, body, reply, false).await
+    pub async fn exchange_text(
+        &mut self,
+        target: &str,
+        body: &str,
+        reply: ScriptedReply,
+    ) -> RoundTrip {
+        self.send_and_record(target, body, reply, false).await
     }
 
-    async fn exchanges(
+    async fn send_and_record(
         &mut self,
         target: &str,
         body: &str,

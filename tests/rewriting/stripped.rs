@@ -7,7 +7,7 @@ use plimsoll::context::policy::{
 };
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks, message};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
 
 fn strips(strip: StripPolicy) -> Policy {
     let reasoning = ReasoningPolicy { strip_from_context: strip, ..ReasoningPolicy::default() };
@@ -44,7 +44,7 @@ async fn stripped_reasoning_stays_out_of_later_requests() {
     {
         let mut play = Play::of("/v1/chat/completions", strips(strip)).await;
         let request_body = request("some-model", 3, "Hm.");
-        let scene = play.asks(&request_body, &reply()).await;
+        let scene = play.exchange(&request_body, &reply()).await;
         assert_eq!(thinking(&scene.sent), left, "{strip:?}");
         let gone = left.iter().filter(|left| !**left).count();
         assert_eq!(
@@ -53,8 +53,8 @@ async fn stripped_reasoning_stays_out_of_later_requests() {
         );
         // It was sent without the reasoning, so it stays without, whatever policy says later.
         play.config.policy = Policy::default().into();
-        play.restarts().await;
-        assert_eq!(play.asks(&request_body, &reply()).await.bytes, scene.bytes);
+        play.restart().await;
+        assert_eq!(play.exchange(&request_body, &reply()).await.bytes, scene.bytes);
     }
 }
 
@@ -62,7 +62,7 @@ async fn stripped_reasoning_stays_out_of_later_requests() {
 async fn reasoning_that_the_provider_demands_is_not_stripped() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     let request_body = request("deepseek-v4", 2, "Hm.");
-    let scene = play.asks(&request_body, &reply()).await;
+    let scene = play.exchange(&request_body, &reply()).await;
     assert_eq!(scene.bytes, request_body.to_string());
     assert!(scene.steps().iter().all(|step| step.2 == DecisionReason::Demanded));
 }
@@ -77,14 +77,14 @@ async fn bound_reasoning_is_not_stripped() {
         message("assistant", json!([thought, {"type": "text", "text": "One."}])),
         message("user", json!("Two?")),
     ];
-    let request_body = asks("claude-opus-5-5", &history);
-    let answer = answers("m", "claude-opus-5-5", json!([]));
-    let scene = play.asks(&request_body, &answer).await;
+    let request_body = anthropic_request("claude-opus-5-5", &history);
+    let answer = anthropic_reply("m", "claude-opus-5-5", json!([]));
+    let scene = play.exchange(&request_body, &answer).await;
     assert_eq!(scene.bytes, request_body.to_string());
     assert_eq!(scene.steps(), [(Change::Removed, Decision::Refused, DecisionReason::Bound)]);
-    let request_body = asks("claude-opus-4-6", &history);
+    let request_body = anthropic_request("claude-opus-4-6", &history);
     play.session = "free";
-    let scene = play.asks(&request_body, &answer).await;
+    let scene = play.exchange(&request_body, &answer).await;
     assert_eq!(scene.sent["messages"][1]["content"], json!([{"type": "text", "text": "One."}]));
 }
 
@@ -100,16 +100,26 @@ async fn each_branch_decides_by_itself_to_strip_reasoning() {
         {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}}]);
     let result = json!([{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Deep."}]);
     let mut history = vec![message("user", json!("How deep?"))];
-    play.asks(&asks(model, &history), &answers("m1", model, called.clone())).await;
+    play.exchange(
+        &anthropic_request(model, &history),
+        &anthropic_reply("m1", model, called.clone()),
+    )
+    .await;
     history.extend([message("assistant", called), message("user", result)]);
     let reply = json!([{"type": "text", "text": "Deep."}]);
-    let open = play.asks(&asks(model, &history), &answers("m2", model, reply.clone())).await;
+    let open = play
+        .exchange(&anthropic_request(model, &history), &anthropic_reply("m2", model, reply.clone()))
+        .await;
     assert_eq!(open.steps(), [(Change::Removed, Decision::Refused, DecisionReason::OpenLoop)]);
     history.push(message("assistant", reply.clone()));
     for question in ["And here?", "And there?"] {
         let branch = [history.clone(), vec![message("user", json!(question))]].concat();
-        let scene =
-            play.asks(&asks(model, &branch), &answers(question, model, reply.clone())).await;
+        let scene = play
+            .exchange(
+                &anthropic_request(model, &branch),
+                &anthropic_reply(question, model, reply.clone()),
+            )
+            .await;
         let removed = (Change::Removed, Decision::New, DecisionReason::Stripped);
         assert_eq!(scene.steps(), [removed], "{question}");
     }
@@ -121,19 +131,22 @@ async fn each_branch_decides_by_itself_to_strip_reasoning() {
 async fn equal_reasoning_of_two_replies_is_stripped_separately() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     play.config.upstreams[0].reasoning_echo = Some(EchoRule::Wanted);
-    play.restarts().await;
+    play.restart().await;
     let mut history = vec![message("user", json!("How deep?")), thinks("Look.", json!([]))];
     history.push(message("user", json!("And here?")));
-    let first = play.asks(&asks("glm-5", &history), &reply()).await;
+    let first = play.exchange(&anthropic_request("glm-5", &history), &reply()).await;
     assert_eq!(thinking(&first.sent), [false]);
     history.extend([thinks("", json!([call("c1")])), result("c1", "Deep.")]);
-    let open = play.asks(&asks("glm-5", &history), &reply()).await;
+    let open = play.exchange(&anthropic_request("glm-5", &history), &reply()).await;
     assert_eq!(thinking(&open.sent), [false, true], "the open loop's own stays");
     history.extend([message("assistant", json!("Deep.")), message("user", json!("Thanks."))]);
-    let closed = play.asks(&asks("glm-5", &history), &reply()).await;
+    let closed = play.exchange(&anthropic_request("glm-5", &history), &reply()).await;
     assert_eq!(thinking(&closed.sent), [false, false, false]);
-    play.restarts().await;
-    assert_eq!(play.asks(&asks("glm-5", &history), &reply()).await.bytes, closed.bytes);
+    play.restart().await;
+    assert_eq!(
+        play.exchange(&anthropic_request("glm-5", &history), &reply()).await.bytes,
+        closed.bytes
+    );
 }
 
 /// One branch removed reasoning, for a model that does not demand it. Another model demands it, and wrote the same
@@ -143,15 +156,15 @@ async fn reasoning_equal_to_stripped_reasoning_is_sent_if_demanded() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     let question = message("user", json!("How deep?"));
     let resumed = [question.clone(), thinks("It i", json!([])), message("user", json!("Go on."))];
-    let first = play.asks(&asks("glm-5", &resumed), &reply()).await;
+    let first = play.exchange(&anthropic_request("glm-5", &resumed), &reply()).await;
     assert_eq!(thinking(&first.sent), [false]);
     let mut history = vec![question];
     let called = thinks("It is deep.", json!([call("c1")]));
     let answer = json!({"id": "k", "choices": [{"index": 0, "finish_reason": "tool_calls",
         "message": called}]});
-    play.asks(&asks("kimi-k3", &history), &answer).await;
+    play.exchange(&anthropic_request("kimi-k3", &history), &answer).await;
     history.extend([called, result("c1", "Deep.")]);
-    let next = play.asks(&asks("kimi-k3", &history), &reply()).await;
+    let next = play.exchange(&anthropic_request("kimi-k3", &history), &reply()).await;
     assert_eq!(thinking(&next.sent), [true]);
 }
 
@@ -181,7 +194,7 @@ async fn the_count_without_stripped_reasoning_is_shown_and_decides() {
     let mut measured = Vec::new();
     for policy in [Policy::default(), strips(StripPolicy::All)] {
         let mut play = Play::of("/v1/chat/completions", policy).await;
-        let scene = play.asks(&request_body, &reply()).await;
+        let scene = play.exchange(&request_body, &reply()).await;
         measured.push(scene.exchange.estimate.clone().unwrap());
     }
     let [raw, effective] = measured.as_slice() else { panic!() };
@@ -210,8 +223,8 @@ async fn the_count_without_stripped_reasoning_is_shown_and_decides() {
         let mut play = Play::of("/v1/chat/completions", policy.clone()).await;
         play.config.output_reserve = 0;
         play.config.upstreams[0].window = Some((raw.tokens + effective.tokens) / 2);
-        play.restarts().await;
-        let scene = play.asks(&request_body, &reply()).await;
+        play.restart().await;
+        let scene = play.exchange(&request_body, &reply()).await;
         assert_eq!(
             scene.exchange.done.made.cut, cuts,
             "{strip:?}: {:?}",

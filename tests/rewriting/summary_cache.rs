@@ -68,12 +68,12 @@ async fn open(policy: Policy) -> Stage {
     let mut stage = Stage::open(rules, policy).await;
     stage.provider.reply_to_matching(ASKS, ScriptedReply::text(SUMMARY));
     stage.config.upstreams[0].window = Some(WINDOW);
-    stage.restarts().await;
+    stage.restart().await;
     stage
 }
 
 async fn exchange(stage: &mut Stage, history: &mut Vec<Value>, reply: ScriptedReply) -> RoundTrip {
-    let trip = stage.asks(TARGET, &request(history), reply).await;
+    let trip = stage.exchange(TARGET, &request(history), reply).await;
     assert_eq!(trip.status, 200, "{:?}", trip.answer);
     history.push(json!({"role": "assistant", "content": trip.answer["content"]}));
     trip

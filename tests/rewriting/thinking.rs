@@ -54,9 +54,9 @@ async fn requested_thinking_is_shown_and_sent_back_without_a_loss() {
         let mut next = body;
         for turn in 0..4 {
             if turn == 2 {
-                stage.restarts().await;
+                stage.restart().await;
             }
-            let trip = stage.asks(target, &next, thinks()).await;
+            let trip = stage.exchange(target, &next, thinks()).await;
             assert_eq!((trip.status, trip.log.len()), (200, 1), "{target}: {}", trip.answer);
             assert_eq!(trip.sent().pointer(at), Some(&expected), "{target} {turn}");
             assert!(trip.answer.to_string().contains("I looked."), "{target}: {}", trip.answer);
@@ -72,20 +72,20 @@ async fn requested_thinking_is_shown_and_sent_back_without_a_loss() {
 async fn a_threads_first_request_decides_if_thinking_is_shown() {
     for (target, body, at, expected) in clients() {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
-        let trip = stage.asks(target, &body, thinks()).await;
+        let trip = stage.exchange(target, &body, thinks()).await;
         assert_eq!(trip.sent().pointer(at), None, "{target}: nobody asked for it");
         let old = goes_on(&body, &trip.answer);
         stage.config.policy = shows().into();
-        stage.restarts().await;
-        let trip = stage.asks(target, &old, thinks()).await;
+        stage.restart().await;
+        let trip = stage.exchange(target, &old, thinks()).await;
         assert_eq!(trip.sent().pointer(at), None, "{target}: an old thread");
         stage.session = "second";
-        let trip = stage.asks(target, &body, thinks()).await;
+        let trip = stage.exchange(target, &body, thinks()).await;
         assert_eq!(trip.sent().pointer(at), Some(&expected), "{target}: a new one");
         let new = goes_on(&body, &trip.answer);
         stage.config.policy = Policy::default().into();
-        stage.restarts().await;
-        let trip = stage.asks(target, &new, thinks()).await;
+        stage.restart().await;
+        let trip = stage.exchange(target, &new, thinks()).await;
         assert_eq!(trip.sent().pointer(at), Some(&expected), "{target}: it stays shown");
     }
 }
@@ -124,14 +124,14 @@ async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
         ),
     ] {
         let mut stage = Stage::open(Rules::default(), shows()).await;
-        let trip = stage.asks(target, &body, ScriptedReply::text("Seen.")).await;
+        let trip = stage.exchange(target, &body, ScriptedReply::text("Seen.")).await;
         assert_eq!((trip.status, trip.sent()), (200, &body), "{what}: {}", trip.answer);
     }
     for mode in [Mode::Observe, Mode::Shadow] {
         let mut stage = Stage::open(Rules::default(), shows()).await;
         stage.config.mode = mode;
-        stage.restarts().await;
-        let trip = stage.asks(CLAUDE, &claude(), thinks()).await;
+        stage.restart().await;
+        let trip = stage.exchange(CLAUDE, &claude(), thinks()).await;
         assert_eq!(trip.sent(), &claude(), "{mode:?}");
     }
 }
@@ -149,7 +149,7 @@ async fn a_refusal_to_show_thinking_is_learned() {
         (GEMINI, gemini(), "Thinking is not enabled for models/gemini-2.5-pro"),
     ] {
         let mut play = Play::of(target, shows()).await;
-        let mut client = play.sends(&body).await;
+        let mut client = play.send_request(&body).await;
         let mut call = play.provider.call().await;
         assert_ne!(call.message.text(), body.to_string());
         call.answer("400 Bad Request", &json!({"error": {"message": refusal}}).to_string()).await;
@@ -163,9 +163,9 @@ async fn a_refusal_to_show_thinking_is_learned() {
             Some(RefusalCause::Display),
             "{target}"
         );
-        play.restarts().await;
+        play.restart().await;
         play.session = "22222222-2222-3333-4444-555555555555";
-        let scene = play.asks(&body, &json!({})).await;
+        let scene = play.exchange(&body, &json!({})).await;
         assert!(!scene.bytes.contains("summarized") && !scene.bytes.contains("\"summary\""));
         assert!(!scene.bytes.contains("includeThoughts"), "{target}: {}", scene.bytes);
     }

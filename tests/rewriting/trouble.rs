@@ -20,7 +20,7 @@ use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::play::{Play, Scene, answers, asks, message};
+use crate::play::{Play, Scene, anthropic_reply, anthropic_request, message};
 use crate::pruned::{eager, history};
 use crate::support::within;
 
@@ -163,8 +163,8 @@ async fn before(fault: StoreFault) -> Play {
 async fn invariant_3_what_cannot_be_saved_is_not_sent() {
     for fault in [StoreFault::Fails, StoreFault::Hangs] {
         let mut play = before(fault).await;
-        let request = asks(MODEL, &history(6));
-        let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+        let request = anthropic_request(MODEL, &history(6));
+        let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
         assert!(scene.exchange.fail_open.contains(&FailOpen::Store));
         assert_eq!(scene.exchange.done.made.cut, 0);
@@ -179,14 +179,14 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let store = Arc::new(SqliteStore::open(&path).unwrap());
     let mut play = Play::over(store, "/v1/messages", Mode::Active, eager()).await;
     play.config.limits.save_ms = 200;
-    play.restarts().await;
+    play.restart().await;
     let in_the_way = rusqlite::Connection::open(&path).unwrap();
     in_the_way.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let request = asks(MODEL, &history(6));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     assert_eq!(call.message.text(), request.to_string(), "it is forwarded unchanged");
-    call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
+    call.answer("200 OK", &anthropic_reply("m1", MODEL, json!([])).to_string()).await;
     client.response().await;
     drop(call);
     in_the_way.execute_batch("ROLLBACK").unwrap();
@@ -213,9 +213,9 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
     });
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
     play.config.limits.save_ms = 100;
-    play.restarts().await;
-    let request = asks(MODEL, &history(6));
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    play.restart().await;
+    let request = anthropic_request(MODEL, &history(6));
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string(), "it is forwarded unchanged");
     let scope =
         Scope { tenant: scene.exchange.tenant.clone().unwrap(), session: play.session.into() };
@@ -231,7 +231,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
         }
     };
     within("what was kept to be known", held).await;
-    let later = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let later = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(later.exchange.done.made.cut as usize, kept);
 }
 
@@ -239,8 +239,8 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
 #[tokio::test]
 async fn nothing_is_decided_if_the_store_cannot_be_read() {
     let mut play = before(StoreFault::Silent).await;
-    let request = asks(MODEL, &history(6));
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
     assert!(scene.exchange.fail_open.contains(&FailOpen::Store));
     assert!(scene.exchange.done.made.is_nothing(), "{:?}", scene.exchange.done);
@@ -251,8 +251,8 @@ async fn nothing_is_decided_if_the_store_cannot_be_read() {
 async fn a_session_full_of_decisions_repeats_them_and_says_so() {
     const MANY: u128 = (8 << 20) / (64 << 10) + 1;
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([]));
-    let first = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     let made = first.exchange.done.made.cut;
     assert!(made > 0);
     let scope =
@@ -267,8 +267,8 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
         Record { key: number, value: value.to_string().into(), ..cut.clone() }
     });
     play.store.put_if_absent(scope, others.collect()).await.unwrap();
-    play.restarts().await;
-    let full = play.asks(&asks(MODEL, &history(12)), &reply).await;
+    play.restart().await;
+    let full = play.exchange(&anthropic_request(MODEL, &history(12)), &reply).await;
     assert_eq!(full.exchange.fail_open, [FailOpen::Decisions]);
     assert_eq!(full.exchange.done.made.cut, made, "those before are repeated, and no more");
     assert_eq!(full.sent["messages"][2], first.sent["messages"][2]);
@@ -277,29 +277,29 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
 #[tokio::test]
 async fn the_loser_of_a_store_race_sends_what_the_winner_decided() {
     let mut play = before(StoreFault::Loses).await;
-    let request = asks(MODEL, &history(6));
-    let reply = answers("m1", MODEL, json!([]));
-    let first = play.asks(&request, &reply).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let first = play.exchange(&request, &reply).await;
     assert_eq!(first.sent["messages"][2]["content"][0]["content"], "[Cleared first]");
     // This lasts, after a restart too.
-    play.restarts().await;
-    assert_eq!(play.asks(&request, &reply).await.bytes, first.bytes);
+    play.restart().await;
+    assert_eq!(play.exchange(&request, &reply).await.bytes, first.bytes);
 }
 
 #[tokio::test]
 async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let reply = answers("m1", MODEL, json!([]));
-    play.asks(&asks(MODEL, &history(3)), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    play.exchange(&anthropic_request(MODEL, &history(3)), &reply).await;
     let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let value = Bytes::from_static(b"{\"kind\":\"cut\",\"about\":\"nonsense\"}");
     let broken = Record { kind: RecordKind::Cut, key: 7, value, at: 1 };
     play.store.put_if_absent(scope, vec![broken]).await.unwrap();
-    play.restarts().await;
-    let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
+    play.restart().await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
     assert!(scene.exchange.fail_open.contains(&FailOpen::FactUnread));
     assert!(scene.exchange.done.made.cut > 0, "the others hold");
-    let scene = play.asks(&asks(MODEL, &history(7)), &reply).await;
+    let scene = play.exchange(&anthropic_request(MODEL, &history(7)), &reply).await;
     assert!(!scene.exchange.fail_open.contains(&FailOpen::FactUnread), "reported once");
 }
 
@@ -311,8 +311,8 @@ async fn unpaired_calls_and_results_are_not_reordered_or_removed() {
     broken.remove(3);
     broken.swap(1, 4);
     broken.push(message("assistant", json!([])));
-    let request = asks(MODEL, &broken);
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let request = anthropic_request(MODEL, &broken);
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     let (sent, requested) = (&scene.sent["messages"], &request["messages"]);
     assert_eq!(sent.as_array().unwrap().len(), requested.as_array().unwrap().len());
     for (sent, requested) in sent.as_array().unwrap().iter().zip(requested.as_array().unwrap()) {
@@ -330,15 +330,15 @@ async fn asks_with_key(play: &mut Play, key: &'static str) -> (Value, Scene) {
     let thinking = json!({"type": "thinking", "thinking": "Mine.", "signature": "c2lnbmVk"});
     let call = json!({"type": "tool_use", "id": "toolu_01AbCdEfGh12", "name": "Read", "input": {}});
     let mut messages = vec![message("user", json!("Look."))];
-    let reply = answers("m1", MODEL, json!([thinking, call]));
-    play.asks(&asks(MODEL, &messages), &reply).await;
+    let reply = anthropic_reply("m1", MODEL, json!([thinking, call]));
+    play.exchange(&anthropic_request(MODEL, &messages), &reply).await;
     messages.push(message("assistant", json!([call])));
     let result =
         json!({"type": "tool_result", "tool_use_id": "toolu_01AbCdEfGh12", "content": "."});
     messages.push(message("user", json!([result])));
-    let request = asks(MODEL, &messages);
+    let request = anthropic_request(MODEL, &messages);
     play.key = key;
-    let scene = play.asks(&request, &reply).await;
+    let scene = play.exchange(&request, &reply).await;
     (request, scene)
 }
 
@@ -353,7 +353,7 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
     let (request, scene) = asks_with_key(&mut play, "another").await;
     assert_eq!(scene.bytes, request.to_string());
     play.key = "k";
-    let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
+    let scene = play.exchange(&request, &anthropic_reply("m2", MODEL, json!([]))).await;
     assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
 }
 
@@ -362,7 +362,7 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
 async fn a_renewed_token_continues_the_session_if_all_are_one_tenant() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.tenants = Tenants::One;
-    play.restarts().await;
+    play.restart().await;
     let (_, scene) = asks_with_key(&mut play, "renewed").await;
     assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
     assert_eq!(scene.exchange.tenant, Some(ANONYMOUS.into()));
@@ -374,12 +374,12 @@ async fn a_renewed_token_continues_the_session_if_all_are_one_tenant() {
 async fn a_request_that_its_client_signed_is_forwarded_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "authorization: AWS4-HMAC-SHA256 Credential=AKIA/2026\r\n".to_owned();
-    let request = asks(MODEL, &history(6));
-    let scene = play.asks(&request, &answers("m1", MODEL, json!([]))).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
     assert!(scene.exchange.done.made.is_nothing() && scene.exchange.estimate.is_some());
     play.target = "/v1/chat/completions";
     let chat =
         json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "Hm."}]});
-    assert_eq!(play.asks(&chat, &json!({"choices": []})).await.bytes, chat.to_string());
+    assert_eq!(play.exchange(&chat, &json!({"choices": []})).await.bytes, chat.to_string());
 }

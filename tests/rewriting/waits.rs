@@ -7,7 +7,7 @@ use plimsoll::context::overflow::OverflowSign;
 use plimsoll::context::policy::{Policy, SummaryEngine};
 use serde_json::{Value, json};
 
-use crate::play::{Play, answers, asks};
+use crate::play::{Play, anthropic_reply, anthropic_request};
 use crate::pruned::history;
 
 const MODEL: &str = "claude-sonnet-4-5";
@@ -25,7 +25,7 @@ async fn play(mode: Mode, hold_out: f64) -> Play {
     policy.prune.hold_out = hold_out;
     let mut play = Play::of("/v1/messages", policy).await;
     play.config.mode = mode;
-    play.restarts().await;
+    play.restart().await;
     play
 }
 
@@ -34,7 +34,7 @@ async fn play(mode: Mode, hold_out: f64) -> Play {
 async fn quickest(play: &mut Play, request: &Value, first: &str) -> Duration {
     let mut quickest = Duration::MAX;
     for _ in 0..TRIES {
-        let mut client = play.sends(request).await;
+        let mut client = play.send_request(request).await;
         let mut call = play.provider.call().await;
         let began = Instant::now();
         call.send("HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await;
@@ -54,7 +54,7 @@ async fn quickest(play: &mut Play, request: &Value, first: &str) -> Duration {
 async fn a_refusal_is_forwarded_at_once_if_no_retry_is_possible() {
     for (mode, hold_out) in [(Mode::Observe, 0.0), (Mode::Shadow, 0.0), (Mode::Active, 1.0)] {
         let mut play = play(mode, hold_out).await;
-        let took = quickest(&mut play, &asks(MODEL, &history(8)), BEGINS).await;
+        let took = quickest(&mut play, &anthropic_request(MODEL, &history(8)), BEGINS).await;
         assert!(took < AT_ONCE, "{mode:?}, held out {hold_out}: {took:?}");
     }
 }
@@ -62,7 +62,7 @@ async fn a_refusal_is_forwarded_at_once_if_no_retry_is_possible() {
 #[tokio::test]
 async fn in_active_mode_a_slow_refusal_is_held_back_only_shortly() {
     let mut play = play(Mode::Active, 0.0).await;
-    let took = quickest(&mut play, &asks(MODEL, &history(8)), BEGINS).await;
+    let took = quickest(&mut play, &anthropic_request(MODEL, &history(8)), BEGINS).await;
     assert!(took < SHORTLY, "{took:?}");
 }
 
@@ -71,7 +71,7 @@ async fn in_active_mode_a_slow_refusal_is_held_back_only_shortly() {
 async fn a_refusal_is_forwarded_as_soon_as_its_json_is_complete() {
     let mut play = play(Mode::Active, 0.0).await;
     let whole = r#"{"type":"error","error":{"type":"invalid_request_error","message":"No."}}"#;
-    let took = quickest(&mut play, &asks(MODEL, &history(8)), whole).await;
+    let took = quickest(&mut play, &anthropic_request(MODEL, &history(8)), whole).await;
     assert!(took < AT_ONCE, "{took:?}");
 }
 
@@ -80,12 +80,12 @@ async fn a_refusal_is_forwarded_as_soon_as_its_json_is_complete() {
 async fn an_accepted_answer_flows_at_once_in_observe() {
     let mut play = play(Mode::Observe, 0.0).await;
     play.config.upstreams[0].window = Some(3000);
-    play.restarts().await;
+    play.restart().await;
     let mut quickest = Duration::MAX;
     for _ in 0..TRIES {
-        let mut request = asks(MODEL, &history(8));
+        let mut request = anthropic_request(MODEL, &history(8));
         request["stream"] = json!(true);
-        let mut client = play.sends(&request).await;
+        let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         let began = Instant::now();
         call.begin_events().await;
@@ -104,8 +104,8 @@ async fn an_accepted_answer_flows_at_once_in_observe() {
 #[tokio::test]
 async fn the_window_is_learned_from_a_refusal_forwarded_in_observe_mode() {
     let mut play = play(Mode::Observe, 0.0).await;
-    let request = asks(MODEL, &history(8));
-    let mut client = play.sends(&request).await;
+    let request = anthropic_request(MODEL, &history(8));
+    let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     assert_eq!(client.response().await.text(), TOO_LONG);
@@ -114,6 +114,6 @@ async fn the_window_is_learned_from_a_refusal_forwarded_in_observe_mode() {
     let overflow = exchange.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Refused, false));
     assert_eq!((overflow.reported.window, exchange.window), (Some(2000), Some(2000)));
-    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
-    assert_eq!(play.asks(&request, &reply).await.exchange.window, Some(2000));
+    let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    assert_eq!(play.exchange(&request, &reply).await.exchange.window, Some(2000));
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use plimsoll::context::ledger::anchor_keys;
 use plimsoll::context::lineage::Growth;
+use plimsoll::context::policy::DecisionMode;
 use plimsoll::context::{
     ExchangeId, Fact, Outcome, PromptSection, SessionId, Sketch, SketchPart, ThreadId, Turn,
 };
@@ -74,7 +75,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             exchange: &exchange,
             timeout: Duration::from_secs(5),
             reads: &ReadBudget::new(Duration::from_secs(5)),
-            shadow: false,
+            decisions: DecisionMode::Active,
         };
         let opened = ledgers.open(lookup, &conversation).await.unwrap();
         let place = (opened.scope.session.clone(), opened.placed.position.thread.clone());

@@ -39,11 +39,12 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
         usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large
     };
     let missed_twice = || {
-        known.repeated.as_ref().is_some_and(|(before, tokens)| {
+        known.repeated_prefix.as_ref().is_some_and(|repeated| {
+            let before = &repeated.of;
             let is_its = before.model == parent.model && before.upstream == parent.upstream;
             let idle = parent.at.checked_sub(before.ended);
             let was_alive = idle.is_some_and(|idle| idle <= ttl_ms(request, &before.usage));
-            missed(&before.usage) && is_its && was_alive && *tokens >= model.cache_min
+            missed(&before.usage) && is_its && was_alive && repeated.tokens >= model.cache_min
         })
     };
     let is_claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
@@ -56,6 +57,7 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
 mod tests {
     use super::*;
     use crate::context::Turn;
+    use crate::context::ledger::RepeatedPrefix;
     use crate::context::scene::{SessionFixture, messages};
 
     /// Whether the cache is cold this many seconds after such a turn, and whether it is one millisecond later.
@@ -123,12 +125,12 @@ mod tests {
         };
         scene.now = 402_000;
         let mut known = scene.grown_from(miss);
-        known.repeated = before.map(|with| {
+        known.repeated_prefix = before.map(|with| {
             let mut turn = Turn::clone(known.parent.as_ref().unwrap());
             let mut tokens = 1_500;
             (turn.at, turn.ended) = (398_000, 399_000);
             with(&mut turn, &mut tokens);
-            (turn.into(), tokens)
+            RepeatedPrefix { of: turn.into(), tokens }
         });
         is_cold(&scene.request(), &known)
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::footprint::{block, entry, text};
+use super::policy::DecisionMode;
 use super::repair::RepairDecision;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectionState, Millis, ReasoningAction,
@@ -18,8 +19,16 @@ use super::{
 };
 use crate::dialect::PartKey;
 
-/// The key of a decision: what it is about, whether it is of shadow mode, and the refusal that it came after.
-type DecisionKey = (u128, bool, Option<Millis>);
+/// The key of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct DecisionKey {
+    /// What it is about.
+    pub(super) about: u128,
+    /// The mode that it was made in.
+    pub(super) mode: DecisionMode,
+    /// The refusal that it came after.
+    pub(super) after: Option<Millis>,
+}
 
 /// A fact that can be decided again.
 pub(super) trait Decidable {
@@ -32,7 +41,8 @@ pub(super) trait Decidable {
 
 impl Decidable for Cut {
     fn place(&self) -> DecisionKey {
-        (self.about.0, self.shadow, self.after)
+        let mode = DecisionMode::of_stored(self.shadow);
+        DecisionKey { about: self.about.0, mode, after: self.after }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -50,7 +60,8 @@ impl Decidable for Cut {
 
 impl Decidable for ReasoningDecision {
     fn place(&self) -> DecisionKey {
-        (self.about.0, self.shadow, self.after)
+        let mode = DecisionMode::of_stored(self.shadow);
+        DecisionKey { about: self.about.0, mode, after: self.after }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -68,7 +79,7 @@ impl Decidable for ReasoningDecision {
 
 impl Decidable for RepairDecision {
     fn place(&self) -> DecisionKey {
-        (self.about.0, false, self.after)
+        DecisionKey { about: self.about.0, mode: DecisionMode::Active, after: self.after }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -83,7 +94,8 @@ impl Decidable for RepairDecision {
 
 impl Decidable for CompactionRecord {
     fn place(&self) -> DecisionKey {
-        (self.address().0, self.shadow, self.after)
+        let mode = DecisionMode::of_stored(self.shadow);
+        DecisionKey { about: self.address().0, mode, after: self.after }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -156,19 +168,19 @@ impl<T: Decidable> Decisions<T> {
     pub(super) fn get(
         &self,
         about: u128,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> Option<&Arc<T>> {
-        self.by_place.get(&(about, shadow, suspended))
+        self.by_place.get(&DecisionKey { about, mode, after: suspended })
     }
 
     /// All that apply to a request whose branch was last suspended at this time, in no order.
     pub(super) fn holding(
         &self,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<T>> {
-        let holds = move |place: &DecisionKey| (place.1, place.2) == (shadow, suspended);
+        let holds = move |place: &DecisionKey| (place.mode, place.after) == (mode, suspended);
         self.by_place.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
     }
 
@@ -177,9 +189,9 @@ impl<T: Decidable> Decisions<T> {
         self.by_place.values()
     }
 
-    /// Whether there is one of shadow mode, or of the real mode.
-    pub(super) fn any(&self, shadow: bool) -> bool {
-        self.by_place.keys().any(|place| place.1 == shadow)
+    /// Whether there is one of this mode.
+    pub(super) fn any(&self, mode: DecisionMode) -> bool {
+        self.by_place.keys().any(|place| place.mode == mode)
     }
 }
 
@@ -195,7 +207,7 @@ mod tests {
 
     impl Decidable for RecordedDecision {
         fn place(&self) -> DecisionKey {
-            (1, false, self.1)
+            DecisionKey { about: 1, mode: DecisionMode::Active, after: self.1 }
         }
 
         fn exchange(&self) -> &ExchangeId {
@@ -211,7 +223,7 @@ mod tests {
     fn a_decision_made_after_a_refusal_applies_in_the_refused_thread_only() {
         let mut all = Decisions::default();
         let held = |all: &Decisions<RecordedDecision>, suspended| {
-            all.get(1, false, suspended).map(|one| one.0.to_string())
+            all.get(1, DecisionMode::Active, suspended).map(|one| one.0.to_string())
         };
         assert_eq!(all.add(Arc::new(RecordedDecision("first".into(), None))), 1);
         assert_eq!(held(&all, None).as_deref(), Some("first"));
@@ -225,7 +237,7 @@ mod tests {
         // Another replica made the same decision later: the first one stays.
         assert_eq!(all.add(Arc::new(RecordedDecision("late".into(), Some(20)))), 0);
         assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew".into()), None));
-        assert_eq!(all.holding(false, Some(20)).count(), 1);
+        assert_eq!(all.holding(DecisionMode::Active, Some(20)).count(), 1);
     }
 
     fn cut(about: u128, content: &str) -> Cut {
@@ -275,13 +287,13 @@ mod tests {
     fn decisions_of_shadow_mode_are_kept_apart() {
         let mut cuts = Decisions::default();
         cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
-        assert!(cuts.any(false) && !cuts.any(true));
+        use DecisionMode::{Active, Shadow};
+        assert!(cuts.any(Active) && !cuts.any(Shadow));
         cuts.add(Arc::new(Cut { exchange: "planned".into(), shadow: true, ..cut(2, "words") }));
-        let names = |shadow| {
-            cuts.holding(shadow, None).map(|one| one.exchange().as_str()).collect::<Vec<_>>()
-        };
-        assert_eq!((names(false), names(true)), (vec!["sent"], vec!["planned"]));
-        assert_eq!((cuts.all().count(), cuts.any(true)), (2, true));
+        let names =
+            |mode| cuts.holding(mode, None).map(|one| one.exchange().as_str()).collect::<Vec<_>>();
+        assert_eq!((names(Active), names(Shadow)), (vec!["sent"], vec!["planned"]));
+        assert_eq!((cuts.all().count(), cuts.any(Shadow)), (2, true));
     }
 
     /// A session's decisions are limited by their size: their texts, and what each one takes itself.
@@ -326,7 +338,7 @@ mod tests {
     /// models.
     #[test]
     fn a_providers_summary_is_kept_for_its_model() {
-        let of = |by, model| summary(by, model).place().0;
+        let of = |by, model| summary(by, model).place().about;
         assert_eq!(of(SummaryAuthor::Summary, "a"), of(SummaryAuthor::Summary, "b"));
         assert_ne!(of(SummaryAuthor::Provider, "a"), of(SummaryAuthor::Provider, "b"));
         let is_for = |by, model| summary(by, "a").is_for(model);
@@ -378,8 +390,9 @@ mod tests {
             (Fact::Summary(one()), 1),
             (Fact::Compact(one()), 1),
         ] {
-            assert_eq!(place(&fact), (about, false, None));
-            assert_eq!(place(&fact.after(Some(9))), (about, false, Some(9)));
+            let key = |after| DecisionKey { about, mode: DecisionMode::Active, after };
+            assert_eq!(place(&fact), key(None));
+            assert_eq!(place(&fact.after(Some(9))), key(Some(9)));
         }
         assert_eq!(decision(ReasoningAction::Back).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
@@ -401,7 +414,8 @@ mod tests {
             repair: Repair::Empty { text: "w".into() },
             after: Some(3),
         };
-        assert_eq!((one.place(), one.exchange()), ((7, false, Some(3)), &"r".into()));
+        let key = DecisionKey { about: 7, mode: DecisionMode::Active, after: Some(3) };
+        assert_eq!((one.place(), one.exchange()), (key, &"r".into()));
         let of = |change: fn(&mut RepairDecision, Box<str>)| {
             let mut other = one.clone();
             change(&mut other, long());

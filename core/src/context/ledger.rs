@@ -5,6 +5,9 @@
 //! the first part of the reply). Must not know where facts are stored, or what is decided from them.
 
 mod decided;
+mod totals;
+
+pub use totals::Totals;
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use super::{
     Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, Revocation, Sketch,
     SketchPart, Suspension, ThreadId, Turn,
 };
-use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
+use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart};
 
 /// Everything known about one scope.
 #[derive(Debug, Default)]
@@ -83,37 +86,13 @@ impl BoundaryHash {
     }
 }
 
-/// Token totals of a session: sums of reported usage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Totals {
-    /// Prompts, including what was read from caches or written to them.
-    pub input: u64,
-    /// Output, reasoning included.
-    pub output: u64,
-    /// The share of `output` that was reasoning.
-    pub reasoning: u64,
-    /// Read from caches.
-    pub cache_read: u64,
-    /// Written to caches.
-    pub cache_write: u64,
-    /// Input and output.
-    pub total: u64,
-}
-
-impl Totals {
-    /// Adds the usage of one exchange. The sums saturate, because a provider may report anything.
-    fn add(&mut self, usage: &Usage) {
-        let add = |sum: &mut u64, reported: Option<u64>| {
-            *sum = sum.saturating_add(reported.unwrap_or(0));
-        };
-        add(&mut self.input, usage.input);
-        add(&mut self.output, usage.output);
-        add(&mut self.reasoning, usage.reasoning);
-        add(&mut self.cache_read, usage.cache_read);
-        add(&mut self.cache_write, usage.cache_write);
-        add(&mut self.total, usage.input);
-        add(&mut self.total, usage.output);
-    }
+/// The beginning of a request that repeats the request of an earlier turn.
+#[derive(Clone, Debug)]
+pub(super) struct RepeatedPrefix {
+    /// The earlier turn.
+    pub(super) of: Arc<Turn>,
+    /// Its tokens, as estimated.
+    pub(super) tokens: u64,
 }
 
 impl Ledger {
@@ -466,12 +445,13 @@ impl Ledger {
         Some(parts)
     }
 
-    /// The earlier turn whose request this turn's begins like, and for how many tokens, as estimated.
-    pub(super) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
+    /// The beginning of this turn's request that repeats an earlier turn's.
+    pub(super) fn repeated_prefix(&self, turn: &Turn) -> Option<RepeatedPrefix> {
         let before = self.turn(turn.sketch.base.as_ref()?)?;
         let parts = self.sketch(before)?;
         let kept = parts.iter().take(turn.sketch.kept as usize);
-        Some((before.clone(), kept.map(|part| u64::from(part.tokens)).sum()))
+        let tokens = kept.map(|part| u64::from(part.tokens)).sum();
+        Some(RepeatedPrefix { of: before.clone(), tokens })
     }
 
     /// Threads with their turns, in the order they began.
@@ -615,15 +595,6 @@ mod tests {
         let of = |long: &str| anchor_keys(&Reply { parts: parts(long), ..Reply::default() });
         assert_eq!(of(&long), [PartKey(1)]);
         assert_eq!(of(&long[1..]), []);
-    }
-
-    #[test]
-    fn totals_saturate_instead_of_overflowing() {
-        let mut totals = Totals::default();
-        for input in [u64::MAX, u64::MAX, 1] {
-            totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
-        }
-        assert_eq!((totals.input, totals.output, totals.total), (u64::MAX, 6, u64::MAX));
     }
 
     /// Ids that only count come again in other replies, so they identify nothing.

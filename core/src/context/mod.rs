@@ -43,7 +43,7 @@ pub use self::method::EstimateMethod;
 pub use self::sketch::{PromptSection, Sketch, SketchPart};
 pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, Turn};
 pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
-pub use crate::tokens::{CountingMethod, learn::CostPrediction};
+pub use crate::tokens::{Band, CountingMethod, learn::CostPrediction};
 
 /// Milliseconds since 1970, UTC. Passed in: this package has no clock.
 pub type Millis = u64;

@@ -6,6 +6,7 @@
 //! give the same bytes (invariant 4). Pure; must not know where facts are kept.
 
 mod overlay;
+mod proposal;
 mod recorded;
 mod repairs;
 mod replay;
@@ -14,6 +15,7 @@ mod request;
 mod step;
 
 pub use overlay::Overlay;
+pub use proposal::Proposal;
 pub use recorded::RecordedDecisions;
 pub(crate) use recorded::ReturnedReply;
 pub(crate) use recorded::{CutOfPart, ForeignReasoning};

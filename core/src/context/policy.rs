@@ -44,6 +44,32 @@ pub enum Mode {
     Active,
 }
 
+impl Mode {
+    /// The decisions that a request in this mode uses: in mode observe those that were sent.
+    pub fn decisions(self) -> DecisionMode {
+        match self {
+            Self::Observe | Self::Active => DecisionMode::Active,
+            Self::Shadow => DecisionMode::Shadow,
+        }
+    }
+}
+
+/// The mode that a decision is made in. The decisions of one mode are not used in the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DecisionMode {
+    /// It is sent.
+    Active,
+    /// It is measured, and never sent.
+    Shadow,
+}
+
+impl DecisionMode {
+    /// The mode of a stored decision, which says whether it was made in shadow mode.
+    pub(super) fn of_stored(shadow: bool) -> Self {
+        if shadow { Self::Shadow } else { Self::Active }
+    }
+}
+
 /// What may be changed, and when.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policy {

@@ -12,7 +12,7 @@ use foldhash::HashMap;
 
 use super::cache::is_cold;
 use super::plan::{
-    self, Change, CutOfPart, DecisionReason, PlanRequest, PlanStep, RecordedDecisions,
+    self, Change, CutOfPart, DecisionReason, PlanRequest, PlanStep, Proposal, RecordedDecisions,
 };
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, text_at};
@@ -38,31 +38,31 @@ pub fn propose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     cost: RequestCost<'_>,
-) -> (Vec<Fact>, Vec<PlanStep>) {
+) -> Proposal {
     if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
-        return (Vec::new(), Vec::new());
+        return Proposal::default();
     }
     let found = PruneCandidates::of(request, known, cost);
     let gate = found.gate(request, known, cost);
     // If cutting old results makes enough room, new ones are not trimmed.
     let freed = if let Ok(Some(_)) = gate { found.saving() } else { 0 };
     let left = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
-    let (mut facts, mut refused) = found.newborn(request, known, left);
+    let mut proposal = found.newborn(request, known, left);
     match gate {
         Ok(Some(why)) => {
-            facts.extend(found.old.iter().map(|result| result.cut(request, why)));
-            facts.extend(found.voided(request));
+            proposal.facts.extend(found.old.iter().map(|result| result.cut(request, why)));
+            proposal.facts.extend(found.voided(request));
         }
         Ok(None) => {}
         Err(why) => {
             // One step for the whole batch, at the oldest result.
             let oldest = found.old.last();
-            refused.extend(oldest.map(|result| {
+            proposal.refused.extend(oldest.map(|result| {
                 PlanStep::refused(Change::Cut, why, result.at, result.part.span, found.saving())
             }));
         }
     }
-    (facts, refused)
+    proposal
 }
 
 /// A result that may be cut.
@@ -295,8 +295,8 @@ impl<'a> PruneCandidates<'a> {
         request: &PlanRequest<'_>,
         known: &RecordedDecisions,
         cost: RequestCost<'_>,
-    ) -> (Vec<Fact>, Vec<PlanStep>) {
-        let (mut facts, mut refused) = (Vec::new(), Vec::new());
+    ) -> Proposal {
+        let Proposal { mut facts, mut refused } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
         let fits = cost.tokens <= request.usable();
         let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
@@ -337,7 +337,7 @@ impl<'a> PruneCandidates<'a> {
             };
             facts.push(result.cut(request, DecisionReason::TooLarge));
         }
-        (facts, refused)
+        Proposal { facts, refused }
     }
 }
 

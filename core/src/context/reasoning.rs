@@ -15,7 +15,8 @@ use std::ops::Range;
 
 use super::cache::is_cold;
 use super::plan::{
-    Change, DecisionReason, Overlay, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
+    Change, DecisionReason, Overlay, PlanRequest, PlanStep, Proposal, RecordedDecisions,
+    ReturnedReply,
 };
 use super::policy::{EchoRule, ReinjectPolicy, StripPolicy};
 use super::{
@@ -228,7 +229,7 @@ pub(crate) fn is_back(
 }
 
 /// New decisions about reasoning, and those that were decided against.
-pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fact>, Vec<PlanStep>) {
+pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal {
     let has_replies = !known.replies.is_empty();
     let sent = if has_replies { known.sent() } else { Overlay::default() };
     let mut proposed =
@@ -236,11 +237,11 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fac
     // A call beside the conversation decides nothing that its thread would depend on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
-        return (Vec::new(), Vec::new());
+        return Proposal::default();
     }
     proposed.take_out_void();
     if known.rests && !is_cold(request, known) {
-        return (proposed.facts, Vec::new());
+        return Proposal { facts: proposed.facts, ..Proposal::default() };
     }
     if request.policy.reasoning.strip() != StripPolicy::None {
         proposed.take_out();
@@ -249,7 +250,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fac
         proposed.put_back();
         proposed.stand_in();
     }
-    (proposed.facts, proposed.refused)
+    Proposal { facts: proposed.facts, refused: proposed.refused }
 }
 
 struct ReasoningProposal<'a> {
@@ -473,19 +474,32 @@ fn may_leave(
     Ok(())
 }
 
-/// Whether the reasoning of a reply may be removed from the next request; `goes_on`: its calls wait for their
-/// results there.
-pub(super) fn may_go_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
-    may_leave(request, 0, usize::from(!goes_on)).is_ok()
+/// What follows the reply to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextRequest {
+    /// The results of its calls.
+    InLoop,
+    /// A message of the user, which begins a turn.
+    NewTurn,
+}
+
+/// Whether the reasoning of a reply may be removed from the next request.
+pub(super) fn may_go_next(request: &PlanRequest<'_>, next: NextRequest) -> bool {
+    let turn_begins = match next {
+        NextRequest::InLoop => 0,
+        NextRequest::NewTurn => 1,
+    };
+    may_leave(request, 0, turn_begins).is_ok()
 }
 
 /// Whether it is put back in the next request if the client drops it.
-pub(super) fn is_put_back_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
+pub(super) fn is_put_back_next(request: &PlanRequest<'_>, next: NextRequest) -> bool {
     let policy = &request.policy.reasoning;
     let is_wanted =
         request.echo != EchoRule::Unwanted && request.conversation.thinks != Some(false);
-    let stays =
-        policy.strip() == StripPolicy::None || request.echo == EchoRule::Demanded || goes_on;
+    let stays = policy.strip() == StripPolicy::None
+        || request.echo == EchoRule::Demanded
+        || next == NextRequest::InLoop;
     policy.reinject == ReinjectPolicy::Auto && is_wanted && stays
 }
 

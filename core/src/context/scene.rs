@@ -95,8 +95,8 @@ impl SessionFixture {
     }
 
     pub(super) fn known(&self) -> RecordedDecisions {
-        let shadow = self.mode == Mode::Shadow;
-        RecordedDecisions::of(&self.ledger, &self.conversation, &self.placed(), shadow)
+        let decisions = self.mode.decisions();
+        RecordedDecisions::of(&self.ledger, &self.conversation, &self.placed(), decisions)
     }
 
     /// The request as it is sent.

@@ -3,11 +3,11 @@
 //! Providers add text of their own around parts and tools, which weighs most in small prompts. Measured on
 //! recorded first calls; uses nothing that was learned.
 
+use super::band::Band;
 use crate::dialect::models::Family;
 
-/// The lower and the upper bound that hold nine times in ten, as shares of the estimate, by tokenizer and
-/// size (`docs/estimates.md`, "First calls").
-pub(super) fn cold_band(family: Family, tokens: u64) -> (u64, u64) {
+/// The bounds as shares of the estimate, by tokenizer and size (`docs/estimates.md`, "First calls").
+pub(super) fn cold_band(family: Family, tokens: u64) -> Band {
     let class = match tokens {
         ..200 => 0,
         200..1_000 => 1,
@@ -23,7 +23,8 @@ pub(super) fn cold_band(family: Family, tokens: u64) -> (u64, u64) {
     // A few tokens of structure are half of a prompt of ten tokens.
     let least = (tokens as f64 * low) as u64;
     let most = (tokens as f64 * high).ceil() as u64;
-    (least.min(tokens.saturating_sub(3)), most.max(tokens.saturating_add(3)))
+    let (low, high) = (least.min(tokens.saturating_sub(3)), most.max(tokens.saturating_add(3)));
+    Band { low, high }
 }
 
 #[cfg(test)]
@@ -43,7 +44,7 @@ mod tests {
     fn a_first_calls_band_holds_its_estimate_and_some_structure() {
         for family in FAMILIES {
             for tokens in [0, 1, 5, 10, 199, 200, 999, 1_000, 50_000, u64::MAX] {
-                let (low, high) = cold_band(family, tokens);
+                let Band { low, high } = cold_band(family, tokens);
                 let band = format!("{family:?}, {tokens}: {low} to {high}");
                 assert!(
                     low <= tokens.saturating_sub(3) && high >= tokens.saturating_add(3),
@@ -61,8 +62,10 @@ mod tests {
     #[test]
     fn a_first_calls_band_goes_by_size() {
         let of = |tokens| cold_band(Family::Claude, tokens);
-        assert_eq!((of(100), of(400), of(2_000)), ((90, 300), (260, 520), (1_100, 5_200)));
-        let share = |tokens: u64| of(tokens).1 as f64 / tokens as f64;
+        assert_eq!(of(100), Band { low: 90, high: 300 });
+        assert_eq!(of(400), Band { low: 260, high: 520 });
+        assert_eq!(of(2_000), Band { low: 1_100, high: 5_200 });
+        let share = |tokens: u64| of(tokens).high as f64 / tokens as f64;
         assert!(share(199) > 2.9 && share(200) < 1.4 && share(999) < 1.4 && share(1_000) > 2.5);
     }
 }

@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::band::Band;
 use super::cold::cold_band;
 use super::features::ClassCounts;
 use super::regression::{FEATURES, Regression};
@@ -325,9 +326,9 @@ impl EstimatorState {
         let width = self.width * self.widths[seen.size()];
         let width = f64::from(width.max(self.missed * SURPRISE_MARGIN));
         let width = (width * expected(self.family, seen)) as u64;
-        let (low, high) = match self.is_cold(seen) {
+        let Band { low, high } = match self.is_cold(seen) {
             true => cold_band(self.family, tokens),
-            false => (least.saturating_sub(width), most.saturating_add(width)),
+            false => Band { low: least.saturating_sub(width), high: most.saturating_add(width) },
         };
         CostPrediction { tokens, low, high, retention, expert, by_retention, shown }
     }

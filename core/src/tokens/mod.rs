@@ -2,6 +2,7 @@
 //!
 //! Pure: no clock, no store, and no memory from one request to the next. Knows no sessions.
 
+mod band;
 pub mod bpe;
 pub mod classic;
 mod cold;
@@ -18,5 +19,6 @@ mod split;
 mod tool_results;
 pub mod unsent;
 
+pub use band::Band;
 pub(crate) use estimate::TokenCounter;
 pub use estimate::{CountingMethod, Tokenizer};

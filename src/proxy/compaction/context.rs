@@ -310,8 +310,8 @@ impl<'a> CompactionContext<'a> {
 
     /// Plans again with what others wrote meanwhile, if anything is new.
     async fn reload_decisions(&mut self) {
-        let is_shadow = self.prepared.plan_request().is_shadow();
-        let mut known = self.opened.reload_decisions(&self.prepared.conversation, is_shadow);
+        let mode = self.prepared.mode.decisions();
+        let mut known = self.opened.reload_decisions(&self.prepared.conversation, mode);
         known.keep_adopted(&self.planned.known);
         let of = |known: &crate::context::plan::RecordedDecisions| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())

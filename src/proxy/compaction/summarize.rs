@@ -22,7 +22,7 @@ use crate::context::compact::{
     self, CompactionNeed, CutPoint, HistoryChunk, SummaryDraft, SummaryMessage, SummarySizes,
 };
 use crate::context::plan::{DecisionReason, RecordedDecisions};
-use crate::context::policy::SummaryAuthor;
+use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::summary::{self, SummaryQuestion};
@@ -281,7 +281,7 @@ impl SummaryJob {
             }
             let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
             let is_new = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
-                ledger.summaries(false).any(|summary| summary.at > last)
+                ledger.summaries(DecisionMode::Active).any(|summary| summary.at > last)
             });
             if is_new.await.unwrap_or(false) {
                 return Ok(None);

@@ -594,7 +594,7 @@ fn session_lookup<'a>(
         session: identity.session.as_ref(),
         client_thread: identity.thread.as_deref(),
         exchange: &basis.exchange,
-        shadow: basis.mode == Mode::Shadow,
+        decisions: basis.mode.decisions(),
         timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
         reads,
     }

@@ -12,6 +12,7 @@ use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderValue, Response, StatusCode, request};
 
 use crate::config::{CountTokens, Mode};
+use crate::context::Band;
 use crate::context::plan::{Overlay, RecordedDecisions};
 use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
@@ -108,7 +109,8 @@ impl CountFallback {
             planned_request::estimate(&self.prepared, self.sent.clone(), &self.known).await?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;
-        let (low, high) = estimate.band().unwrap_or((estimate.tokens, estimate.tokens));
+        let exact = Band { low: estimate.tokens, high: estimate.tokens };
+        let Band { low, high } = estimate.band().unwrap_or(exact);
         let mut response = Response::new(Bytes::from(body));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

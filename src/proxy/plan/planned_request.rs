@@ -20,7 +20,7 @@ use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
 use crate::context::plan::{
-    self, MOST_STORED_STEPS, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
+    self, MOST_STORED_STEPS, Overlay, Plan, PlanStep, Proposal, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
 use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
@@ -213,9 +213,9 @@ fn draft_plan(
     anchor: Option<&AnchorTurn>,
 ) -> DraftPlan {
     let request = prepared.plan_request();
-    let (mut new, mut refused) = match prepared.may_decide() {
+    let Proposal { facts: mut new, mut refused } = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
-        false => Default::default(),
+        false => Proposal::default(),
     };
     new.retain(|fact| known.may_decide(fact));
     let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.may_rewrite());
@@ -230,9 +230,9 @@ fn draft_plan(
     let measured = prepared.measure(&plan.sent, &with, anchor);
     prepared.fit_output(&mut plan, &with, &measured);
     if prepared.may_decide() {
-        let (cuts, not) = prune::propose(&request, &with, prepared.cost(&measured));
-        new.extend(cuts.into_iter().filter(|fact| known.may_decide(fact)));
-        refused.extend(not);
+        let cuts = prune::propose(&request, &with, prepared.cost(&measured));
+        new.extend(cuts.facts.into_iter().filter(|fact| known.may_decide(fact)));
+        refused.extend(cuts.refused);
     }
     new.extend(inject::propose(&request, &with));
     DraftPlan { replayed: MeasuredPlan { plan, measured: Some(measured) }, new, refused, is_spared }

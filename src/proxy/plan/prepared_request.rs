@@ -12,7 +12,7 @@ use super::body_reader::RequestAnalysis;
 use crate::config::{Mode, Upstream};
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
-use crate::context::policy::{EchoRule, Policy};
+use crate::context::policy::{DecisionMode, EchoRule, Policy};
 use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
 use crate::dialect::models::{Model, ReasoningBinding};
@@ -104,7 +104,7 @@ impl RequestBasis {
         let mut prepared =
             self.on(SessionTerms { mode, held_out, store_missed: opened.store_missed });
         if mode == Mode::Shadow {
-            let known = opened.reload_decisions(&prepared.conversation, false);
+            let known = opened.reload_decisions(&prepared.conversation, DecisionMode::Active);
             prepared.mode = Mode::Observe;
             let is_rewritten = !known.decides_nothing()
                 && !plan::replay(&prepared.plan_request(), &known).edits.is_empty();

@@ -68,6 +68,7 @@ mod tests {
 
     use super::*;
     use crate::context::content::{ContentLink, TranscriptKind, TranscriptPart, TranscriptSpeaker};
+    use crate::context::policy::DecisionMode;
     use crate::dialect::{Conversation, Dialect};
     use crate::store::ledgers::{OpenedSession, SessionLookup};
     use crate::store::memory::MemoryStore;
@@ -93,7 +94,7 @@ mod tests {
             exchange: &exchange.into(),
             timeout,
             reads: &ReadBudget::new(timeout),
-            shadow: false,
+            decisions: DecisionMode::Active,
         };
         ledgers.open(lookup, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }

@@ -12,6 +12,7 @@ use super::session_cache::SessionCache;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
+use crate::context::policy::DecisionMode;
 use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn, inject};
 use crate::dialect::Conversation;
 use crate::store::Scope;
@@ -31,8 +32,8 @@ pub struct SessionLookup<'a> {
     pub timeout: Duration,
     /// How long to wait for the store.
     pub reads: &'a ReadBudget,
-    /// Whether to use the decisions of shadow mode instead of the real ones.
-    pub shadow: bool,
+    /// Which decisions are used.
+    pub decisions: DecisionMode,
 }
 
 /// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
@@ -90,7 +91,7 @@ impl OpenedSession {
         let (placed, anchor, known) = cache.look(|ledger| {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             let anchor = anchor(ledger, &placed);
-            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow);
+            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.decisions);
             (placed, anchor, Arc::new(known))
         });
         cache.begin(lookup.exchange.clone(), placed.position.chain);
@@ -126,9 +127,9 @@ impl OpenedSession {
     pub(crate) fn reload_decisions(
         &self,
         conversation: &Conversation,
-        shadow: bool,
+        mode: DecisionMode,
     ) -> RecordedDecisions {
-        self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
+        self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, mode))
     }
 
     /// The handle by which later data of this exchange is written.

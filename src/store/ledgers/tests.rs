@@ -8,7 +8,7 @@ use super::*;
 use crate::context::ledger::anchor_keys;
 use crate::context::lineage::{Growth, Placement};
 use crate::context::plan::DecisionReason;
-use crate::context::policy::SummaryAuthor;
+use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{
     CompactionRecord, Cut, Fact, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
     SketchPart, TenantId, Turn,
@@ -42,7 +42,7 @@ fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<
         exchange: leaked(exchange.into()),
         timeout: LONG,
         reads: budget(LONG),
-        shadow: false,
+        decisions: DecisionMode::Active,
     }
 }
 
@@ -552,7 +552,8 @@ async fn decisions_of_a_session_are_limited_and_earlier_ones_still_apply() {
     }
     assert!(ours.cached().decisions >= CacheBytes::LIMIT.decisions);
     let held = |ledger: &Ledger| {
-        let holds = |number: &usize| ledger.cut(*number as u128 + 1, false, None).is_some();
+        let holds =
+            |number: &usize| ledger.cut(*number as u128 + 1, DecisionMode::Active, None).is_some();
         ((0..kept + 9).filter(holds).count(), ledger.decision_bytes())
     };
     for ledgers in [ours, ledgers(&store)] {
@@ -598,7 +599,7 @@ async fn a_session_is_read_with_its_newest_facts_and_all_decisions() {
     let known = |ledger: &Ledger| {
         let knows = |number: &usize| ledger.reasoning(Chain(*number as u128)).is_some();
         let known: Vec<usize> = (0..session_cache::FACTS + MORE).filter(knows).collect();
-        (known, ledger.cut(7, false, None).is_some())
+        (known, ledger.cut(7, DecisionMode::Active, None).is_some())
     };
     let (read, has_cut) = Ledgers::new(store).look(&opened.scope, known).await.unwrap();
     assert!(read.into_iter().eq(MORE..session_cache::FACTS + MORE), "the newest");
@@ -654,8 +655,8 @@ async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
     }
     let holding = |suspended| {
         move |ledger: &Ledger| {
-            let cut = ledger.cut(1, false, suspended).map(|cut| cut.content.clone());
-            let summaries = ledger.compacts_holding(false, suspended);
+            let cut = ledger.cut(1, DecisionMode::Active, suspended).map(|cut| cut.content.clone());
+            let summaries = ledger.compacts_holding(DecisionMode::Active, suspended);
             (cut, summaries.map(|one| one.raw.clone()).collect::<Vec<_>>())
         }
     };

@@ -14,8 +14,9 @@ use super::measure::MeasuredEstimate;
 use super::sums::{TokenSums, cleared_next, reasoning_of, reported_reasoning};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
+use crate::context::reasoning::{self, NextRequest};
 use crate::context::turn::CarryOver;
-use crate::context::{PromptSection, SketchPart, Turn, reasoning};
+use crate::context::{PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{EstimatorState, Observation};
@@ -87,10 +88,10 @@ impl CarryOutlook {
             ruled: request.policy.estimate.deciding().is_some(),
             clears_past: request.clears_past.or(conversation.clears_past),
             strip,
-            may_strip: reasoning::may_go_next(request, false),
-            may_strip_loop: reasoning::may_go_next(request, true),
-            puts_back: rewrites && reasoning::is_put_back_next(request, false),
-            puts_back_loop: rewrites && reasoning::is_put_back_next(request, true),
+            may_strip: reasoning::may_go_next(request, NextRequest::NewTurn),
+            may_strip_loop: reasoning::may_go_next(request, NextRequest::InLoop),
+            puts_back: rewrites && reasoning::is_put_back_next(request, NextRequest::NewTurn),
+            puts_back_loop: rewrites && reasoning::is_put_back_next(request, NextRequest::InLoop),
             drops: has_dropped(parts, anchor),
             thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
             newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),

@@ -12,7 +12,7 @@ use super::classic::classic;
 use super::measure::{MeasuredEstimate, measure};
 use super::sums::fit;
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions};
-use crate::context::{Breakdown, CountingMethod, Estimate, EstimateMethod};
+use crate::context::{Band, Breakdown, CostPrediction, CountingMethod, Estimate, EstimateMethod};
 use crate::dialect::{self, Dialect};
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::EstimatorState;
@@ -69,8 +69,9 @@ impl MeasuredEstimate {
 
 impl Estimate {
     /// The range that contains the real number in nine of ten cases; `None` for a number by an agent's rules.
-    pub fn band(&self) -> Option<(u64, u64)> {
-        (self.guess.tokens == self.tokens).then_some((self.guess.low, self.guess.high))
+    pub fn band(&self) -> Option<Band> {
+        let CostPrediction { tokens, low, high, .. } = self.guess;
+        (tokens == self.tokens).then_some(Band { low, high })
     }
 }
 

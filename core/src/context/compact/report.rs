@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::ledger::Ledger;
 use crate::context::plan::DecisionReason;
-use crate::context::policy::SummaryAuthor;
+use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, ExchangeId, Millis, Turn};
 use crate::dialect::Usage;
 
@@ -84,20 +84,26 @@ impl Compactions {
     /// The compactions of a turn's context: the one sent with it is found by its sketch, earlier ones by the
     /// turn's ancestors.
     pub fn of_turn(ledger: &Ledger, turn: &Turn) -> Self {
-        if ledger.summaries(false).chain(ledger.compacts(false)).next().is_none() {
+        if ledger
+            .summaries(DecisionMode::Active)
+            .chain(ledger.compacts(DecisionMode::Active))
+            .next()
+            .is_none()
+        {
             return Self::default();
         }
         let line = line(ledger, turn);
         let sketch = ledger.sketch(turn).filter(|_| turn.done.is_sent()).unwrap_or_default();
         let sent: HashSet<_> = sketch.iter().map(|part| part.key).collect();
-        let newest = ledger.compacts(false).find(|compact| sent.contains(&compact.key()));
+        let newest =
+            ledger.compacts(DecisionMode::Active).find(|compact| sent.contains(&compact.key()));
         let Some(newest) = newest else {
             return Self { used: Vec::new(), ready: ready(ledger, &line, 0) };
         };
         let folded = |one: &&Arc<CompactionRecord>| {
             one.about != newest.about && one.at <= newest.at && line.contains(&one.exchange)
         };
-        let mut used: Vec<_> = ledger.compacts(false).filter(folded).collect();
+        let mut used: Vec<_> = ledger.compacts(DecisionMode::Active).filter(folded).collect();
         used.sort_by_key(|compact| compact.at);
         used.push(newest);
         let used = used.into_iter().map(|compact| CompactionReport::of(compact)).collect();
@@ -118,9 +124,11 @@ fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
 /// The newest unused summary written for one of these exchanges after `since`.
 fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<CompactionReport> {
     let is_used = |one: &CompactionRecord| {
-        ledger.compacts(false).any(|used| (used.about, used.after) == (one.about, one.after))
+        ledger
+            .compacts(DecisionMode::Active)
+            .any(|used| (used.about, used.after) == (one.about, one.after))
     };
-    let fresh = ledger.summaries(false).filter(|one| one.at > since);
+    let fresh = ledger.summaries(DecisionMode::Active).filter(|one| one.at > since);
     let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }

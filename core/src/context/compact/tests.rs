@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::ledger::Ledger;
-use crate::context::policy::{self, Mode, Policy};
+use crate::context::policy::{self, DecisionMode, Mode, Policy};
 use crate::context::scene::{self, messages};
 use crate::context::{ExchangeId, PromptSection, Turn, lineage};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
@@ -86,7 +86,7 @@ impl Scene {
     fn known(&self) -> RecordedDecisions {
         let ledger = Ledger::default();
         let placed = lineage::place(&ledger, &self.conversation, &self.exchange, None);
-        RecordedDecisions::of(&ledger, &self.conversation, &placed, false)
+        RecordedDecisions::of(&ledger, &self.conversation, &placed, DecisionMode::Active)
     }
 
     fn choice(&self, by: SummaryAuthor) -> Option<CutPoint> {

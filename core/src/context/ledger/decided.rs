@@ -8,7 +8,8 @@ use std::sync::Arc;
 use foldhash::HashSet;
 
 use super::Ledger;
-use crate::context::decisions::{Decidable, Decisions};
+use crate::context::decisions::{Decidable, DecisionKey, Decisions};
+use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, Fact, Millis, ReasoningAction, ReasoningDecision,
@@ -25,70 +26,75 @@ struct LastDecision<'l, T> {
 }
 
 impl Ledger {
-    /// Whether any decision is stored, of shadow mode or of the real one.
-    pub(crate) fn has_decided(&self, shadow: bool) -> bool {
-        self.cuts.any(shadow) || self.reasoning_decisions.any(shadow) || self.repairs.any(shadow)
+    /// Whether any decision of this mode is stored.
+    pub(crate) fn has_decided(&self, mode: DecisionMode) -> bool {
+        self.cuts.any(mode) || self.reasoning_decisions.any(mode) || self.repairs.any(mode)
     }
 
     /// The summaries in use, in no order.
-    pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.compacts.all().filter(move |one| one.shadow == shadow)
+    pub fn compacts(&self, mode: DecisionMode) -> impl Iterator<Item = &Arc<CompactionRecord>> {
+        self.compacts.all().filter(move |one| one.place().mode == mode)
     }
 
     /// The summaries in use that apply in a branch that was last suspended at this time.
     pub fn compacts_holding(
         &self,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.all_that_hold(&self.compacts, shadow, suspended)
+        self.all_that_hold(&self.compacts, mode, suspended)
     }
 
     /// The summaries that were written, in no order.
-    pub fn summaries(&self, shadow: bool) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.summaries.all().filter(move |one| one.shadow == shadow)
+    pub fn summaries(&self, mode: DecisionMode) -> impl Iterator<Item = &Arc<CompactionRecord>> {
+        self.summaries.all().filter(move |one| one.place().mode == mode)
     }
 
     /// The written summaries that a branch last suspended at this time can use.
     pub(crate) fn summaries_holding(
         &self,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         let may_be_used = move |one: &CompactionRecord| {
-            let used = self.last(&self.compacts, one.place().0, shadow, suspended).decision;
+            let used = self.last(&self.compacts, one.place().about, mode, suspended).decision;
             used.is_none_or(|used| !self.is_void(&**used))
         };
-        self.summaries.holding(shadow, suspended).filter(move |one| may_be_used(one))
+        self.summaries.holding(mode, suspended).filter(move |one| may_be_used(one))
     }
 
     /// The cut of a result that applies in a branch last suspended at this time.
-    pub fn cut(&self, about: u128, shadow: bool, suspended: Option<Millis>) -> Option<&Arc<Cut>> {
-        self.holding(&self.cuts, about, shadow, suspended)
+    pub fn cut(
+        &self,
+        about: u128,
+        mode: DecisionMode,
+        suspended: Option<Millis>,
+    ) -> Option<&Arc<Cut>> {
+        self.holding(&self.cuts, about, mode, suspended)
     }
 
     /// All cuts that apply in a branch last suspended at this time, in no order.
     pub fn cuts_holding(&self, suspended: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
-        self.all_that_hold(&self.cuts, false, suspended)
+        self.all_that_hold(&self.cuts, DecisionMode::Active, suspended)
     }
 
     /// The decision about reasoning that applies in a branch last suspended at this time.
     pub(crate) fn reasoning_decision(
         &self,
         about: u128,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> Option<&Arc<ReasoningDecision>> {
-        self.holding(&self.reasoning_decisions, about, shadow, suspended)
+        self.holding(&self.reasoning_decisions, about, mode, suspended)
     }
 
     /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
     pub(crate) fn reasoning_removals(
         &self,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
-        let holding = self.all_that_hold(&self.reasoning_decisions, shadow, suspended);
+        let holding = self.all_that_hold(&self.reasoning_decisions, mode, suspended);
         holding.filter(|decision| decision.does == ReasoningAction::Out)
     }
 
@@ -96,7 +102,7 @@ impl Ledger {
     ///
     /// Suspensions do not affect them: they answer refusals of the client's own content.
     pub(crate) fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
-        self.all_that_hold(&self.repairs, false, None)
+        self.all_that_hold(&self.repairs, DecisionMode::Active, None)
     }
 
     /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
@@ -116,7 +122,7 @@ impl Ledger {
 
     /// What revoked a decision, if anything did.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
-        let about = PartKey(one.place().0);
+        let about = PartKey(one.place().about);
         let revoked = self.revocations.get(one.exchange())?;
         revoked.iter().find(|revoked| revoked.about.contains(&about))
     }
@@ -135,13 +141,13 @@ impl Ledger {
         &'l self,
         all: &'l Decisions<T>,
         about: u128,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> LastDecision<'l, T> {
-        let first = all.get(about, shadow, suspended);
+        let first = all.get(about, mode, suspended);
         match first.and_then(|first| self.revocation_of(&**first)).and_then(Revocation::epoch) {
             Some(epoch) => {
-                let decision = all.get(about, shadow, Some(epoch));
+                let decision = all.get(about, mode, Some(epoch));
                 LastDecision { after: Some(epoch), decision }
             }
             None => LastDecision { after: suspended, decision: first },
@@ -153,39 +159,47 @@ impl Ledger {
         &'l self,
         all: &'l Decisions<T>,
         about: u128,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> Option<&'l Arc<T>> {
-        let last = self.last(all, about, shadow, suspended).decision;
+        let last = self.last(all, about, mode, suspended).decision;
         last.filter(|last| !self.is_void(&***last))
     }
 
     fn all_that_hold<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &'l Arc<T>> {
-        let first = all.holding(shadow, suspended);
-        first.filter_map(move |first| self.holding(all, first.place().0, shadow, suspended))
+        let first = all.holding(mode, suspended);
+        first.filter_map(move |first| self.holding(all, first.place().about, mode, suspended))
     }
 
     /// Marks a new decision for a request of a branch last suspended at this time: it comes after the
     /// revocation of the decision before it.
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
-            Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).after,
+            Fact::Cut(cut) => self.follows(&self.cuts, &**cut, suspended),
             Fact::ReasoningDecision(decision) => {
-                self.last(&self.reasoning_decisions, decision.place().0, decision.shadow, suspended)
-                    .after
+                self.follows(&self.reasoning_decisions, &**decision, suspended)
             }
-            Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).after,
-            Fact::Compact(one) => {
-                self.last(&self.compacts, one.place().0, one.shadow, suspended).after
-            }
+            Fact::Repair(repair) => self.follows(&self.repairs, &**repair, None),
+            Fact::Compact(compact) => self.follows(&self.compacts, &**compact, suspended),
             _ => suspended,
         };
         fact.after(after)
+    }
+
+    /// The refusal that a new decision comes after.
+    fn follows<T: Decidable>(
+        &self,
+        all: &Decisions<T>,
+        new: &T,
+        suspended: Option<Millis>,
+    ) -> Option<Millis> {
+        let DecisionKey { about, mode, .. } = new.place();
+        self.last(all, about, mode, suspended).after
     }
 
     /// Whether a decision was revoked and must not be made.
@@ -200,24 +214,24 @@ impl Ledger {
     }
 
     /// The keys of decisions that were revoked for good in a branch last suspended at this time.
-    pub(crate) fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
+    pub(crate) fn given_up(&self, mode: DecisionMode, suspended: Option<Millis>) -> HashSet<u128> {
         if self.revocations.is_empty() {
             return HashSet::default();
         }
-        let cuts = self.void(&self.cuts, shadow, suspended);
-        let decisions = self.void(&self.reasoning_decisions, shadow, suspended);
-        cuts.chain(decisions).chain(self.void(&self.repairs, shadow, None)).collect()
+        let cuts = self.void(&self.cuts, mode, suspended);
+        let decisions = self.void(&self.reasoning_decisions, mode, suspended);
+        cuts.chain(decisions).chain(self.void(&self.repairs, mode, None)).collect()
     }
 
     fn void<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
-        shadow: bool,
+        mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = u128> + 'l {
-        let abouts = all.holding(shadow, suspended).map(|first| first.place().0);
+        let abouts = all.holding(mode, suspended).map(|first| first.place().about);
         abouts.filter(move |about| {
-            let last = self.last(all, *about, shadow, suspended).decision;
+            let last = self.last(all, *about, mode, suspended).decision;
             last.is_some_and(|last| self.is_void(&**last))
         })
     }
@@ -272,7 +286,7 @@ mod tests {
     #[test]
     fn a_decision_that_was_refused_twice_is_given_up() {
         let mut ledger = Ledger::default();
-        let given_up = |ledger: &Ledger| ledger.given_up(false, None).contains(&1);
+        let given_up = |ledger: &Ledger| ledger.given_up(DecisionMode::Active, None).contains(&1);
         ledger.add(cut("first", None));
         assert!(!given_up(&ledger), "it holds");
         let first = revocation("first", RevocationRetry::Next);
@@ -283,7 +297,10 @@ mod tests {
         assert!(!given_up(&ledger), "it holds again");
         ledger.add(Fact::Revocation(Box::new(revocation("second", RevocationRetry::Never))));
         assert!(given_up(&ledger));
-        assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
+        assert!(
+            !ledger.given_up(DecisionMode::Shadow, None).contains(&1),
+            "shadow mode's are others"
+        );
     }
 
     /// One decision of each kind about the same thing, made for this request.
@@ -364,7 +381,7 @@ mod tests {
             let anew = decisions("second").into_iter().nth(at).unwrap();
             assert!(!ledger.voids(&anew), "{at}");
             assert_eq!(after(ledger.after_suspension(anew, None)), epoch, "{at}");
-            let given_up = || ledger.given_up(false, None).contains(&1);
+            let given_up = || ledger.given_up(DecisionMode::Active, None).contains(&1);
             assert!(!given_up(), "{at}: it may be tried once more");
         }
         let [.., compact] = decisions("first");

@@ -494,8 +494,8 @@ fn sketches_are_put_together_from_their_differences() {
     assert_eq!((sketch("lost"), sketch("round")), (None, None));
     // And which turn's request it begins like, and for how many tokens.
     let repeated = |id: &str| {
-        let of = play.ledger.repeated(play.ledger.turn(&id.into()).unwrap());
-        of.map(|(before, tokens)| (before.exchange.to_string(), tokens))
+        let of = play.ledger.repeated_prefix(play.ledger.turn(&id.into()).unwrap());
+        of.map(|prefix| (prefix.of.exchange.to_string(), prefix.tokens))
     };
     assert_eq!(repeated("c"), Some(("b".into(), 3)));
     assert_eq!(repeated("b"), Some(("a".into(), 2)));

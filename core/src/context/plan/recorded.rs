@@ -17,9 +17,9 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::{Decision, DecisionReason, Overlay, PlanRequest};
-use crate::context::ledger::{BoundaryHash, Ledger};
+use crate::context::ledger::{BoundaryHash, Ledger, RepeatedPrefix};
 use crate::context::lineage::Placement;
-use crate::context::policy::EchoRule;
+use crate::context::policy::{DecisionMode, EchoRule};
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
@@ -70,9 +70,8 @@ pub struct RecordedDecisions {
     pub foreign: Vec<ForeignReasoning>,
     /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
-    /// If the parent turn read nothing from the cache: the turn whose request its own begins like, and for how
-    /// many tokens.
-    pub(in crate::context) repeated: Option<(Arc<Turn>, u64)>,
+    /// If the parent turn read nothing from the cache: the beginning of its request that repeats an earlier one.
+    pub(in crate::context) repeated_prefix: Option<RepeatedPrefix>,
     /// When a rewrite of its branch was refused: earlier decisions are not repeated.
     pub suspended: Option<Millis>,
     /// Decisions of its branch were refused: nothing new is decided until its cache is cold.
@@ -109,17 +108,17 @@ pub(crate) struct CutOfPart<'k> {
 }
 
 impl RecordedDecisions {
-    /// Gathers what `ledger` knows. `shadow`: use the decisions of shadow mode, not the real ones.
+    /// Gathers what `ledger` knows, with the decisions of this mode.
     pub fn of(
         ledger: &Ledger,
         conversation: &Conversation,
         placed: &Placement,
-        shadow: bool,
+        mode: DecisionMode,
     ) -> Self {
         let missed = placed.parent.as_ref().filter(|parent| parent.usage.cache_read == Some(0));
         let mut known = Self {
             parent: placed.parent.clone(),
-            repeated: missed.and_then(|parent| ledger.repeated(parent)),
+            repeated_prefix: missed.and_then(|parent| ledger.repeated_prefix(parent)),
             suspended: placed.position.suspended,
             rests: placed.position.suspended.is_some()
                 || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
@@ -129,24 +128,24 @@ impl RecordedDecisions {
             exchange: placed.exchange.clone(),
             ..Self::bare(conversation)
         };
-        let branch = Branch::of(ledger, placed, &known.keyed_parts, shadow);
-        known.find_summaries(ledger, conversation, shadow, &branch);
+        let branch = Branch::of(ledger, placed, &known.keyed_parts, mode);
+        known.find_summaries(ledger, conversation, mode, &branch);
         if ledger.knows_reasoning() {
             known.find_replies(ledger, conversation, &branch);
         }
-        if ledger.knows_reasoning() || ledger.has_decided(shadow) {
+        if ledger.knows_reasoning() || ledger.has_decided(mode) {
             known.thoughts = Arc::new(branch.thoughts());
         }
-        if ledger.has_decided(shadow) {
+        if ledger.has_decided(mode) {
             let own = branch.own_reasoning(conversation);
             let forms =
-                known.find_decisions(ledger, shadow, &branch, &own, conversation.model.as_deref());
+                known.find_decisions(ledger, mode, &branch, &own, conversation.model.as_deref());
             known.left_out = own.left_out;
-            known.given_up = ledger.given_up(shadow, known.suspended);
+            known.given_up = ledger.given_up(mode, known.suspended);
             known.given_up.extend(branch.given_up());
             known.find_reaches(ledger, conversation, &branch, &forms);
         }
-        if !shadow {
+        if mode == DecisionMode::Active {
             known.find_repairs(ledger, &branch);
             ledger.injections().into_iter().for_each(|(injected, _)| known.find_injected(injected));
             let Self { injected, keyed_parts, .. } = &mut known;
@@ -248,7 +247,7 @@ impl RecordedDecisions {
     fn find_decisions(
         &mut self,
         ledger: &Ledger,
-        shadow: bool,
+        mode: DecisionMode,
         branch: &Branch<'_>,
         own: &OwnReasoning,
         model: Option<&str>,
@@ -258,10 +257,10 @@ impl RecordedDecisions {
         for (index, keyed) in self.keyed_parts.iter().enumerate() {
             let nth = [(keyed.about, CutCount::Once), (clearing_key(keyed.about), CutCount::Twice)];
             for (about, nth) in nth {
-                let Some(cut) = ledger.cut(about, shadow, suspended) else { break };
+                let Some(cut) = ledger.cut(about, mode, suspended) else { break };
                 cuts.push((index, nth, cut));
             }
-            let decision = ledger.reasoning_decision(keyed.about, shadow, suspended);
+            let decision = ledger.reasoning_decision(keyed.about, mode, suspended);
             // A reply that ends with this part has the same key: what is put back is looked up below.
             let is_stand_in =
                 |it: &&Arc<ReasoningDecision>| matches!(it.does, ReasoningAction::StandIn(_));
@@ -281,16 +280,16 @@ impl RecordedDecisions {
         self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
-            let decision = ledger.reasoning_decision(about, shadow, suspended);
+            let decision = ledger.reasoning_decision(about, mode, suspended);
             let decision =
                 decision.filter(|decision| branch.has_back(decision, &returned.reasoning));
             self.reasoning_decisions.extend(decision.map(|decision| (about, decision.clone())));
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.not_out(ledger.reasoning_removals(shadow, suspended), replies, own);
+        let elsewhere = branch.not_out(ledger.reasoning_removals(mode, suspended), replies, own);
         let out = ledger
-            .reasoning_removals(shadow, suspended)
+            .reasoning_removals(mode, suspended)
             .filter(|decision| !elsewhere.contains(&decision.about));
         for decision in out {
             if branch.is_of_model(decision, model) {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::policy::{EchoRule, Mode, SummaryAuthor};
+use crate::context::policy::{DecisionMode, EchoRule, Mode, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
@@ -223,7 +223,7 @@ fn decisions_of_another_branch_are_adopted() {
     let mut known = scene.known();
     let bare = known.clone();
     assert!(known.decides_nothing());
-    let first = scene.ledger.cut(scene.about(2), false, None).unwrap().clone();
+    let first = scene.ledger.cut(scene.about(2), DecisionMode::Active, None).unwrap().clone();
     known.add([Fact::Cut(Box::new(Cut::clone(&first)))]);
     assert!(!known.decides_nothing());
     let decision = known.decision(first.about.0, &first.exchange, scene.request().exchange);
@@ -416,7 +416,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     let mut scene = SessionFixture::of(BOUND, &upto(1));
     scene.answered(&with(1));
     scene.send(&upto(3));
-    let decided = reasoning::propose(&scene.request(), &scene.known()).0;
+    let decided = reasoning::propose(&scene.request(), &scene.known()).facts;
     let [Fact::ReasoningDecision(echo)] = &decided[..] else { panic!("{decided:?}") };
     assert_eq!(echo.does, ReasoningAction::Back);
     decided.iter().for_each(|fact| scene.ledger.add(fact.clone()));
@@ -435,7 +435,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     assert_eq!(thinks(&scene), [1], "that of the newest is not decided yet");
     assert!(scene.known().was_sent(&scene.known().replies[0]));
     assert!(!scene.known().was_sent(&scene.known().replies[1]));
-    let more = reasoning::propose(&scene.request(), &scene.known()).0;
+    let more = reasoning::propose(&scene.request(), &scene.known()).facts;
     more.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(thinks(&scene), [1, 3]);
     // If the client sends it itself, it is not added a second time.
@@ -459,7 +459,7 @@ fn reasoning_that_policy_removes_is_removed_block_by_block() {
     }
     let mut scene = SessionFixture::of(FREE, &all);
     scene.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::AllButLast;
-    let (facts, _) = reasoning::propose(&scene.request(), &scene.known());
+    let facts = reasoning::propose(&scene.request(), &scene.known()).facts;
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     let sent = sent(&scene);
     let content = |number: usize| sent["messages"][number]["content"].as_array().unwrap().len();
@@ -600,7 +600,8 @@ fn a_stand_in_goes_where_it_is_demanded() {
         {"role": "tool", "tool_call_id": "c1", "content": "a"}]});
     let path = "/v1/chat/completions";
     let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "kimi-k2.5", &body);
-    let proposed = |scene: &SessionFixture| reasoning::propose(&scene.request(), &scene.known()).0;
+    let proposed =
+        |scene: &SessionFixture| reasoning::propose(&scene.request(), &scene.known()).facts;
     assert!(proposed(&scene).is_empty());
     scene.echo = EchoRule::Demanded;
     let facts = proposed(&scene);

@@ -510,7 +510,7 @@ fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
         let scene = of(name, &messages("utrctrau"), policy);
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
+        let Proposal { facts, refused } = propose(&scene.request(), &scene.known(), cost);
         assert!(refused.is_empty(), "{refused:?}");
         facts.iter().fold((0, 0), |(cuts, out), fact| match fact {
             Fact::Cut(_) => (cuts + 1, out),
@@ -527,7 +527,7 @@ fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
+    let Proposal { facts, refused } = propose(&scene.request(), &scene.known(), cost);
     assert!(facts.is_empty());
     let [one] = &refused[..] else { panic!("{refused:?}") };
     assert_eq!((one.at, one.why), (PartIndex::new(2, 0), DecisionReason::NoGate));
@@ -541,7 +541,7 @@ fn nothing_is_cut_beside_the_conversation_or_in_held_histories() {
     let parts = scene.parts(|_| EACH);
     let proposed = |scene: &SessionFixture| {
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        propose(&scene.request(), &scene.known(), cost).0.len()
+        propose(&scene.request(), &scene.known(), cost).facts.len()
     };
     assert_eq!(proposed(&scene), 1);
     for beside in [Purpose::Count, Purpose::Compaction, Purpose::Side, Purpose::WarmUp] {
@@ -558,7 +558,7 @@ fn trimmed(scene: &SessionFixture, own: u32, tokens: u64) -> Option<Cut> {
     let last = scene.conversation.messages.len() - 1;
     let parts = scene.parts(|message| if message == last { own } else { EACH });
     let cost = RequestCost { tokens, parts: &parts, rules: None };
-    let (facts, _) = propose(&scene.request(), &scene.known(), cost);
+    let facts = propose(&scene.request(), &scene.known(), cost).facts;
     facts.into_iter().find_map(|fact| match fact {
         Fact::Cut(cut) if cut.why == DecisionReason::TooLarge => Some(*cut),
         _ => None,
@@ -599,7 +599,7 @@ fn results_of_a_suspended_thread_are_not_trimmed() {
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let mut known = scene.known();
     known.rests = true;
-    let (facts, refused) = propose(&scene.request(), &known, cost);
+    let Proposal { facts, refused } = propose(&scene.request(), &known, cost);
     assert!(facts.is_empty());
     assert_eq!(
         refused.iter().map(|step| step.why).collect::<Vec<_>>(),
@@ -620,16 +620,27 @@ fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
     assert_eq!(of(vec![PruneGate::Always]), None);
 }
 
-/// However little room there is, a result keeps a twentieth of the window.
+/// However little room there is, a result keeps a twentieth of the window: head, tail and the note between them have
+/// about so many tokens.
 #[test]
 fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
-    let mut scene = scene("ucr", eased());
+    let mut all = messages("ucr");
+    all[2]["content"][0]["content"] = "It is so. ".repeat(3_000).into();
+    let mut scene = of(FREE, &all, eased());
     scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
     scene.model.window = 10_000;
-    let of = |tokens| trimmed(&scene, 6_000, tokens).unwrap().content;
-    let (none, little, more) = (of(20_000), of(15_500), of(15_000));
-    assert_eq!(none, little);
-    assert_ne!(little, more);
+    let result = scene.conversation.parts().last().unwrap();
+    let own = counter(&scene.request()).part(result);
+    assert!(own > 6_000, "{own}");
+    let kept = |room: i64| {
+        let tokens = u64::try_from(10_000 + i64::from(own) - room).unwrap();
+        trimmed(&scene, own, tokens).unwrap().tokens
+    };
+    let is_about = |tokens: u32, wanted: u32| tokens.abs_diff(wanted) <= wanted / 20;
+    for (room, wanted) in [(-5_000, 500), (0, 500), (500, 500), (1_000, 1_000), (2_000, 2_000)] {
+        let kept = kept(room);
+        assert!(is_about(kept, wanted), "of {own}, {kept} with room for {room}");
+    }
 }
 
 /// Pictures stay with a trimmed result. With a cut result, policy decides.

@@ -87,7 +87,7 @@ fn of(
     scene: &SessionFixture,
     known: &RecordedDecisions,
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
-    let (facts, refused) = propose(&scene.request(), known);
+    let Proposal { facts, refused } = propose(&scene.request(), known);
     let decided = facts.into_iter().map(|fact| match fact {
         Fact::ReasoningDecision(echo) => (echo.does, echo.why),
         other => panic!("{other:?}"),
@@ -217,33 +217,35 @@ fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
 /// The same, predicted for the next request.
 #[test]
 fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
-    let may_go = |name, echo, goes_on| {
+    use NextRequest::{InLoop, NewTurn};
+    let may_go = |name, echo, next| {
         let mut scene = SessionFixture::of(name, &messages("u"));
         scene.echo = echo;
-        may_go_next(&scene.request(), goes_on)
+        may_go_next(&scene.request(), next)
     };
-    assert!(may_go(FREE, EchoRule::Wanted, false) && !may_go(FREE, EchoRule::Wanted, true));
-    assert!(!may_go(FREE, EchoRule::Demanded, false) && !may_go(BOUND, EchoRule::Wanted, false));
-    let back = |reinject, echo, thinks, strip_from_context, goes_on| {
+    assert!(may_go(FREE, EchoRule::Wanted, NewTurn) && !may_go(FREE, EchoRule::Wanted, InLoop));
+    assert!(!may_go(FREE, EchoRule::Demanded, NewTurn));
+    assert!(!may_go(BOUND, EchoRule::Wanted, NewTurn));
+    let back = |reinject, echo, thinks, strip_from_context, next| {
         let mut scene = SessionFixture::of(FREE, &messages("u"));
         (scene.echo, scene.conversation.thinks) = (echo, thinks);
         let reasoning = &mut scene.policy.reasoning;
         (reasoning.reinject, reasoning.strip_from_context) = (reinject, strip_from_context);
-        is_put_back_next(&scene.request(), goes_on)
+        is_put_back_next(&scene.request(), next)
     };
     use EchoRule::{Demanded, Unwanted, Wanted};
     use StripPolicy::{All, None as Nothing};
     let auto = ReinjectPolicy::Auto;
-    for goes_on in [false, true] {
-        assert!(back(auto, Wanted, None, Nothing, goes_on));
-        assert!(back(auto, Wanted, Some(true), Nothing, goes_on));
-        assert!(back(auto, Demanded, None, All, goes_on), "demanded whatever policy leaves out");
-        assert!(!back(ReinjectPolicy::Off, Wanted, None, Nothing, goes_on));
-        assert!(!back(auto, Unwanted, None, Nothing, goes_on));
-        assert!(!back(auto, Wanted, Some(false), Nothing, goes_on));
+    for next in [NewTurn, InLoop] {
+        assert!(back(auto, Wanted, None, Nothing, next));
+        assert!(back(auto, Wanted, Some(true), Nothing, next));
+        assert!(back(auto, Demanded, None, All, next), "demanded whatever policy leaves out");
+        assert!(!back(ReinjectPolicy::Off, Wanted, None, Nothing, next));
+        assert!(!back(auto, Unwanted, None, Nothing, next));
+        assert!(!back(auto, Wanted, Some(false), Nothing, next));
     }
     // Policy removes it from turns that are over, not from the one that goes on.
-    assert!(!back(auto, Wanted, None, All, false) && back(auto, Wanted, None, All, true));
+    assert!(!back(auto, Wanted, None, All, NewTurn) && back(auto, Wanted, None, All, InLoop));
 }
 
 /// A session whose first two messages are replaced by a summary.
@@ -262,7 +264,7 @@ fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
     assert_eq!(scene.known().kept_from(), 2);
     assert_eq!(proposed(&scene).0, std::slice::from_ref(&out), "that of the message that stays");
     let mut known = scene.known();
-    known.add(propose(&scene.request(), &known).0);
+    known.add(propose(&scene.request(), &known).facts);
     assert_eq!(of(&scene, &known).0, [], "it is decided once");
     assert_eq!(proposed(&summarised(FREE, SENDS)).0, [], "it is bound to nothing");
     assert!(!proposed(&summarised(BOUND, DROPS)).0.contains(&out), "its client does not send it");
@@ -291,7 +293,7 @@ fn reasoning_is_removed_in_the_request_that_decides_it() {
         scene.echo = echo;
         let mut known = scene.known();
         assert!(known.was_sent(&known.replies[0]), "with the request before");
-        known.add(propose(&scene.request(), &known).0);
+        known.add(propose(&scene.request(), &known).facts);
         let steps = replay(&scene.request(), &known).steps;
         let gone = steps.iter().filter(|step| step.change == Change::Removed);
         let gone: Vec<usize> = gone.map(|step| step.at.message).collect();
@@ -509,7 +511,7 @@ fn a_gemini_call_without_a_signature_gets_a_stand_in() {
     let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
     scene.echo = EchoRule::Demanded;
     let known = scene.known();
-    let facts = propose(&scene.request(), &known).0;
+    let facts = propose(&scene.request(), &known).facts;
     let [Fact::ReasoningDecision(echo)] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(Some(echo.about.0), known.about(PartIndex::new(5, 0)));
     assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
@@ -534,7 +536,7 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
         let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
         (scene.echo, scene.conversation.thinks) = (echo, thinks);
         let known = scene.known();
-        let facts = propose(&scene.request(), &known).0;
+        let facts = propose(&scene.request(), &known).facts;
         let about = |fact: &Fact| match fact {
             Fact::ReasoningDecision(echo) => {
                 (0..7).find(|at| known.about(PartIndex::new(*at, 0)) == Some(echo.about.0))
@@ -556,15 +558,16 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
 /// Outside an open loop, Chat's reasoning may be removed; within one, only where it is not wanted.
 #[test]
 fn chat_reasoning_may_be_removed_in_an_open_loop_if_not_wanted() {
-    let of = |echo, goes_on| {
+    use NextRequest::{InLoop, NewTurn};
+    let of = |echo, next| {
         let body = json!({"messages": [{"role": "user", "content": "Look."}]});
         let path = "/v1/chat/completions";
         let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "glm-5", &body);
         scene.echo = echo;
         // In this dialect, a model that binds reasoning elsewhere does not.
         scene.model.binding = crate::dialect::models::ReasoningBinding::Prefix;
-        may_go_next(&scene.request(), goes_on)
+        may_go_next(&scene.request(), next)
     };
-    assert!(of(EchoRule::Wanted, false) && !of(EchoRule::Wanted, true));
-    assert!(of(EchoRule::Unwanted, false) && of(EchoRule::Unwanted, true));
+    assert!(of(EchoRule::Wanted, NewTurn) && !of(EchoRule::Wanted, InLoop));
+    assert!(of(EchoRule::Unwanted, NewTurn) && of(EchoRule::Unwanted, InLoop));
 }

@@ -57,7 +57,8 @@ fn classic_rules_are_unused_or_shown_beside_the_estimate_or_decide() {
     scene.policy.estimate.decides = ClassicRole::Nothing;
     let plain = decided(&scene);
     assert_eq!(plain.classic, None);
-    assert_eq!(plain.estimate.band(), Some((plain.estimate.guess.low, plain.estimate.guess.high)));
+    let CostPrediction { low, high, .. } = plain.estimate.guess;
+    assert_eq!(plain.estimate.band(), Some(Band { low, high }));
     scene.policy.estimate.classic = true;
     let beside = decided(&scene);
     assert_eq!((&beside.estimate, &beside.classic), (&plain.estimate, &by_rules.classic));

@@ -120,7 +120,7 @@ fn reasoning_put_back_costs_as_much_as_in_its_reply() {
     scene.answered(&content);
     scene.send(&messages("ucr"));
     let before = measured(&scene);
-    let facts = reasoning::propose(&scene.request(), &scene.known()).0;
+    let facts = reasoning::propose(&scene.request(), &scene.known()).facts;
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     let after = measured(&scene);
     let turn = scene.placed().parent.unwrap();

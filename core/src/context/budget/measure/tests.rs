@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::context::budget::{ContextView, reply};
-use crate::context::{CountingMethod, Outcome, Position};
+use crate::context::{Band, CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;
 use crate::dialect::models::Catalogue;
@@ -356,7 +356,7 @@ fn an_anchored_estimate_is_not_zero_after_a_schema_is_removed() {
     let actual = next.measure(None).estimate.tokens;
     assert_eq!(estimate.method, EstimateMethod::Anchored);
     assert!(estimate.tokens > 0, "{estimate:?}");
-    let (low, high) = estimate.band().unwrap();
+    let Band { low, high } = estimate.band().unwrap();
     assert!((low..=high).contains(&actual) && low > 0, "{actual} in {low}..={high}");
     check_sum(&next.measure(Some(&before)));
 }

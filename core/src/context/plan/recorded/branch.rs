@@ -15,6 +15,7 @@ use super::keyed::KeyedPart;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;
+use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, InjectedMessage, PromptSection, ReasoningAction,
@@ -42,12 +43,12 @@ pub(super) struct Branch<'l> {
 }
 
 impl<'l> Branch<'l> {
-    /// `decides_apart`: the decisions are those of shadow mode, which were never sent.
+    /// Of decisions of shadow mode nothing was sent.
     pub(super) fn of(
         ledger: &'l Ledger,
         placed: &'l Placement,
         keyed_parts: &[KeyedPart],
-        decides_apart: bool,
+        mode: DecisionMode,
     ) -> Self {
         let parent = placed.parent.as_deref();
         let known = parent.filter(|parent| {
@@ -55,7 +56,7 @@ impl<'l> Branch<'l> {
             let is_its = |key: PartKey| parent.reply.iter().any(|part| part.key == key);
             let mut after = keyed_parts.iter().skip(placed.covers);
             let is_known = after.all(|keyed| keyed.role != Role::Assistant || is_its(keyed.key));
-            is_known && !decides_apart
+            is_known && mode == DecisionMode::Active
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);

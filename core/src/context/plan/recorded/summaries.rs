@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use super::RecordedDecisions;
 use super::branch::Branch;
 use crate::context::ledger::{self, Ledger};
-use crate::context::policy::SummaryAuthor;
+use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, ForwardedHistory};
 use crate::dialect::rewrite;
 use crate::dialect::{Chain, Conversation, PartKey, PartKind, Role, Span};
@@ -46,10 +46,10 @@ impl RecordedDecisions {
         &mut self,
         ledger: &Ledger,
         conversation: &Conversation,
-        shadow: bool,
+        mode: DecisionMode,
         branch: &Branch<'_>,
     ) {
-        let mut written = ledger.summaries(shadow).chain(ledger.compacts(shadow)).peekable();
+        let mut written = ledger.summaries(mode).chain(ledger.compacts(mode)).peekable();
         if written.peek().is_none() {
             return;
         }
@@ -62,11 +62,11 @@ impl RecordedDecisions {
             let is_sent = branch.has_sent(one.key());
             Some((cut, if is_sent { one.clone() } else { self.alternating(cut, one.clone()) }))
         };
-        let used = ledger.compacts_holding(shadow, self.suspended).filter(suits);
+        let used = ledger.compacts_holding(mode, self.suspended).filter(suits);
         let used = used.filter_map(placed).filter(|(_, one)| branch.has_compact(one));
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
         let written =
-            ledger.summaries_holding(shadow, self.suspended).filter(suits).filter_map(placed);
+            ledger.summaries_holding(mode, self.suspended).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
         self.compact = used;
         let kept = self.kept_from();

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::context::policy::DecisionMode;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{
     Fact, InjectionPlace, InjectionState, ReasoningBlock, ReasoningDecision, Revocation,
@@ -245,7 +246,7 @@ fn a_branch_is_followed_back_to_its_first_turn() {
     scene.send(&messages("uauau"));
     let placed = scene.placed();
     let known = scene.known();
-    let branch = Branch::of(&scene.ledger, &placed, &known.keyed_parts, false);
+    let branch = Branch::of(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
     assert!(
         branch.has_made(&"r1".into())
             && branch.has_made(&"r2".into())
@@ -253,7 +254,9 @@ fn a_branch_is_followed_back_to_its_first_turn() {
     );
     assert!(!branch.has_made(&"r4".into()) && !branch.has_made(&"".into()));
     assert!(branch.sent.is_some());
-    assert!(Branch::of(&scene.ledger, &placed, &known.keyed_parts, true).sent.is_none());
+    assert!(
+        Branch::of(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Shadow).sent.is_none()
+    );
     let mut ring = Turn::clone(placed.parent.as_ref().unwrap());
     (ring.exchange, ring.position.parent) = ("ring".into(), Some("ring".into()));
     scene.ledger.add(Fact::Turn(Box::new(ring.clone())));

@@ -1,0 +1,15 @@
+//! What `prune` and `reasoning` propose for a request: new decisions, and those that were decided against.
+//!
+//! Nothing of it is saved yet, so nothing of it is sent. Pure.
+
+use super::step::PlanStep;
+use crate::context::Fact;
+
+/// New decisions for a request, and those that were decided against.
+#[derive(Clone, Debug, Default)]
+pub struct Proposal {
+    /// New decisions.
+    pub facts: Vec<Fact>,
+    /// What was decided against, each with its reason.
+    pub refused: Vec<PlanStep>,
+}
