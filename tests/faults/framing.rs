@@ -92,7 +92,7 @@ async fn a_target_with_bytes_that_no_uri_may_have_is_refused() {
 }
 
 /// As many headers as Plimsoll reads of an HTTP/1 message (`docs/limits.md`).
-const MOST_HEADERS: usize = 512;
+const MOST_HEADERS: usize = 256;
 
 /// Header lines `x-0: 0`, `x-1: 1` and so on.
 fn numbered_headers(count: usize) -> String {
@@ -104,16 +104,17 @@ async fn many_headers_pass_both_ways() {
     // The request has a host, and its response a length.
     const MANY: usize = MOST_HEADERS - 1;
     let lines = numbered_headers(MANY);
+    let (last, value) = (format!("x-{}", MANY - 1), (MANY - 1).to_string());
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
     client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n")).await;
     let mut call = provider.call().await;
-    assert_eq!(call.message.header("x-510"), Some("510"));
+    assert_eq!(call.message.header(&last), Some(value.as_str()));
     call.send(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\n{{}}")).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.lines().len()), (200, MANY + 1));
-    assert_eq!(answer.header("x-510"), Some("510"));
+    assert_eq!(answer.header(&last), Some(value.as_str()));
 }
 
 #[tokio::test]
