@@ -17,8 +17,7 @@ use super::count_estimate::CountFallback;
 use super::latest_request;
 use super::outbound::BodyChanges;
 use crate::clock::now;
-use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
-use crate::context::plan::{self, Overlay, RecordedDecisions};
+use crate::config::{Mode, Tenants, Upstream};
 use crate::context::policy::EchoRule;
 use crate::context::{SessionId, TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
@@ -42,9 +41,9 @@ use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
-use crate::store::ledgers::{self, OpenedSession, SessionPeek};
+use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
-use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
+use crate::store::recall::{ReadBudget, RecallOutcome};
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
 
 /// A request as the client sent it, without its body.
@@ -77,11 +76,14 @@ pub(super) struct AnalyzedRequest {
 pub(super) struct PlacedRequest {
     /// Makes a turn from the reply.
     pub(crate) pending: Option<Box<PendingExchange>>,
-    writer: Option<Box<SummaryJob>>,
+    /// The summary to write after the response.
+    pub(super) writer: Option<Box<SummaryJob>>,
     /// The changes of its body, as planned.
-    rewrite: Option<PlannedRewrite>,
-    added: Vec<AddedOption>,
-    count: Option<Box<CountFallback>>,
+    pub(super) rewrite: Option<PlannedRewrite>,
+    /// What is requested on the client's behalf.
+    pub(super) added: Vec<AddedOption>,
+    /// Answers a token count if the upstream does not.
+    pub(super) count: Option<Box<CountFallback>>,
 }
 
 impl ClientRequest {
@@ -280,77 +282,6 @@ impl ClientRequest {
         self.count_as_it_came(prepared)
     }
 
-    /// Plans a call that counts tokens. It is on no thread, because no turn continues it. It is sent in the form in
-    /// which the counted request would be sent.
-    async fn plan_count(
-        &self,
-        mut basis: RequestBasis,
-        tenant: &TenantId,
-        identity: &Identity,
-        recorder: &mut ExchangeRecorder,
-        reads: &ReadBudget,
-    ) -> PlacedRequest {
-        let proxy = recorder.proxy.clone();
-        if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.count_as_it_came(Arc::new(basis.alone()));
-        }
-        let is_shadow = basis.mode == Mode::Shadow;
-        // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
-        basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
-        let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
-        let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
-        if is_shadow && is_plain {
-            basis.mode = Mode::Shadow;
-            let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
-            peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
-        }
-        let (known, held_out) = match peeked {
-            LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
-                if store_missed {
-                    recorder.record_fail_open(FailOpen::Store);
-                }
-                let held_out = is_held_out(&session, basis.mode, &proxy);
-                recorder.event.session = Some(session);
-                (known, held_out)
-            }
-            LookupOutcome::None => (RecordedDecisions::default(), false),
-            LookupOutcome::Late => {
-                recorder.record_fail_open(FailOpen::SessionLate);
-                return self.count_as_it_came(Arc::new(basis.alone()));
-            }
-        };
-        let prepared =
-            basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
-        let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
-        let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;
-        let PlanOutcome { planned, fail_open, .. } = outcome;
-        let rewrite = planned.rewrite(&prepared);
-        fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
-        recorder.event.done = planned.done;
-        let count = self.count_fallback(prepared, planned.sent, planned.known);
-        PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
-    }
-
-    /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
-    fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
-        let sent = plan::as_it_came(&prepared.plan_request());
-        let count = self.count_fallback(prepared, sent, Arc::default());
-        PlacedRequest { count, ..PlacedRequest::default() }
-    }
-
-    /// The fallback for a request that counts tokens, if its upstream does not.
-    fn count_fallback(
-        &self,
-        prepared: Arc<PreparedRequest>,
-        sent: Overlay,
-        known: Arc<RecordedDecisions>,
-    ) -> Option<Box<CountFallback>> {
-        let is_count = prepared.conversation.purpose == Purpose::Count;
-        let target = self.target().into();
-        is_count.then(|| Box::new(CountFallback { prepared, sent, known, target }))
-    }
-
     /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.
     pub(super) fn provider_request_id(
         &self,
@@ -367,14 +298,14 @@ impl ClientRequest {
     }
 
     /// Whether the client signed the body (AWS), so that no byte of it may change (`docs/protocols.md` 1.1).
-    fn is_signed(&self) -> bool {
+    pub(super) fn is_signed(&self) -> bool {
         let scheme = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         scheme.is_some_and(|scheme| scheme.starts_with(b"AWS4-"))
     }
 
     /// What is requested on the client's behalf, if the body is not compressed. `parent`: the turn that it
     /// continues.
-    fn added_options(
+    pub(super) fn added_options(
         &self,
         prepared: &PreparedRequest,
         parent: Option<&Turn>,
@@ -534,7 +465,7 @@ impl ClientRequest {
         self.target.path()
     }
 
-    fn target(&self) -> &str {
+    pub(super) fn target(&self) -> &str {
         self.target.path_and_query().map_or("/", |target| target.as_str())
     }
 }
@@ -583,7 +514,7 @@ fn record_store_wait(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
 }
 
 /// The lookup of a request's session.
-fn session_lookup<'a>(
+pub(super) fn session_lookup<'a>(
     basis: &'a RequestBasis,
     tenant: &'a TenantId,
     identity: &'a Identity,
@@ -602,7 +533,7 @@ fn session_lookup<'a>(
 }
 
 /// Whether a session is held out for comparison: a fixed share of all sessions, chosen by hash.
-fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
+pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
     let drawn = (xxh3_64(session.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
     mode == Mode::Active && drawn < proxy.config.policy.prune.hold_out
 }

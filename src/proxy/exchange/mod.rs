@@ -5,6 +5,7 @@
 
 mod client_request;
 mod count_estimate;
+mod count_request;
 mod latest_request;
 mod original_request;
 mod outbound;

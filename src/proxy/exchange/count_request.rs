@@ -1,0 +1,93 @@
+//! Plans a request that counts tokens.
+//!
+//! It has no place in a session, because no turn continues it; but it is sent in the form in which the counted
+//! request would be sent, so that the number is that of the next turn.
+
+use std::sync::Arc;
+
+use super::client_request::{ClientRequest, PlacedRequest, is_held_out, session_lookup};
+use super::count_estimate::CountFallback;
+use crate::config::{Mode, ProviderCounting};
+use crate::context::TenantId;
+use crate::context::plan::{self, Overlay, RecordedDecisions};
+use crate::dialect::Purpose;
+use crate::dialect::identity::Identity;
+use crate::proxy::plan::planned_request::{self, PlanOutcome};
+use crate::proxy::plan::prepared_request::{PreparedRequest, RequestBasis};
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::store::ledgers::SessionPeek;
+use crate::store::recall::{LookupOutcome, ReadBudget};
+use crate::telemetry::FailOpen;
+
+impl ClientRequest {
+    /// Plans a call that counts tokens. It is on no thread, because no turn continues it. It is sent in the form in
+    /// which the counted request would be sent.
+    pub(super) async fn plan_count(
+        &self,
+        mut basis: RequestBasis,
+        tenant: &TenantId,
+        identity: &Identity,
+        recorder: &mut ExchangeRecorder,
+        reads: &ReadBudget,
+    ) -> PlacedRequest {
+        let proxy = recorder.proxy.clone();
+        if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
+            return self.count_as_it_came(Arc::new(basis.alone()));
+        }
+        let is_shadow = basis.mode == Mode::Shadow;
+        // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
+        basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
+        let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
+        let mut peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
+        let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
+        if is_shadow && is_plain {
+            basis.mode = Mode::Shadow;
+            let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
+            peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
+        }
+        let (known, held_out) = match peeked {
+            LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
+                if store_missed {
+                    recorder.record_fail_open(FailOpen::Store);
+                }
+                let held_out = is_held_out(&session, basis.mode, &proxy);
+                recorder.event.session = Some(session);
+                (known, held_out)
+            }
+            LookupOutcome::None => (RecordedDecisions::default(), false),
+            LookupOutcome::Late => {
+                recorder.record_fail_open(FailOpen::SessionLate);
+                return self.count_as_it_came(Arc::new(basis.alone()));
+            }
+        };
+        let prepared =
+            basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
+        let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
+        let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;
+        let PlanOutcome { planned, fail_open, .. } = outcome;
+        let rewrite = planned.rewrite(&prepared);
+        fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
+        recorder.event.done = planned.done;
+        let count = self.count_fallback(prepared, planned.sent, planned.known);
+        PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
+    }
+
+    /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
+    pub(super) fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
+        let sent = plan::as_it_came(&prepared.plan_request());
+        let count = self.count_fallback(prepared, sent, Arc::default());
+        PlacedRequest { count, ..PlacedRequest::default() }
+    }
+
+    /// The fallback for a request that counts tokens, if its upstream does not.
+    fn count_fallback(
+        &self,
+        prepared: Arc<PreparedRequest>,
+        sent: Overlay,
+        known: Arc<RecordedDecisions>,
+    ) -> Option<Box<CountFallback>> {
+        let is_count = prepared.conversation.purpose == Purpose::Count;
+        let target = self.target().into();
+        is_count.then(|| Box::new(CountFallback { prepared, sent, known, target }))
+    }
+}
