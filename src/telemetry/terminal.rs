@@ -39,7 +39,7 @@ fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
     // The case of nearly all texts.
     let Some(first) = text.find(is_control) else { return Cow::Borrowed(text) };
     let (plain, rest) = text.split_at(first);
-    let mut out = String::with_capacity(text.len() + rest.len());
+    let mut out = String::with_capacity(text.len());
     out.push_str(plain);
     for c in rest.chars() {
         if is_control(c) {

@@ -125,8 +125,7 @@ impl ClientRequest {
         recorder: &mut ExchangeRecorder,
     ) -> AnalyzedRequest {
         let understanding = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
-        // Boxed, because the future is large, and a request waits longer for its upstream than for this.
-        match Box::pin(understanding.catch_unwind()).await {
+        match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
                 recorder.record_fail_open(FailOpen::Panicked);

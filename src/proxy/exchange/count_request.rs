@@ -20,8 +20,7 @@ use crate::store::recall::{LookupOutcome, ReadBudget};
 use crate::telemetry::FailOpen;
 
 impl ClientRequest {
-    /// Plans a call that counts tokens. It is on no thread, because no turn continues it. It is sent in the form in
-    /// which the counted request would be sent.
+    /// Plans a call that counts tokens.
     pub(super) async fn plan_count(
         &self,
         mut basis: RequestBasis,

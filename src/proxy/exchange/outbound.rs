@@ -100,11 +100,11 @@ impl OutboundRequest {
         count: Option<&PreparedRequest>,
         recorder: &mut ExchangeRecorder,
     ) -> Result<SentResponse, UpstreamError> {
-        let Self { head, body, original, adds, rewritten } = self;
+        let Self { head, body, original, adds, rewritten: is_rewritten } = self;
         let response = send(recorder, head, body).await?;
         let status = response.status();
         let requests_usage = adds.contains(&AddedOptionKind::Usage);
-        let blames_us = (rewritten || !adds.is_empty()) && blames_request(status);
+        let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
         let is_judged = blames_us && pending.is_some() || mendable.is_some();
@@ -119,7 +119,6 @@ impl OutboundRequest {
         let info = RequestInfo::of(prepared);
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
-        let is_rewritten = rewritten;
         let retry = Retry { original, adds, is_rewritten, suspicion, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let FinalResponse { response, form } = Box::pin(retry.run(response)).await?;

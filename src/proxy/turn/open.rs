@@ -10,7 +10,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
-use super::build::{ExchangeEnding, facts};
+use super::build::{self, ExchangeEnding, ForwardedPrefix};
 use super::pending::PendingExchange;
 use crate::clock::now;
 use crate::context::budget::CarryOutlook;
@@ -33,7 +33,6 @@ use crate::proxy::response::tap::SettleReply;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
 use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
-use crate::proxy::turn::build::ForwardedPrefix;
 use crate::proxy::turn::counting::PendingCount;
 use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
@@ -197,7 +196,7 @@ impl OpenTurn {
         let build = move || {
             let content =
                 content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
-            let facts = self.facts(*turn, ending, &reply, &learned);
+            let facts = self.complete(*turn, ending, &reply, &learned);
             (self, facts, content)
         };
         let (this, facts, content) = long_work_if(is_large, build).await;
@@ -215,9 +214,9 @@ impl OpenTurn {
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }
 
-    /// The completed turn, with the reply's reasoning. If the client left or lost the rest, the reply to the
+    /// The facts of the completed turn. If the client left or lost the rest, the reply to the
     /// injected messages was not delivered, and they are queued again.
-    fn facts(
+    fn complete(
         &mut self,
         draft: Turn,
         ending: ExchangeEnding,
@@ -230,7 +229,7 @@ impl OpenTurn {
         let prospect = self.prospect.take();
         turn.carry =
             prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));
-        let mut facts = facts(turn, reply, self.forwarded);
+        let mut facts = build::facts(turn, reply, self.forwarded);
         if !is_delivered {
             facts.append(&mut self.undelivered);
         }
