@@ -270,7 +270,7 @@ fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
     row(&mut out, "all, with calls whose bytes are hidden", &Scores::of(pairs));
     let proven = Scores::of(pairs.iter().filter(|pair| pair.excess.is_some()));
     if proven.pairs > 0 {
-        row(&mut out, "of these, dearer than an identical call", &proven);
+        row(&mut out, "of these, costlier than an identical call", &proven);
     }
     for (rule, rules) in rules.iter().enumerate() {
         row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));
