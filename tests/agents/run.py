@@ -16,11 +16,11 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sdk/python"))
 
-import poisoned  # noqa: E402
+import healing  # noqa: E402
 import struck  # noqa: E402
 from prompts import ClaudeCode, Session  # noqa: E402
-from house import BINARY, House  # noqa: E402
-from known import WITHIN, Told  # noqa: E402
+from stack import BINARY, TestStack  # noqa: E402
+from exchange_events import MAX_ERROR, ExchangeEvents  # noqa: E402
 from place import FIRST, KEY, NPM, PYTHON, THEN, Place  # noqa: E402
 
 
@@ -128,13 +128,13 @@ def check(name, events, calls, beside):
     assert all(event["usage"].get("input") for event in task), "usage is unknown somewhere"
     assert [grew(event) for event in task] == ["warm_up" in beside] + [True] * (calls - 1), told
     for event in filter(grew, task):
-        within = max(40, event["actual"] * WITHIN[event["estimate"]["counting"]])
+        within = max(40, event["actual"] * MAX_ERROR[event["estimate"]["counting"]])
         assert abs(event["error"]) <= within, f"{event['estimate']} of {event['actual']}"
 
 
 def played(house, name, play, judge):
     """Runs an agent, and judges what was told of it; says whether it passed."""
-    told = Told(house)
+    told = ExchangeEvents(house)
     try:
         with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name.replace(' ', '-')}-", ignore_cleanup_errors=True) as folder:
             play(folder)
@@ -152,10 +152,10 @@ def main(names):
         return is_here and (not names or any(name == one or name.startswith((f"{one}-", f"{one} ")) for one in names))
 
     results = []
-    with House(slot=None) as house:
+    with TestStack(slot_tokens=None) as house:
         for name, agent, calls, beside in (run for run in RUNS if wanted(run[0], run[0])):
             results.append(played(house, name, lambda folder: agent(Place(house.proxy, folder)), lambda events: check(name, events, calls, beside)))
-    with House(slot=None, settings=poisoned.PATIENT, strict=True) as house:
+    with TestStack(slot_tokens=None, env=healing.SLOW_DISK_ENV, strict=True) as house:
         house.other = house.start([BINARY, "demo", "--provider", "127.0.0.1:0", "--strict"], r"(http://\S+)")[0]
         for agent, driver, strikes, becomes, causes in struck.STRUCK:
             name = f"{agent} {strikes.__name__}"
