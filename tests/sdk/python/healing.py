@@ -91,7 +91,7 @@ SESSIONS = [
     (Anthropic, "a call without its result", [user("Look."), TOOL_USE, user("Well?")], 1000, "tool_pairs", user),
     (Anthropic, "empty text", [user([{"type": "text", "text": ""}, {"type": "text", "text": "Hi."}])], 1000, "empty", user),
     (Anthropic, "a foreign signature", [user("Look."), THINKING, user("Well?")], 1000, "reasoning", user),
-    (Anthropic, "the model's words at the end", [user("Look."), {"role": "assistant", "content": "I was"}], 1000, "prefill", user),
+    (Anthropic, "a message of the model at the end", [user("Look."), {"role": "assistant", "content": "I was"}], 1000, "prefill", user),
     (Anthropic, "too much output", [user("Look.")], 64_000, "max_tokens", user),
     (Chat, "a large picture", [user([{"type": "image_url", "image_url": {"url": LARGE_PNG_URL}}, {"type": "text", "text": "What?"}])], 1000, "media", user),
     (Chat, "a call without its result", [user("Look."), TOOL_CALL, user("Well?")], 1000, "tool_pairs", user),
