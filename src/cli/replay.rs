@@ -36,7 +36,7 @@ pub(super) struct ReplayArguments {
     /// A Gemma 3 tokenizer.model or tokenizer.json, with which Gemini's tokens are counted, not estimated.
     #[arg(long, value_name = "FILE")]
     gemini_vocabulary: Option<PathBuf>,
-    /// Costs of the classes of tokens in place of the fitted ones, as `scripts/estimator/left_out.py` writes them:
+    /// Costs of the classes of tokens in place of the fitted ones, as `scripts/estimator/cross_validate.py` writes them:
     /// how good a fit is shows on sessions that it left out.
     #[arg(long, value_name = "FILE", hide = true)]
     costs: Option<PathBuf>,
