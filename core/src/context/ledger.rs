@@ -39,7 +39,7 @@ pub struct Ledger {
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
     /// Signed reasoning, and signatures, of later replies with the same parts to a repeated request.
     repeated_reasoning: HashMap<Chain, Vec<Arc<ReasoningRecord>>>,
-    /// The same, and that of replies to a repeated request, by the keys of its signed pieces.
+    /// The reasoning of all replies, those to a repeated request too, by the keys of its signed blocks.
     by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
     /// Chains after replies, by the replies' anchor keys, oldest first; of many replies with a key, the newest.
     by_anchor_key: HashMap<PartKey, Vec<Chain>>,
@@ -501,7 +501,7 @@ pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
 
 /// Texts shorter than this occur more than once in a session, and identify nothing.
 pub(super) const ANCHOR_BYTES: usize = 48;
-/// Of this many replies with the same anchor key, the newest are found by it.
+/// Of the replies with the same anchor key, at most this many are found by it, the newest.
 const MOST_ALIKE: usize = 16;
 
 /// The keys of those parts of a reply that are probably in no other reply: tool calls with unique ids, and
