@@ -217,7 +217,7 @@ fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
 
 /// Whether its provider may have read its request, and so may have it cached.
 fn may_be_cached(turn: &Turn) -> bool {
-    !matches!(turn.outcome, Outcome::Refused | Outcome::Turned)
+    !matches!(turn.outcome, Outcome::Refused | Outcome::EndedByProxy)
 }
 
 /// The best of several turns at one chain (given newest first): one of the conversation rather than a call
