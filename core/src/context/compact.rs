@@ -69,7 +69,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
     match tokens {
         _ if !may(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
-        _ if known.client_compacts || known.rests => CompactionNeed::No,
+        _ if known.client_compacts || known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
         _ if reaches(threshold) => CompactionNeed::Swap,
         _ if reaches(prepare_threshold) => CompactionNeed::Prepare,

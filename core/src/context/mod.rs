@@ -34,8 +34,8 @@ mod turn_start;
 pub(crate) use self::facts::ReasoningAction;
 pub(crate) use self::facts::ReasoningBlock;
 pub use self::facts::{
-    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Replacement,
-    Revocation, RevocationRetry, Signature, Suspension,
+    CompactionRecord, Cut, DecisionEpoch, Fact, ForwardedHistory, ReasoningDecision,
+    ReasoningRecord, Replacement, Revocation, RevocationRetry, Signature, Suspension,
 };
 pub(crate) use self::inject::InjectionPlace;
 pub use self::inject::{InjectedMessage, InjectionState, QueuedMessage};

@@ -240,7 +240,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal
         return Proposal::default();
     }
     proposed.take_out_void();
-    if known.rests && !is_cold(request, known) {
+    if known.is_suspended && !is_cold(request, known) {
         return Proposal { facts: proposed.facts, ..Proposal::default() };
     }
     if request.policy.reasoning.strip() != StripPolicy::None {
@@ -406,7 +406,7 @@ fn decision(
     why: DecisionReason,
 ) -> Fact {
     Fact::ReasoningDecision(Box::new(ReasoningDecision {
-        after: None,
+        epoch: None,
         about: PartKey(about),
         at: request.now,
         exchange: request.exchange.clone(),

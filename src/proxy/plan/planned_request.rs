@@ -23,7 +23,7 @@ use crate::context::plan::{
     self, MOST_STORED_STEPS, Overlay, Plan, PlanStep, Proposal, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
-use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
+use crate::context::{DecisionEpoch, Estimate, ExchangeId, Fact, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::summary::provider;
@@ -126,7 +126,7 @@ pub(crate) async fn plan(
     let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
         // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
+        let saved = Box::pin(save(proxy, opened, new, known.epoch)).await;
         let saved = saved.unwrap_or_else(|error| {
             fail_open = Some(match error {
                 DecisionError::TooMany => FailOpen::Decisions,
@@ -245,16 +245,16 @@ fn load_vocabulary(family: Family) {
     }
 }
 
-/// Saves decisions before they are sent, for a branch that was last suspended at `suspended`.
+/// Saves decisions before they are sent, for a branch of this epoch.
 pub(crate) async fn save(
     proxy: &Proxy,
     opened: &OpenedSession,
     new: Vec<Fact>,
-    suspended: Option<Millis>,
+    epoch: Option<DecisionEpoch>,
 ) -> Result<Vec<Fact>, DecisionError> {
     let timeout = Duration::from_millis(proxy.config.limits.save_ms);
     let trims: Vec<PartKey> = new.iter().filter_map(trimmed).collect();
-    let new = opened.after_suspension(new, suspended);
+    let new = opened.after_suspension(new, epoch);
     let mut saved = proxy.ledgers.decide(opened, new, timeout).await?;
     // Another branch may have cleared the result once it was read there. In this branch nobody has read it.
     saved.retain(|fact| {

@@ -6,7 +6,7 @@ use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, DecisionMode, Mode, Policy};
 use crate::context::scene::{self, messages};
-use crate::context::{ExchangeId, PromptSection, Turn, lineage};
+use crate::context::{DecisionEpoch, ExchangeId, PromptSection, Turn, lineage};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
@@ -290,7 +290,7 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
         CompactionNeed::Must,
     ];
     let (mut compacts, mut suspended) = (scene.known(), scene.known());
-    (compacts.client_compacts, suspended.rests) = (true, true);
+    (compacts.client_compacts, suspended.is_suspended) = (true, true);
     assert_eq!((of(&compacts), of(&suspended)), (alone, alone));
     let unknown = Scene {
         model: Model { known: false, ..scene.model.clone() },
@@ -430,7 +430,7 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     }
 }
 
@@ -583,7 +583,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
     assert_eq!((shortened(&known, 3, 8, 300), shortened(&known, 0, 6, 300)), (vec![6], vec![2]));
     let mut cut = scene.known();
     cut.add([Fact::Cut(Box::new(crate::context::Cut {
-        after: None,
+        epoch: None,
         about: PartKey(scene.about(2)),
         at: 1,
         exchange: "r".into(),
@@ -627,10 +627,10 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     // Of several summaries the one with the latest cut is used; of equal ones, the first that was written.
     let mut scene = scene::SessionFixture::of(free, &messages("uauauau"));
     for (cut, at) in [(2, 1), (4, 7), (4, 8)] {
-        let after = (at == 8).then_some(3);
+        let epoch = (at == 8).then_some(DecisionEpoch::of_suspension(3));
         scene.ledger.add(Fact::Summary(Box::new(CompactionRecord {
             at,
-            after,
+            epoch,
             ..written(&scene, cut)
         })));
     }

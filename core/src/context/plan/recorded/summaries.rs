@@ -62,11 +62,10 @@ impl RecordedDecisions {
             let is_sent = branch.has_sent(one.key());
             Some((cut, if is_sent { one.clone() } else { self.alternating(cut, one.clone()) }))
         };
-        let used = ledger.compacts_holding(mode, self.suspended).filter(suits);
+        let used = ledger.compacts_holding(mode, self.epoch).filter(suits);
         let used = used.filter_map(placed).filter(|(_, one)| branch.has_compact(one));
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-        let written =
-            ledger.summaries_holding(mode, self.suspended).filter(suits).filter_map(placed);
+        let written = ledger.summaries_holding(mode, self.epoch).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
         self.compact = used;
         let kept = self.kept_from();
