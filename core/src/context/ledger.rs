@@ -116,7 +116,7 @@ impl Ledger {
     }
 
     /// Adds all facts of another ledger.
-    pub fn take(&mut self, other: &Ledger) {
+    pub fn merge(&mut self, other: &Ledger) {
         other.turns.iter().for_each(|turn| self.add_turn(turn.clone()));
         other.reasoning.values().for_each(|reasoning| self.add_reasoning(reasoning.clone()));
         self.take_decisions(other);
@@ -637,7 +637,7 @@ mod tests {
         ledger.add(fact.clone());
         assert_eq!(ledger.bytes(), bytes, "added twice");
         let mut other = Ledger::default();
-        other.take(&ledger);
+        other.merge(&ledger);
         assert_eq!(other.bytes(), bytes, "taken over");
         bytes
     }

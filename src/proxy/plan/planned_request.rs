@@ -111,7 +111,7 @@ pub(crate) async fn plan(
     let anchor = opened.anchor.take().map(Arc::new);
     let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
-    Arc::make_mut(&mut known).spares_reasoning(&prepared.plan_request());
+    Arc::make_mut(&mut known).drop_cuts_that_void_reasoning(&prepared.plan_request());
     let drafted = {
         let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
         off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
@@ -382,7 +382,7 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let mut known = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            known.takes_births(&self.known, &prepared.exchange);
+            known.take_births(&self.known, &prepared.exchange);
         }
         let decided = |known: &RecordedDecisions| known.decided_by(&prepared.exchange);
         if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
@@ -445,7 +445,7 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         mut known: RecordedDecisions,
     ) -> Option<Self> {
-        known.spares_reasoning(&prepared.plan_request());
+        known.drop_cuts_that_void_reasoning(&prepared.plan_request());
         let known = Arc::new(known);
         let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
         if replayed.plan.conflict {

@@ -21,7 +21,7 @@ fn grown(fact: Fact) -> usize {
     ledger.add(fact);
     assert_eq!(ledger.bytes(), bytes, "added twice");
     let mut other = Ledger::default();
-    other.take(&ledger);
+    other.merge(&ledger);
     assert_eq!(other.bytes(), bytes, "taken over");
     bytes
 }

@@ -301,7 +301,7 @@ impl RecordedDecisions {
     }
 
     /// Records that a decision for this request was made first by another branch and adopted as it is.
-    fn takes_over(&mut self, about: u128, by: &ExchangeId) {
+    fn adopt(&mut self, about: u128, by: &ExchangeId) {
         if *by != self.exchange {
             self.adopted.insert(about);
         }
@@ -332,11 +332,11 @@ impl RecordedDecisions {
         for fact in facts {
             match fact {
                 Fact::Cut(cut) => {
-                    self.takes_over(cut.about.0, &cut.exchange);
+                    self.adopt(cut.about.0, &cut.exchange);
                     self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
                 Fact::ReasoningDecision(decision) => {
-                    self.takes_over(decision.about.0, &decision.exchange);
+                    self.adopt(decision.about.0, &decision.exchange);
                     // It was proposed for this request, whoever was the first to decide it.
                     self.of_its_model.insert(decision.about);
                     self.reasoning_decisions
@@ -344,10 +344,10 @@ impl RecordedDecisions {
                         .or_insert_with(|| Arc::new(*decision));
                 }
                 Fact::Repair(repair) => {
-                    self.takes_over(repair.about.0, &repair.exchange);
+                    self.adopt(repair.about.0, &repair.exchange);
                     self.add_repair(Arc::new(*repair));
                 }
-                Fact::Compact(compact) => self.uses(*compact),
+                Fact::Compact(compact) => self.use_summary(*compact),
                 Fact::InjectedMessage(injected) => {
                     if self.injected.iter().all(|(_, known)| known.id != injected.id) {
                         self.find_injected(&Arc::new(*injected));
@@ -420,7 +420,7 @@ impl RecordedDecisions {
 
     /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
     /// their unchanged form, and no reasoning comes after them.
-    pub fn takes_births(&mut self, of: &Self, exchange: &ExchangeId) {
+    pub fn take_births(&mut self, of: &Self, exchange: &ExchangeId) {
         let is_birth = |about: u128, by: &ExchangeId, why| {
             let is_new = of.decision(about, by, exchange) == Decision::New;
             is_new && matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
@@ -442,7 +442,7 @@ impl RecordedDecisions {
     }
 
     /// Whether reasoning that the client sends is to be removed.
-    pub(super) fn takes_out(&self) -> bool {
+    pub(super) fn removes_reasoning(&self) -> bool {
         self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Out)
     }
 

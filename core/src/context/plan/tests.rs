@@ -253,9 +253,9 @@ fn decisions_made_at_birth_are_adopted_by_a_repeated_request() {
         scene.ledger.add(cut(&scene, 2, why));
         let (of, id) = (scene.known(), scene.request().exchange);
         let mut known = plain("ucr").known();
-        known.takes_births(&of, id);
+        known.take_births(&of, id);
         let mut other = plain("ucr").known();
-        other.takes_births(&of, &"other".into());
+        other.take_births(&of, &"other".into());
         assert!(other.decides_nothing());
         (known.cuts_here().count(), of.as_cached(id).is_some())
     };
@@ -810,7 +810,7 @@ fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
         change(&mut scene);
         let mut known = scene.known();
         assert_eq!(known.cuts_here().count(), 1);
-        known.spares_reasoning(&scene.request());
+        known.drop_cuts_that_void_reasoning(&scene.request());
         known.cuts_here().count()
     };
     assert_eq!(left(BOUND, &[3], |_| {}), 0);

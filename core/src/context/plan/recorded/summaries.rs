@@ -111,10 +111,10 @@ impl RecordedDecisions {
     }
 
     /// Puts a summary that was written for this request into use.
-    pub(super) fn uses(&mut self, compact: CompactionRecord) {
+    pub(super) fn use_summary(&mut self, compact: CompactionRecord) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
-            self.takes_over(compact.address().0, &compact.exchange);
+            self.adopt(compact.address().0, &compact.exchange);
             self.compact = Some((cut, self.alternating(cut, Arc::new(compact))));
             self.summaries.retain(|(other, _)| *other > cut);
             self.only_kept();
