@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use super::epoch::DecisionEpoch;
 use super::plan::{self, DecisionReason};
 use super::policy::SummaryAuthor;
 use super::repair::RepairDecision;
@@ -316,30 +317,6 @@ impl Revocation {
     pub(super) fn epoch(&self) -> Option<DecisionEpoch> {
         let may_retry = self.retry != RevocationRetry::Never;
         may_retry.then(|| DecisionEpoch::of_revocation(self.key()))
-    }
-}
-
-/// The refusal after which a decision was made anew: a suspension's time, or a hash of a revocation. Only
-/// compared for equality.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct DecisionEpoch(u64);
-
-impl DecisionEpoch {
-    /// The epoch after the suspension at this time ([`Suspension::at`]).
-    pub fn of_suspension(at: Millis) -> Self {
-        Self(at)
-    }
-
-    /// The epoch after the revocation with this key. Its highest bit is set, so that it never equals a real
-    /// time.
-    fn of_revocation(key: u128) -> Self {
-        Self((key >> 64) as u64 | 1 << 63)
-    }
-
-    /// The bytes that are part of the address of a stored decision.
-    pub fn to_le_bytes(self) -> [u8; 8] {
-        self.0.to_le_bytes()
     }
 }
 

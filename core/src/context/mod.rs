@@ -11,6 +11,7 @@ pub mod compact;
 pub mod content;
 mod decisions;
 pub mod editing;
+mod epoch;
 mod facts;
 mod footprint;
 pub mod inject;
@@ -31,11 +32,12 @@ pub mod trim;
 mod turn;
 mod turn_start;
 
+pub use self::epoch::DecisionEpoch;
 pub(crate) use self::facts::ReasoningAction;
 pub(crate) use self::facts::ReasoningBlock;
 pub use self::facts::{
-    CompactionRecord, Cut, DecisionEpoch, Fact, ForwardedHistory, ReasoningDecision,
-    ReasoningRecord, Replacement, Revocation, RevocationRetry, Signature, Suspension,
+    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Replacement,
+    Revocation, RevocationRetry, Signature, Suspension,
 };
 pub(crate) use self::inject::InjectionPlace;
 pub use self::inject::{InjectedMessage, InjectionState, QueuedMessage};
