@@ -279,7 +279,7 @@ impl SessionCache {
     pub(super) fn join(&self, other: &Ledger) {
         let mut state = lock(&self.state);
         if !state.forgotten {
-            state.ledger.take(other);
+            state.ledger.merge(other);
             self.weigh(&mut state);
         }
     }
