@@ -719,15 +719,15 @@ async fn sessions_in_memory_are_bounded() {
 /// Decisions of shadow mode, and those after a refusal, are stored beside the others, with keys of their own.
 #[test]
 fn no_two_decisions_share_a_key() {
-    let place = |about: u128, shadow, after| {
-        let cut = Cut { shadow, after, ..cut(about, "w") };
+    let place = |about: u128, shadow, epoch| {
+        let cut = Cut { shadow, epoch, ..cut(about, "w") };
         record(&Fact::Cut(Box::new(cut))).unwrap().key
     };
     let mut places: Vec<u128> = (0..128)
         .flat_map(|bit| {
             let about = 1 << bit;
             [(false, None), (true, None), (false, Some(20)), (true, Some(20)), (false, Some(21))]
-                .map(|(shadow, after)| place(about, shadow, after))
+                .map(|(shadow, at)| place(about, shadow, at.map(DecisionEpoch::of_suspension)))
         })
         .collect();
     places.sort_unstable();
