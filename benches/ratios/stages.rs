@@ -183,7 +183,7 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
             tokens: 10,
             why: plan::DecisionReason::Pressure,
             shadow: false,
-            after: None,
+            epoch: None,
         })
     })
 }

@@ -20,8 +20,8 @@ use crate::context::plan::{
 };
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{
-    CountingMethod, Cut, Estimate, EstimateMethod, ExchangeId, Millis, Outcome, PromptSection,
-    SessionId, ThreadId, Turn,
+    CountingMethod, Cut, DecisionEpoch, Estimate, EstimateMethod, ExchangeId, Millis, Outcome,
+    PromptSection, SessionId, ThreadId, Turn,
 };
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::RefusalCause;
@@ -304,7 +304,7 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
     let sent = ledger.sketch(turn).unwrap_or_default();
     let places: HashMap<PartKey, usize> = sent.iter().map(|part| part.key).zip(0..).collect();
     let mut cuts: Vec<(usize, &Cut)> = ledger
-        .cuts_holding(turn.position.suspended)
+        .cuts_holding(turn.position.suspended.map(DecisionEpoch::of_suspension))
         .map(AsRef::as_ref)
         .filter(|cut| cut.exchange != turn.exchange)
         .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))

@@ -595,6 +595,6 @@ fn written(
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     }))
 }

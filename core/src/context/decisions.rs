@@ -3,18 +3,18 @@
 //! A refused rewrite either suspends its branch ([`super::Suspension`]) or revokes the request's decisions
 //! ([`super::Revocation`]); they are then not repeated. Later decisions are stored beside the earlier ones,
 //! with that refusal in their key. So neither hides the other, and branches without the refusal keep theirs.
-//! Times are only compared for equality. Pure.
+//! Pure.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::footprint::{block, entry, text};
+use super::footprint::{block_bytes, entry_bytes, text_bytes};
 use super::policy::DecisionMode;
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, ExchangeId, Fact, InjectionState, Millis, ReasoningAction,
+    CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, InjectionState, ReasoningAction,
     ReasoningDecision, Replacement,
 };
 use crate::dialect::PartKey;
@@ -27,22 +27,22 @@ pub(super) struct DecisionKey {
     /// The mode that it was made in.
     pub(super) mode: DecisionMode,
     /// The refusal that it came after.
-    pub(super) after: Option<Millis>,
+    pub(super) epoch: Option<DecisionEpoch>,
 }
 
 /// A fact that can be decided again.
 pub(super) trait Decidable {
     /// What it is about: two decisions with the same key exclude each other.
-    fn place(&self) -> DecisionKey;
+    fn decision_key(&self) -> DecisionKey;
     fn exchange(&self) -> &ExchangeId;
     /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
 
 impl Decidable for Cut {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
-        DecisionKey { about: self.about.0, mode, after: self.after }
+        DecisionKey { about: self.about.0, mode, epoch: self.epoch }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -51,17 +51,17 @@ impl Decidable for Cut {
 
     fn bytes(&self) -> usize {
         let content = match &self.content {
-            Replacement::Text(content) => text(content),
+            Replacement::Text(content) => text_bytes(content),
             Replacement::Trim(_) => 64,
         };
-        place(self) + text(&self.exchange) + content
+        own_bytes(self) + text_bytes(&self.exchange) + content
     }
 }
 
 impl Decidable for ReasoningDecision {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
-        DecisionKey { about: self.about.0, mode, after: self.after }
+        DecisionKey { about: self.about.0, mode, epoch: self.epoch }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -70,16 +70,16 @@ impl Decidable for ReasoningDecision {
 
     fn bytes(&self) -> usize {
         let content = match &self.does {
-            ReasoningAction::StandIn(content) => text(content),
+            ReasoningAction::StandIn(content) => text_bytes(content),
             ReasoningAction::Back | ReasoningAction::Out => 0,
         };
-        place(self) + text(&self.exchange) + content
+        own_bytes(self) + text_bytes(&self.exchange) + content
     }
 }
 
 impl Decidable for RepairDecision {
-    fn place(&self) -> DecisionKey {
-        DecisionKey { about: self.about.0, mode: DecisionMode::Active, after: self.after }
+    fn decision_key(&self) -> DecisionKey {
+        DecisionKey { about: self.about.0, mode: DecisionMode::Active, epoch: self.epoch }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -87,15 +87,18 @@ impl Decidable for RepairDecision {
     }
 
     fn bytes(&self) -> usize {
-        let names = text(&self.model) + text(&self.upstream);
-        place(self) + text(&self.exchange) + names + text(self.repair.inserted_text())
+        let names = text_bytes(&self.model) + text_bytes(&self.upstream);
+        own_bytes(self)
+            + text_bytes(&self.exchange)
+            + names
+            + text_bytes(self.repair.inserted_text())
     }
 }
 
 impl Decidable for CompactionRecord {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
-        DecisionKey { about: self.address().0, mode, after: self.after }
+        DecisionKey { about: self.address().0, mode, epoch: self.epoch }
     }
 
     fn exchange(&self) -> &ExchangeId {
@@ -103,29 +106,30 @@ impl Decidable for CompactionRecord {
     }
 
     fn bytes(&self) -> usize {
-        let near = block(self.near.capacity() * size_of::<PartKey>());
-        let names = text(&self.exchange) + text(&self.upstream) + text(&self.model);
-        place(self) + names + text(&self.raw) + near
+        let near = block_bytes(self.near.capacity() * size_of::<PartKey>());
+        let names =
+            text_bytes(&self.exchange) + text_bytes(&self.upstream) + text_bytes(&self.model);
+        own_bytes(self) + names + text_bytes(&self.raw) + near
     }
 }
 
 /// The size of a decision itself and its entry in the map.
-fn place<T>(one: &T) -> usize {
-    block(size_of_val(one) + 16) + entry::<(DecisionKey, Arc<T>)>()
+fn own_bytes<T>(one: &T) -> usize {
+    block_bytes(size_of_val(one) + 16) + entry_bytes::<(DecisionKey, Arc<T>)>()
 }
 
 impl Fact {
-    /// Marks a decision for a request whose branch was last suspended at this time, if ever.
+    /// Marks a decision for a request of this epoch, if any.
     #[must_use]
-    pub fn after(mut self, suspended: Option<Millis>) -> Self {
+    pub fn in_epoch(mut self, epoch: Option<DecisionEpoch>) -> Self {
         match &mut self {
-            Self::Cut(cut) => cut.after = suspended,
-            Self::ReasoningDecision(decision) => decision.after = suspended,
-            Self::Repair(repair) => repair.after = suspended,
-            Self::Summary(compact) | Self::Compact(compact) => compact.after = suspended,
+            Self::Cut(cut) => cut.epoch = epoch,
+            Self::ReasoningDecision(decision) => decision.epoch = epoch,
+            Self::Repair(repair) => repair.epoch = epoch,
+            Self::Summary(compact) | Self::Compact(compact) => compact.epoch = epoch,
             Self::InjectedMessage(message) => {
                 if let InjectionState::Injected(injection) = &mut message.state {
-                    injection.suspended = suspended;
+                    injection.epoch = epoch;
                 }
             }
             _ => {}
@@ -137,23 +141,23 @@ impl Fact {
 /// All decisions of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Decisions<T> {
-    by_place: HashMap<DecisionKey, Arc<T>>,
+    by_key: HashMap<DecisionKey, Arc<T>>,
     /// Their size in memory, bytes.
     bytes: usize,
 }
 
 impl<T> Default for Decisions<T> {
     fn default() -> Self {
-        Self { by_place: HashMap::default(), bytes: 0 }
+        Self { by_key: HashMap::default(), bytes: 0 }
     }
 }
 
 impl<T: Decidable> Decisions<T> {
     /// Adds one, unless there is one with the same key; returns by how many bytes the size grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
-        let bytes = match self.by_place.entry(one.place()) {
+        let bytes = match self.by_key.entry(one.decision_key()) {
             Entry::Occupied(_) => 0,
-            Entry::Vacant(place) => place.insert(one).bytes(),
+            Entry::Vacant(entry) => entry.insert(one).bytes(),
         };
         self.bytes += bytes;
         bytes
@@ -164,34 +168,34 @@ impl<T: Decidable> Decisions<T> {
         self.bytes
     }
 
-    /// The one that applies to a request whose branch was last suspended at this time.
+    /// The one that applies to a request of this epoch.
     pub(super) fn get(
         &self,
         about: u128,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> Option<&Arc<T>> {
-        self.by_place.get(&DecisionKey { about, mode, after: suspended })
+        self.by_key.get(&DecisionKey { about, mode, epoch })
     }
 
-    /// All that apply to a request whose branch was last suspended at this time, in no order.
+    /// All that apply to a request of this epoch, in no order.
     pub(super) fn holding(
         &self,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<T>> {
-        let holds = move |place: &DecisionKey| (place.mode, place.after) == (mode, suspended);
-        self.by_place.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
+        let holds = move |key: &DecisionKey| (key.mode, key.epoch) == (mode, epoch);
+        self.by_key.iter().filter(move |(key, _)| holds(key)).map(|(_, one)| one)
     }
 
     /// All of them, in no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.by_place.values()
+        self.by_key.values()
     }
 
     /// Whether there is one of this mode.
     pub(super) fn any(&self, mode: DecisionMode) -> bool {
-        self.by_place.keys().any(|place| place.mode == mode)
+        self.by_key.keys().any(|key| key.mode == mode)
     }
 }
 
@@ -200,14 +204,19 @@ mod tests {
     use super::*;
     use crate::context::plan::DecisionReason;
     use crate::context::policy::SummaryAuthor;
-    use crate::context::{Revocation, RevocationRetry};
+    use crate::context::{Millis, Revocation, RevocationRetry};
     use crate::dialect::{Chain, Usage};
 
-    struct RecordedDecision(ExchangeId, Option<Millis>);
+    /// The epoch after a suspension at this time.
+    fn suspended_at(at: Millis) -> Option<DecisionEpoch> {
+        Some(DecisionEpoch::of_suspension(at))
+    }
+
+    struct RecordedDecision(ExchangeId, Option<DecisionEpoch>);
 
     impl Decidable for RecordedDecision {
-        fn place(&self) -> DecisionKey {
-            DecisionKey { about: 1, mode: DecisionMode::Active, after: self.1 }
+        fn decision_key(&self) -> DecisionKey {
+            DecisionKey { about: 1, mode: DecisionMode::Active, epoch: self.1 }
         }
 
         fn exchange(&self) -> &ExchangeId {
@@ -222,22 +231,25 @@ mod tests {
     #[test]
     fn a_decision_made_after_a_refusal_applies_in_the_refused_thread_only() {
         let mut all = Decisions::default();
-        let held = |all: &Decisions<RecordedDecision>, suspended| {
-            all.get(1, DecisionMode::Active, suspended).map(|one| one.0.to_string())
+        let held = |all: &Decisions<RecordedDecision>, epoch| {
+            all.get(1, DecisionMode::Active, epoch).map(|one| one.0.to_string())
         };
         assert_eq!(all.add(Arc::new(RecordedDecision("first".into(), None))), 1);
         assert_eq!(held(&all, None).as_deref(), Some("first"));
         // It was refused at 20: it no longer applies there, but does elsewhere.
-        assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first".into())));
-        assert_eq!(all.add(Arc::new(RecordedDecision("anew".into(), Some(20)))), 1);
+        assert_eq!((held(&all, suspended_at(20)), held(&all, None)), (None, Some("first".into())));
+        assert_eq!(all.add(Arc::new(RecordedDecision("anew".into(), suspended_at(20)))), 1);
         assert_eq!(
-            (held(&all, Some(20)), held(&all, None)),
+            (held(&all, suspended_at(20)), held(&all, None)),
             (Some("anew".into()), Some("first".into()))
         );
         // Another replica made the same decision later: the first one stays.
-        assert_eq!(all.add(Arc::new(RecordedDecision("late".into(), Some(20)))), 0);
-        assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew".into()), None));
-        assert_eq!(all.holding(DecisionMode::Active, Some(20)).count(), 1);
+        assert_eq!(all.add(Arc::new(RecordedDecision("late".into(), suspended_at(20)))), 0);
+        assert_eq!(
+            (held(&all, suspended_at(20)), held(&all, suspended_at(40))),
+            (Some("anew".into()), None)
+        );
+        assert_eq!(all.holding(DecisionMode::Active, suspended_at(20)).count(), 1);
     }
 
     fn cut(about: u128, content: &str) -> Cut {
@@ -251,13 +263,13 @@ mod tests {
             tokens: 1,
             why: DecisionReason::Always,
             shadow: false,
-            after: None,
+            epoch: None,
         }
     }
 
     fn decision(does: ReasoningAction) -> ReasoningDecision {
         let (about, exchange, why) = (PartKey(1), "1".into(), DecisionReason::Always);
-        ReasoningDecision { about, at: 1, exchange, does, why, shadow: false, after: None }
+        ReasoningDecision { about, at: 1, exchange, does, why, shadow: false, epoch: None }
     }
 
     fn summary(by: SummaryAuthor, model: &str) -> CompactionRecord {
@@ -278,7 +290,7 @@ mod tests {
             took: 0,
             carries: None,
             shadow: false,
-            after: None,
+            epoch: None,
         }
     }
 
@@ -338,7 +350,7 @@ mod tests {
     /// models.
     #[test]
     fn a_providers_summary_is_kept_for_its_model() {
-        let of = |by, model| summary(by, model).place().about;
+        let of = |by, model| summary(by, model).decision_key().about;
         assert_eq!(of(SummaryAuthor::Summary, "a"), of(SummaryAuthor::Summary, "b"));
         assert_ne!(of(SummaryAuthor::Provider, "a"), of(SummaryAuthor::Provider, "b"));
         let is_for = |by, model| summary(by, "a").is_for(model);
@@ -366,7 +378,7 @@ mod tests {
             for about in [vec![], vec![1], vec![2], vec![1, 2]] {
                 let of = |retry| revoked(request.to_string(), about.clone(), retry);
                 let epoch = of(RevocationRetry::Next).epoch().unwrap();
-                assert!(epoch > u64::MAX / 2, "{epoch}");
+                assert!(u64::from_le_bytes(epoch.to_le_bytes()) > u64::MAX / 2, "{epoch:?}");
                 assert!(epochs.insert(epoch) && keys.insert(of(RevocationRetry::Next).key()));
                 assert_eq!(of(RevocationRetry::Cold).epoch(), Some(epoch));
                 assert_eq!(of(RevocationRetry::Never).epoch(), None);
@@ -377,10 +389,10 @@ mod tests {
     /// A decision that is made again is stored beside the refused one, under the time of the refusal.
     #[test]
     fn a_repeated_decision_is_stored_under_the_time_of_its_refusal() {
-        let place = |fact: &Fact| match fact {
-            Fact::Cut(cut) => cut.place(),
-            Fact::ReasoningDecision(decision) => decision.place(),
-            Fact::Summary(one) | Fact::Compact(one) => one.place(),
+        let key_of = |fact: &Fact| match fact {
+            Fact::Cut(cut) => cut.decision_key(),
+            Fact::ReasoningDecision(decision) => decision.decision_key(),
+            Fact::Summary(one) | Fact::Compact(one) => one.decision_key(),
             other => panic!("{other:?}"),
         };
         let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
@@ -390,9 +402,9 @@ mod tests {
             (Fact::Summary(one()), 1),
             (Fact::Compact(one()), 1),
         ] {
-            let key = |after| DecisionKey { about, mode: DecisionMode::Active, after };
-            assert_eq!(place(&fact), key(None));
-            assert_eq!(place(&fact.after(Some(9))), key(Some(9)));
+            let key = |epoch| DecisionKey { about, mode: DecisionMode::Active, epoch };
+            assert_eq!(key_of(&fact), key(None));
+            assert_eq!(key_of(&fact.in_epoch(suspended_at(9))), key(suspended_at(9)));
         }
         assert_eq!(decision(ReasoningAction::Back).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
@@ -412,10 +424,14 @@ mod tests {
             model: "m".into(),
             upstream: "u".into(),
             repair: Repair::Empty { text: "w".into() },
-            after: Some(3),
+            epoch: Some(DecisionEpoch::of_suspension(3)),
         };
-        let key = DecisionKey { about: 7, mode: DecisionMode::Active, after: Some(3) };
-        assert_eq!((one.place(), one.exchange()), (key, &"r".into()));
+        let key = DecisionKey {
+            about: 7,
+            mode: DecisionMode::Active,
+            epoch: Some(DecisionEpoch::of_suspension(3)),
+        };
+        assert_eq!((one.decision_key(), one.exchange()), (key, &"r".into()));
         let of = |change: fn(&mut RepairDecision, Box<str>)| {
             let mut other = one.clone();
             change(&mut other, long());
@@ -430,10 +446,10 @@ mod tests {
             assert!((4_000..4_500).contains(&more), "{more}");
         }
         assert!((size_of::<RepairDecision>()..2_000).contains(&one.bytes()), "{}", one.bytes());
-        let fact = |fact: Fact| match fact.after(Some(9)) {
-            Fact::Repair(one) => one.after,
+        let fact = |fact: Fact| match fact.in_epoch(suspended_at(9)) {
+            Fact::Repair(one) => one.epoch,
             other => panic!("{other:?}"),
         };
-        assert_eq!(fact(Fact::Repair(Box::new(one))), Some(9));
+        assert_eq!(fact(Fact::Repair(Box::new(one))), suspended_at(9));
     }
 }

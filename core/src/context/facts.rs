@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use super::epoch::DecisionEpoch;
 use super::plan::{self, DecisionReason};
 use super::policy::SummaryAuthor;
 use super::repair::RepairDecision;
@@ -111,9 +112,9 @@ pub struct Cut {
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// A new decision after the refusal at this time ([`Suspension::at`]), stored beside the earlier one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Millis>,
+    /// A new decision after this refusal, stored beside the earlier one.
+    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<DecisionEpoch>,
 }
 
 impl Cut {
@@ -161,9 +162,9 @@ pub struct ReasoningDecision {
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// A new decision after the refusal at this time, as in [`Cut`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Millis>,
+    /// A new decision after this refusal, as in [`Cut`].
+    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<DecisionEpoch>,
 }
 
 /// What is done with reasoning.
@@ -220,9 +221,9 @@ pub struct CompactionRecord {
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Written or decided again after the refusal at this time, as in [`Cut`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Millis>,
+    /// Written or decided again after this refusal, as in [`Cut`].
+    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<DecisionEpoch>,
 }
 
 impl CompactionRecord {
@@ -312,10 +313,10 @@ impl Revocation {
         self.about.iter().copied().fold(exchange, Chain::then).0
     }
 
-    /// A marker for decisions that are made again after this revocation; `None` if they may not be. It is
-    /// used like a time of refusal, and its highest bit is set, so that it never equals a real time.
-    pub(super) fn epoch(&self) -> Option<Millis> {
-        (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
+    /// The epoch of decisions that are made again after this revocation; `None` if they may not be.
+    pub(super) fn epoch(&self) -> Option<DecisionEpoch> {
+        let may_retry = self.retry != RevocationRetry::Never;
+        may_retry.then(|| DecisionEpoch::of_revocation(self.key()))
     }
 }
 

@@ -60,7 +60,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         text: queued.text.clone(),
         tokens: counter.stands_for(part, &queued.text),
         queued: queued.at,
-        suspended: None,
+        epoch: None,
     });
     let ids = waiting.iter().map(|queued| queued.id.clone());
     let injected = ids.zip(places).map(|(id, place)| {

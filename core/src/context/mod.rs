@@ -11,6 +11,7 @@ pub mod compact;
 pub mod content;
 mod decisions;
 pub mod editing;
+mod epoch;
 mod facts;
 mod footprint;
 pub mod inject;
@@ -31,6 +32,7 @@ pub mod trim;
 mod turn;
 mod turn_start;
 
+pub use self::epoch::DecisionEpoch;
 pub(crate) use self::facts::ReasoningAction;
 pub(crate) use self::facts::ReasoningBlock;
 pub use self::facts::{

@@ -205,7 +205,7 @@ impl<'a> PruneCandidates<'a> {
             return Err(DecisionReason::Provider);
         }
         let cold = is_cold(request, known);
-        if known.rests && !cold {
+        if known.is_suspended && !cold {
             return Err(DecisionReason::Suspended);
         }
         let open = |gate: &PruneGate| match gate {
@@ -313,7 +313,7 @@ impl<'a> PruneCandidates<'a> {
             if !too_large || tokens < LEAST_TRIMMED {
                 continue;
             }
-            if known.rests {
+            if known.is_suspended {
                 refused.push(PlanStep::refused(
                     Change::Cut,
                     DecisionReason::Suspended,
@@ -382,7 +382,7 @@ impl<'a> CutCandidate<'a> {
     fn cut(&self, request: &PlanRequest<'_>, why: DecisionReason) -> Fact {
         let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
-            after: None,
+            epoch: None,
             about: PartKey(self.about),
             at: request.now,
             exchange: request.exchange.clone(),

@@ -240,7 +240,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal
         return Proposal::default();
     }
     proposed.take_out_void();
-    if known.rests && !is_cold(request, known) {
+    if known.is_suspended && !is_cold(request, known) {
         return Proposal { facts: proposed.facts, ..Proposal::default() };
     }
     if request.policy.reasoning.strip() != StripPolicy::None {
@@ -305,7 +305,7 @@ impl ReasoningProposal<'_> {
         if request.echo != EchoRule::Demanded || request.conversation.thinks == Some(false) {
             return;
         }
-        let begins = request.turn_start();
+        let begins = request.newest_user_message();
         let messages = request.conversation.messages.iter().enumerate();
         for (index, message) in messages.skip(known.kept_from()) {
             let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
@@ -366,7 +366,7 @@ impl ReasoningProposal<'_> {
             .messages
             .iter()
             .rposition(|it| it.parts.iter().any(|part| part.kind == PartKind::Reasoning));
-        let begins = request.turn_start();
+        let begins = request.newest_user_message();
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = part.removal_key() else { continue };
@@ -406,7 +406,7 @@ fn decision(
     why: DecisionReason,
 ) -> Fact {
     Fact::ReasoningDecision(Box::new(ReasoningDecision {
-        after: None,
+        epoch: None,
         about: PartKey(about),
         at: request.now,
         exchange: request.exchange.clone(),
@@ -428,8 +428,12 @@ fn reason(
     returned: &ReturnedReply,
 ) -> Result<DecisionReason, DecisionReason> {
     fits(request, sent, returned)?;
-    let in_turn =
-        returned.parts.iter().flatten().next().is_some_and(|at| at.message >= request.turn_start());
+    let in_turn = returned
+        .parts
+        .iter()
+        .flatten()
+        .next()
+        .is_some_and(|at| at.message >= request.newest_user_message());
     let strips = request.policy.reasoning.strip() != StripPolicy::None;
     if strips && request.echo != EchoRule::Demanded && !in_turn {
         return Err(DecisionReason::Policy);

@@ -124,7 +124,7 @@ impl SessionFixture {
             took: 0,
             carries: None,
             shadow: false,
-            after: None,
+            epoch: None,
         }
     }
 

@@ -299,9 +299,8 @@ impl<'a> CompactionContext<'a> {
     /// Saves the decision to use a summary, and plans again with it; returns whether another summary is in use.
     async fn save_and_replan(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
-        let suspended = self.planned.known.suspended;
-        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, suspended).await
-        else {
+        let epoch = self.planned.known.epoch;
+        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, epoch).await else {
             return false;
         };
         self.planned.add_saved(self.prepared, saved).await;

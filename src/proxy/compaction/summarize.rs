@@ -512,7 +512,7 @@ impl SummaryJob {
             took: 0,
             carries,
             shadow: false,
-            after: self.known.suspended,
+            epoch: self.known.epoch,
         })
     }
 }

@@ -23,7 +23,7 @@ use crate::context::plan::{
     self, MOST_STORED_STEPS, Overlay, Plan, PlanStep, Proposal, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
-use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
+use crate::context::{DecisionEpoch, Estimate, ExchangeId, Fact, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::summary::provider;
@@ -111,7 +111,7 @@ pub(crate) async fn plan(
     let anchor = opened.anchor.take().map(Arc::new);
     let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
-    Arc::make_mut(&mut known).spares_reasoning(&prepared.plan_request());
+    Arc::make_mut(&mut known).drop_cuts_that_void_reasoning(&prepared.plan_request());
     let drafted = {
         let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
         off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
@@ -126,7 +126,7 @@ pub(crate) async fn plan(
     let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
         // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
+        let saved = Box::pin(save(proxy, opened, new, known.epoch)).await;
         let saved = saved.unwrap_or_else(|error| {
             fail_open = Some(match error {
                 DecisionError::TooMany => FailOpen::Decisions,
@@ -245,16 +245,16 @@ fn load_vocabulary(family: Family) {
     }
 }
 
-/// Saves decisions before they are sent, for a branch that was last suspended at `suspended`.
+/// Saves decisions before they are sent, for a branch of this epoch.
 pub(crate) async fn save(
     proxy: &Proxy,
     opened: &OpenedSession,
     new: Vec<Fact>,
-    suspended: Option<Millis>,
+    epoch: Option<DecisionEpoch>,
 ) -> Result<Vec<Fact>, DecisionError> {
     let timeout = Duration::from_millis(proxy.config.limits.save_ms);
     let trims: Vec<PartKey> = new.iter().filter_map(trimmed).collect();
-    let new = opened.after_suspension(new, suspended);
+    let new = opened.after_suspension(new, epoch);
     let mut saved = proxy.ledgers.decide(opened, new, timeout).await?;
     // Another branch may have cleared the result once it was read there. In this branch nobody has read it.
     saved.retain(|fact| {
@@ -382,7 +382,7 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let mut known = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            known.takes_births(&self.known, &prepared.exchange);
+            known.take_births(&self.known, &prepared.exchange);
         }
         let decided = |known: &RecordedDecisions| known.decided_by(&prepared.exchange);
         if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
@@ -445,7 +445,7 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         mut known: RecordedDecisions,
     ) -> Option<Self> {
-        known.spares_reasoning(&prepared.plan_request());
+        known.drop_cuts_that_void_reasoning(&prepared.plan_request());
         let known = Arc::new(known);
         let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
         if replayed.plan.conflict {

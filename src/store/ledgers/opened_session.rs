@@ -13,7 +13,9 @@ use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::DecisionMode;
-use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn, inject};
+use crate::context::{
+    DecisionEpoch, ExchangeId, Fact, SessionId, SketchPart, TenantId, Turn, inject,
+};
 use crate::dialect::Conversation;
 use crate::store::Scope;
 use crate::store::recall::ReadBudget;
@@ -110,15 +112,15 @@ impl OpenedSession {
         }
     }
 
-    /// Marks new decisions for a request whose branch was last suspended at this time: each comes after the
+    /// Marks new decisions for a request of this epoch: each comes after the
     /// revocation of the decision before it.
     pub(crate) fn after_suspension(
         &self,
         facts: Vec<Fact>,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> Vec<Fact> {
         let dated = |ledger: &Ledger| {
-            facts.into_iter().map(|fact| ledger.after_suspension(fact, suspended)).collect()
+            facts.into_iter().map(|fact| ledger.after_suspension(fact, epoch)).collect()
         };
         self.cache.look(dated)
     }

@@ -5,7 +5,7 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::context::{ExchangeId, Fact, Millis};
+use crate::context::{DecisionEpoch, ExchangeId, Fact};
 use crate::store::{Record, RecordKind};
 
 /// Most facts fit into this many bytes.
@@ -16,26 +16,26 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
         Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.exchange), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.key(), reasoning.at),
         Fact::Cut(cut) => {
-            (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
+            (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.epoch), cut.at)
         }
         Fact::ReasoningDecision(echo) => (
             RecordKind::ReasoningDecision,
-            decision_address(echo.about.0, echo.shadow, echo.after),
+            decision_address(echo.about.0, echo.shadow, echo.epoch),
             echo.at,
         ),
         // Stored as a cut, because its key is a hash of what it changes, too.
         Fact::Repair(repair) => {
-            (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
+            (RecordKind::Cut, decision_address(repair.about.0, false, repair.epoch), repair.at)
         }
         Fact::Suspension(suspended) => {
             (RecordKind::Suspension, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
         }
         Fact::Revocation(revoked) => (RecordKind::Suspension, revoked.key(), revoked.at),
         Fact::Summary(one) => {
-            (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.after), one.at)
+            (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.epoch), one.at)
         }
         Fact::Compact(one) => {
-            (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.after), one.at)
+            (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.epoch), one.at)
         }
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
         Fact::InjectedMessage(message) => {
@@ -58,7 +58,7 @@ fn salted(about: u128, shadow: bool) -> u128 {
 }
 
 /// Decisions after a refusal are stored beside those before it.
-fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
+fn decision_address(about: u128, shadow: bool, epoch: Option<DecisionEpoch>) -> u128 {
     let about = salted(about, shadow);
-    after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
+    epoch.map_or(about, |epoch| about ^ xxh3_128(&epoch.to_le_bytes()))
 }

@@ -223,7 +223,7 @@ impl SessionCache {
         let mut state = lock(&self.state);
         if !state.forgotten {
             state.has_unread |= has_unread;
-            ledger.take(&state.ledger);
+            ledger.merge(&state.ledger);
             state.ledger = ledger;
             self.weigh(&mut state);
         }
@@ -279,7 +279,7 @@ impl SessionCache {
     pub(super) fn join(&self, other: &Ledger) {
         let mut state = lock(&self.state);
         if !state.forgotten {
-            state.ledger.take(other);
+            state.ledger.merge(other);
             self.weigh(&mut state);
         }
     }

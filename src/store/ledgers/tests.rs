@@ -10,8 +10,8 @@ use crate::context::lineage::{Growth, Placement};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{
-    CompactionRecord, Cut, Fact, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
-    SketchPart, TenantId, Turn,
+    CompactionRecord, Cut, DecisionEpoch, Fact, Outcome, PromptSection, ReasoningRecord,
+    Replacement, Sketch, SketchPart, TenantId, Turn,
 };
 use crate::dialect::models::Family;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
@@ -529,7 +529,7 @@ fn cut(about: u128, words: &str) -> Cut {
         tokens: 1,
         why: DecisionReason::Always,
         shadow: false,
-        after: None,
+        epoch: None,
     }
 }
 
@@ -612,7 +612,7 @@ async fn a_session_is_read_with_its_newest_facts_and_all_decisions() {
 async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
     let store = Arc::new(MemoryStore::default());
     let scope = Scope { tenant: "t".into(), session: "s".into() };
-    let decided = |words: &str, after: Option<Millis>| {
+    let decided = |words: &str, epoch: Option<DecisionEpoch>| {
         let compact = CompactionRecord {
             about: Chain(1),
             near: Vec::new(),
@@ -630,7 +630,7 @@ async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
             took: 0,
             carries: None,
             shadow: false,
-            after: None,
+            epoch: None,
         };
         let cut = Cut {
             about: PartKey(1),
@@ -642,28 +642,29 @@ async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
             tokens: 1,
             why: DecisionReason::Always,
             shadow: false,
-            after: None,
+            epoch: None,
         };
         let facts = [Fact::Compact(Box::new(compact)), Fact::Cut(Box::new(cut))];
-        facts.map(|fact| fact.after(after))
+        facts.map(|fact| fact.in_epoch(epoch))
     };
-    for (words, after) in [("first", None), ("anew", Some(20)), ("late", Some(20))] {
-        for fact in decided(words, after) {
+    let refused = Some(DecisionEpoch::of_suspension(20));
+    for (words, epoch) in [("first", None), ("anew", refused), ("late", refused)] {
+        for fact in decided(words, epoch) {
             let ledgers = ledgers(&store);
             ledgers.store_fact(&ledgers.handle(&scope), fact).await.unwrap();
         }
     }
-    let holding = |suspended| {
+    let holding = |epoch| {
         move |ledger: &Ledger| {
-            let cut = ledger.cut(1, DecisionMode::Active, suspended).map(|cut| cut.content.clone());
-            let summaries = ledger.compacts_holding(DecisionMode::Active, suspended);
+            let cut = ledger.cut(1, DecisionMode::Active, epoch).map(|cut| cut.content.clone());
+            let summaries = ledger.compacts_holding(DecisionMode::Active, epoch);
             (cut, summaries.map(|one| one.raw.clone()).collect::<Vec<_>>())
         }
     };
-    for (suspended, words) in [(None, "first"), (Some(20), "anew")] {
-        let held = ledgers(&store).look(&scope, holding(suspended)).await.unwrap();
+    for (epoch, words) in [(None, "first"), (refused, "anew")] {
+        let held = ledgers(&store).look(&scope, holding(epoch)).await.unwrap();
         let cut = Replacement::Text(words.into());
-        assert_eq!(held, (Some(cut), vec![words.into()]), "{suspended:?}");
+        assert_eq!(held, (Some(cut), vec![words.into()]), "{epoch:?}");
     }
 }
 
@@ -718,15 +719,15 @@ async fn sessions_in_memory_are_bounded() {
 /// Decisions of shadow mode, and those after a refusal, are stored beside the others, with keys of their own.
 #[test]
 fn no_two_decisions_share_a_key() {
-    let place = |about: u128, shadow, after| {
-        let cut = Cut { shadow, after, ..cut(about, "w") };
+    let place = |about: u128, shadow, epoch| {
+        let cut = Cut { shadow, epoch, ..cut(about, "w") };
         record(&Fact::Cut(Box::new(cut))).unwrap().key
     };
     let mut places: Vec<u128> = (0..128)
         .flat_map(|bit| {
             let about = 1 << bit;
             [(false, None), (true, None), (false, Some(20)), (true, Some(20)), (false, Some(21))]
-                .map(|(shadow, after)| place(about, shadow, after))
+                .map(|(shadow, at)| place(about, shadow, at.map(DecisionEpoch::of_suspension)))
         })
         .collect();
     places.sort_unstable();

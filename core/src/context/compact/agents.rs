@@ -9,7 +9,7 @@ use crate::tokens::classic;
 
 /// Input tokens of a call, cached or not. An agent's `input` excludes cache reads and writes; ours includes
 /// them.
-pub fn read(usage: &Usage) -> Option<u64> {
+pub fn tokens_without_cache_writes(usage: &Usage) -> Option<u64> {
     usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)))
 }
 

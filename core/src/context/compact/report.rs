@@ -126,7 +126,7 @@ fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<
     let is_used = |one: &CompactionRecord| {
         ledger
             .compacts(DecisionMode::Active)
-            .any(|used| (used.about, used.after) == (one.about, one.after))
+            .any(|used| (used.about, used.epoch) == (one.about, one.epoch))
     };
     let fresh = ledger.summaries(DecisionMode::Active).filter(|one| one.at > since);
     let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));

@@ -6,7 +6,7 @@ use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, DecisionMode, Mode, Policy};
 use crate::context::scene::{self, messages};
-use crate::context::{ExchangeId, PromptSection, Turn, lineage};
+use crate::context::{DecisionEpoch, ExchangeId, PromptSection, Turn, lineage};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
@@ -269,7 +269,7 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
         policy::CompactPolicy { threshold: 0.8, prepare: 0.5, ..policy::CompactPolicy::default() };
     let scene = Scene::of("uau", policy);
     let of = |known: &RecordedDecisions| {
-        let due = |tokens| due(&scene.request(), known, tokens);
+        let due = |tokens| need_at(&scene.request(), known, tokens);
         [3_999, 4_000, 7_999, 8_000, 9_999, 10_001].map(due)
     };
     let due = [
@@ -290,13 +290,13 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
         CompactionNeed::Must,
     ];
     let (mut compacts, mut suspended) = (scene.known(), scene.known());
-    (compacts.client_compacts, suspended.rests) = (true, true);
+    (compacts.client_compacts, suspended.is_suspended) = (true, true);
     assert_eq!((of(&compacts), of(&suspended)), (alone, alone));
     let unknown = Scene {
         model: Model { known: false, ..scene.model.clone() },
         ..Scene::of("uau", keeping(1, 1))
     };
-    assert_eq!(super::due(&unknown.request(), &unknown.known(), 10_001), CompactionNeed::No);
+    assert_eq!(super::need_at(&unknown.request(), &unknown.known(), 10_001), CompactionNeed::No);
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
     let most = |letters, echo, binding| {
         let mut scene = Scene::of(letters, keeping(1, 9_000));
         scene.model.binding = binding;
-        at_most(&PlanRequest { echo, ..scene.request() })
+        highest_need(&PlanRequest { echo, ..scene.request() })
     };
     use ReasoningBinding::{Free, Prefix};
     assert_eq!(most("ucr", EchoRule::Demanded, Prefix), CompactionNeed::Swap);
@@ -395,7 +395,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
     };
     let of = |scene: &scene::SessionFixture, read: u64, tokens| {
         let known = scene.grown_from(|turn| turn.usage.input = Some(read));
-        due(&scene.request(), &known, tokens)
+        need_at(&scene.request(), &known, tokens)
     };
     let scene = watching(ThresholdBasis::LastCall);
     use CompactionNeed::{Must, No, Prepare, Swap};
@@ -404,7 +404,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
         assert_eq!(of(&watching(ThresholdBasis::Estimate), read, 100), No, "{read}");
     }
     assert_eq!(of(&scene, 1, 10_001), Must);
-    assert_eq!(due(&scene.request(), &scene.known(), 9_999), No, "there was no call");
+    assert_eq!(need_at(&scene.request(), &scene.known(), 9_999), No, "there was no call");
     // At the limit itself, a request that fits is left alone.
     let mut full = watching(ThresholdBasis::Estimate);
     (full.policy.compact.threshold, full.policy.compact.prepare) = (1.0, 1.0);
@@ -430,7 +430,7 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     }
 }
 
@@ -583,7 +583,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
     assert_eq!((shortened(&known, 3, 8, 300), shortened(&known, 0, 6, 300)), (vec![6], vec![2]));
     let mut cut = scene.known();
     cut.add([Fact::Cut(Box::new(crate::context::Cut {
-        after: None,
+        epoch: None,
         about: PartKey(scene.about(2)),
         at: 1,
         exchange: "r".into(),
@@ -627,10 +627,10 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     // Of several summaries the one with the latest cut is used; of equal ones, the first that was written.
     let mut scene = scene::SessionFixture::of(free, &messages("uauauau"));
     for (cut, at) in [(2, 1), (4, 7), (4, 8)] {
-        let after = (at == 8).then_some(3);
+        let epoch = (at == 8).then_some(DecisionEpoch::of_suspension(3));
         scene.ledger.add(Fact::Summary(Box::new(CompactionRecord {
             at,
-            after,
+            epoch,
             ..written(&scene, cut)
         })));
     }
@@ -667,10 +667,10 @@ fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
     }
     assert!(choice(EACH, 4).is_some());
     let mut held = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
-    assert!(can(&held.request()) && may(&held.request()));
+    assert!(is_compactable(&held.request()) && policy_allows(&held.request()));
     held.conversation.purpose = Purpose::Side;
-    assert!(!can(&held.request()));
+    assert!(!is_compactable(&held.request()));
     held.conversation.purpose = Purpose::Turn;
     held.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
-    assert!(!can(&held.request()) && !may(&held.request()));
+    assert!(!is_compactable(&held.request()) && !policy_allows(&held.request()));
 }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::{ExchangeId, Millis, ThreadId};
+use crate::context::{DecisionEpoch, ExchangeId, Millis, ThreadId};
 use crate::dialect::PartKey;
 
 /// A message that an operator queued for a session. It waits for the session's next request.
@@ -73,8 +73,7 @@ pub struct InjectionPlace {
     pub tokens: u32,
     /// When it was queued.
     pub queued: Millis,
-    /// Injected after the refusal at this time ([`Suspension::at`](crate::context::Suspension::at)). Messages from before
-    /// it are not repeated there.
+    /// Injected after this refusal. Messages from before it are not repeated there.
     #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
-    pub suspended: Option<Millis>,
+    pub epoch: Option<DecisionEpoch>,
 }

@@ -12,15 +12,15 @@ use crate::context::decisions::{Decidable, DecisionKey, Decisions};
 use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, ExchangeId, Fact, Millis, ReasoningAction, ReasoningDecision,
-    Revocation, RevocationRetry, Suspension, ThreadId, Turn,
+    CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, Millis, ReasoningAction,
+    ReasoningDecision, Revocation, RevocationRetry, Suspension, ThreadId, Turn,
 };
 use crate::dialect::PartKey;
 
 /// The last decision with a key.
 struct LastDecision<'l, T> {
-    /// The marker of the refusal that it came after.
-    after: Option<Millis>,
+    /// The refusal that it came after.
+    epoch: Option<DecisionEpoch>,
     /// `None` if there is none.
     decision: Option<&'l Arc<T>>,
 }
@@ -33,68 +33,68 @@ impl Ledger {
 
     /// The summaries in use, in no order.
     pub fn compacts(&self, mode: DecisionMode) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.compacts.all().filter(move |one| one.place().mode == mode)
+        self.compacts.all().filter(move |one| one.decision_key().mode == mode)
     }
 
-    /// The summaries in use that apply in a branch that was last suspended at this time.
+    /// The summaries in use that apply in a branch of this epoch.
     pub fn compacts_holding(
         &self,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.all_that_hold(&self.compacts, mode, suspended)
+        self.all_that_hold(&self.compacts, mode, epoch)
     }
 
     /// The summaries that were written, in no order.
     pub fn summaries(&self, mode: DecisionMode) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.summaries.all().filter(move |one| one.place().mode == mode)
+        self.summaries.all().filter(move |one| one.decision_key().mode == mode)
     }
 
-    /// The written summaries that a branch last suspended at this time can use.
+    /// The written summaries that a branch of this epoch can use.
     pub(crate) fn summaries_holding(
         &self,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         let may_be_used = move |one: &CompactionRecord| {
-            let used = self.last(&self.compacts, one.place().about, mode, suspended).decision;
+            let used = self.last(&self.compacts, one.decision_key().about, mode, epoch).decision;
             used.is_none_or(|used| !self.is_void(&**used))
         };
-        self.summaries.holding(mode, suspended).filter(move |one| may_be_used(one))
+        self.summaries.holding(mode, epoch).filter(move |one| may_be_used(one))
     }
 
-    /// The cut of a result that applies in a branch last suspended at this time.
+    /// The cut of a result that applies in a branch of this epoch.
     pub fn cut(
         &self,
         about: u128,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> Option<&Arc<Cut>> {
-        self.holding(&self.cuts, about, mode, suspended)
+        self.holding(&self.cuts, about, mode, epoch)
     }
 
-    /// All cuts that apply in a branch last suspended at this time, in no order.
-    pub fn cuts_holding(&self, suspended: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
-        self.all_that_hold(&self.cuts, DecisionMode::Active, suspended)
+    /// All cuts that apply in a branch of this epoch, in no order.
+    pub fn cuts_holding(&self, epoch: Option<DecisionEpoch>) -> impl Iterator<Item = &Arc<Cut>> {
+        self.all_that_hold(&self.cuts, DecisionMode::Active, epoch)
     }
 
-    /// The decision about reasoning that applies in a branch last suspended at this time.
+    /// The decision about reasoning that applies in a branch of this epoch.
     pub(crate) fn reasoning_decision(
         &self,
         about: u128,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> Option<&Arc<ReasoningDecision>> {
-        self.holding(&self.reasoning_decisions, about, mode, suspended)
+        self.holding(&self.reasoning_decisions, about, mode, epoch)
     }
 
-    /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
+    /// Decisions to remove the client's reasoning that apply in a branch of this epoch.
     pub(crate) fn reasoning_removals(
         &self,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
-        let holding = self.all_that_hold(&self.reasoning_decisions, mode, suspended);
+        let holding = self.all_that_hold(&self.reasoning_decisions, mode, epoch);
         holding.filter(|decision| decision.does == ReasoningAction::Out)
     }
 
@@ -122,7 +122,7 @@ impl Ledger {
 
     /// What revoked a decision, if anything did.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
-        let about = PartKey(one.place().about);
+        let about = PartKey(one.decision_key().about);
         let revoked = self.revocations.get(one.exchange())?;
         revoked.iter().find(|revoked| revoked.about.contains(&about))
     }
@@ -142,15 +142,15 @@ impl Ledger {
         all: &'l Decisions<T>,
         about: u128,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> LastDecision<'l, T> {
-        let first = all.get(about, mode, suspended);
+        let first = all.get(about, mode, epoch);
         match first.and_then(|first| self.revocation_of(&**first)).and_then(Revocation::epoch) {
             Some(epoch) => {
                 let decision = all.get(about, mode, Some(epoch));
-                LastDecision { after: Some(epoch), decision }
+                LastDecision { epoch: Some(epoch), decision }
             }
-            None => LastDecision { after: suspended, decision: first },
+            None => LastDecision { epoch, decision: first },
         }
     }
 
@@ -160,9 +160,9 @@ impl Ledger {
         all: &'l Decisions<T>,
         about: u128,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> Option<&'l Arc<T>> {
-        let last = self.last(all, about, mode, suspended).decision;
+        let last = self.last(all, about, mode, epoch).decision;
         last.filter(|last| !self.is_void(&***last))
     }
 
@@ -170,25 +170,25 @@ impl Ledger {
         &'l self,
         all: &'l Decisions<T>,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &'l Arc<T>> {
-        let first = all.holding(mode, suspended);
-        first.filter_map(move |first| self.holding(all, first.place().about, mode, suspended))
+        let first = all.holding(mode, epoch);
+        first.filter_map(move |first| self.holding(all, first.decision_key().about, mode, epoch))
     }
 
-    /// Marks a new decision for a request of a branch last suspended at this time: it comes after the
+    /// Marks a new decision for a request of a branch of this epoch: it comes after the
     /// revocation of the decision before it.
-    pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
-        let after = match &fact {
-            Fact::Cut(cut) => self.follows(&self.cuts, &**cut, suspended),
+    pub fn after_suspension(&self, fact: Fact, epoch: Option<DecisionEpoch>) -> Fact {
+        let epoch = match &fact {
+            Fact::Cut(cut) => self.follows(&self.cuts, &**cut, epoch),
             Fact::ReasoningDecision(decision) => {
-                self.follows(&self.reasoning_decisions, &**decision, suspended)
+                self.follows(&self.reasoning_decisions, &**decision, epoch)
             }
             Fact::Repair(repair) => self.follows(&self.repairs, &**repair, None),
-            Fact::Compact(compact) => self.follows(&self.compacts, &**compact, suspended),
-            _ => suspended,
+            Fact::Compact(compact) => self.follows(&self.compacts, &**compact, epoch),
+            _ => epoch,
         };
-        fact.after(after)
+        fact.in_epoch(epoch)
     }
 
     /// The refusal that a new decision comes after.
@@ -196,10 +196,10 @@ impl Ledger {
         &self,
         all: &Decisions<T>,
         new: &T,
-        suspended: Option<Millis>,
-    ) -> Option<Millis> {
-        let DecisionKey { about, mode, .. } = new.place();
-        self.last(all, about, mode, suspended).after
+        epoch: Option<DecisionEpoch>,
+    ) -> Option<DecisionEpoch> {
+        let DecisionKey { about, mode, .. } = new.decision_key();
+        self.last(all, about, mode, epoch).epoch
     }
 
     /// Whether a decision was revoked and must not be made.
@@ -213,13 +213,17 @@ impl Ledger {
         }
     }
 
-    /// The keys of decisions that were revoked for good in a branch last suspended at this time.
-    pub(crate) fn given_up(&self, mode: DecisionMode, suspended: Option<Millis>) -> HashSet<u128> {
+    /// The keys of decisions that were revoked for good in a branch of this epoch.
+    pub(crate) fn given_up(
+        &self,
+        mode: DecisionMode,
+        epoch: Option<DecisionEpoch>,
+    ) -> HashSet<u128> {
         if self.revocations.is_empty() {
             return HashSet::default();
         }
-        let cuts = self.void(&self.cuts, mode, suspended);
-        let decisions = self.void(&self.reasoning_decisions, mode, suspended);
+        let cuts = self.void(&self.cuts, mode, epoch);
+        let decisions = self.void(&self.reasoning_decisions, mode, epoch);
         cuts.chain(decisions).chain(self.void(&self.repairs, mode, None)).collect()
     }
 
@@ -227,11 +231,11 @@ impl Ledger {
         &'l self,
         all: &'l Decisions<T>,
         mode: DecisionMode,
-        suspended: Option<Millis>,
+        epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = u128> + 'l {
-        let abouts = all.holding(mode, suspended).map(|first| first.place().about);
+        let abouts = all.holding(mode, epoch).map(|first| first.decision_key().about);
         abouts.filter(move |about| {
-            let last = self.last(all, *about, mode, suspended).decision;
+            let last = self.last(all, *about, mode, epoch).decision;
             last.is_some_and(|last| self.is_void(&**last))
         })
     }
@@ -239,7 +243,7 @@ impl Ledger {
     /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
     /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
     /// parent, and nothing was learned that would prevent the next refusal.
-    pub(crate) fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
+    pub(crate) fn is_suspended(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &turn.exchange);
         let mut resting =
             self.revocations().filter(|revoked| revoked.retry == RevocationRetry::Cold).peekable();
@@ -263,7 +267,12 @@ mod tests {
     use crate::context::Replacement;
     use crate::context::plan::DecisionReason;
 
-    fn cut(exchange: &str, after: Option<Millis>) -> Fact {
+    /// The epoch after a suspension at this time.
+    fn suspended_at(at: Millis) -> Option<DecisionEpoch> {
+        Some(DecisionEpoch::of_suspension(at))
+    }
+
+    fn cut(exchange: &str, epoch: Option<DecisionEpoch>) -> Fact {
         Fact::Cut(Box::new(Cut {
             about: PartKey(1),
             at: 1,
@@ -274,7 +283,7 @@ mod tests {
             tokens: 1,
             why: DecisionReason::Always,
             shadow: false,
-            after,
+            epoch,
         }))
     }
 
@@ -320,7 +329,7 @@ mod tests {
                 does: ReasoningAction::Back,
                 why,
                 shadow: false,
-                after: None,
+                epoch: None,
             })),
             Fact::Repair(Box::new(RepairDecision {
                 about,
@@ -329,7 +338,7 @@ mod tests {
                 model: "m".into(),
                 upstream: "u".into(),
                 repair: Repair::Unicode,
-                after: None,
+                epoch: None,
             })),
             Fact::Compact(Box::new(CompactionRecord {
                 about: Chain(1),
@@ -348,17 +357,17 @@ mod tests {
                 took: 0,
                 carries: None,
                 shadow: false,
-                after: None,
+                epoch: None,
             })),
         ]
     }
 
-    fn after(fact: Fact) -> Option<Millis> {
+    fn epoch_of(fact: Fact) -> Option<DecisionEpoch> {
         match fact {
-            Fact::Cut(it) => it.after,
-            Fact::ReasoningDecision(it) => it.after,
-            Fact::Repair(it) => it.after,
-            Fact::Compact(it) | Fact::Summary(it) => it.after,
+            Fact::Cut(it) => it.epoch,
+            Fact::ReasoningDecision(it) => it.epoch,
+            Fact::Repair(it) => it.epoch,
+            Fact::Compact(it) | Fact::Summary(it) => it.epoch,
             other => panic!("{other:?}"),
         }
     }
@@ -371,16 +380,16 @@ mod tests {
         let epoch = back.epoch();
         for (at, fact) in decisions("first").into_iter().enumerate() {
             let mut ledger = Ledger::default();
-            let plain = after(ledger.after_suspension(fact.clone(), Some(9)));
+            let plain = epoch_of(ledger.after_suspension(fact.clone(), suspended_at(9)));
             let is_repair = matches!(fact, Fact::Repair(_));
-            assert_eq!(plain, if is_repair { None } else { Some(9) }, "{at}");
+            assert_eq!(plain, if is_repair { None } else { suspended_at(9) }, "{at}");
             ledger.add(fact.clone());
             assert!(!ledger.voids(&fact), "{at}");
             ledger.add(Fact::Revocation(Box::new(back.clone())));
             assert!(ledger.voids(&fact), "{at}");
             let anew = decisions("second").into_iter().nth(at).unwrap();
             assert!(!ledger.voids(&anew), "{at}");
-            assert_eq!(after(ledger.after_suspension(anew, None)), epoch, "{at}");
+            assert_eq!(epoch_of(ledger.after_suspension(anew, None)), epoch, "{at}");
             let given_up = || ledger.given_up(DecisionMode::Active, None).contains(&1);
             assert!(!given_up(), "{at}: it may be tried once more");
         }
@@ -390,7 +399,7 @@ mod tests {
         ledger.add(Fact::Revocation(Box::new(back)));
         let summary = Fact::Summary(compact);
         assert!(!ledger.voids(&summary), "none of it was sent");
-        assert_eq!(after(ledger.after_suspension(summary, Some(9))), Some(9));
+        assert_eq!(epoch_of(ledger.after_suspension(summary, suspended_at(9))), suspended_at(9));
     }
 
     /// A refused rewrite suspends its thread for requests with the same parent turn, and nothing else.
@@ -417,13 +426,16 @@ mod tests {
     fn a_refused_thread_tries_nothing_new_from_the_same_turn() {
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(revocation("first", RevocationRetry::Next))));
-        assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");
+        assert!(!ledger.is_suspended(&"thread".into(), None), "the next request may try again");
         ledger.add(Fact::Revocation(Box::new(revocation("second", RevocationRetry::Cold))));
-        assert!(ledger.rests(&"thread".into(), None) && !ledger.rests(&"other".into(), None));
+        assert!(
+            ledger.is_suspended(&"thread".into(), None)
+                && !ledger.is_suspended(&"other".into(), None)
+        );
         let parent = Some("p".into());
         let elsewhere = Revocation { parent, ..revocation("third", RevocationRetry::Cold) };
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(elsewhere)));
-        assert!(!ledger.rests(&"thread".into(), None), "it grew from another turn");
+        assert!(!ledger.is_suspended(&"thread".into(), None), "it grew from another turn");
     }
 }

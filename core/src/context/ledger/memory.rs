@@ -21,7 +21,7 @@ fn grown(fact: Fact) -> usize {
     ledger.add(fact);
     assert_eq!(ledger.bytes(), bytes, "added twice");
     let mut other = Ledger::default();
-    other.take(&ledger);
+    other.merge(&ledger);
     assert_eq!(other.bytes(), bytes, "taken over");
     bytes
 }
@@ -97,7 +97,7 @@ fn injected(id: &str, number: u32) -> InjectedMessage {
         text: "Mind.".into(),
         tokens: 2,
         queued: 1,
-        suspended: None,
+        epoch: None,
     };
     InjectedMessage { id: id.into(), at: 1, state: InjectionState::Injected(Box::new(place)) }
 }
@@ -155,7 +155,7 @@ fn injections_stand_in_the_order_in_which_they_were_queued() {
 fn the_size_of_decisions_is_also_counted_separately() {
     let scene = SessionFixture::of("claude-opus-4-6", &messages("ucrau"));
     let cut = Cut {
-        after: None,
+        epoch: None,
         about: PartKey(1),
         at: 1,
         exchange: "r".into(),
@@ -173,7 +173,7 @@ fn the_size_of_decisions_is_also_counted_separately() {
         does: ReasoningAction::StandIn(long()),
         why: plan::DecisionReason::Demanded,
         shadow: false,
-        after: None,
+        epoch: None,
     };
     let (about, near) = scene.known().at_cut(2).unwrap_or((Chain(9), vec![]));
     let compact = CompactionRecord {
@@ -193,7 +193,7 @@ fn the_size_of_decisions_is_also_counted_separately() {
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     };
     let mut ledger = Ledger::default();
     let mut before = 0;
@@ -204,7 +204,7 @@ fn the_size_of_decisions_is_also_counted_separately() {
         model: "m".into(),
         upstream: "u".into(),
         repair: crate::dialect::repair::Repair::Empty { text: long() },
-        after: None,
+        epoch: None,
     };
     for fact in [
         Fact::Repair(Box::new(repair)),

@@ -22,7 +22,7 @@ use crate::context::lineage::Placement;
 use crate::context::policy::{DecisionMode, EchoRule};
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
+    CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, InjectedMessage, QueuedMessage,
     ReasoningAction, ReasoningDecision, ThreadId, Turn, inject,
 };
 use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Role};
@@ -72,10 +72,10 @@ pub struct RecordedDecisions {
     pub parent: Option<Arc<Turn>>,
     /// If the parent turn read nothing from the cache: the beginning of its request that repeats an earlier one.
     pub(in crate::context) repeated_prefix: Option<RepeatedPrefix>,
-    /// When a rewrite of its branch was refused: earlier decisions are not repeated.
-    pub suspended: Option<Millis>,
+    /// The refusal of a rewrite of its branch: decisions from before it are not repeated.
+    pub epoch: Option<DecisionEpoch>,
     /// Decisions of its branch were refused: nothing new is decided until its cache is cold.
-    pub rests: bool,
+    pub is_suspended: bool,
     /// The summary in use, with the index of the first message that stays.
     compact: Option<(usize, Arc<CompactionRecord>)>,
     /// Summaries written for it and not in use, each with the index of the first message that stays.
@@ -119,9 +119,9 @@ impl RecordedDecisions {
         let mut known = Self {
             parent: placed.parent.clone(),
             repeated_prefix: missed.and_then(|parent| ledger.repeated_prefix(parent)),
-            suspended: placed.position.suspended,
-            rests: placed.position.suspended.is_some()
-                || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
+            epoch: placed.position.suspended.map(DecisionEpoch::of_suspension),
+            is_suspended: placed.position.suspended.is_some()
+                || ledger.is_suspended(&placed.position.thread, placed.parent.as_deref()),
             client_compacts: ledger.client_compacts(),
             waiting: inject::waiting(ledger, placed),
             thread: placed.position.thread.clone(),
@@ -141,7 +141,7 @@ impl RecordedDecisions {
             let forms =
                 known.find_decisions(ledger, mode, &branch, &own, conversation.model.as_deref());
             known.left_out = own.left_out;
-            known.given_up = ledger.given_up(mode, known.suspended);
+            known.given_up = ledger.given_up(mode, known.epoch);
             known.given_up.extend(branch.given_up());
             known.find_reaches(ledger, conversation, &branch, &forms);
         }
@@ -163,7 +163,7 @@ impl RecordedDecisions {
     /// Finds the place of an injected message in this request, if it has one.
     fn find_injected(&mut self, injected: &Arc<InjectedMessage>) {
         let Some(injection) = injected.place() else { return };
-        if injection.suspended != self.suspended {
+        if injection.epoch != self.epoch {
             return;
         }
         let place = self.keyed_parts.iter().rposition(|keyed| keyed.about == injection.after.0);
@@ -252,15 +252,15 @@ impl RecordedDecisions {
         own: &OwnReasoning,
         model: Option<&str>,
     ) -> HashMap<usize, CutCount> {
-        let suspended = self.suspended;
+        let epoch = self.epoch;
         let mut cuts = Vec::new();
         for (index, keyed) in self.keyed_parts.iter().enumerate() {
             let nth = [(keyed.about, CutCount::Once), (clearing_key(keyed.about), CutCount::Twice)];
             for (about, nth) in nth {
-                let Some(cut) = ledger.cut(about, mode, suspended) else { break };
+                let Some(cut) = ledger.cut(about, mode, epoch) else { break };
                 cuts.push((index, nth, cut));
             }
-            let decision = ledger.reasoning_decision(keyed.about, mode, suspended);
+            let decision = ledger.reasoning_decision(keyed.about, mode, epoch);
             // A reply that ends with this part has the same key: what is put back is looked up below.
             let is_stand_in =
                 |it: &&Arc<ReasoningDecision>| matches!(it.does, ReasoningAction::StandIn(_));
@@ -280,16 +280,16 @@ impl RecordedDecisions {
         self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
-            let decision = ledger.reasoning_decision(about, mode, suspended);
+            let decision = ledger.reasoning_decision(about, mode, epoch);
             let decision =
                 decision.filter(|decision| branch.has_back(decision, &returned.reasoning));
             self.reasoning_decisions.extend(decision.map(|decision| (about, decision.clone())));
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.not_out(ledger.reasoning_removals(mode, suspended), replies, own);
+        let elsewhere = branch.not_out(ledger.reasoning_removals(mode, epoch), replies, own);
         let out = ledger
-            .reasoning_removals(mode, suspended)
+            .reasoning_removals(mode, epoch)
             .filter(|decision| !elsewhere.contains(&decision.about));
         for decision in out {
             if branch.is_of_model(decision, model) {
@@ -301,7 +301,7 @@ impl RecordedDecisions {
     }
 
     /// Records that a decision for this request was made first by another branch and adopted as it is.
-    fn takes_over(&mut self, about: u128, by: &ExchangeId) {
+    fn adopt(&mut self, about: u128, by: &ExchangeId) {
         if *by != self.exchange {
             self.adopted.insert(about);
         }
@@ -332,11 +332,11 @@ impl RecordedDecisions {
         for fact in facts {
             match fact {
                 Fact::Cut(cut) => {
-                    self.takes_over(cut.about.0, &cut.exchange);
+                    self.adopt(cut.about.0, &cut.exchange);
                     self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
                 Fact::ReasoningDecision(decision) => {
-                    self.takes_over(decision.about.0, &decision.exchange);
+                    self.adopt(decision.about.0, &decision.exchange);
                     // It was proposed for this request, whoever was the first to decide it.
                     self.of_its_model.insert(decision.about);
                     self.reasoning_decisions
@@ -344,10 +344,10 @@ impl RecordedDecisions {
                         .or_insert_with(|| Arc::new(*decision));
                 }
                 Fact::Repair(repair) => {
-                    self.takes_over(repair.about.0, &repair.exchange);
+                    self.adopt(repair.about.0, &repair.exchange);
                     self.add_repair(Arc::new(*repair));
                 }
-                Fact::Compact(compact) => self.uses(*compact),
+                Fact::Compact(compact) => self.use_summary(*compact),
                 Fact::InjectedMessage(injected) => {
                     if self.injected.iter().all(|(_, known)| known.id != injected.id) {
                         self.find_injected(&Arc::new(*injected));
@@ -420,7 +420,7 @@ impl RecordedDecisions {
 
     /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
     /// their unchanged form, and no reasoning comes after them.
-    pub fn takes_births(&mut self, of: &Self, exchange: &ExchangeId) {
+    pub fn take_births(&mut self, of: &Self, exchange: &ExchangeId) {
         let is_birth = |about: u128, by: &ExchangeId, why| {
             let is_new = of.decision(about, by, exchange) == Decision::New;
             is_new && matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
@@ -442,7 +442,7 @@ impl RecordedDecisions {
     }
 
     /// Whether reasoning that the client sends is to be removed.
-    pub(super) fn takes_out(&self) -> bool {
+    pub(super) fn removes_reasoning(&self) -> bool {
         self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Out)
     }
 

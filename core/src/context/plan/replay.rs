@@ -253,7 +253,7 @@ fn put_back(
 }
 
 fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
-    if !known.takes_out() {
+    if !known.removes_reasoning() {
         return;
     }
     let messages = request.conversation.messages.iter().enumerate();

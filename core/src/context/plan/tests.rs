@@ -7,7 +7,7 @@ use super::*;
 use crate::context::policy::{DecisionMode, EchoRule, Mode, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
-    CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
+    CompactionRecord, Cut, DecisionEpoch, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
     ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
     reasoning,
 };
@@ -30,7 +30,7 @@ fn sent(scene: &SessionFixture) -> Value {
 /// The current request decides to cut the result in this message.
 fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
-        after: None,
+        epoch: None,
         about: PartKey(scene.about(message)),
         at: scene.now,
         exchange: scene.request().exchange.clone(),
@@ -165,7 +165,7 @@ fn a_refused_decision_is_void() {
     assert_eq!(cut_in(&scene), [2]);
     scene.ledger.add(revoked(&scene, RevocationRetry::Next));
     assert_eq!(cut_in(&scene), NONE);
-    assert!(scene.known().may_decide(&decided) && !scene.known().rests);
+    assert!(scene.known().may_decide(&decided) && !scene.known().is_suspended);
     scene.send(&messages("ucrau"));
     let repeated = scene.ledger.after_suspension(cut(&scene, 2, PRESSURE), None);
     scene.ledger.add(repeated);
@@ -177,7 +177,7 @@ fn a_refused_decision_is_void() {
     let mut cold = plain("ucrau");
     cold.ledger.add(cut(&cold, 2, PRESSURE));
     cold.ledger.add(revoked(&cold, RevocationRetry::Cold));
-    assert!(cold.known().rests && cold.known().may_decide(&decided));
+    assert!(cold.known().is_suspended && cold.known().may_decide(&decided));
     let mut suspended = plain("ucrau");
     suspended.ledger.add(cut(&suspended, 2, PRESSURE));
     let position = suspended.placed().position;
@@ -188,7 +188,10 @@ fn a_refused_decision_is_void() {
         at: 9,
     })));
     let known = suspended.known();
-    assert_eq!((known.suspended, known.rests, known.cuts_here().count()), (Some(9), true, 0));
+    assert_eq!(
+        (known.epoch, known.is_suspended, known.cuts_here().count()),
+        (Some(DecisionEpoch::of_suspension(9)), true, 0)
+    );
 }
 
 /// A trimmed result can be cleared later: its second cut is stored beside the first.
@@ -250,9 +253,9 @@ fn decisions_made_at_birth_are_adopted_by_a_repeated_request() {
         scene.ledger.add(cut(&scene, 2, why));
         let (of, id) = (scene.known(), scene.request().exchange);
         let mut known = plain("ucr").known();
-        known.takes_births(&of, id);
+        known.take_births(&of, id);
         let mut other = plain("ucr").known();
-        other.takes_births(&of, &"other".into());
+        other.take_births(&of, &"other".into());
         assert!(other.decides_nothing());
         (known.cuts_here().count(), of.as_cached(id).is_some())
     };
@@ -311,7 +314,11 @@ fn the_latest_summary_of_a_branch_is_in_use() {
     compacts(&mut scene, 2);
     compacts(&mut scene, 4);
     assert_eq!(scene.known().kept_from(), 4);
-    let later = CompactionRecord { at: 9, after: Some(9), ..plain("uauauau").summary(4) };
+    let later = CompactionRecord {
+        at: 9,
+        epoch: Some(DecisionEpoch::of_suspension(9)),
+        ..plain("uauauau").summary(4)
+    };
     scene.ledger.add(Fact::Compact(Box::new(later)));
     assert_eq!(scene.known().compact().unwrap().1.at, 1);
     // After a rewind to before its end, it does not apply.
@@ -572,7 +579,7 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     let of = |letters: &str| {
         let scene = SessionFixture::of(FREE, &messages(letters));
         let request = scene.request();
-        (request.turn_start(), request.is_in_loop())
+        (request.newest_user_message(), request.is_in_loop())
     };
     assert_eq!(of("ucr"), (0, true));
     assert_eq!(of("uc"), (0, true));
@@ -748,7 +755,7 @@ fn a_decision_revoked_for_good_is_not_made_again() {
             does,
             why,
             shadow: false,
-            after: None,
+            epoch: None,
         }))
     };
     let cut = cut(&scene, 2, PRESSURE);
@@ -803,7 +810,7 @@ fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
         change(&mut scene);
         let mut known = scene.known();
         assert_eq!(known.cuts_here().count(), 1);
-        known.spares_reasoning(&scene.request());
+        known.drop_cuts_that_void_reasoning(&scene.request());
         known.cuts_here().count()
     };
     assert_eq!(left(BOUND, &[3], |_| {}), 0);

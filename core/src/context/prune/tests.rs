@@ -170,7 +170,7 @@ fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
         _ => Replacement::Text("gone".into()),
     };
     Fact::Cut(Box::new(Cut {
-        after: None,
+        epoch: None,
         about: PartKey(scene.about(message)),
         at: 1,
         exchange: "r0".into(),
@@ -410,7 +410,7 @@ fn nothing_is_cut_if_the_provider_clears_results_itself() {
 fn a_suspended_thread_is_cut_only_when_its_cache_is_cold() {
     let mut scene = scene("ucra", eased());
     let mut known = scene.grown_from(|_| {});
-    known.rests = true;
+    known.is_suspended = true;
     assert_eq!(gate(&scene, &known, 0), Err(DecisionReason::Suspended));
     scene.now += 48 * 3_600_000;
     assert_eq!(gate(&scene, &known, 0), Ok(Some(DecisionReason::Always)));
@@ -598,7 +598,7 @@ fn results_of_a_suspended_thread_are_not_trimmed() {
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let mut known = scene.known();
-    known.rests = true;
+    known.is_suspended = true;
     let Proposal { facts, refused } = propose(&scene.request(), &known, cost);
     assert!(facts.is_empty());
     assert_eq!(
@@ -710,7 +710,7 @@ fn results_that_a_summary_replaced_are_not_cut() {
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     };
     scene.ledger.add(Fact::Compact(Box::new(compact)));
     assert_eq!(old(&scene), [6]);

@@ -179,7 +179,7 @@ fn policy_can_forbid_putting_reasoning_back() {
 fn no_reasoning_is_decided_beside_the_conversation_or_in_suspended_threads() {
     let mut scene = session(FREE, "ucr", DROPS);
     let mut known = scene.known();
-    known.rests = true;
+    known.is_suspended = true;
     assert_eq!(of(&scene, &known), (vec![], vec![]));
     scene.now += 86_400_000;
     assert_eq!(of(&scene, &known).0.len(), 1);
@@ -271,7 +271,7 @@ fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
     assert_eq!(proposed(&session(BOUND, "uauau", SENDS)).0, [], "there is no summary");
     // In a suspended thread, too: otherwise the request would be refused.
     let mut known = scene.known();
-    known.rests = true;
+    known.is_suspended = true;
     assert_eq!(of(&scene, &known).0, [out]);
     let made_behind = scene.known().replies[0].reasoning.prefix;
     let mut known = scene.known();

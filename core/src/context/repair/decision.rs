@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::context::plan::PlanRequest;
-use crate::context::{ExchangeId, Millis};
+use crate::context::{DecisionEpoch, ExchangeId, Millis};
 use crate::dialect::PartKey;
 use crate::dialect::repair::Repair;
 
@@ -28,9 +28,9 @@ pub struct RepairDecision {
     /// The edit, repeated from then on.
     #[serde(flatten)]
     pub repair: Repair,
-    /// Decided again after the refusal at this time, as in [`Cut`](crate::context::Cut).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Millis>,
+    /// Decided again after this refusal, as in [`Cut`](crate::context::Cut).
+    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<DecisionEpoch>,
 }
 
 impl RepairDecision {
@@ -43,7 +43,7 @@ impl RepairDecision {
             model: request.name.into(),
             upstream: request.upstream.into(),
             repair,
-            after: None,
+            epoch: None,
         }
     }
 

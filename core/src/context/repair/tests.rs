@@ -7,7 +7,7 @@ use super::*;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
 use crate::context::scene::{SessionFixture, messages, thinking};
-use crate::context::{CompactionRecord, ReasoningAction};
+use crate::context::{CompactionRecord, DecisionEpoch, ReasoningAction};
 use crate::dialect::repair::path::JsonPath;
 use crate::dialect::{self, Dialect, Usage};
 
@@ -235,7 +235,7 @@ fn a_fault_in_an_inserted_summary_is_not_repaired() {
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     })));
     assert_eq!(sent(&one)["messages"][0]["content"], "");
     assert_eq!(proposed(&one, &refusal(RepairCause::Empty)), []);
@@ -386,8 +386,8 @@ fn a_decision_comes_back_from_the_store() {
         Repair::OutputFits { window: 9 },
     ] {
         let (exchange, model, upstream) = ("r".into(), "m".into(), "u".into());
-        let (about, at, after) = (PartKey(1), 2, Some(3));
-        let one = RepairDecision { about, at, exchange, model, upstream, repair, after };
+        let (about, at, epoch) = (PartKey(1), 2, Some(DecisionEpoch::of_suspension(3)));
+        let one = RepairDecision { about, at, exchange, model, upstream, repair, epoch };
         let kept = serde_json::to_string(&Fact::Repair(Box::new(one.clone()))).unwrap();
         let read: Fact = serde_json::from_str(&kept).unwrap_or_else(|why| panic!("{why}: {kept}"));
         assert_eq!(read, Fact::Repair(Box::new(one)));

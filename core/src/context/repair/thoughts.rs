@@ -85,6 +85,6 @@ fn out(refused: &RefusedRequest<'_>, about: u128) -> Fact {
         does: ReasoningAction::Out,
         why: DecisionReason::Refusal,
         shadow: false,
-        after: None,
+        epoch: None,
     }))
 }

@@ -60,7 +60,7 @@ impl Miscounted {
         let part = scene.conversation.part(PartIndex::new(2 * turn, 0)).unwrap();
         let was = parts.iter().find(|it| Some(it.key) == part.key).unwrap().tokens;
         scene.ledger.add(Fact::Cut(Box::new(Cut {
-            after: None,
+            epoch: None,
             about: PartKey(scene.about(2 * turn)),
             at: scene.now,
             exchange: scene.request().exchange.clone(),

@@ -62,7 +62,7 @@ impl PlannedRequest {
             return Err(RefusalOutcome::NoRepair);
         }
         let facts = self.with_smaller_pictures(prepared, opened, refusal, proposal.facts).await;
-        let saved = save(proxy, opened, facts, self.known.suspended).await;
+        let saved = save(proxy, opened, facts, self.known.epoch).await;
         let saved = saved.map_err(|_| RefusalOutcome::NotKept)?;
         if repair::are_known(&saved, &self.known) {
             return Err(RefusalOutcome::NoRepair);

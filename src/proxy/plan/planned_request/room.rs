@@ -49,7 +49,7 @@ impl PlannedRequest {
         if new.is_empty() {
             return None;
         }
-        let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
+        let saved = save(proxy, opened, new, self.known.epoch).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
         let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
@@ -77,7 +77,7 @@ impl PlannedRequest {
         };
         let saved = match new.is_empty() {
             true => new,
-            false => save(proxy, opened, new, self.known.suspended).await.ok()?,
+            false => save(proxy, opened, new, self.known.epoch).await.ok()?,
         };
         let mut known = RecordedDecisions::clone(&self.known);
         known.add(saved);
@@ -122,7 +122,7 @@ impl PlannedRequest {
         if new.is_empty() {
             return false;
         }
-        match save(proxy, opened, new, self.known.suspended).await {
+        match save(proxy, opened, new, self.known.epoch).await {
             Ok(saved) => self.add_saved(prepared, saved).await,
             Err(_) => false,
         }

@@ -88,7 +88,7 @@ fn a_cut_result_is_counted_as_its_placeholder() {
     // "Words 0.", "Read", `{"n":1}`, the result, "Said 3." and "Words 4.".
     assert_eq!(counted(&scene).0, 2 + 1 + 2 + 753 + 2 + 2);
     scene.ledger.add(Fact::Cut(Box::new(Cut {
-        after: None,
+        epoch: None,
         about: PartKey(scene.about(2)),
         at: scene.now,
         exchange: scene.request().exchange.clone(),

@@ -87,7 +87,7 @@ fn a_summary_adds_its_counted_tokens_to_the_estimate() {
         took: 0,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     };
     let key = one.key();
     let before = measured(&scene);

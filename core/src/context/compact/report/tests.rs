@@ -28,7 +28,7 @@ fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
         took: 5,
         carries: None,
         shadow: false,
-        after: None,
+        epoch: None,
     })
 }
 

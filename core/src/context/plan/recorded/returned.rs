@@ -51,7 +51,7 @@ impl RecordedDecisions {
     }
 
     /// Drops the cuts that would make returned reasoning void, unless policy accepts its loss.
-    pub fn spares_reasoning(&mut self, request: &PlanRequest<'_>) {
+    pub fn drop_cuts_that_void_reasoning(&mut self, request: &PlanRequest<'_>) {
         let policy = request.policy;
         let loses =
             policy.prune.accept_reasoning_loss || policy.reasoning.strip() != StripPolicy::None;

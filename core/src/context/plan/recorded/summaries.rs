@@ -62,11 +62,10 @@ impl RecordedDecisions {
             let is_sent = branch.has_sent(one.key());
             Some((cut, if is_sent { one.clone() } else { self.alternating(cut, one.clone()) }))
         };
-        let used = ledger.compacts_holding(mode, self.suspended).filter(suits);
+        let used = ledger.compacts_holding(mode, self.epoch).filter(suits);
         let used = used.filter_map(placed).filter(|(_, one)| branch.has_compact(one));
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-        let written =
-            ledger.summaries_holding(mode, self.suspended).filter(suits).filter_map(placed);
+        let written = ledger.summaries_holding(mode, self.epoch).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
         self.compact = used;
         let kept = self.kept_from();
@@ -112,10 +111,10 @@ impl RecordedDecisions {
     }
 
     /// Puts a summary that was written for this request into use.
-    pub(super) fn uses(&mut self, compact: CompactionRecord) {
+    pub(super) fn use_summary(&mut self, compact: CompactionRecord) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
-            self.takes_over(compact.address().0, &compact.exchange);
+            self.adopt(compact.address().0, &compact.exchange);
             self.compact = Some((cut, self.alternating(cut, Arc::new(compact))));
             self.summaries.retain(|(other, _)| *other > cut);
             self.only_kept();

@@ -34,7 +34,7 @@ fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningD
         does,
         why,
         shadow: false,
-        after: None,
+        epoch: None,
     }
 }
 
@@ -75,7 +75,7 @@ fn a_picture_that_the_branch_sent_is_not_replaced() {
             model: "m".into(),
             upstream: "u".into(),
             repair,
-            after: None,
+            epoch: None,
         };
         branch(&ledger, sent).has_repair(&one)
     };
@@ -104,7 +104,7 @@ fn injected_messages_apply_only_in_a_branch_that_sent_them() {
             text: "Mind the tide.".into(),
             tokens: 4,
             queued: 1,
-            suspended: None,
+            epoch: None,
         })),
     };
     let after = PartKey(1);
@@ -279,7 +279,7 @@ fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
             tokens: 9,
             why,
             shadow: false,
-            after: None,
+            epoch: None,
         };
         branch(&ledger, sent).has_cut(&cut, CutCount::Once, None, is_new)
     };
