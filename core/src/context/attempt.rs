@@ -2,9 +2,9 @@
 //!
 //! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it (and then
 //! without the reasoning bound to what was cut), as its client sent it, and in the form of the branch's last
-//! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we changed anything, reasoning is repaired last,
-//! because it may depend on our change. [`next`] returns the action and the finding;
-//! [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
+//! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we
+//! changed anything beyond repairs, reasoning is repaired last, because it may depend on our change. [`next`]
+//! returns the action and the finding; [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
 //! action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
 
 use super::RevocationRetry;
@@ -79,7 +79,7 @@ pub struct AttemptContext<'a> {
     /// The plan changes what the client sent.
     pub is_rewritten: bool,
     /// It has changes beyond repairs, which the client's reasoning may depend on.
-    pub may_unbind: bool,
+    pub changes_beyond_repairs: bool,
     /// The last form that was sent had reasoning put back that the client dropped.
     pub has_reasoning_back: bool,
     /// What is requested on the client's behalf.
@@ -100,11 +100,11 @@ pub enum RetryState {
         /// How many refusals are answered by repairs.
         round: u8,
     },
-    /// With room, because it did not fit. Holds the cause that allows sending the original, too.
-    WithRoom(Option<RefusalCause>),
+    /// With room, because it did not fit.
+    WithRoom(RoomFallback),
     /// With room and without the reasoning that is bound to what was cut, because its model turned out to bind
-    /// it. Holds the cause that allows sending the original, too.
-    WithRoomUnbound(Option<RefusalCause>),
+    /// it.
+    WithRoomUnbound(RoomFallback),
     /// The original, because the rewritten request was refused for `cause`.
     Original {
         /// The cause that the refusal named.
@@ -132,8 +132,17 @@ pub enum BlameTarget {
     Change,
     /// The changes, or the client's own reasoning.
     Reasoning,
-    /// Its size, which is larger than that of the original.
-    Size,
+    /// Its size, which is larger than that of the original. Holds the form whose response says so.
+    Size(RequestForm),
+}
+
+/// What to do if no room can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomFallback {
+    /// The form whose response says that the request does not fit: the planned or a repaired one.
+    pub too_large: RequestForm,
+    /// The cause that allows sending the original, too.
+    pub cause: Option<RefusalCause>,
 }
 
 /// What to do if no repair helps, depending on what was sent before.
@@ -179,12 +188,15 @@ pub enum AttemptFinding {
     /// The repaired form was refused, either for the same thing, or for something that no edit can fix; in
     /// the latter case the repair may be decided again.
     RepairRefused(RevocationRetry),
-    /// The request does not fit.
-    Overflow,
+    /// The request does not fit. The repairs so far are kept, unless the last one was refused.
+    Overflow {
+        /// The last repair was refused for something else: as for [`AttemptFinding::RepairRefused`].
+        refused_repair: Option<RevocationRetry>,
+    },
     /// The form with room was final.
     RoomMade {
         /// Whether the provider accepted it.
-        saved: bool,
+        accepted: bool,
     },
     /// The form with room was refused because reasoning is bound to what was cut.
     RoomBound,
@@ -192,12 +204,12 @@ pub enum AttemptFinding {
     RoomRefused(RefusalCause),
     /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
     ChangeRefused(RefusalCause),
-    /// No form was accepted. The planned form was refused for `cause`; `of_original` is `None` if the refusal
-    /// of the original named no cause.
+    /// No form was accepted. The planned form was refused for `cause`; `of_original` is `None` if the original
+    /// was not judged, because it failed.
     AllRefused {
         /// The cause that the first refusal named.
         cause: RefusalCause,
-        /// The cause that the refusal of the original named.
+        /// The cause that the refusal of the original named, if it was refused.
         of_original: Option<RefusalCause>,
     },
     /// The form without the request's own decisions was final; with them, it was refused for `cause`.
@@ -238,8 +250,8 @@ impl RetryState {
     pub fn may_answer(self, form: RequestForm) -> bool {
         match self {
             RetryState::Planned => false,
-            RetryState::WithRoom(_) | RetryState::WithRoomUnbound(_) => {
-                form == RequestForm::Planned
+            RetryState::WithRoom(fallback) | RetryState::WithRoomUnbound(fallback) => {
+                form == fallback.too_large
             }
             RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), .. } => {
                 form == RequestForm::Planned
@@ -247,22 +259,24 @@ impl RetryState {
             RetryState::Repaired { otherwise: RepairFallback::AfterAll { .. }, .. } => {
                 form == RequestForm::Original
             }
-            RetryState::Original { blamed, .. } => {
-                form == RequestForm::Planned && blamed == BlameTarget::Size
-            }
+            RetryState::Original { blamed, .. } => blamed == BlameTarget::Size(form),
             RetryState::LastAccepted { .. } => form == RequestForm::Original,
         }
     }
 }
 
 /// What to do after `verdict` on what was sent last.
-pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
+pub fn next(context: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
     match state {
-        RetryState::Planned => facts.after_planned(verdict),
-        RetryState::Repaired { otherwise, round } => facts.after_repair(otherwise, round, verdict),
-        RetryState::WithRoom(first) => facts.after_room(first, verdict.unrepaired()),
-        RetryState::WithRoomUnbound(first) => facts.after_room_unbound(first, verdict.unrepaired()),
-        RetryState::Original { cause, blamed } => facts.after_original(cause, blamed, verdict),
+        RetryState::Planned => context.after_planned(verdict),
+        RetryState::Repaired { otherwise, round } => {
+            context.after_repair(otherwise, round, verdict)
+        }
+        RetryState::WithRoom(fallback) => context.after_room(fallback, verdict.without_repair()),
+        RetryState::WithRoomUnbound(fallback) => {
+            context.after_room_unbound(fallback, verdict.without_repair())
+        }
+        RetryState::Original { cause, blamed } => context.after_original(cause, blamed, verdict),
         RetryState::LastAccepted { cause, of_original, may_repair } => {
             after_last_accepted(cause, of_original, may_repair, verdict)
         }
@@ -270,8 +284,8 @@ pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> R
 }
 
 impl Verdict {
-    /// The verdict for a form that is never repaired: the form with room, and the original.
-    fn unrepaired(self) -> Self {
+    /// The verdict for a form that is never repaired: every form but the planned and the repaired one.
+    fn without_repair(self) -> Self {
         match self {
             Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
                 Verdict::DoesNotFit(cause)
@@ -291,47 +305,47 @@ impl AttemptContext<'_> {
             Verdict::Accepted | Verdict::Failed | Verdict::Unavailable => {
                 RetryStep::answer(RequestForm::Planned)
             }
-            Verdict::OverflowInReply => {
-                RetryStep::send(RetryState::WithRoom(None)).finding(AttemptFinding::Overflow)
-            }
-            Verdict::DoesNotFit(cause) => {
-                RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
-            }
+            Verdict::OverflowInReply => RetryStep::make_room(RequestForm::Planned, None),
+            Verdict::DoesNotFit(cause) => RetryStep::make_room(RequestForm::Planned, cause),
             Verdict::Refused(cause) => self.without_changes(cause, BlameTarget::Change),
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
-            }) if self.may_unbind => self.without_changes(cause, BlameTarget::Reasoning),
+            }) if self.changes_beyond_repairs => {
+                self.without_changes(cause, BlameTarget::Reasoning)
+            }
             Verdict::Repairable(first) => RetryStep::repair(RepairFallback::AfterPlanned(first), 1),
         }
     }
 
     /// What to do after `verdict` on the request repaired in this round.
     fn after_repair(self, otherwise: RepairFallback, round: u8, verdict: Verdict) -> RetryStep {
-        let repaired = |accepted| {
-            RetryStep::answer(RequestForm::Repaired(round))
-                .finding(AttemptFinding::Repaired { accepted })
-        };
+        let form = RequestForm::Repaired(round);
+        let repaired =
+            |accepted| RetryStep::answer(form).finding(AttemptFinding::Repaired { accepted });
         match (verdict, otherwise) {
-            (Verdict::Accepted | Verdict::OverflowInReply, _) => repaired(true),
-            (Verdict::Failed, _) => repaired(false),
+            (Verdict::Accepted, _) => repaired(true),
+            (Verdict::OverflowInReply, RepairFallback::AfterPlanned(_)) => {
+                RetryStep::make_room(form, None)
+            }
+            (Verdict::DoesNotFit(cause), RepairFallback::AfterPlanned(_)) => {
+                RetryStep::make_room(form, cause)
+            }
+            (Verdict::OverflowInReply | Verdict::Failed, _) => repaired(false),
             (Verdict::Repairable(_), _) if round < MOST_REPAIRS => {
                 RetryStep::repair(otherwise, round + 1)
             }
-            (Verdict::DoesNotFit(cause), RepairFallback::AfterPlanned(_)) => {
-                RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
-            }
-            (Verdict::Unavailable, _) if round == 1 => self.unrepaired(otherwise),
+            (Verdict::Unavailable, _) if round == 1 => self.after_failed_repair(otherwise),
             (Verdict::Refused(_) | Verdict::DoesNotFit(_), _) => {
-                self.unrepaired(otherwise).repair_refused(RevocationRetry::Next)
+                self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Next)
             }
             (Verdict::Repairable(_) | Verdict::Unavailable, _) => {
-                self.unrepaired(otherwise).repair_refused(RevocationRetry::Never)
+                self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Never)
             }
         }
     }
 
     /// What to do if no repair answers a refusal.
-    fn unrepaired(self, otherwise: RepairFallback) -> RetryStep {
+    fn after_failed_repair(self, otherwise: RepairFallback) -> RetryStep {
         let first = match otherwise {
             RepairFallback::AfterPlanned(first) => first,
             RepairFallback::AfterAll { cause, of_original } => {
@@ -340,41 +354,38 @@ impl AttemptContext<'_> {
             }
         };
         match (first.overflows, first.cause) {
-            (true, cause) => {
-                RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
-            }
+            (true, cause) => RetryStep::make_room(RequestForm::Planned, cause),
             (false, Some(cause)) => self.without_changes(cause, BlameTarget::Change),
             (false, None) => RetryStep::answer(RequestForm::Planned),
         }
     }
 
-    /// What to do after `verdict` on the request with room; `first`: the cause named by the refusal for its
-    /// size.
-    fn after_room(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
+    /// What to do after `verdict` on the request with room.
+    fn after_room(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
         match verdict {
             Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoom, true),
             Verdict::Failed => RetryStep::room_made(RequestForm::WithRoom, false),
             Verdict::Refused(RefusalCause::Bound) => {
-                RetryStep::send(RetryState::WithRoomUnbound(first))
+                RetryStep::send(RetryState::WithRoomUnbound(fallback))
                     .finding(AttemptFinding::RoomBound)
             }
             Verdict::Refused(cause) => {
-                self.without_room(first).finding(AttemptFinding::RoomRefused(cause))
+                self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause))
             }
-            _ => self.without_room(first),
+            _ => self.without_room(fallback),
         }
     }
 
-    /// What to do after `verdict` on the request with room and without bound reasoning; `first`: the cause named
-    /// by the refusal for its size.
-    fn after_room_unbound(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
-        let refused = |cause| self.without_room(first).finding(AttemptFinding::RoomRefused(cause));
+    /// What to do after `verdict` on the request with room and without bound reasoning.
+    fn after_room_unbound(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
+        let refused =
+            |cause| self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause));
         match verdict {
             Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoomUnbound, true),
             Verdict::Failed => RetryStep::room_made(RequestForm::WithRoomUnbound, false),
             Verdict::Refused(cause) => refused(cause),
             Verdict::Unavailable => refused(RefusalCause::Bound),
-            _ => self.without_room(first),
+            _ => self.without_room(fallback),
         }
     }
 
@@ -385,7 +396,7 @@ impl AttemptContext<'_> {
         blamed: BlameTarget,
         verdict: Verdict,
     ) -> RetryStep {
-        let of_original = match verdict.unrepaired() {
+        let of_original = match verdict.without_repair() {
             Verdict::Accepted | Verdict::OverflowInReply => {
                 return RetryStep::answer(RequestForm::Original)
                     .finding(AttemptFinding::ChangeRefused(cause));
@@ -394,21 +405,18 @@ impl AttemptContext<'_> {
             Verdict::Refused(of_original) => Some(of_original),
             _ => None,
         };
-        match of_original {
-            Some(of_original)
-                if blamed != BlameTarget::Size && self.is_rewritten && !cause.is_beside() =>
-            {
+        let may_be_ours = self.is_rewritten && !cause.is_beside();
+        match (of_original, blamed) {
+            // The client cannot make room from a complaint about what else the original lacks, so it gets the
+            // response about size. A fault in the original's own structure is the client's to see.
+            (Some(refused), BlameTarget::Size(too_large)) if refused != RefusalCause::Structure => {
+                RetryStep::answer(too_large).all_refused(cause, of_original)
+            }
+            (Some(of_original), BlameTarget::Change | BlameTarget::Reasoning) if may_be_ours => {
                 let may_repair = blamed == BlameTarget::Reasoning;
                 RetryStep::send(RetryState::LastAccepted { cause, of_original, may_repair })
             }
-            _ => {
-                // The client cannot make room from a complaint about what else the original lacks, so it gets
-                // the response about size. A fault in the original's own structure is the client's to see.
-                let is_planned = blamed == BlameTarget::Size
-                    && of_original.is_some_and(|cause| cause != RefusalCause::Structure);
-                let form = if is_planned { RequestForm::Planned } else { RequestForm::Original };
-                RetryStep::answer(form).all_refused(cause, of_original)
-            }
+            _ => RetryStep::answer(RequestForm::Original).all_refused(cause, of_original),
         }
     }
 
@@ -425,10 +433,11 @@ impl AttemptContext<'_> {
 
     /// What to do if no room could be made. A request with reasoning put back may be too large where the
     /// original fits.
-    fn without_room(self, first: Option<RefusalCause>) -> RetryStep {
-        match first.filter(|_| self.has_reasoning_back) {
-            Some(cause) => self.without_changes(cause, BlameTarget::Size),
-            None => RetryStep::answer(RequestForm::Planned),
+    fn without_room(self, fallback: RoomFallback) -> RetryStep {
+        let RoomFallback { too_large, cause } = fallback;
+        match cause.filter(|_| self.has_reasoning_back) {
+            Some(cause) => self.without_changes(cause, BlameTarget::Size(too_large)),
+            None => RetryStep::answer(too_large),
         }
     }
 }
@@ -445,7 +454,7 @@ fn after_last_accepted(
             .finding(AttemptFinding::OwnDecisionsRefused { cause, accepted })
     };
     let all_refused = |form| RetryStep::answer(form).all_refused(cause, Some(of_original));
-    match verdict.unrepaired() {
+    match verdict.without_repair() {
         Verdict::Accepted | Verdict::OverflowInReply => own_refused(true),
         Verdict::Failed => own_refused(false),
         Verdict::DoesNotFit(_) if of_original != RefusalCause::Structure => {
@@ -471,16 +480,29 @@ impl RetryStep {
         Self { finding: None, then: NextAction::Answer(form) }
     }
 
-    fn room_made(form: RequestForm, saved: bool) -> Self {
-        Self::answer(form).finding(AttemptFinding::RoomMade { saved })
+    /// Makes room, because the response to this form says that the request does not fit.
+    fn make_room(too_large: RequestForm, cause: Option<RefusalCause>) -> Self {
+        Self::send(RetryState::WithRoom(RoomFallback { too_large, cause }))
+            .finding(AttemptFinding::Overflow { refused_repair: None })
+    }
+
+    fn room_made(form: RequestForm, accepted: bool) -> Self {
+        Self::answer(form).finding(AttemptFinding::RoomMade { accepted })
     }
 
     fn finding(self, finding: AttemptFinding) -> Self {
         Self { finding: Some(finding), ..self }
     }
 
+    /// Adds that the last repair was refused; that no form was accepted says it already.
     fn repair_refused(self, retry: RevocationRetry) -> Self {
-        Self { finding: self.finding.or(Some(AttemptFinding::RepairRefused(retry))), ..self }
+        match self.finding {
+            None => self.finding(AttemptFinding::RepairRefused(retry)),
+            Some(AttemptFinding::Overflow { .. }) => {
+                self.finding(AttemptFinding::Overflow { refused_repair: Some(retry) })
+            }
+            Some(_) => self,
+        }
     }
 
     fn all_refused(self, cause: RefusalCause, of_original: Option<RefusalCause>) -> Self {
@@ -490,12 +512,13 @@ impl RetryStep {
 
 impl AttemptFinding {
     /// What is remembered after this finding.
-    pub fn consequence(self, facts: AttemptContext<'_>) -> Consequence {
+    pub fn consequence(self, context: AttemptContext<'_>) -> Consequence {
         match self {
-            AttemptFinding::Overflow
+            AttemptFinding::Overflow { refused_repair: None }
             | AttemptFinding::RoomMade { .. }
             | AttemptFinding::Repaired { .. } => Consequence::default(),
-            AttemptFinding::RepairRefused(retry) => {
+            AttemptFinding::RepairRefused(retry)
+            | AttemptFinding::Overflow { refused_repair: Some(retry) } => {
                 Consequence { void: Some(RevocationScope::Repair(retry)), lesson: None }
             }
             AttemptFinding::RoomBound => {
@@ -506,37 +529,40 @@ impl AttemptFinding {
                 lesson: of_the_model(cause),
             },
             AttemptFinding::ChangeRefused(_) | AttemptFinding::AllRefused { .. }
-                if facts.is_count =>
+                if context.is_count =>
             {
                 Consequence::default()
             }
             AttemptFinding::ChangeRefused(cause) => {
-                let void =
-                    (facts.is_rewritten && !cause.is_beside()).then_some(RevocationScope::InBranch);
+                let void = (context.is_rewritten && !cause.is_beside())
+                    .then_some(RevocationScope::InBranch);
                 // If nothing else was changed, what we requested caused the refusal.
-                let named = facts.added.iter().find(|added| added.cause == cause);
-                let added = named.or_else(|| facts.added.first().filter(|_| !facts.is_rewritten));
+                let named = context.added.iter().find(|added| added.cause == cause);
+                let added =
+                    named.or_else(|| context.added.first().filter(|_| !context.is_rewritten));
                 let added = added.map(|added| added.lesson);
                 let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
-                let lesson = added.or_else(|| of_rewrite().filter(|_| facts.is_rewritten));
+                let lesson = added.or_else(|| of_rewrite().filter(|_| context.is_rewritten));
                 Consequence { void, lesson }
             }
-            AttemptFinding::AllRefused { .. } if !facts.is_rewritten => Consequence::default(),
+            AttemptFinding::AllRefused { .. } if !context.is_rewritten => Consequence::default(),
             AttemptFinding::AllRefused { cause, of_original } => {
                 let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
                 let is_innocent = is_own_fault || cause.is_beside();
-                // Never again, so that the session does not get 400 for ever.
-                let void = (!is_innocent).then_some(RevocationScope::All(RevocationRetry::Never));
+                // If the original was refused, too: never, so that not every request of the session is refused.
+                let again = of_original.map_or(RevocationRetry::Next, |_| RevocationRetry::Never);
+                let void = (!is_innocent).then_some(RevocationScope::All(again));
                 // This is true of the model, whoever changed what the reasoning is bound to.
                 let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
                 Consequence { void, lesson }
             }
             AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
                 let again = if accepted { retry(cause) } else { RevocationRetry::Next };
-                let is_kept = |lesson: &Lesson| {
-                    *lesson == Lesson::ReasoningRefused && facts.has_reasoning_back
+                // The accepted form still had reasoning put back.
+                let is_disproved = |lesson: &Lesson| {
+                    *lesson == Lesson::ReasoningRefused && context.has_reasoning_back
                 };
-                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_kept(it));
+                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_disproved(it));
                 let lesson = lesson.or(of_the_model(cause));
                 Consequence { void: Some(RevocationScope::Own(again)), lesson }
             }
