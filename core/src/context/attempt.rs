@@ -7,9 +7,14 @@
 //! returns the action and the finding; [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
 //! action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
 
+mod context;
+mod finding;
+
 use super::RevocationRetry;
-use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::RefusalCause;
+
+pub use context::{AttemptContext, RefusableOption};
+pub use finding::{AttemptFinding, Consequence, RevocationScope};
 
 /// A form in which a request can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +31,13 @@ pub enum RequestForm {
     Original,
     /// With the changes of the last accepted request of its branch, and no decisions of its own.
     LastAccepted,
+}
+
+impl RequestForm {
+    /// The form whose refusal a repair in this round answers.
+    fn before_repair(round: u8) -> Self {
+        if round == 1 { Self::Planned } else { Self::Repaired(round - 1) }
+    }
 }
 
 /// The result of sending a form.
@@ -64,30 +76,6 @@ pub struct RefusalKind {
 /// At most this many repairs of one request: one for each refused thing.
 const MOST_REPAIRS: u8 = 4;
 
-/// An option that is requested on the client's behalf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefusableOption {
-    /// The cause that a refusal of it names.
-    pub cause: RefusalCause,
-    /// The lesson from that refusal.
-    pub lesson: Lesson,
-}
-
-/// What is known of a request before it is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttemptContext<'a> {
-    /// The plan changes what the client sent.
-    pub is_rewritten: bool,
-    /// It has changes beyond repairs, which the client's reasoning may depend on.
-    pub changes_beyond_repairs: bool,
-    /// The last form that was sent had reasoning put back that the client dropped.
-    pub has_reasoning_back: bool,
-    /// What is requested on the client's behalf.
-    pub added: &'a [RefusableOption],
-    /// It asks for a token count: the count endpoint may accept less than the model's own endpoint.
-    pub is_count: bool,
-}
-
 /// What was sent last, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryState {
@@ -97,6 +85,8 @@ pub enum RetryState {
     Repaired {
         /// What to do if no repair helps.
         otherwise: RepairFallback,
+        /// The refusal that the newest repair answers.
+        refusal: RefusalKind,
         /// How many refusals are answered by repairs.
         round: u8,
     },
@@ -177,74 +167,6 @@ pub enum NextAction {
     Answer(RequestForm),
 }
 
-/// What a response showed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttemptFinding {
-    /// The repaired form was final.
-    Repaired {
-        /// Whether the provider accepted it.
-        accepted: bool,
-    },
-    /// The repaired form was refused, either for the same thing, or for something that no edit can fix; in
-    /// the latter case the repair may be decided again.
-    RepairRefused(RevocationRetry),
-    /// The request does not fit. The repairs so far are kept, unless the last one was refused.
-    Overflow {
-        /// The last repair was refused for something else: as for [`AttemptFinding::RepairRefused`].
-        refused_repair: Option<RevocationRetry>,
-    },
-    /// The form with room was final.
-    RoomMade {
-        /// Whether the provider accepted it.
-        accepted: bool,
-    },
-    /// The form with room was refused because reasoning is bound to what was cut.
-    RoomBound,
-    /// The forms with room were refused, the last one for this cause.
-    RoomRefused(RefusalCause),
-    /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
-    ChangeRefused(RefusalCause),
-    /// No form was accepted. The planned form was refused for `cause`; `of_original` is `None` if the original
-    /// was not judged, because it failed.
-    AllRefused {
-        /// The cause that the first refusal named.
-        cause: RefusalCause,
-        /// The cause that the refusal of the original named, if it was refused.
-        of_original: Option<RefusalCause>,
-    },
-    /// The form without the request's own decisions was final; with them, it was refused for `cause`.
-    OwnDecisionsRefused {
-        /// The cause that the first refusal named.
-        cause: RefusalCause,
-        /// Whether the provider accepted it without them.
-        accepted: bool,
-    },
-}
-
-/// What is remembered after a finding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Consequence {
-    /// The decisions that no longer apply.
-    pub void: Option<RevocationScope>,
-    /// The lesson about the model, if the provider's message teaches one.
-    pub lesson: Option<Lesson>,
-}
-
-/// Which decisions no longer apply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RevocationScope {
-    /// All decisions so far, in requests that continue this one.
-    InBranch,
-    /// The last repair.
-    Repair(RevocationRetry),
-    /// The cuts that made room.
-    Room(RevocationRetry),
-    /// The request's decisions that the last accepted request did not have.
-    Own(RevocationRetry),
-    /// All decisions of the request.
-    All(RevocationRetry),
-}
-
 impl RetryState {
     /// Whether the client may still get the response to a form that was sent before.
     pub fn may_answer(self, form: RequestForm) -> bool {
@@ -253,8 +175,9 @@ impl RetryState {
             RetryState::WithRoom(fallback) | RetryState::WithRoomUnbound(fallback) => {
                 form == fallback.too_large
             }
-            RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), .. } => {
+            RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), refusal, round } => {
                 form == RequestForm::Planned
+                    || refusal.overflows && form == RequestForm::before_repair(round)
             }
             RetryState::Repaired { otherwise: RepairFallback::AfterAll { .. }, .. } => {
                 form == RequestForm::Original
@@ -269,8 +192,8 @@ impl RetryState {
 pub fn next(context: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
     match state {
         RetryState::Planned => context.after_planned(verdict),
-        RetryState::Repaired { otherwise, round } => {
-            context.after_repair(otherwise, round, verdict)
+        RetryState::Repaired { otherwise, refusal, round } => {
+            context.after_repair(otherwise, refusal, round, verdict)
         }
         RetryState::WithRoom(fallback) => context.after_room(fallback, verdict.without_repair()),
         RetryState::WithRoomUnbound(fallback) => {
@@ -313,32 +236,43 @@ impl AttemptContext<'_> {
             }) if self.changes_beyond_repairs => {
                 self.without_changes(cause, BlameTarget::Reasoning)
             }
-            Verdict::Repairable(first) => RetryStep::repair(RepairFallback::AfterPlanned(first), 1),
+            Verdict::Repairable(first) => {
+                RetryStep::repair(RepairFallback::AfterPlanned(first), first, 1)
+            }
         }
     }
 
-    /// What to do after `verdict` on the request repaired in this round.
-    fn after_repair(self, otherwise: RepairFallback, round: u8, verdict: Verdict) -> RetryStep {
+    /// What to do after `verdict` on the request repaired in this round, for the sake of `refusal`.
+    fn after_repair(
+        self,
+        otherwise: RepairFallback,
+        refusal: RefusalKind,
+        round: u8,
+        verdict: Verdict,
+    ) -> RetryStep {
         let form = RequestForm::Repaired(round);
         let repaired =
             |accepted| RetryStep::answer(form).finding(AttemptFinding::Repaired { accepted });
-        match (verdict, otherwise) {
-            (Verdict::Accepted, _) => repaired(true),
-            (Verdict::OverflowInReply, RepairFallback::AfterPlanned(_)) => {
-                RetryStep::make_room(form, None)
+        let may_make_room = matches!(otherwise, RepairFallback::AfterPlanned(_));
+        match verdict {
+            Verdict::Accepted => repaired(true),
+            Verdict::OverflowInReply if may_make_room => RetryStep::make_room(form, None),
+            Verdict::OverflowInReply | Verdict::Failed => repaired(false),
+            Verdict::DoesNotFit(cause) if may_make_room => RetryStep::make_room(form, cause),
+            Verdict::Repairable(refusal) if round < MOST_REPAIRS => {
+                RetryStep::repair(otherwise, refusal, round + 1)
             }
-            (Verdict::DoesNotFit(cause), RepairFallback::AfterPlanned(_)) => {
-                RetryStep::make_room(form, cause)
+            Verdict::Repairable(refusal) if refusal.overflows && may_make_room => {
+                RetryStep::make_room(form, refusal.cause)
             }
-            (Verdict::OverflowInReply | Verdict::Failed, _) => repaired(false),
-            (Verdict::Repairable(_), _) if round < MOST_REPAIRS => {
-                RetryStep::repair(otherwise, round + 1)
+            Verdict::Unavailable if refusal.overflows && may_make_room => {
+                RetryStep::make_room(RequestForm::before_repair(round), refusal.cause)
             }
-            (Verdict::Unavailable, _) if round == 1 => self.after_failed_repair(otherwise),
-            (Verdict::Refused(_) | Verdict::DoesNotFit(_), _) => {
+            Verdict::Unavailable if round == 1 => self.after_failed_repair(otherwise),
+            Verdict::Refused(_) | Verdict::DoesNotFit(_) => {
                 self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Next)
             }
-            (Verdict::Repairable(_) | Verdict::Unavailable, _) => {
+            Verdict::Repairable(_) | Verdict::Unavailable => {
                 self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Never)
             }
         }
@@ -461,7 +395,9 @@ fn after_last_accepted(
             all_refused(RequestForm::LastAccepted)
         }
         Verdict::Refused(_) | Verdict::Unavailable if may_repair => {
-            RetryStep::repair(RepairFallback::AfterAll { cause, of_original }, 1)
+            let refusal =
+                RefusalKind { cause: Some(cause), overflows: false, is_of_reasoning: true };
+            RetryStep::repair(RepairFallback::AfterAll { cause, of_original }, refusal, 1)
         }
         _ => all_refused(RequestForm::Original),
     }
@@ -472,8 +408,8 @@ impl RetryStep {
         Self { finding: None, then: NextAction::Send(state) }
     }
 
-    fn repair(otherwise: RepairFallback, round: u8) -> Self {
-        Self::send(RetryState::Repaired { otherwise, round })
+    fn repair(otherwise: RepairFallback, refusal: RefusalKind, round: u8) -> Self {
+        Self::send(RetryState::Repaired { otherwise, refusal, round })
     }
 
     fn answer(form: RequestForm) -> Self {
@@ -507,89 +443,6 @@ impl RetryStep {
 
     fn all_refused(self, cause: RefusalCause, of_original: Option<RefusalCause>) -> Self {
         self.finding(AttemptFinding::AllRefused { cause, of_original })
-    }
-}
-
-impl AttemptFinding {
-    /// What is remembered after this finding.
-    pub fn consequence(self, context: AttemptContext<'_>) -> Consequence {
-        match self {
-            AttemptFinding::Overflow { refused_repair: None }
-            | AttemptFinding::RoomMade { .. }
-            | AttemptFinding::Repaired { .. } => Consequence::default(),
-            AttemptFinding::RepairRefused(retry)
-            | AttemptFinding::Overflow { refused_repair: Some(retry) } => {
-                Consequence { void: Some(RevocationScope::Repair(retry)), lesson: None }
-            }
-            AttemptFinding::RoomBound => {
-                Consequence { void: None, lesson: Some(Lesson::ReasoningBound) }
-            }
-            AttemptFinding::RoomRefused(cause) => Consequence {
-                void: Some(RevocationScope::Room(retry(cause))),
-                lesson: of_the_model(cause),
-            },
-            AttemptFinding::ChangeRefused(_) | AttemptFinding::AllRefused { .. }
-                if context.is_count =>
-            {
-                Consequence::default()
-            }
-            AttemptFinding::ChangeRefused(cause) => {
-                let void = (context.is_rewritten && !cause.is_beside())
-                    .then_some(RevocationScope::InBranch);
-                // If nothing else was changed, what we requested caused the refusal.
-                let named = context.added.iter().find(|added| added.cause == cause);
-                let added =
-                    named.or_else(|| context.added.first().filter(|_| !context.is_rewritten));
-                let added = added.map(|added| added.lesson);
-                let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
-                let lesson = added.or_else(|| of_rewrite().filter(|_| context.is_rewritten));
-                Consequence { void, lesson }
-            }
-            AttemptFinding::AllRefused { .. } if !context.is_rewritten => Consequence::default(),
-            AttemptFinding::AllRefused { cause, of_original } => {
-                let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
-                let is_innocent = is_own_fault || cause.is_beside();
-                // If the original was refused, too: never, so that not every request of the session is refused.
-                let again = of_original.map_or(RevocationRetry::Next, |_| RevocationRetry::Never);
-                let void = (!is_innocent).then_some(RevocationScope::All(again));
-                // This is true of the model, whoever changed what the reasoning is bound to.
-                let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
-                Consequence { void, lesson }
-            }
-            AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
-                let again = if accepted { retry(cause) } else { RevocationRetry::Next };
-                // The accepted form still had reasoning put back.
-                let is_disproved = |lesson: &Lesson| {
-                    *lesson == Lesson::ReasoningRefused && context.has_reasoning_back
-                };
-                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_disproved(it));
-                let lesson = lesson.or(of_the_model(cause));
-                Consequence { void: Some(RevocationScope::Own(again)), lesson }
-            }
-        }
-    }
-}
-
-/// When decisions refused for this cause may be made again, if the request was accepted without them.
-fn retry(cause: RefusalCause) -> RevocationRetry {
-    if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
-}
-
-/// What a refusal with this cause shows about the model, whoever caused it.
-fn of_the_model(cause: RefusalCause) -> Option<Lesson> {
-    match cause {
-        RefusalCause::Bound => Some(Lesson::ReasoningBound),
-        RefusalCause::ReasoningDemanded => Some(Lesson::ReasoningDemanded),
-        _ => None,
-    }
-}
-
-/// What it shows about our changes, if they caused it.
-fn of_what_is_sent(cause: RefusalCause) -> Option<Lesson> {
-    match cause {
-        RefusalCause::ReasoningRefused => Some(Lesson::ReasoningRefused),
-        RefusalCause::Compaction => Some(Lesson::CompactionRefused),
-        _ => None,
     }
 }
 

@@ -266,6 +266,7 @@ impl Retry<'_> {
         answers.repair_causes.push(refusal.cause);
         answers.repaired_before = answers.repaired.take();
         let Some((response, repaired)) = self.send_revised(Some(revised)).await else {
+            answers.repaired = answers.repaired_before.take();
             return Verdict::Unavailable;
         };
         answers.repaired = Some(repaired);
@@ -449,11 +450,11 @@ impl Retry<'_> {
             self.recorder.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.context());
-        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.void {
+        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.revokes {
             revoked = std::mem::take(&mut answers.repair_decisions);
         }
         let room = answers.room.as_ref();
-        let fact = consequence.void.and_then(|scope| self.revocation(scope, revoked, room));
+        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, revoked, room));
         let is_of_room =
             matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };

@@ -8,6 +8,7 @@ use super::NextAction::{Answer, Send};
 use super::RequestForm::*;
 use super::Verdict as V;
 use super::*;
+use crate::dialect::lesson::Lesson;
 
 const PLAIN: AttemptContext<'_> = AttemptContext {
     is_rewritten: false,
@@ -71,12 +72,17 @@ const fn unfit_after_refused_repair(retry: RevocationRetry) -> Option<AttemptFin
 }
 
 const fn repaired(first: RefusalKind, round: u8) -> RetryState {
-    RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), round }
+    RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), refusal: first, round }
+}
+
+/// Something else was refused after the first repair.
+const fn repaired_again(first: RefusalKind, refusal: RefusalKind) -> RetryState {
+    RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), refusal, round: 2 }
 }
 
 const fn repaired_last(round: u8) -> RetryState {
     let otherwise = RepairFallback::AfterAll { cause: SIGNATURE, of_original: BOUND };
-    RetryState::Repaired { otherwise, round }
+    RetryState::Repaired { otherwise, refusal: REASONING, round }
 }
 
 const fn original(cause: RefusalCause) -> RetryState {
@@ -131,7 +137,7 @@ const ROWS: &[Row] = &[
     ("no edit is found",                        PLAIN, repaired(FIRST, 1), V::Unavailable, Answer(Planned), None),
     ("no edit is found, and we changed it",     REWRITTEN, repaired(FIRST, 1), V::Unavailable, Send(original(STRUCTURE)), None),
     ("no edit is found, and nobody is blamed",  REWRITTEN, repaired(NOBODY, 1), V::Unavailable, Answer(Planned), None),
-    ("another thing is refused",                PLAIN, repaired(FIRST, 1), V::Repairable(FIRST), Send(repaired(FIRST, 2)), None),
+    ("another thing is refused",                PLAIN, repaired(FIRST, 1), V::Repairable(NOBODY), Send(repaired_again(FIRST, NOBODY)), None),
     ("one thing after another",                 PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(FIRST), Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
     ("the same is refused again",               PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
     ("something else that no edit answers",     PLAIN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Answer(Planned), Some(RepairRefused(RevocationRetry::Next))),
@@ -139,8 +145,11 @@ const ROWS: &[Row] = &[
     ("less output is not enough",               PLAIN, repaired(TOO_MUCH, 1), UNFIT, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
     ("repaired, but too large: an error in place of a reply", PLAIN, repaired(FIRST, 2), V::OverflowInReply, Send(room_after_repair(2, None)), UNFIT_FINDING),
     ("less output is refused for something else", PLAIN, repaired(TOO_MUCH, 1), V::Refused(RefusalCause::Other), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Next)),
-    ("less output is refused, and then nothing helps", PLAIN, repaired(TOO_MUCH, 2), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
-    ("one thing after another, and too large",  PLAIN, repaired(TOO_MUCH, MOST_REPAIRS), V::Repairable(FIRST), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    ("less output is refused, and then nothing helps", PLAIN, repaired_again(TOO_MUCH, FIRST), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    ("less output is not enough, and there is no less", PLAIN, repaired(TOO_MUCH, 2), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    ("repaired, and then too large",            PLAIN, repaired_again(FIRST, TOO_MUCH), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    ("one thing after another, first too large", PLAIN, repaired(TOO_MUCH, MOST_REPAIRS), V::Repairable(FIRST), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    ("one thing after another, last too large", PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(TOO_MUCH), Send(room_after_repair(MOST_REPAIRS, Some(OVERFLOW))), UNFIT_FINDING),
     ("there is no less output",                 PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
 
     ("reasoning, and we changed nothing",       PLAIN, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
@@ -240,7 +249,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (all(STRUCTURE, RefusalCause::Other),                       REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), None),
     (all(RefusalCause::Usage, STRUCTURE),                       USAGE_AND_REWRITTEN, None, None),
     (all(RefusalCause::Usage, RefusalCause::Usage),                    USAGE_ASKED, None, None),
-    (Some(AllRefused { cause: BOUND, of_original: None }), REWRITTEN, Some(RevocationScope::All(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
+    (Some(AllRefused { cause: BOUND, of_original: None }), REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), Some(Lesson::ReasoningBound)),
     (all(BOUND, SIGNATURE),                              COUNT, None, None),
     (own(BOUND, true),                                   REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
     (own(STRUCTURE, true),                               REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Cold)), None),
@@ -258,9 +267,9 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
 
 #[test]
 fn each_finding_gives_the_listed_revocation_and_lesson() {
-    for (finding, context, void, lesson) in CONSEQUENCES {
+    for (finding, context, revokes, lesson) in CONSEQUENCES {
         let consequence = finding.unwrap().consequence(*context);
-        let expected = Consequence { void: *void, lesson: *lesson };
+        let expected = Consequence { revokes: *revokes, lesson: *lesson };
         assert_eq!(consequence, expected, "{finding:?} {context:?}");
     }
 }
@@ -293,6 +302,9 @@ fn only_a_response_that_the_client_may_still_get_is_kept() {
     assert_eq!(held(last(BOUND, SIGNATURE)), ORIGINAL_ONLY);
     assert_eq!(held(repaired(FIRST, 1)), PLANNED_ONLY);
     assert_eq!(held(repaired_last(1)), ORIGINAL_ONLY);
+    let unfit_again = repaired_again(FIRST, TOO_MUCH);
+    assert!(unfit_again.may_answer(RequestForm::Repaired(1)) && unfit_again.may_answer(Planned));
+    assert!(!repaired_again(FIRST, FIRST).may_answer(RequestForm::Repaired(1)));
 }
 
 fn walk(
