@@ -13,8 +13,8 @@ from recording_proxy import RecordingProxy
 from workspace import FIRST_PROMPT, Workspace
 
 PROMPT_WITH_FILES = "Say in 0 steps what you see here."
-SECOND_PROMPT = "Say in 1 steps whether the last build passed."
-THIRD_PROMPT = "Say in 1 steps what README.md is about."
+PROMPT_AFTER_REFUSAL = "Say in 1 steps whether the last build passed."
+LAST_PROMPT = "Say in 1 steps what README.md is about."
 
 
 def large_picture(session, workspace):
@@ -120,7 +120,7 @@ def run_directly(stack, agent, scenario, outcome, folder):
         scenario(session, workspace)
         refusals = [status for status in proxy.take_statuses() if status >= 400]
         last_statuses = []
-        for prompt in (SECOND_PROMPT, THIRD_PROMPT):
+        for prompt in (PROMPT_AFTER_REFUSAL, LAST_PROMPT):
             session.ask(prompt)
             statuses = proxy.take_statuses()
             refusals += [status for status in statuses if status >= 400]
@@ -136,7 +136,7 @@ def run_through_plimsoll(stack, agent, scenario, folder):
     workspace.other_provider = stack.other_provider
     session = Session(agent(workspace), stack.proxy)
     scenario(session, workspace)
-    for prompt in (SECOND_PROMPT, THIRD_PROMPT):
+    for prompt in (PROMPT_AFTER_REFUSAL, LAST_PROMPT):
         done = session.ask(prompt)
         assert done.returncode == 0, f"{prompt} exited with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
