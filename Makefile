@@ -33,7 +33,7 @@ chaos: MINUTES = 10
 chaos: ## Random faults around the program for MINUTES=10: upstreams that break, kill -9, a locked store, and a full disk if run as root
 	tests/faults/run $(MINUTES)
 
-attack: ## Every attack of docs/threats.md, over real sockets and as a second user (if run as root)
+attack: ## The attacks of docs/threats.md that are in tests/attack: over real sockets, and as a second user if run as root
 	cargo test --locked --test attack
 
 stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
@@ -77,7 +77,7 @@ mutants: ## Mutation testing of the code that decides, a shard at a time (SHARD=
 image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)
 	scripts/image $(ARGS)
 
-agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy, and struck by what providers refuse; PLIMSOLL_CLAUDE_CODE=1: Claude Code, too
+agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy, also with content that providers refuse; PLIMSOLL_CLAUDE_CODE=1: Claude Code, too
 	@scripts/agents $(ARGS)
 
 deny: ## cargo-deny: licences, bans, sources, duplicates, and advisories if their database is here

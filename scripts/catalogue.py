@@ -3,8 +3,8 @@
 
     pip download --no-deps litellm && python3 scripts/catalogue.py litellm-*.whl > config/models.toml
 
-Windows, limits and prices are LiteLLM's (MIT); tokenizer family, binding, reasoning and cache rules
-are ours (`docs/protocols.md` 1.5, 3.5, 7; `docs/estimates.md` 1.3, 2), because no public file holds them.
+Windows, limits and prices come from LiteLLM (MIT). Tokenizer family, binding, reasoning and cache rules are in this
+script (`docs/protocols.md` 1.5, 3.5, 7; `docs/estimates.md` 1.3, 2), because no public file has them.
 """
 
 import datetime
@@ -15,7 +15,7 @@ import zipfile
 
 DATA = "litellm/model_prices_and_context_window_backup.json"
 
-# LiteLLM's provider, the maker's name in our headings, the prefix its names carry there.
+# LiteLLM's provider, the maker in the headings of the catalogue, the prefix of its models' names in LiteLLM.
 MAKERS = [
     ("anthropic", "Anthropic", ""),
     ("openai", "OpenAI", ""),
@@ -31,14 +31,14 @@ MAKERS = [
     ("cohere_chat", "Cohere", ""),
 ]
 
-# Not chat models, or resold ones that stand under their maker already.
-LEFT_OUT = re.compile(
+# Models that are not chat models, or that another company resells: those are listed under their maker.
+EXCLUDED = re.compile(
     r"^ft:|audio|-tts|lyria|learnlm|container|realtime|voxtral|^zai-|^mistral/|robotics|streaming"
     r"|rosalind|daybreak|beta|experimental|gv2|labs-|vibe-cli|-omni-|^gemini-exp|^gemini-gemma"
 )
 RESOLD = {"dashscope": re.compile(r"^(deepseek|glm|kimi)"), "mistral": re.compile(r"^(zai|glm|deepseek)")}
 
-# What LiteLLM does not carry (retired, or open weights that people serve themselves):
+# Models that LiteLLM does not list (retired, or open weights that people serve themselves):
 # window, max output, prices (input, output, cache read, cache write).
 BY_HAND = {
     "Anthropic": {
@@ -119,7 +119,7 @@ BY_HAND = {
     },
 }
 
-# By how a name begins, for models newer than this file: the tokenizer is sure, the rest a guess.
+# By the beginning of a name, for models newer than this file: the tokenizer is certain, the rest is a guess.
 FAMILIES = {
     "claude": (200_000, 64_000),
     "gpt-": (128_000, 16_384),
@@ -190,7 +190,7 @@ def keeps_reasoning(name):
 
 
 def drops_steered(name):
-    """GPT-5.5 dropped a turn's reasoning when words came with tool results, 7 of 7 recorded times."""
+    """GPT-5.5 dropped a turn's reasoning if text came with tool results, in 7 of 7 recorded cases."""
     return gpt_version(name) == 5.5
 
 
@@ -203,14 +203,14 @@ def plain_results(name):
 
 
 def picture_cost(name):
-    """How a picture is counted, where recorded calls say another than the family's."""
+    """How a picture is counted, if recorded calls differ from the family."""
     if name.startswith("grok"):
         return "tiles"
     return "shape" if name.startswith("gemini") and reads_reasoning(name) else None
 
 
 def tool_offering(name):
-    """Tokens of the instructions on how to call tools, where recorded first calls say another than the family's."""
+    """Tokens of the instructions on how to call tools, if recorded first calls differ from the family."""
     if not name.startswith("claude"):
         return None
     line, version = claude_generation(name)
@@ -218,7 +218,7 @@ def tool_offering(name):
 
 
 def cache(maker, name):
-    """Smallest cached prefix, and how long one lives unused."""
+    """The smallest prefix that is cached, in tokens, and how long it lives unused, in seconds."""
     if maker == "Anthropic" or name.startswith("claude"):
         line, version = claude_generation(name)
         if version >= 5 and (line, version) != ("sonnet", 5.0):
@@ -263,12 +263,12 @@ def line(maker, name, window, output, price):
 
 
 def price(entry):
-    each = lambda key: entry.get(key) and entry[key] * 1e6
-    put_in, out = each("input_cost_per_token"), each("output_cost_per_token")
-    if not put_in or not out:
+    per_million = lambda key: entry.get(key) and entry[key] * 1e6
+    input_price, output_price = per_million("input_cost_per_token"), per_million("output_cost_per_token")
+    if not input_price or not output_price:
         return None
-    read = each("cache_read_input_token_cost") or put_in
-    return put_in, out, read, each("cache_creation_input_token_cost") or put_in
+    read = per_million("cache_read_input_token_cost") or input_price
+    return input_price, output_price, read, per_million("cache_creation_input_token_cost") or input_price
 
 
 def models_of(data, provider, prefix):
@@ -280,10 +280,10 @@ def models_of(data, provider, prefix):
         window = entry.get("max_input_tokens") or entry.get("max_tokens")
         output = entry.get("max_output_tokens") or entry.get("max_tokens")
         resold = RESOLD.get(provider)
-        if not window or not output or LEFT_OUT.search(name) or (resold and resold.match(name)) or "/" in name:
+        if not window or not output or EXCLUDED.search(name) or (resold and resold.match(name)) or "/" in name:
             continue
         found[name] = (int(window), int(output), price(entry))
-    # A dated name says the same as the one without its date.
+    # A name with a date is left out if the name without it has the same values.
     for name in list(found):
         plain = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
         if plain != name and found.get(plain) == found[name]:
@@ -295,19 +295,19 @@ def main():
     wheel = zipfile.ZipFile(sys.argv[1])
     data = json.loads(wheel.read(DATA))
     version = sys.argv[1].split("/")[-1].split("-")[1]
-    print(f"""# The model catalogue. Made by scripts/catalogue.py; do not edit: say what you know better in your
-# configuration ([model.NAME]), or mend the script.
+    print(f"""# The model catalogue. Made by scripts/catalogue.py; do not edit. If you know a value better, set it in your
+# configuration ([model.NAME]), or change the script.
 #
 # Source: LiteLLM {version} ({DATA}), MIT,
 #   Copyright (c) 2023 Berri AI; retired and open models, tokenizer families, binding, reasoning and
 #   cache rules by hand. Date: {datetime.date.today()}.
 #
-# window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix"
-# where reasoning is void once anything before it changes; keeps_reasoning: earlier turns' reasoning
-# stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered: a
-# turn's reasoning is dropped where words come with tool results; plain_results: these cost no more
+# window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix" if
+# reasoning becomes invalid once anything before it changes; keeps_reasoning: the reasoning of earlier
+# turns stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered:
+# a turn's reasoning is dropped if text comes with tool results; plain_results: tool results cost no more
 # than their text and their tool's name; tool_offering: what the first tool costs beside itself;
-# picture_cost: how a picture is counted, where not as in its family; cache_min: smallest cached prefix;
+# picture_cost: how a picture is counted, if not as in its family; cache_min: smallest cached prefix;
 # cache_ttl_s: how long it lives unused; price: US dollars per million tokens, lowest tier.
 
 [models]""")
@@ -320,7 +320,7 @@ def main():
         print(f"\n# {maker}")
         for name in sorted(found):
             print(line(maker, name, *found[name]))
-    print("\n# By how a name begins, for models newer than this file: the family is sure, the rest a guess.")
+    print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")
     for start, (window, output) in FAMILIES.items():
         print(line("", start, window, output, None))

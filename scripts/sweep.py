@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Plays recorded sessions under a grid of pruning policies: what each saves, and what agents asked for again.
+"""Replays recorded sessions under a grid of pruning policies: what each saves, and which cut results agents read again.
 
     cargo build --locked --release
     scripts/sweep.py SESSIONS                      # the grid of docs/rewriting.md "How the defaults were chosen"
     scripts/sweep.py --protect 20000 --pressure 0.5,0.6 --low-water 0.4 SESSIONS
 
-SESSIONS are what `plimsoll replay` reads: files of one call a line, or folders of them (.jsonl, .jsonl.zst). Each point
-is the defaults with three keys of `[prune]` over them; each session is played by itself (`plimsoll replay --policy`).
+SESSIONS are what `plimsoll replay` reads: files with one call in each line, or folders of them (.jsonl, .jsonl.zst).
+Each point of the grid is the default configuration with three other keys of `[prune]`. Each session is replayed alone
+(`plimsoll replay --policy`).
 
-Net is what was saved at catalogue prices, summaries paid, as a share of what was spent; it stands beside that of the odd
-and of the even sessions, in the order of their names: what is chosen on one half should hold on the other. Broken is
-what it cost that cuts broke the provider's cache, as a share of the same. Re-read is the share of cut results whose tool
-the agent asked again later, with the same arguments. The front is every point that no other beats in both net and re-read.
+Net is what was saved at catalogue prices, less the summaries, as a share of what was spent. It is also given for the odd
+and for the even sessions in the order of their names: a choice made on one half should hold on the other. Broken is the
+cost of the provider's cache that cuts made useless, as a share of the same. Re-read is the share of cut results whose tool
+the agent called again later with the same arguments. The Pareto front is every point that no other beats in both net and
+re-read.
 
-With --results FILE what was played is kept there, a line of JSON each: a sweep that was stopped goes on.
+With --results FILE each replay is stored there as a line of JSON, so that a stopped sweep continues.
 """
 
 import argparse
@@ -25,8 +27,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Why something was cut or was not: the window filled.
-FILLED = {"pressure", "little_room", "no_gain", "unknown_window"}
+# Reasons of a cut, or of none, that show that the window filled up.
+WINDOW_FILLED = {"pressure", "little_room", "no_gain", "unknown_window"}
 
 
 def arguments():
@@ -37,76 +39,76 @@ def arguments():
     parser.add_argument("--pressure", type=numbers, default=[0.4, 0.5, 0.6, 0.8])
     parser.add_argument("--low-water", type=numbers, default=[0.3, 0.4, 0.6])
     parser.add_argument("--plimsoll", default=ROOT / "target/release/plimsoll", help="the program")
-    parser.add_argument("--results", type=pathlib.Path, help="where played sessions are kept")
+    parser.add_argument("--results", type=pathlib.Path, help="file for the replays that are done")
     parser.add_argument("--jobs", type=int, default=1)
     return parser.parse_args()
 
 
-def recordings(named):
-    """Files, of folders those in them, by name."""
+def recordings(paths):
+    """The recordings among these files and in these folders, by name."""
     files = []
-    for path in named:
+    for path in paths:
         inside = path.iterdir() if path.is_dir() else [path]
-        files += [it for it in inside if it.name.endswith((".jsonl", ".jsonl.zst"))]
+        files += [file for file in inside if file.name.endswith((".jsonl", ".jsonl.zst"))]
     return sorted(files, key=lambda file: file.name)
 
 
-def play(program, file, point):
-    """What this policy would have done to this session."""
+def replay(program, file, point):
+    """What the policy of this point would have done to this session."""
     protect, pressure, low = point
-    said = f"[prune]\nprotect_tokens = {protect:.0f}\npressure = {pressure}\nlow_water = {low}\n"
+    config = f"[prune]\nprotect_tokens = {protect:.0f}\npressure = {pressure}\nlow_water = {low}\n"
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as policy:
-        policy.write(said)
+        policy.write(config)
         policy.flush()
         command = [program, "replay", "--policy", policy.name, "--json", file]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{file}\n{said}{done.stderr}")
-    told = json.loads(done.stdout)
-    cuts = [event for event in told["events"] if event["change"] == "cut"]
-    spent, after = told["as_it_was"]["dollars"], told["under_policy"]["dollars"]
+        sys.exit(f"{file}\n{config}{done.stderr}")
+    report = json.loads(done.stdout)
+    cuts = [event for event in report["events"] if event["change"] == "cut"]
+    spent, after = report["as_it_was"]["dollars"], report["under_policy"]["dollars"]
     return {
         "spent": spent,
-        "saved": spent - after - told["spent_on_summaries"]["dollars"],
-        "broken": told["savings"]["money"]["broken"],
-        "cut": told["results_cut"],
-        "again": told["asked_again"],
+        "saved": spent - after - report["spent_on_summaries"]["dollars"],
+        "broken": report["savings"]["money"]["broken"],
+        "cut": report["results_cut"],
+        "again": report["asked_again"],
         "batches": len({event["call"] for event in cuts}),
-        "filled": bool(FILLED & {*told["refused"], *(event["why"] for event in cuts)}),
+        "filled": bool(WINDOW_FILLED & {*report["refused"], *(event["why"] for event in cuts)}),
     }
 
 
 class Sweep:
-    def __init__(self, asked):
-        self.program, self.results, self.known = asked.plimsoll, asked.results, {}
+    def __init__(self, options):
+        self.program, self.results, self.done = options.plimsoll, options.results, {}
         if self.results and self.results.exists():
             for line in self.results.read_text().splitlines():
-                file, point, played = json.loads(line)
-                self.known[file, tuple(point)] = played
+                file, point, outcome = json.loads(line)
+                self.done[file, tuple(point)] = outcome
 
     def session(self, file, points):
-        """One session at every point, those of little pressure first. Where no decision was due to a pressure, none
-        is due to a higher one: that is not played again."""
-        played, calm = {}, {}
+        """The outcome of one session at every point, in the order of pressure. If the window did not fill at one pressure,
+        it does not at a higher one either: that outcome is reused."""
+        outcomes, not_filled = {}, {}
         for point in sorted(points):
             protect = point[0]
-            if protect in calm:
-                played[point] = calm[protect]
+            if protect in not_filled:
+                outcomes[point] = not_filled[protect]
                 continue
             name = (file.name, point)
-            if name not in self.known:
-                self.known[name] = play(self.program, file, point)
+            if name not in self.done:
+                self.done[name] = replay(self.program, file, point)
                 if self.results:
-                    with self.results.open("a") as kept:
-                        kept.write(json.dumps([*name, self.known[name]]) + "\n")
-            played[point] = self.known[name]
-            if not played[point]["filled"]:
-                calm[protect] = played[point]
-        return played
+                    with self.results.open("a") as results:
+                        results.write(json.dumps([*name, self.done[name]]) + "\n")
+            outcomes[point] = self.done[name]
+            if not outcomes[point]["filled"]:
+                not_filled[protect] = outcomes[point]
+        return outcomes
 
 
 def scores(sessions):
-    """Sums over sessions, and net, broken and re-read in percent of them."""
+    """Sums over sessions, and net, broken and re-read in percent."""
     names = ["spent", "saved", "broken", "cut", "again", "batches"]
     total = {name: sum(session[name] for session in sessions) for name in names}
     spent = total["spent"] or 1.0
@@ -115,8 +117,8 @@ def scores(sessions):
     return total
 
 
-def front(rows):
-    """Those that no other beats in both net and re-read."""
+def pareto_front(rows):
+    """The rows that no other row beats in both net and re-read."""
 
     def beats(one, other):
         no_worse = one["net"] >= other["net"] and one["re_read"] <= other["re_read"]
@@ -137,27 +139,27 @@ def show(title, rows):
 
 
 def main():
-    asked = arguments()
-    files = recordings(asked.sessions)
+    options = arguments()
+    files = recordings(options.sessions)
     points = [
         (protect, pressure, low)
-        for protect in asked.protect
-        for pressure in asked.pressure
-        for low in asked.low_water
+        for protect in options.protect
+        for pressure in options.pressure
+        for low in options.low_water
         if low < pressure
     ]
-    sweep = Sweep(asked)
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        played = list(pool.map(lambda file: sweep.session(file, points), files))
+    sweep = Sweep(options)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        sessions = list(pool.map(lambda file: sweep.session(file, points), files))
     rows = []
     for point in points:
-        at = [session[point] for session in played]
-        rows.append((point, scores(at), scores(at[0::2]), scores(at[1::2])))
+        outcomes = [session[point] for session in sessions]
+        rows.append((point, scores(outcomes), scores(outcomes[0::2]), scores(outcomes[1::2])))
     rows.sort(key=lambda row: (-row[1]["net"], row[1]["re_read"]))
-    spent = sum(session[points[0]]["spent"] for session in played)
+    spent = sum(session[points[0]]["spent"] for session in sessions)
     print(f"{len(files)} sessions, ${spent:.2f} at catalogue prices, {len(points)} points")
-    show("The front:", front(rows))
-    show("All:", rows)
+    show("The Pareto front:", pareto_front(rows))
+    show("All points:", rows)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ Usage: scripts/vocabulary.py FOLDER, where FOLDER holds `o200k_base.tiktoken` an
 `tiktoken-rs` ships them in `assets/` (MIT; the vocabularies are OpenAI's, published with tiktoken under MIT).
 Needs the Python package `zstandard`.
 
-Each line of a source is a token in base64 and its rank; ranks are dense up to the special tokens. Here each token is
-its length in one byte and its bytes, in the order of the ranks; a rank without a token has length 0.
+Each line of a source file is a token in base64 and its rank. Ranks have no gaps before the special tokens. The output
+has the length of each token in one byte and then its bytes, in the order of ranks; a rank without a token has length 0.
 """
 import base64
 import pathlib

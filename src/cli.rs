@@ -255,7 +255,7 @@ struct ConfigFlags {
     #[arg(long, value_name = "MODE")]
     mode: Option<ModeArgument>,
     /// Format of the log [default: text].
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormatArgument>,
 }
 

@@ -678,15 +678,66 @@ fn tests_of(code: &str) -> BTreeSet<&str> {
     tests
 }
 
+/// The cells of a table's row. A pipe in a cell is escaped, between backticks too.
+fn cells(line: &str) -> Vec<String> {
+    let inner = line.replace("\\|", "/");
+    let inner = inner.trim();
+    let inner = inner.strip_prefix('|').unwrap_or(inner);
+    let inner = inner.strip_suffix('|').unwrap_or(inner);
+    inner.split('|').map(|cell| cell.trim().to_owned()).collect()
+}
+
+/// Whether a line stands between the head of a table and its rows.
+fn is_rule_of_table(line: &str) -> bool {
+    line.starts_with('|') && line.contains("--") && line.chars().all(|it| "|-: ".contains(it))
+}
+
+/// A cell past the head's last column is not shown.
+#[test]
+fn rows_of_tables_have_as_many_columns_as_their_head() {
+    let mut documents = tracked();
+    documents.retain(|name| name.ends_with(".md") && !name.starts_with("tests/data/"));
+    let (mut found, mut tables) = (String::new(), 0);
+    for document in documents {
+        let text = std::fs::read_to_string(&document).unwrap();
+        tables += text.lines().filter(|line| is_rule_of_table(line)).count();
+        for line in uneven_rows(&text) {
+            let _ = writeln!(found, "{document}:{line}: not as many columns as the table's head");
+        }
+    }
+    assert!(tables > 50, "only {tables} tables found");
+    assert!(found.is_empty(), "\n{found}");
+}
+
+#[test]
+fn uneven_rows_are_found() {
+    let text = "| a | b |\n|:--|--:|\n| `x \\| y` | |\n| c |\n| `x | y` | d |\n\n```\n| e |\n```\n| f |\n\n\
+                | a | b | c |\n|---|---|\n";
+    assert_eq!(uneven_rows(text), [4, 5, 13]);
+}
+
+/// The lines of rows that have more or fewer cells than the head of their table.
+fn uneven_rows(text: &str) -> Vec<usize> {
+    let (mut columns, mut found, mut before) = (None, Vec::new(), "");
+    for (at, line) in text.lines().enumerate() {
+        if is_rule_of_table(line) {
+            columns = Some(cells(before).len());
+        } else if !line.starts_with('|') {
+            columns = None;
+        }
+        if columns.is_some_and(|columns| columns != cells(line).len()) {
+            found.push(at + 1);
+        }
+        before = line;
+    }
+    found
+}
+
 /// The cells of the columns that are headed `test`, in all tables of a document.
 fn test_column(text: &str) -> Vec<String> {
-    let cells = |line: &str| -> Vec<String> {
-        let inner = line.replace("\\|", "/");
-        inner.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
-    };
     let (mut column, mut found, mut before) = (None, Vec::new(), "");
     for line in text.lines() {
-        if line.starts_with("|---") {
+        if is_rule_of_table(line) {
             column = cells(before).iter().position(|cell| cell == "test");
         } else if !line.starts_with('|') {
             column = None;
@@ -722,6 +773,10 @@ fn every_filter_of_a_test_command_selects_a_test() {
             if let Some((target, filter)) = filter_of(command) {
                 filters.push((file.clone(), target.to_owned(), filter.to_owned()));
             }
+            if command.contains("--ignored") {
+                let code = code_of(target_and_rest(command).map_or("--lib", |(target, _)| target));
+                assert!(code.contains("#[ignore"), "{file}: `{command}`: no test is ignored");
+            }
         }
         // tests/confined/run gives the programs themselves their filters: `soak-*) chosen="…"`.
         for line in text.lines() {
@@ -734,8 +789,7 @@ fn every_filter_of_a_test_command_selects_a_test() {
     }
     assert!(filters.len() > 8, "hardly any command has a filter: {filters:?}");
     for (file, target, filter) in filters {
-        let code: String =
-            sources_of(&target).iter().map(|it| std::fs::read_to_string(it).unwrap()).collect();
+        let code = code_of(&target);
         let mut names = ["fn ", "mod "]
             .into_iter()
             .flat_map(|keyword| code.split(keyword).skip(1).filter_map(name_at));
@@ -751,6 +805,10 @@ fn name_at(text: &str) -> Option<&str> {
     text.split(|c: char| c != '_' && !c.is_alphanumeric()).next()
 }
 
+fn code_of(target: &str) -> String {
+    sources_of(target).iter().map(|it| std::fs::read_to_string(it).unwrap()).collect()
+}
+
 /// The sources of a test target; of the library for any other.
 fn sources_of(target: &str) -> Vec<PathBuf> {
     let (file, folder) = (format!("tests/{target}.rs"), format!("tests/{target}"));
@@ -761,13 +819,19 @@ fn sources_of(target: &str) -> Vec<PathBuf> {
     }
 }
 
-/// The target and the filter in the arguments of `cargo test`: the filter is the word after the target.
-fn filter_of(arguments: &str) -> Option<(&str, &str)> {
+/// The target in the arguments of `cargo test`, and the words after it.
+fn target_and_rest(arguments: &str) -> Option<(&str, std::str::SplitWhitespace<'_>)> {
     let mut words = arguments.split_whitespace();
     let target = match words.find(|word| ["--test", "--lib"].contains(word))? {
         "--test" => words.next()?,
         library => library,
     };
+    Some((target, words))
+}
+
+/// The target and the filter in the arguments of `cargo test`: the filter is the word after the target.
+fn filter_of(arguments: &str) -> Option<(&str, &str)> {
+    let (target, mut words) = target_and_rest(arguments)?;
     let filter = words.next().filter(|it| it.starts_with(|c: char| c.is_ascii_lowercase()))?;
     Some((target, filter))
 }

@@ -4,17 +4,15 @@
     plimsoll replay --pairs TRANSCRIPTS... > pairs.jsonl
     scripts/estimator/fit.py pairs.jsonl > core/src/tokens/fitted.rs
 
-Each pair tells what the new text of a call looked like (tokens of o200k by class,
-core/src/tokens/features.rs) and what it cost. Bayesian linear regression with Student-t weights, so that
-calls whose bytes the recording hides teach little; no session counts as more than 150 calls. Each
-tokenizer generation is fitted on its own calls alone. What stands around text is not fitted here: it is
-what core/src/tokens/estimate.rs says (STRUCTURE).
+Each pair has the features of a call's new text (its o200k tokens by class, core/src/tokens/features.rs) and its cost in
+tokens. The fit is a Bayesian linear regression with Student-t weights, so that calls with input that the recording hides
+have little influence. No session counts as more than 150 calls. Each tokenizer generation is fitted on its own calls
+only. The tokens around text are not fitted here: core/src/tokens/estimate.rs has them (STRUCTURE).
 
-Before any data all classes cost the same, and classes of one kind, length or rareness differ from that
-together: a class that few calls have is told by its neighbours. How far they may differ (SPREADS) is
-chosen by leaving out each session in turn: the spread with which the sessions that were left out are told
-best. Standard error says how well that went. scripts/estimator/left_out.py measures whole estimates in
-the same way.
+The prior is that all classes cost the same, and that classes of the same kind, length or rareness differ from that
+together: a class that occurs in few calls is estimated from its neighbours. How far classes may differ (SPREADS) is
+chosen by cross-validation: the spread that predicts each session best from the other sessions. Standard error shows the
+result. scripts/estimator/cross_validate.py measures whole estimates in the same way.
 
 Needs numpy.
 """
@@ -27,129 +25,130 @@ import numpy as np
 
 KINDS, LENGTHS, RARENESS = 12, 5, 4
 CLASSES = KINDS * LENGTHS * RARENESS
-MOST_OF_A_SESSION = 150
-# No token costs less, whatever the data says: it would be noise.
-LEAST = 0.1
-# Rounds of weighing anew; what is least is held in the second half, when outliers weigh little.
+MAX_CALLS_OF_A_SESSION = 150
+# The lowest cost of a token. A lower one in the data is noise.
+MIN_COST = 0.1
+# Rounds of reweighting. Costs below the lowest are fixed there in the second half, when outliers have little weight.
 ROUNDS = 10
-# Variances of what a class, a kind, and a kind of one length or rareness may differ by, in squared tokens of a token.
+# Variances by which a class, a kind, and a kind of one length or rareness may differ, in squared tokens per token.
 SPREADS = [0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 0.6, 1.0, 3.0]
-# Errors of more than so many times what is expected say no more than that the recording hides something.
-MOST_OF_AN_ERROR = 10.0
+# Errors of more than so many times the expected one count as this much: the recording hides something there.
+MAX_RELATIVE_ERROR = 10.0
 FAMILIES = {
-    "claude_new": {"start": 1.56, "of": "claude-new"},
-    "claude": {"start": 1.15, "of": "claude"},
-    "gemini": {"start": 1.16, "of": "gemini"},
+    "claude_new": {"start": 1.56, "family": "claude-new"},
+    "claude": {"start": 1.15, "family": "claude"},
+    "gemini": {"start": 1.16, "family": "gemini"},
 }
 
 
 class Calls:
-    """Calls of one family that can teach."""
+    """Calls of one family that the fit can use: the session, features, cost and weight of each."""
 
-    def __init__(self, sessions, looks, cost, weight):
-        self.sessions, self.looks, self.cost, self.weight = sessions, looks, cost, weight
+    def __init__(self, sessions, features, cost, weight):
+        self.sessions, self.features, self.cost, self.weight = sessions, features, cost, weight
 
-    def only(self, which):
-        return Calls(*(of[which] for of in (self.sessions, self.looks, self.cost, self.weight)))
+    def select(self, mask):
+        return Calls(*(values[mask] for values in (self.sessions, self.features, self.cost, self.weight)))
 
 
-def calls(pairs, family):
+def usable_calls(pairs, name):
     found = []
     for pair in pairs:
-        if not (pair["visible"] and pair["family"] == FAMILIES[family]["of"] and pair["tally"]):
+        if not (pair["visible"] and pair["family"] == FAMILIES[name]["family"] and pair["tally"]):
             continue
-        # The habit that explains the call best, as the estimator finds in hindsight.
-        off = min((pair["actual"] - counted for counted in pair["counted"]), key=abs)
-        if abs(off) <= 400 + pair["words"]:
-            found.append((pair["session"], pair["tally"], pair["words"] + off))
-    looks = np.zeros((len(found), CLASSES))
-    for at, (_, tally, _) in enumerate(found):
-        for i, count in tally:
-            looks[at, i] = count
+        # The way of counting that explains the call best, as the estimator chooses it afterwards.
+        error = min((pair["actual"] - counted for counted in pair["counted"]), key=abs)
+        if abs(error) <= 400 + pair["words"]:
+            found.append((pair["session"], pair["tally"], pair["words"] + error))
+    features = np.zeros((len(found), CLASSES))
+    for row, (_, tally, _) in enumerate(found):
+        for token_class, count in tally:
+            features[row, token_class] = count
     cost = np.array([cost for *_, cost in found], dtype=float)
-    share = collections.Counter(session for session, *_ in found)
-    capped = np.array([min(1.0, MOST_OF_A_SESSION / share[session]) for session, *_ in found])
-    return Calls(np.array([it[0] for it in found]), looks, cost, capped / expected(cost) ** 2)
+    calls_of = collections.Counter(session for session, *_ in found)
+    weights = np.array([min(1.0, MAX_CALLS_OF_A_SESSION / calls_of[session]) for session, *_ in found])
+    return Calls(np.array([session for session, *_ in found]), features, cost, weights / expected_error(cost) ** 2)
 
 
-def expected(cost):
-    """What a call is expected to be off by, tokens."""
+def expected_error(cost):
+    """The expected error of a call's estimate, in tokens."""
     return np.sqrt(9 + (0.02 * cost) ** 2)
 
 
-def certainty(spread):
-    """How sure each class is of its start, and each two of being alike: the prior's inverse covariance."""
-    at = np.arange(CLASSES)
-    kind, length, rareness = at // (LENGTHS * RARENESS), at // RARENESS % LENGTHS, at % RARENESS
-    same = lambda of: (of[:, None] == of[None, :]).astype(float)
-    alike = same(kind) + same(kind * LENGTHS + length) + same(kind * RARENESS + rareness) + same(rareness)
-    return np.linalg.inv(spread * (np.eye(CLASSES) + alike))
+def inverse_prior_covariance(spread):
+    """The precision matrix of the prior: classes of the same kind, length or rareness are correlated."""
+    index = np.arange(CLASSES)
+    kind, length, rareness = index // (LENGTHS * RARENESS), index // RARENESS % LENGTHS, index % RARENESS
+    same = lambda group: (group[:, None] == group[None, :]).astype(float)
+    shared = same(kind) + same(kind * LENGTHS + length) + same(kind * RARENESS + rareness) + same(rareness)
+    return np.linalg.inv(spread * (np.eye(CLASSES) + shared))
 
 
-def fit(known, start, spread):
-    looks, cost, weight = known.looks, known.cost, known.weight
-    sure, starts = certainty(spread), np.full(CLASSES, start)
-    costs, trust, held = starts, np.ones(len(cost)), np.zeros(CLASSES)
+def fit(calls, start, spread):
+    """The cost of a token of each class. `start` is the prior's cost of all classes."""
+    features, cost, weight = calls.features, calls.cost, calls.weight
+    precision, prior = inverse_prior_covariance(spread), np.full(CLASSES, start)
+    costs, trust, fixed = prior, np.ones(len(cost)), np.zeros(CLASSES)
     for step in range(ROUNDS):
-        trusted = looks * (weight * trust)[:, None]
-        told = trusted.T @ cost + sure @ starts + held * LEAST
-        costs = np.linalg.solve(looks.T @ trusted + sure + np.diag(held), told)
+        trusted = features * (weight * trust)[:, None]
+        target = trusted.T @ cost + precision @ prior + fixed * MIN_COST
+        costs = np.linalg.solve(features.T @ trusted + precision + np.diag(fixed), target)
         if step >= ROUNDS // 2:
-            held = np.where(costs < LEAST, 1e9, held)
-        errors = (cost - looks @ costs) * np.sqrt(weight)
+            fixed = np.where(costs < MIN_COST, 1e9, fixed)
+        errors = (cost - features @ costs) * np.sqrt(weight)
         scale = 1.4826 * np.median(np.abs(errors)) + 1e-9
         trust = 4 / (3 + (errors / scale) ** 2)
-    return np.maximum(costs, LEAST)
+    return np.maximum(costs, MIN_COST)
 
 
-def left_out(found, start, spread):
-    """What calls are off by, tokens, where their session was left out."""
-    errors = np.zeros(len(found.cost))
-    for session in sorted(set(found.sessions)):
-        its = found.sessions == session
-        errors[its] = found.looks[its] @ fit(found.only(~its), start, spread) - found.cost[its]
+def cross_validated_errors(calls, start, spread):
+    """The error of each call in tokens, with costs fitted on the other sessions."""
+    errors = np.zeros(len(calls.cost))
+    for session in sorted(set(calls.sessions)):
+        mask = calls.sessions == session
+        errors[mask] = calls.features[mask] @ fit(calls.select(~mask), start, spread) - calls.cost[mask]
     return errors
 
 
-def loss(errors, found):
-    """How bad errors are, by call."""
-    capped = np.minimum(MOST_OF_AN_ERROR, np.abs(errors) / expected(found.cost))
-    return capped * found.weight * expected(found.cost) ** 2
+def loss(errors, calls):
+    """The loss of each call."""
+    capped = np.minimum(MAX_RELATIVE_ERROR, np.abs(errors) / expected_error(calls.cost))
+    return capped * calls.weight * expected_error(calls.cost) ** 2
 
 
 class Choice:
-    """The spread with which sessions that are left out are told best."""
+    """Chooses the spread that predicts sessions best from the other sessions."""
 
-    def __init__(self, found, start):
-        self.found, self.start = found, start
-        self.errors = {spread: left_out(found, start, spread) for spread in SPREADS}
+    def __init__(self, calls, start):
+        self.calls, self.start = calls, start
+        self.errors = {spread: cross_validated_errors(calls, start, spread) for spread in SPREADS}
 
     def spread(self, without=None):
-        """`without`: the session that has no say."""
-        others = self.found.sessions != without
-        return min(SPREADS, key=lambda spread: loss(self.errors[spread], self.found)[others].sum())
+        """`without`: a session that is left out."""
+        others = self.calls.sessions != without
+        return min(SPREADS, key=lambda spread: loss(self.errors[spread], self.calls)[others].sum())
 
     def costs(self, without=None):
-        known = self.found.only(self.found.sessions != without)
-        return fit(known, self.start, self.spread(without))
+        calls = self.calls.select(self.calls.sessions != without)
+        return fit(calls, self.start, self.spread(without))
 
 
-def tell(name, choice, costs):
-    found, spread = choice.found, choice.spread()
-    large = found.cost > 100
-    print(f"{name}: {len(found.cost)} calls of {len(set(found.sessions))} sessions", file=sys.stderr)
-    for one in SPREADS:
-        total = loss(choice.errors[one], found).sum()
-        print(f"  spread {one}: loss {total:.0f}{' <' if one == spread else ''}", file=sys.stderr)
+def report(name, choice, costs):
+    calls, spread = choice.calls, choice.spread()
+    large = calls.cost > 100
+    print(f"{name}: {len(calls.cost)} calls of {len(set(calls.sessions))} sessions", file=sys.stderr)
+    for candidate in SPREADS:
+        total = loss(choice.errors[candidate], calls).sum()
+        print(f"  spread {candidate}: loss {total:.0f}{' <' if candidate == spread else ''}", file=sys.stderr)
     for what, errors in (
-        ("fitted on", found.looks @ costs - found.cost),
+        ("in the fit", calls.features @ costs - calls.cost),
         ("left out", choice.errors[spread]),
     ):
-        percent = errors[large] * 100 / found.cost[large]
-        middle, most, tail = np.percentile(np.abs(percent), [50, 75, 95])
+        percent = errors[large] * 100 / calls.cost[large]
+        p50, p75, p95 = np.percentile(np.abs(percent), [50, 75, 95])
         print(
-            f"  new part of sessions {what}: median {middle:.2f} % (signed {np.median(percent):+.2f}), "
-            f"p75 {most:.1f} %, p95 {tail:.1f} %",
+            f"  new part of sessions {what}: median {p50:.2f} % (signed {np.median(percent):+.2f}), "
+            f"p75 {p75:.1f} %, p95 {p95:.1f} %",
             file=sys.stderr,
         )
 
@@ -163,15 +162,15 @@ def main():
     print()
     print("use super::features::CLASSES;")
     for name, options in FAMILIES.items():
-        found = calls(pairs, name)
-        choice = Choice(found, options["start"])
+        calls = usable_calls(pairs, name)
+        choice = Choice(calls, options["start"])
         costs = choice.costs()
-        tell(name, choice, costs)
-        print(f"\n/// From {len(found.cost)} calls of {len(set(found.sessions))} sessions.")
+        report(name, choice, costs)
+        print(f"\n/// From {len(calls.cost)} calls of {len(set(calls.sessions))} sessions.")
         print("#[rustfmt::skip]")
         print(f"pub(super) static {name.upper()}: [f32; CLASSES] = [")
-        for at in range(0, CLASSES, 10):
-            print("    " + ", ".join(f"{cost:.3f}" for cost in costs[at : at + 10]) + ",")
+        for first in range(0, CLASSES, 10):
+            print("    " + ", ".join(f"{cost:.3f}" for cost in costs[first : first + 10]) + ",")
         print("];")
 
 

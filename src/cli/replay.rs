@@ -36,7 +36,7 @@ pub(super) struct ReplayArguments {
     /// A Gemma 3 tokenizer.model or tokenizer.json, with which Gemini's tokens are counted, not estimated.
     #[arg(long, value_name = "FILE")]
     gemini_vocabulary: Option<PathBuf>,
-    /// Costs of the classes of tokens in place of the fitted ones, as `scripts/estimator/left_out.py` writes them:
+    /// Costs of the classes of tokens in place of the fitted ones, as `scripts/estimator/cross_validate.py` writes them:
     /// how good a fit is shows on sessions that it left out.
     #[arg(long, value_name = "FILE", hide = true)]
     costs: Option<PathBuf>,
@@ -270,7 +270,7 @@ fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
     row(&mut out, "all, with calls whose bytes are hidden", &Scores::of(pairs));
     let proven = Scores::of(pairs.iter().filter(|pair| pair.excess.is_some()));
     if proven.pairs > 0 {
-        row(&mut out, "of these, dearer than an identical call", &proven);
+        row(&mut out, "of these, costlier than an identical call", &proven);
     }
     for (rule, rules) in rules.iter().enumerate() {
         row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));

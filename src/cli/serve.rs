@@ -197,8 +197,13 @@ impl Server {
                 "active: may clear old tool results, put back dropped reasoning, compact and repair; \
                  --mode observe only watches"
             }
-            Mode::Shadow => "shadow: decides and measures, and sends every request as it came",
-            Mode::Observe => "observe: only watches",
+            Mode::Shadow => {
+                "shadow: decides and measures, and changes nothing new; \
+                 earlier changes of a conversation are repeated"
+            }
+            Mode::Observe => {
+                "observe: only watches; earlier changes of a conversation are repeated"
+            }
         };
         let mut lines = format!("  mode {mode}\n  data: {}", self.config.data.display());
         if self.listen.ip().is_loopback() {

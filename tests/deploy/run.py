@@ -1,5 +1,5 @@
-"""What deploy/ promises, checked: rules and their tests, metrics, a dashboard whose every query
-answers on a real Prometheus that scraped the real proxy, Kubernetes objects, the compose file.
+"""Checks the files in deploy/: alerting rules and their tests, Kubernetes objects, the compose file, the image, and
+the dashboard. A real Prometheus scrapes Plimsoll's demo, and every query of the dashboard must return data.
 """
 
 import json
@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 BINARY = pathlib.Path(os.environ.get("PLIMSOLL_BINARY", ROOT / "target/debug/plimsoll"))
 KUBERNETES_VERSIONS = ("1.29", "1.31", "1.33", "1.35")
-PATIENCE_S = 60
-# What stands for the dashboard's variables when its queries are run.
+TIMEOUT_S = 60
+# The values of the dashboard's variables when the queries run.
 VARIABLES = {"$__rate_interval": "30s", "$job": ".*", "$upstream": ".*"}
 PROMETHEUS = """
 global: {scrape_interval: 1s, evaluation_interval: 1s}
@@ -31,14 +31,14 @@ rule_files: [%s]
 scrape_configs:
   - job_name: plimsoll
     static_configs: [{targets: ["%s"]}]
-  - job_name: guarded
+  - job_name: with-token
     authorization: {credentials_file: %s}
     static_configs: [{targets: ["%s"]}]
 """
 
 
-def promtool(*words, **more):
-    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, **more)
+def promtool(*args, **options):
+    done = subprocess.run(["promtool", *map(str, args)], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -49,14 +49,14 @@ def rules_are_valid_and_tested():
     promtool("test", "rules", "rules_test.yml", cwd=DEPLOY / "prometheus")
 
 
-def rules_ask_for_metrics_that_exist():
+def rules_and_dashboard_use_existing_metrics():
     table = (ROOT / "docs/metrics.md").read_text()
     for file in ("prometheus/rules.yml", "grafana/plimsoll.json"):
         for name in set(re.findall(r"\bplimsoll_[a-z_]+\b(?!:)", (DEPLOY / file).read_text())):
             if re.search(rf":{name}:", (DEPLOY / file).read_text()):
                 continue
-            plain = re.sub(r"_(bucket|sum|count)$", "", name)
-            assert f"`{plain}`" in table, f"{file} asks for {name}, which docs/metrics.md does not know"
+            metric = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert f"`{metric}`" in table, f"{file} uses {name}, which is not in docs/metrics.md"
 
 
 def get(url):
@@ -64,15 +64,15 @@ def get(url):
         return response.read().decode()
 
 
-def until(what, probe):
-    deadline = time.monotonic() + PATIENCE_S
+def wait_for(what, condition):
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            if answer := probe():
-                return answer
+            if result := condition():
+                return result
         except OSError:
             pass
-        assert time.monotonic() < deadline, f"still not: {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for: {what}"
         time.sleep(0.1)
 
 
@@ -82,18 +82,18 @@ def free_port():
         return probe.getsockname()[1]
 
 
-class Scraped:
-    """The demo, staying up, and a Prometheus that scrapes it."""
+class Monitoring:
+    """A context manager: Plimsoll's demo, Plimsoll as people run it, and a Prometheus that scrapes both."""
 
     def __enter__(self):
         self.children = []
         try:
-            return self.up()
+            return self.start()
         except BaseException:
             self.__exit__()
             raise
 
-    def up(self):
+    def start(self):
         self.folder = tempfile.TemporaryDirectory(prefix="plimsoll-deploy-")
         env = {name: value for name, value in os.environ.items() if not name.startswith("PLIMSOLL_")}
         self.demo = subprocess.Popen([BINARY, "demo", "--keep"], stdout=subprocess.PIPE, text=True, env=env)
@@ -107,20 +107,20 @@ class Scraped:
         folder = pathlib.Path(self.folder.name)
         port = free_port()
         config = folder / "prometheus.yml"
-        # As people run it: its metrics ask for the token that may read.
-        serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", folder / "served"]
-        served = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=env)
-        self.children.append(served)
-        self.guarded = re.search(r"admin http://([^/)]+)", served.stdout.readline())[1]
-        rules, demo = DEPLOY / "prometheus/rules.yml", self.admin.removeprefix("http://")
-        config.write_text(PROMETHEUS % (rules, demo, folder / "served/read.token", self.guarded))
+        # As people run it: reading its metrics needs the read token.
+        command = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", folder / "serve"]
+        serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        self.children.append(serve)
+        self.serve_admin = re.search(r"admin http://([^/)]+)", serve.stdout.readline())[1]
+        rules, demo_admin = DEPLOY / "prometheus/rules.yml", self.admin.removeprefix("http://")
+        config.write_text(PROMETHEUS % (rules, demo_admin, folder / "serve/read.token", self.serve_admin))
         self.prometheus = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
              f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
         )
         self.children.append(self.prometheus)
         self.url = f"http://127.0.0.1:{port}"
-        until("Prometheus scraped the demo", lambda: self.query('up{job="plimsoll"} == 1'))
+        wait_for("Prometheus to scrape the demo", lambda: self.query('up{job="plimsoll"} == 1'))
         return self
 
     def __exit__(self, *_):
@@ -134,27 +134,27 @@ class Scraped:
         self.folder.cleanup()
 
     def query(self, expression):
-        answer = json.loads(get(f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
-        assert answer["status"] == "success", answer
-        return answer["data"]["result"]
+        response = json.loads(get(f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
+        assert response["status"] == "success", response
+        return response["data"]["result"]
 
-    def talk(self):
-        """One more exchange, so that counters move between scrapes."""
-        self.ask([{"role": "user", "content": f"Say {time.monotonic()}"}])
+    def send_request(self):
+        """One more exchange, so that counters grow between scrapes."""
+        self.send([{"role": "user", "content": f"Say {time.monotonic()}"}])
 
-    def fill(self):
-        """One more exchange whose tool results fill the window, so that old ones are cut."""
+    def send_large_history(self):
+        """One more exchange. Its tool results fill the window, so that old ones are cut."""
         messages = [{"role": "user", "content": "Read them all."}]
         for number in range(8):
             call = f"toolu_01AbCdEfGh{number:04}"
             use = {"type": "tool_use", "id": call, "name": "Read", "input": {"path": number}}
-            words = f"Line {number} of a long log, as it was written. " * 2200
+            text = f"Line {number} of a long log, as it was written. " * 2200
             messages += [{"role": "assistant", "content": [use]},
-                         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": words}]}]
+                         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": text}]}]
         messages[-1]["content"].append({"type": "text", "text": f"Say {time.monotonic()}"})
-        self.ask(messages, "claude-sonnet-4-5")
+        self.send(messages, "claude-sonnet-4-5")
 
-    def ask(self, messages, model="claude-sonnet-4-6"):
+    def send(self, messages, model="claude-sonnet-4-6"):
         body = {"model": model, "max_tokens": 50, "stream": True,
                 "system": [{"type": "text", "text": "Speak plainly. " * 400, "cache_control": {"type": "ephemeral"}}],
                 "messages": messages}
@@ -166,37 +166,37 @@ class Scraped:
             response.read()
 
 
-def metrics_are_well_formed(scraped):
-    said = promtool("check", "metrics", input=get(f"{scraped.admin}/metrics"))
-    assert not said.strip(), said
+def metrics_are_well_formed(monitoring):
+    output = promtool("check", "metrics", input=get(f"{monitoring.admin}/metrics"))
+    assert not output.strip(), output
 
 
-def metrics_ask_for_the_token_that_may_read(scraped):
+def metrics_need_the_read_token(monitoring):
     try:
-        get(f"http://{scraped.guarded}/metrics")
-    except urllib.error.HTTPError as refused:
-        assert refused.code == 401, refused
+        get(f"http://{monitoring.serve_admin}/metrics")
+    except urllib.error.HTTPError as error:
+        assert error.code == 401, error
     else:
-        raise AssertionError("metrics without a token")
-    until("Prometheus scraped with its credentials file", lambda: scraped.query('up{job="guarded"} == 1'))
+        raise AssertionError("metrics were served without a token")
+    wait_for("Prometheus to scrape with its credentials file", lambda: monitoring.query('up{job="with-token"} == 1'))
 
 
-def every_panel_has_data(scraped):
+def every_panel_has_data(monitoring):
     scrapes = 'count_over_time(up{job="plimsoll"}[1m])'
-    began = float(scraped.query(scrapes)[0]["value"][1])
-    while float(scraped.query(scrapes)[0]["value"][1]) < began + 8:
-        scraped.talk()
-        scraped.fill()
+    first = float(monitoring.query(scrapes)[0]["value"][1])
+    while float(monitoring.query(scrapes)[0]["value"][1]) < first + 8:
+        monitoring.send_request()
+        monitoring.send_large_history()
     empty = []
     for title, expression in panel_queries():
         for name, value in VARIABLES.items():
             expression = expression.replace(name, value)
-        assert "$" not in expression, f"{title}: an unknown variable in {expression}"
-        if not scraped.query(expression):
+        assert "$" not in expression, f"{title}: unknown variable in {expression}"
+        if not monitoring.query(expression):
             empty.append(f"{title}: {expression}")
     assert not empty, "no data for:\n" + "\n".join(empty)
-    cut = scraped.query('sum(plimsoll_edits_total{kind="cut",decision="new",mode="active"})')
-    assert float(cut[0]["value"][1]) > 0, "nothing was cut, so the panels of rewriting were tried on nothing"
+    cut = monitoring.query('sum(plimsoll_edits_total{kind="cut",decision="new",mode="active"})')
+    assert float(cut[0]["value"][1]) > 0, "nothing was cut, so the rewriting panels had nothing to show"
 
 
 def panel_queries():
@@ -214,14 +214,14 @@ def dashboard_follows_the_rules():
     names = {variable["name"] for variable in board["templating"]["list"]}
     assert {"datasource", "job"} <= names
     ids = [panel["id"] for panel in board["panels"]]
-    assert len(ids) == len(set(ids)), "panel ids repeat"
+    assert len(ids) == len(set(ids)), "two panels have the same id"
     for panel in board["panels"]:
         title = panel["title"]
         assert title, f"panel {panel['id']} has no title"
         if panel["type"] == "row":
             continue
         assert panel["description"], f"{title}: no description"
-        assert panel["datasource"]["uid"] == "${datasource}", f"{title}: a data source of its own"
+        assert panel["datasource"]["uid"] == "${datasource}", f"{title}: its own data source"
         assert panel["fieldConfig"]["defaults"]["unit"], f"{title}: no unit"
         box = panel["gridPos"]
         assert box["x"] + box["w"] <= 24, f"{title}: wider than the page"
@@ -249,23 +249,23 @@ def kubernetes_objects_are_valid():
             plimsoll = plimsoll_of(document)
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= plimsoll.keys()
             native = "initContainers" in pod
-            assert (plimsoll.get("restartPolicy") == "Always") == native, "a native sidecar restarts always"
+            assert (plimsoll.get("restartPolicy") == "Always") == native, "a native sidecar needs restartPolicy Always"
 
 
-def manifests_configure_what_they_mean():
-    """The program has no fault to find in what the image and the manifests set."""
+def configuration_of_image_and_manifests_is_valid():
+    """`plimsoll check` has no error or warning for the environment that the image and the manifests set."""
     image = dict(re.findall(r"(PLIMSOLL_[A-Z_]+)=(\S+)", re.search(r"^ENV (PLIMSOLL.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1]))
     assert image["PLIMSOLL_LISTEN"] == "0.0.0.0:8787" and image["PLIMSOLL_DATA"] == "/data"
     check_configuration(image)
     for file in (DEPLOY / "kubernetes").glob("*.yaml"):
-        said = {entry["name"]: entry.get("value", f"a secret for {entry['name']}") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
-        verdict = check_configuration(image | said)
-        assert verdict["listen"].startswith("127.0.0.1:"), "only the application beside it may connect"
+        env = {entry["name"]: entry.get("value", f"a secret for {entry['name']}") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
+        verdict = check_configuration(image | env)
+        assert verdict["listen"].startswith("127.0.0.1:"), "only containers of the same pod may connect"
 
 
-def check_configuration(said):
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | said
-    # The volume is made where it runs; here any folder stands in for it.
+def check_configuration(settings):
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | settings
+    # The data volume does not exist here: a temporary folder replaces it.
     with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as data:
         env["PLIMSOLL_DATA"] = data
         done = subprocess.run([BINARY, "check", "--json"], env=env, capture_output=True, text=True, cwd="/")
@@ -279,23 +279,23 @@ def plimsoll_of(deployment):
     return next(c for c in pod.get("initContainers", []) + pod["containers"] if c["name"] == "plimsoll")
 
 
-def compose_is_careful():
+def compose_is_hardened():
     plimsoll = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["plimsoll"]
     assert plimsoll["read_only"] and plimsoll["cap_drop"] == ["ALL"]
-    assert all(port.startswith("127.0.0.1:") for port in plimsoll["ports"]), "reachable from outside this host"
+    assert all(port.startswith("127.0.0.1:") for port in plimsoll["ports"]), "a port is reachable from outside this host"
     assert any(volume.endswith(":/data") for volume in plimsoll["volumes"])
     check_configuration({"PLIMSOLL_DATA": "/data"} | plimsoll["environment"])
 
 
-def prometheus_of_compose_can_be_opened():
-    """It shares Plimsoll's network, so the port is published there."""
+def prometheus_of_compose_is_reachable():
+    """Prometheus shares Plimsoll's network, so Plimsoll's service must publish its port."""
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     network = services["prometheus"]["network_mode"].removeprefix("service:")
     assert any(port.endswith(":9090") for port in services[network]["ports"]), services[network]["ports"]
 
 
-def everybody_names_the_image_that_is_built():
-    """One version, Cargo.toml's, in what the documents build, and in what the manifests run."""
+def image_version_is_the_same_everywhere():
+    """Documents build the image with the version of Cargo.toml, and manifests run that image."""
     version = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
     image = f"plimsoll:{version}"
     for file in ("Dockerfile", "docs/deploying.md"):
@@ -304,18 +304,18 @@ def everybody_names_the_image_that_is_built():
     run = re.search(r"docker run .*", (ROOT / "Dockerfile").read_text())[0]
     assert run.endswith(f" {image}"), run
     drain = int(re.search(r"^#?\s*drain_s = (\d+)", (ROOT / "config/default.toml").read_text(), re.M)[1])
-    assert int(re.search(r"--stop-timeout (\d+)", run)[1]) > drain, "streams could not finish"
+    assert int(re.search(r"--stop-timeout (\d+)", run)[1]) > drain, "the stop timeout is too short for draining"
     for file in (DEPLOY / "kubernetes").glob("*.yaml"):
         assert plimsoll_of(yaml.safe_load(file.read_text()))["image"] == image, file
     assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["plimsoll"]["image"] == image
 
 
-def the_image_owns_nothing_but_its_data():
+def user_of_the_image_owns_only_the_data_folder():
     text = (ROOT / "Dockerfile").read_text()
     copies = [line for line in text.split("FROM scratch")[-1].splitlines() if line.startswith("COPY")]
-    own = [line for line in copies if "--chown" in line]
-    assert len(copies) == 2 and len(own) == 1 and own[0].endswith(" /out/volume/ /"), copies
-    assert "/tmp" not in text, "no folder for temporary files is needed"
+    owned = [line for line in copies if "--chown" in line]
+    assert len(copies) == 2 and len(owned) == 1 and owned[0].endswith(" /out/volume/ /"), copies
+    assert "/tmp" not in text, "the image needs no folder for temporary files"
 
 
 def main():
@@ -332,19 +332,19 @@ def main():
             passed += 1
             print(f"ok {check.__name__}", flush=True)
 
-    for check in (rules_are_valid_and_tested, rules_ask_for_metrics_that_exist, dashboard_follows_the_rules,
-                  kubernetes_objects_are_valid, manifests_configure_what_they_mean, compose_is_careful,
-                  prometheus_of_compose_can_be_opened, everybody_names_the_image_that_is_built,
-                  the_image_owns_nothing_but_its_data):
+    for check in (rules_are_valid_and_tested, rules_and_dashboard_use_existing_metrics, dashboard_follows_the_rules,
+                  kubernetes_objects_are_valid, configuration_of_image_and_manifests_is_valid, compose_is_hardened,
+                  prometheus_of_compose_is_reachable, image_version_is_the_same_everywhere,
+                  user_of_the_image_owns_only_the_data_folder):
         run(check)
     try:
-        with Scraped() as scraped:
-            run(metrics_are_well_formed, scraped)
-            run(metrics_ask_for_the_token_that_may_read, scraped)
-            run(every_panel_has_data, scraped)
+        with Monitoring() as monitoring:
+            run(metrics_are_well_formed, monitoring)
+            run(metrics_need_the_read_token, monitoring)
+            run(every_panel_has_data, monitoring)
     except Exception:
         failed += 1
-        print(f"FAILED to scrape the demo\n{traceback.format_exc()}", flush=True)
+        print(f"FAILED to start Prometheus and the demo\n{traceback.format_exc()}", flush=True)
     print(f"deploy: {passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0
 

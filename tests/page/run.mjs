@@ -1,7 +1,7 @@
-// The context page in a real browser: what it shows is what the API says, it follows what happens
-// without a reload, and it can be used by keyboard alone, in light and in dark.
+// The context page in a real browser: it shows what the API says, it updates without a reload, and it can be used by
+// keyboard alone, in light and in dark mode.
 //
-// Chromium by `playwright-core`, Plimsoll before the demo's scripted provider; loopback only.
+// Chromium is controlled by `playwright-core`. Plimsoll forwards to the demo's scripted provider, on loopback only.
 
 import assert from 'node:assert/strict';
 import { rm } from 'node:fs/promises';
@@ -10,31 +10,31 @@ import path from 'node:path';
 import { chromium } from 'playwright-core';
 
 import { anthropicMessages } from '../sdk/node/drivers.mjs';
-import { House } from '../sdk/node/house.mjs';
+import { TestStack } from '../sdk/node/stack.mjs';
 
 const BROWSER = process.env.CHROMIUM ?? '/usr/bin/chromium';
-const QUIET = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
-// How soon an exchange has to be on the page. Without an event it draws itself anew every 30 s only.
-const SOON_MS = 5_000;
+const BROWSER_FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
+// How soon the page must show an exchange. Without events it would only refresh every 30 s.
+const TIMEOUT_MS = 5_000;
 const MODEL = 'claude-sonnet-4-6';
-// What WCAG 2 asks of text of this size (1.4.3), and of what is no text (1.4.11).
-const TEXT_CONTRAST = 4.5;
-const MARK_CONTRAST = 3;
+// The least contrast that WCAG 2 requires for text of this size (1.4.3), and for anything that is not text (1.4.11).
+const MIN_TEXT_CONTRAST = 4.5;
+const MIN_OTHER_CONTRAST = 3;
 
-// The API's view of every session, newest first.
-async function known(house) {
-  const { sessions } = await house.asked('/api/v1/sessions?limit=20');
-  return Promise.all(sessions.map(({ id }) => house.asked(`/api/v1/sessions/${id}`)));
+// Every session as the API describes it, newest first.
+async function fetchSessions(stack) {
+  const { sessions } = await stack.getJson('/api/v1/sessions?limit=20');
+  return Promise.all(sessions.map(({ id }) => stack.getJson(`/api/v1/sessions/${id}`)));
 }
 
-// What the API says, as the page has to show it: every number, in the page's order.
-function expected(sessions) {
-  const sum = (of) => sessions.reduce((all, { totals }) => all + totals[of], 0);
-  const far = sessions.flatMap(({ session, threads }) => threads.filter(({ measured }) => measured?.error != null)
+// What the page must show for these sessions: every number, in the page's order.
+function expectedView(sessions) {
+  const sum = (key) => sessions.reduce((total, { totals }) => total + totals[key], 0);
+  const inaccurate = sessions.flatMap(({ session, threads }) => threads.filter(({ measured }) => measured?.error != null)
     .filter(({ measured: { error, error_ratio } }) => Math.abs(error) > 50 && Math.abs(error_ratio) > 0.01)
-    .map(({ measured }) => ({ session, off: measured.error_ratio })));
+    .map(({ measured }) => ({ session, ratio: measured.error_ratio })));
   return {
-    worst: far.sort((a, b) => Math.abs(b.off) - Math.abs(a.off)).slice(0, 5).map(({ session }) => session),
+    worst: inaccurate.sort((a, b) => Math.abs(b.ratio) - Math.abs(a.ratio)).slice(0, 5).map(({ session }) => session),
     totals: [sum('input'), sum('output'), sum('cache_read')],
     sessions: sessions.map(({ session, turns, totals, threads }) => ({
       name: session,
@@ -50,8 +50,8 @@ function expected(sessions) {
   };
 }
 
-// The same, from what stands on the page. `numbers` knows grouping and the minus sign, nothing else.
-function shown() {
+// What the page shows, in the same form. `numbers` parses digit groups and signs, nothing else.
+function shownView() {
   const numbers = (text) => [...text.matchAll(/[−+]?\d[\d,]*(\.\d+)?/g)].map(([number]) => Number(number.replaceAll(',', '').replace('−', '-')));
   const threads = (card) => [...card.querySelectorAll('details > summary')].map((line) => {
     const [name, context, estimate, turns] = line.children;
@@ -68,23 +68,23 @@ function shown() {
   };
 }
 
-// Waits until page and API agree, and answers what they agree on.
-async function agree(page, house, when) {
-  for (const deadline = Date.now() + SOON_MS; ; await page.waitForTimeout(30)) {
-    const want = expected(await known(house));
-    const got = await page.evaluate(shown);
+// Waits until the page shows what the API says, and returns that.
+async function waitForPage(page, stack, when) {
+  for (const deadline = Date.now() + TIMEOUT_MS; ; await page.waitForTimeout(30)) {
+    const expected = expectedView(await fetchSessions(stack));
+    const shown = await page.evaluate(shownView);
     try {
-      assert.deepEqual(got, want, when);
-      return want;
-    } catch (differ) {
-      if (Date.now() > deadline) throw differ;
+      assert.deepEqual(shown, expected, when);
+      return expected;
+    } catch (error) {
+      if (Date.now() > deadline) throw error;
     }
   }
 }
 
-// A thread that was estimated badly is named first, and whoever follows the link is at its context view. The scripted
-// provider counts nearly as Plimsoll does: the error is put into the API's answer.
-async function follow(page, session) {
+// The page links to the threads with the worst estimates. The link opens the thread's context view. Estimates of the
+// scripted provider are nearly exact, so the test changes the API's response to contain an error.
+async function checkWorstLink(page, session) {
   await page.route('**/api/v1/sessions/*', async (route) => {
     const response = await route.fetch();
     const json = await response.json();
@@ -93,155 +93,156 @@ async function follow(page, session) {
   });
   await page.reload();
   const link = page.locator('#worst a');
-  await link.first().waitFor({ timeout: SOON_MS });
+  await link.first().waitFor({ timeout: TIMEOUT_MS });
   assert.equal((await link.allTextContents())[0], `${session}, ${MODEL} (−30.0%)`);
   await link.first().click();
-  assert.deepEqual(await focus(page), { session, open: true });
+  assert.deepEqual(await focusedThread(page), { session, open: true });
   await page.unrouteAll({ behavior: 'wait' });
 }
 
-// Contrast of two elements' colours (WCAG 2), from the opaque ground behind each.
-function contrasts() {
+// The contrast (WCAG 2) of each text and of the focus outline with the first opaque background behind it.
+function measureContrast() {
   const channels = (colour) => colour.match(/[\d.]+/g).map(Number);
-  const ground = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      const [red, green, blue, alpha = 1] = channels(getComputedStyle(at).backgroundColor);
+  const background = (element) => {
+    for (let ancestor = element; ancestor; ancestor = ancestor.parentElement) {
+      const [red, green, blue, alpha = 1] = channels(getComputedStyle(ancestor).backgroundColor);
       if (alpha === 1) return [red, green, blue];
     }
     return [255, 255, 255];
   };
-  const light = (colour) => {
+  const luminance = (colour) => {
     const [red, green, blue] = colour.map((channel) => channel / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
   };
-  const ratio = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
-  const leaf = (element) => [...element.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim());
-  const texts = [...document.querySelectorAll('body *')].filter((element) => element.checkVisibility() && leaf(element));
+  const ratio = (a, b) => (Math.max(luminance(a), luminance(b)) + 0.05) / (Math.min(luminance(a), luminance(b)) + 0.05);
+  const hasText = (element) => [...element.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim());
+  const texts = [...document.querySelectorAll('body *')].filter((element) => element.checkVisibility() && hasText(element));
   const focused = document.activeElement;
   const outline = getComputedStyle(focused);
   return {
-    ground: light(ground(document.body)),
-    texts: texts.map((element) => ({ what: `${element.localName} "${element.textContent.slice(0, 30)}"`, ratio: ratio(channels(getComputedStyle(element).color), ground(element)) })),
-    focus: { style: outline.outlineStyle, width: parseFloat(outline.outlineWidth), ratio: ratio(channels(outline.outlineColor).slice(0, 3), ground(focused)) },
+    pageLuminance: luminance(background(document.body)),
+    texts: texts.map((element) => ({ what: `${element.localName} "${element.textContent.slice(0, 30)}"`, ratio: ratio(channels(getComputedStyle(element).color), background(element)) })),
+    focus: { style: outline.outlineStyle, width: parseFloat(outline.outlineWidth), ratio: ratio(channels(outline.outlineColor).slice(0, 3), background(focused)) },
   };
 }
 
-// The summary that has the focus: which session's, and whether it is unfolded.
-const focus = (page) => page.evaluate(() => {
+// The thread that has the focus: the name of its session, and whether it is open.
+const focusedThread = (page) => page.evaluate(() => {
   const line = document.activeElement.closest('details > summary');
   return line && { session: line.closest('section').querySelector('h2').textContent, open: line.parentElement.open };
 });
 
-// Walks with Tab to a session's first thread.
+// Presses Tab until a session's first thread has the focus.
 async function tabTo(page, session) {
   for (let presses = 0; presses < 20; presses++) {
     await page.keyboard.press('Tab');
-    if ((await focus(page))?.session === session) return;
+    if ((await focusedThread(page))?.session === session) return;
   }
-  throw new Error(`Tab never came to ${session}`);
+  throw new Error(`Tab did not reach ${session}`);
 }
 
-async function byKeyboard(page, house, session, another) {
+// Opens and closes a thread by keyboard. Meanwhile another session begins. Returns the contrasts of the open page.
+async function checkKeyboard(page, stack, session, other) {
   await tabTo(page, session);
-  assert.equal((await focus(page)).open, false, 'only the newest is unfolded at first');
+  assert.equal((await focusedThread(page)).open, false, 'only the newest is open at first');
   await page.keyboard.press('Enter');
   const card = page.locator('section').filter({ has: page.getByRole('heading', { name: session, exact: true }) });
-  const { id, threads } = (await known(house)).find((it) => it.session === session);
-  const text = () => Promise.all([`sessions/${id}/threads/${threads[0].id}/context`, `requests/${threads[0].request}/explain`]
-    .map(async (path) => (await house.fetch(`/api/v1/${path}?format=text`)).text()));
-  // (The view says how long ago something was.)
-  await card.locator('pre').filter({ hasText: 'tokens' }).waitFor({ timeout: SOON_MS });
-  const timeless = (words) => words.replace(/\d+ (s|min) ago/g, 'some time ago');
-  assert.equal(timeless(await card.locator('pre').first().textContent()), timeless((await text()).join('\n')));
-  // Another session begins meanwhile, above: focus and fold stay with this one.
-  const before = (await known(house)).length;
-  await another.next();
-  const { sessions } = await agree(page, house, 'after a call beside');
+  const { id, threads } = (await fetchSessions(stack)).find((candidate) => candidate.session === session);
+  const apiTexts = () => Promise.all([`sessions/${id}/threads/${threads[0].id}/context`, `requests/${threads[0].request}/explain`]
+    .map(async (path) => (await stack.fetch(`/api/v1/${path}?format=text`)).text()));
+  await card.locator('pre').filter({ hasText: 'tokens' }).waitFor({ timeout: TIMEOUT_MS });
+  // The text says how long ago something was, which changes while the test runs.
+  const timeless = (text) => text.replace(/\d+ (s|min) ago/g, 'some time ago');
+  assert.equal(timeless(await card.locator('pre').first().textContent()), timeless((await apiTexts()).join('\n')));
+  // Another session begins and is shown above this one, which must keep the focus and stay open.
+  const before = (await fetchSessions(stack)).length;
+  await other.next();
+  const { sessions } = await waitForPage(page, stack, 'after a call of another session');
   assert.equal(sessions.length, before + 1);
-  assert.deepEqual(await focus(page), { session, open: true });
-  const looks = await page.evaluate(contrasts);
+  assert.deepEqual(await focusedThread(page), { session, open: true });
+  const contrast = await page.evaluate(measureContrast);
   await page.keyboard.press('Enter');
-  assert.equal((await focus(page)).open, false, 'folded again');
-  return looks;
+  assert.equal((await focusedThread(page)).open, false, 'closed again');
+  return contrast;
 }
 
-async function looksRight({ ground, texts, focus }, scheme) {
-  assert.equal(ground > 0.5 ? 'light' : 'dark', scheme);
-  assert.deepEqual(texts.filter(({ ratio }) => ratio < TEXT_CONTRAST), [], 'text that is hard to read');
+function checkContrast({ pageLuminance, texts, focus }, scheme) {
+  assert.equal(pageLuminance > 0.5 ? 'light' : 'dark', scheme);
+  assert.deepEqual(texts.filter(({ ratio }) => ratio < MIN_TEXT_CONTRAST), [], 'texts with too little contrast');
   assert(texts.length > 15, `${texts.length} texts`);
-  assert(focus.style === 'solid' && focus.width >= 2 && focus.ratio >= MARK_CONTRAST, JSON.stringify(focus));
+  assert(focus.style === 'solid' && focus.width >= 2 && focus.ratio >= MIN_OTHER_CONTRAST, JSON.stringify(focus));
 }
 
-async function tried(browser, house, scheme) {
+async function checkPage(browser, stack, scheme) {
   const context = await browser.newContext({ colorScheme: scheme, viewport: { width: 1200, height: 900 } });
   const page = await context.newPage();
-  const faults = [];
-  page.on('pageerror', (error) => faults.push(error.stack));
-  page.on('console', (message) => message.type() === 'error' && faults.push(message.text()));
-  page.on('request', (request) => request.url().includes(house.token) && !request.isNavigationRequest() && faults.push(`the token stands in ${request.url()}`));
-  page.on('request', (request) => new URL(request.url()).origin === house.admin || request.url().startsWith('data:') || faults.push(`asks ${request.url()}`));
-  const empty = (await known(house)).length === 0;
-  // The first call of all comes when the page has drawn itself, and does not listen yet: not even that one is missed.
-  const first = anthropicMessages(house.proxy, MODEL, true, true, `${scheme} one`);
+  const errors = [];
+  page.on('pageerror', (error) => errors.push(error.stack));
+  page.on('console', (message) => message.type() === 'error' && errors.push(message.text()));
+  page.on('request', (request) => request.url().includes(stack.token) && !request.isNavigationRequest() && errors.push(`the token is in ${request.url()}`));
+  page.on('request', (request) => new URL(request.url()).origin === stack.admin || request.url().startsWith('data:') || errors.push(`a request to ${request.url()}`));
+  const isEmpty = (await fetchSessions(stack)).length === 0;
+  // The first call is made after the page was drawn, but before it listens for events. The page must show it, too.
+  const first = anthropicMessages(stack.proxy, MODEL, true, true, `${scheme} one`);
   let calls = 1;
   await page.route('**/api/v1/events', async (route) => {
-    assert.equal(await page.locator('#empty').isVisible(), empty);
+    assert.equal(await page.locator('#empty').isVisible(), isEmpty);
     await first.next();
     await route.continue();
   }, { times: 1 });
   // Without the token the page says how to open it, and shows nothing.
-  await page.goto(house.admin);
-  await page.locator('#ask').waitFor({ timeout: SOON_MS });
+  await page.goto(stack.admin);
+  await page.locator('#ask').waitFor({ timeout: TIMEOUT_MS });
   assert.match(await page.locator('#ask').textContent(), /Open the link that plimsoll serve printed/);
-  assert.deepEqual(faults.splice(0).filter((fault) => !/401/.test(fault)), []);
-  // One click opens it: the link's token leaves the address bar, and no request carries it in its URL.
-  await page.goto(house.link);
-  await page.locator('#state.live').waitFor({ timeout: SOON_MS });
-  assert.equal(page.url(), `${house.admin}/`);
-  await agree(page, house, `${scheme}: a call before the page listens`);
-  // Live: every call is on the page before the next one is made.
+  assert.deepEqual(errors.splice(0).filter((error) => !/401/.test(error)), []);
+  // The link opens it. The token is then removed from the address bar, and no request has it in its URL.
+  await page.goto(stack.pageUrl);
+  await page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
+  assert.equal(page.url(), `${stack.admin}/`);
+  await waitForPage(page, stack, `${scheme}: a call before the page listens`);
+  // Live updates: the page shows every call before the next one is made.
   for await (const _ of first) {
     calls += 1;
-    await agree(page, house, `${scheme}: call ${calls} of the first session`);
+    await waitForPage(page, stack, `${scheme}: call ${calls} of the first session`);
   }
-  const quiet = (await known(house))[0];
-  assert.deepEqual([calls, quiet.turns], [4, 4]);
-  const [second, third] = ['two', 'three'].map((name) => anthropicMessages(house.proxy, MODEL, true, true, `${scheme} ${name}`));
+  const finished = (await fetchSessions(stack))[0];
+  assert.deepEqual([calls, finished.turns], [4, 4]);
+  const [second, third] = ['two', 'three'].map((name) => anthropicMessages(stack.proxy, MODEL, true, true, `${scheme} ${name}`));
   await second.next();
-  await agree(page, house, `${scheme}: a second session`);
-  await follow(page, quiet.session);
-  // A reload unfolds the newest thread alone.
+  await waitForPage(page, stack, `${scheme}: a second session`);
+  await checkWorstLink(page, finished.session);
+  // After a reload only the newest thread is open.
   await page.reload();
-  await page.locator('#state.live').waitFor({ timeout: SOON_MS });
-  await agree(page, house, `${scheme}: after a reload`);
-  await looksRight(await byKeyboard(page, house, quiet.session, third), scheme);
-  assert.deepEqual(faults, []);
+  await page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
+  await waitForPage(page, stack, `${scheme}: after a reload`);
+  checkContrast(await checkKeyboard(page, stack, finished.session, third), scheme);
+  assert.deepEqual(errors, []);
   await context.close();
 }
 
-// What cannot be kept is said on top of the page, by itself.
-async function failed(browser, house) {
+// If nothing can be stored, the page says so at the top.
+async function checkStorageFailure(browser, stack) {
   const page = await browser.newPage();
-  await page.goto(house.link);
-  await page.locator('#state.live').waitFor({ timeout: SOON_MS });
+  await page.goto(stack.pageUrl);
+  await page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
   assert.equal(await page.locator('#failure').isVisible(), false);
-  await rm(path.join(house.data, 'plimsoll.db'));
+  await rm(path.join(stack.data, 'plimsoll.db'));
   await page.reload();
-  await page.locator('#failure', { hasText: 'Nothing is stored for now' }).waitFor({ timeout: SOON_MS });
+  await page.locator('#failure', { hasText: 'Nothing is stored for now' }).waitFor({ timeout: TIMEOUT_MS });
   assert.match(await page.locator('#failure').textContent(), /plimsoll\.db was deleted/);
   await page.close();
 }
 
-const house = await House.open({ model: false });
-const browser = await chromium.launch({ executablePath: BROWSER, args: QUIET });
+const stack = await TestStack.start({ model: false });
+const browser = await chromium.launch({ executablePath: BROWSER, args: BROWSER_FLAGS });
 try {
   for (const scheme of ['light', 'dark']) {
-    await tried(browser, house, scheme);
+    await checkPage(browser, stack, scheme);
     console.log(`ok page, ${scheme}`);
   }
-  await failed(browser, house);
-  console.log('ok page, nothing is kept');
+  await checkStorageFailure(browser, stack);
+  console.log('ok page, storage failure');
 } finally {
   await browser.close();
-  await house.close();
+  await stack.close();
 }

@@ -180,8 +180,8 @@ impl ProxyError {
                 (limits.connection_bytes): try again, or raise it."
                 .to_owned(),
             ProxyError::HeadersTooLarge => format!(
-                "The client's request headers are larger than Plimsoll's limit \
-                (limits.header_bytes), or more than {MOST_HEADERS} lines: send fewer, or raise it."
+                "The client's request has more than {MOST_HEADERS} header lines, or its headers are \
+                larger than limits.header_bytes: send fewer. Only limits.header_bytes can be raised."
             ),
             ProxyError::Malformed => "The client did not send a valid HTTP request: fix its \
                 request line or headers. In a URL, write ` in the path as %60, \" in the \

@@ -1,16 +1,16 @@
 // Official Node SDKs through Plimsoll, each streaming and not, with tools.
 //
-// A test holds the same conversation directly and through the proxy, compares what the SDK says of
-// both, and then asks the admin API what it knows of the second one.
+// A test has the same conversation directly and through the proxy, compares what the SDK received, and then compares
+// that with what the admin API reports.
 
 import assert from 'node:assert/strict';
 
 import * as drivers from './drivers.mjs';
-import { House } from './house.mjs';
-import { Told } from './known.mjs';
-import { PATIENT, cases } from './poisoned.mjs';
+import { ExchangeEvents } from './exchange_events.mjs';
+import { SLOW_DISK_ENV, cases as healingCases } from './healing.mjs';
+import { TestStack } from './stack.mjs';
 
-// The AI SDK would remark on every odd request; the assertions speak here.
+// The AI SDK prints a warning for every unusual request. The assertions check what matters.
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
 const SCRIPTED = [
@@ -24,78 +24,74 @@ const SCRIPTED = [
   ['aiSdk', 'deepseek-v4', { provider: 'compatible' }],
   ['aiSdk', 'gemini-3-pro-preview', { provider: 'google' }],
 ];
-const REAL = [
+const REAL_MODEL = [
   ['anthropicMessages', 'smollm2', {}],
   ['openaiChat', 'smollm2', {}],
   ['openaiResponses', 'smollm2', {}],
   ['aiSdk', 'smollm2', { provider: 'compatible' }],
 ];
-// llama.cpp now and then closes the connection of a stream that it has just ended. Plimsoll tries the next
-// request again on a new one, so its clients need not; who calls the server directly must.
-const SHAKY = { retries: 2 };
+// llama.cpp sometimes closes the connection after a stream has ended. Plimsoll then sends the next request again on a
+// new connection. A client that calls the server directly must retry itself.
+const DIRECT_OPTIONS = { retries: 2 };
 
-async function converse(driver, base, model, stream, tools, extra) {
+async function runConversation(driver, base, model, stream, tools, extra) {
   const calls = [];
-  const of = `${driver} ${extra.provider ?? ''} of ${model}, ${stream ? 'streamed' : 'whole'}`;
-  for await (const call of drivers[driver](base, model, stream, tools, of, extra)) calls.push(call);
+  const label = `${driver} ${extra.provider ?? ''} of ${model}, ${stream ? 'streamed' : 'whole'}`;
+  for await (const call of drivers[driver](base, model, stream, tools, label, extra)) calls.push(call);
   return calls;
 }
 
-async function scripted(house, driver, model, stream, extra) {
-  const direct = await converse(driver, house.provider, model, stream, true, extra);
-  const told = await Told.from(house);
-  const through = await converse(driver, house.proxy, model, stream, true, extra);
-  assert.deepEqual(through.map((call) => call.tool), ['get_weather', undefined, 'get_weather', undefined]);
-  assert.deepEqual(through, direct);
-  await told.check(through, model);
+async function scriptedProvider(stack, driver, model, stream, extra) {
+  const direct = await runConversation(driver, stack.provider, model, stream, true, extra);
+  const events = await ExchangeEvents.listen(stack);
+  const proxied = await runConversation(driver, stack.proxy, model, stream, true, extra);
+  assert.deepEqual(proxied.map((call) => call.tool), ['get_weather', undefined, 'get_weather', undefined]);
+  assert.deepEqual(proxied, direct);
+  await events.check(proxied, model);
 }
 
-async function real(house, driver, model, stream, extra) {
-  const told = await Told.from(house);
-  const through = await converse(driver, `${house.proxy}/model`, model, stream, false, extra);
-  const direct = await converse(driver, house.model, model, stream, false, { ...extra, ...SHAKY });
-  assert.equal(through.length, 2);
-  assert(through.every((call) => call.text), JSON.stringify(through));
-  assert.deepEqual(through, direct);
-  await told.check(through, model);
+async function realModel(stack, driver, model, stream, extra) {
+  const events = await ExchangeEvents.listen(stack);
+  const proxied = await runConversation(driver, `${stack.proxy}/model`, model, stream, false, extra);
+  const direct = await runConversation(driver, stack.model, model, stream, false, { ...extra, ...DIRECT_OPTIONS });
+  assert.equal(proxied.length, 2);
+  assert(proxied.every((call) => call.text), JSON.stringify(proxied));
+  assert.deepEqual(proxied, direct);
+  await events.check(proxied, model);
 }
 
 let passed = 0;
 let failed = 0;
-const house = await House.open();
+
+async function run(name, test) {
+  try {
+    await test();
+    passed += 1;
+    console.log(`ok ${name}`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAILED ${name}\n${error.stack}`);
+  }
+}
+
+const stack = await TestStack.start();
 try {
-  for (const [kind, cases] of [[scripted, SCRIPTED], [real, REAL]]) {
+  for (const [test, cases, provider] of [[scriptedProvider, SCRIPTED, 'scripted provider'], [realModel, REAL_MODEL, 'real model']]) {
     for (const [driver, model, extra] of cases) {
       for (const stream of [false, true]) {
-        const name = `node ${driver} ${extra.provider ?? ''} ${model} ${stream ? 'stream' : 'whole'} (${kind.name})`;
-        try {
-          await kind(house, driver, model, stream, extra);
-          passed += 1;
-          console.log(`ok ${name}`);
-        } catch (error) {
-          failed += 1;
-          console.log(`FAILED ${name}\n${error.stack}`);
-        }
+        const name = `node ${driver} ${extra.provider ?? ''} ${model} ${stream ? 'streaming' : 'not streaming'} (${provider})`;
+        await run(name, () => test(stack, driver, model, stream, extra));
       }
     }
   }
 } finally {
-  await house.close();
+  await stack.close();
 }
-const strict = await House.open({ model: false, strict: true, settings: PATIENT });
+const strictStack = await TestStack.start({ model: false, strict: true, env: SLOW_DISK_ENV });
 try {
-  for (const [name, plays] of cases) {
-    try {
-      await plays(strict);
-      passed += 1;
-      console.log(`ok node ${name}`);
-    } catch (error) {
-      failed += 1;
-      console.log(`FAILED node ${name}\n${error.stack}`);
-    }
-  }
+  for (const [name, test] of healingCases) await run(`node ${name}`, () => test(strictStack));
 } finally {
-  await strict.close();
+  await strictStack.close();
 }
 console.log(`node SDKs: ${passed} passed, ${failed} failed`);
 process.exit(failed ? 1 : 0);

@@ -222,65 +222,55 @@ pub(in crate::context) fn is_default<T: Default + PartialEq>(value: &T) -> bool 
 
 /// The documents and headings that state the rules.
 const OLD_RESULTS: &str = "docs/rewriting.md \"Old tool results\"";
+const REASONING: &str = "docs/rewriting.md \"Reasoning\"";
 const COMPACTION: &str = "docs/rewriting.md \"Compaction\"";
 const ALWAYS: &str = "docs/rewriting.md \"Rules for every rewrite\"";
 const ALLOWED: &str = "docs/architecture.md \"When a rewrite is allowed\"";
 const FAILING: &str = "docs/architecture.md \"Failing open\"";
 const HEALING: &str = "docs/healing.md \"What is changed\"";
-const TOO_LARGE: &str = "docs/rewriting.md \"A request that does not fit\"";
+const OVERFLOW: &str = "docs/rewriting.md \"A request that does not fit\"";
 
 impl DecisionReason {
     /// The rule in words, and the document and heading that state it.
     pub fn rule(self) -> (&'static str, &'static str) {
         match self {
             Self::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
-            Self::ColdCache => (
-                "the provider's cache is cold or empty, so that a cut breaks nothing",
-                "docs/protocols.md 7.4",
-            ),
-            Self::PaysBack => (
-                "the saving pays for the broken cache within prune.horizon_turns",
-                "docs/protocols.md 7.4",
-            ),
+            Self::ColdCache => {
+                ("the provider's cache is cold or empty, so that a cut breaks nothing", OLD_RESULTS)
+            }
+            Self::PaysBack => {
+                ("the saving pays for the broken cache within prune.horizon_turns", OLD_RESULTS)
+            }
             Self::Always => ("the policy cuts whenever a cut saves enough", OLD_RESULTS),
-            Self::TooLarge => ("the result is too large to be sent whole", OLD_RESULTS),
+            Self::TooLarge => (
+                "the result is too large to be sent whole",
+                "docs/rewriting.md \"Results that are too large\"",
+            ),
             Self::Queued => {
                 ("it was queued for this session", "docs/rewriting.md \"Injected messages\"")
             }
-            Self::Overflow => ("the provider answered that it does not fit the window", TOO_LARGE),
+            Self::Overflow => ("the provider answered that it does not fit the window", OVERFLOW),
             Self::Birth => ("it is sent for the first time, so nothing depends on it yet", ALLOWED),
-            Self::Demanded => {
-                ("the provider answers 400 if it is missing", "docs/protocols.md 4.2, 5.4")
+            Self::Demanded => ("the provider answers 400 if it is missing", REASONING),
+            Self::OpenLoop => ("the tool loop it belongs to is still open", REASONING),
+            Self::Stripped => ("the policy leaves reasoning out of the context", REASONING),
+            Self::Bound => ("the model's later reasoning is bound to these bytes", ALLOWED),
+            Self::OtherPrefix => {
+                ("the messages before it are not those that it was made with", REASONING)
             }
-            Self::OpenLoop => {
-                ("the tool loop it belongs to is still open", "docs/protocols.md 1.2, 1.5")
+            Self::OtherModel => ("another model made it", REASONING),
+            Self::OtherUpstream => ("another upstream made it", REASONING),
+            Self::Unwanted => {
+                ("the provider does not expect it back, or thinking is off", REASONING)
             }
-            Self::Stripped => (
-                "the policy leaves reasoning out of the context",
-                "docs/rewriting.md \"Reasoning\"",
-            ),
-            Self::Bound => (
-                "the model's later reasoning is bound to these bytes",
-                "docs/protocols.md 1.5, 3.5",
-            ),
-            Self::OtherPrefix => (
-                "the messages before it are not those that it was made with",
-                "docs/protocols.md 1.5.3",
-            ),
-            Self::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
-            Self::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
-            Self::Unwanted => (
-                "the provider does not expect it back, or thinking is off",
-                "docs/protocols.md 4.2",
-            ),
-            Self::TooLate => (
-                "earlier requests were sent without it, and the cache depends on that",
-                "docs/protocols.md 7.4",
-            ),
+            Self::TooLate => {
+                ("earlier requests were sent without it, and the cache depends on that", REASONING)
+            }
             Self::Policy => ("the policy forbids it", ALLOWED),
-            Self::Provider => {
-                ("prune.method leaves old results to the provider", "docs/protocols.md 1.3")
-            }
+            Self::Provider => (
+                "prune.method leaves old results to the provider",
+                "docs/rewriting.md \"Clearing by the provider\"",
+            ),
             Self::NoGate => ("no condition in prune.gate is met", OLD_RESULTS),
             Self::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
             Self::UnknownWindow => ("the model is unknown: its window is a guess", OLD_RESULTS),
@@ -473,14 +463,17 @@ mod tests {
         assert_eq!(written, serde_json::json!({}), "empty values are not written");
     }
 
-    /// Every reason has a rule in words and a heading of a document.
+    /// Every reason has a rule in words, a document and a heading in quotes; `tests/citations.rs` looks for the heading.
     #[test]
     fn each_reason_has_its_rule() {
         use strum::IntoEnumIterator as _;
         let mut rules = Vec::new();
         for why in DecisionReason::iter() {
             let (rule, heading) = why.rule();
-            assert!(rule.len() > 10 && heading.starts_with("docs/"), "{why:?}: {rule}, {heading}");
+            let is_heading = heading.starts_with("docs/")
+                && heading.ends_with('"')
+                && heading.split_once(".md \"").is_some_and(|(_, title)| title.len() > 3);
+            assert!(rule.len() > 10 && is_heading, "{why:?}: {rule}, {heading}");
             rules.push(rule);
         }
         rules.sort_unstable();

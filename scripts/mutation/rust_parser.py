@@ -1,7 +1,7 @@
-"""Reads bodies of Rust functions as trees of expressions, by offsets, as far as mutants need it.
+"""Parses the bodies of Rust functions into trees of expressions with offsets, as far as mutants need it.
 
-Only what a mutant can change is told apart: operators, match arms, struct literals. Types, patterns and macros are
-passed over as text. What is not understood is an error: nothing is guessed.
+The tree has only what a mutant can change: operators, match arms, struct literals. Types, patterns and macros are
+skipped. Anything that the parser does not understand is an error: it never guesses.
 """
 
 import re
@@ -45,53 +45,53 @@ class Node:
     kind: str
     start: int
     end: int
-    kids: list = field(default_factory=list)
+    children: list = field(default_factory=list)
     op: str = ""
-    at: int = -1  # where the operator, the guard or the pattern's end stands
+    op_offset: int = -1  # of the operator; for an arm, where its pattern ends
 
 
-class Unreadable(Exception):
+class ParseError(Exception):
     pass
 
 
 def tokens(text):
-    found, at = [], 0
-    while at < len(text):
-        match = TOKEN.match(text, at)
+    found, offset = [], 0
+    while offset < len(text):
+        match = TOKEN.match(text, offset)
         kind, end = match.lastgroup, match.end()
         if match["raw"]:
             kind, end = "str", text.index('"' + match["hash"], end) + 1 + len(match["hash"])
         elif kind == "comment":
             depth, end = 1, match.end()
             while depth:
-                step = re.compile(r"/\*|\*/").search(text, end)
-                depth += 1 if step[0] == "/*" else -1
-                end = step.end()
+                delimiter = re.compile(r"/\*|\*/").search(text, end)
+                depth += 1 if delimiter[0] == "/*" else -1
+                end = delimiter.end()
         elif kind == "num" and re.fullmatch(r"[0-9_]+", match[0]) and re.match(r"\.(?![.A-Za-z_])", text[end:]):
             if not (found and found[-1].text == "."):
                 end += 1
         if kind not in ("skip", "comment"):
-            if kind == "num" and found and found[-1].text == "." and "." in text[at:end]:
-                end = at + text[at:end].index(".")  # a.0.1
-            found.append(Token(kind, text[at:end], at, end))
-        at = end
+            if kind == "num" and found and found[-1].text == "." and "." in text[offset:end]:
+                end = offset + text[offset:end].index(".")  # a.0.1
+            found.append(Token(kind, text[offset:end], offset, end))
+        offset = end
     return found
 
 
-class Reader:
-    """One file. `block_at(offset)` reads the block that opens there."""
+class Parser:
+    """One file. `block_at(offset)` parses the block that opens there."""
 
     def __init__(self, text):
         self.text = text
         self.tokens = tokens(text)
         self.by_start = {token.start: index for index, token in enumerate(self.tokens)}
-        self.partner = {}
+        self.closing = {}
         stack = []
         for index, token in enumerate(self.tokens):
             if token.kind == "punct" and token.text in "([{":
                 stack.append(index)
             elif token.kind == "punct" and token.text in ")]}":
-                self.partner[stack.pop()] = index
+                self.closing[stack.pop()] = index
         self.i = 0
 
     # ---- tokens
@@ -110,11 +110,11 @@ class Reader:
 
     @property
     def end(self):
-        """The end of what was read last."""
+        """The end of the token before."""
         return self.tokens[self.i - 1].end
 
     def operator(self):
-        """The longest operator that stands here, or nothing."""
+        """The longest operator at this position, or an empty text."""
         if self.kind() != "punct":
             return ""
         for operator in OPERATORS:
@@ -128,11 +128,11 @@ class Reader:
     def expect(self, text):
         if self.peek() != text:
             line = self.text.count("\n", 0, self.start) + 1
-            raise Unreadable(f"line {line}: {text!r} was expected, not {self.peek()!r}")
+            raise ParseError(f"line {line}: expected {text!r}, found {self.peek()!r}")
         self.i += 1
 
     def skip_group(self):
-        self.i = self.partner[self.i] + 1
+        self.i = self.closing[self.i] + 1
 
     def skip_attributes(self):
         while self.peek() == "#" and (self.peek(1) == "[" or (self.peek(1) == "!" and self.peek(2) == "[")):
@@ -140,7 +140,7 @@ class Reader:
             self.skip_group()
 
     def skip_generics(self):
-        """`<…>`, where no expression can stand."""
+        """Skips `<…>`, which has no expressions."""
         depth = 0
         while True:
             if self.operator() in ("->", "=>"):
@@ -151,14 +151,14 @@ class Reader:
                 self.skip_group()
                 continue
             if not text:
-                raise Unreadable("generics do not end")
+                raise ParseError("generics are not closed")
             depth += (text == "<") - (text == ">")
             self.i += 1
             if depth == 0:
                 return
 
     def skip_until(self, *stops):
-        """A pattern, with its type."""
+        """Skips a pattern with its type."""
         while True:
             operator = self.operator()
             text = self.peek()
@@ -169,7 +169,7 @@ class Reader:
             elif text in CLOSES and self.kind() == "punct":
                 self.skip_group()
             elif not text or text in ")]}":
-                raise Unreadable(f"offset {self.start}: none of {stops}")
+                raise ParseError(f"offset {self.start}: expected one of {stops}")
             else:
                 self.take(operator or " ")
 
@@ -200,13 +200,13 @@ class Reader:
 
     def block(self):
         start = self.start
-        close = self.partner[self.i]
+        close = self.closing[self.i]
         self.expect("{")
-        kids = []
+        children = []
         while self.i < close:
-            kids += self.statement()
+            children += self.statement()
         self.expect("}")
-        return Node("block", start, self.end, kids)
+        return Node("block", start, self.end, children)
 
     def statement(self):
         self.skip_attributes()
@@ -218,26 +218,26 @@ class Reader:
             return self.let()
         if (text in ITEMS and not (text == "const" and self.peek(1) == "{")) or (text == "async" and self.peek(1) == "fn"):
             return self.item()
-        kid = self.expression(statement=True)
+        child = self.expression(statement=True)
         if self.peek() == ";":
             self.i += 1
-        return [kid]
+        return [child]
 
     def let(self):
         self.i += 1
         self.skip_until("=", ";")
-        kids = []
+        children = []
         if self.peek() == "=":
             self.i += 1
-            kids.append(self.expression())
+            children.append(self.expression())
             if self.peek() == "else":
                 self.i += 1
-                kids.append(self.block())
+                children.append(self.block())
         self.expect(";")
-        return kids
+        return children
 
     def item(self):
-        """An item within a body: functions are read, the rest is text."""
+        """An item in a body: functions are parsed, the rest is skipped."""
         is_function = False
         while self.peek() not in ("{", ";"):
             is_function |= self.peek() == "fn"
@@ -257,94 +257,94 @@ class Reader:
 
     # ---- expressions
 
-    def expression(self, least=0, structs=True, statement=False):
+    def expression(self, min_precedence=0, allow_structs=True, statement=False):
         start = self.start
-        left = self.prefix(structs, statement)
+        left = self.prefix(allow_structs, statement)
         if statement and left.kind in ("block", "if", "match", "loop", "macro{"):
             if self.peek() == "." and self.operator() == ".":
-                left = self.postfix(left, structs)
+                left = self.postfix(left, allow_structs)
             elif self.peek() == "?":
-                left = self.postfix(left, structs)
+                left = self.postfix(left, allow_structs)
             else:
                 return left
         while True:
             operator = self.operator()
-            if self.peek() == "as" and least <= 12:
+            if self.peek() == "as" and min_precedence <= 12:
                 self.i += 1
                 self.skip_type()
                 left = Node("other", start, self.end, [left])
-            elif operator in BINARY and BINARY[operator] >= least:
-                at = self.start
+            elif operator in BINARY and BINARY[operator] >= min_precedence:
+                op_offset = self.start
                 self.take(operator)
-                right = self.expression(BINARY[operator] + 1, structs)
-                left = Node("binary", start, self.end, [left, right], operator, at)
-            elif operator in ASSIGN and least <= 1:
-                at = self.start
+                right = self.expression(BINARY[operator] + 1, allow_structs)
+                left = Node("binary", start, self.end, [left, right], operator, op_offset)
+            elif operator in ASSIGN and min_precedence <= 1:
+                op_offset = self.start
                 self.take(operator)
-                right = self.expression(1, structs)
-                left = Node("assign", start, self.end, [left, right], operator, at)
-            elif operator in ("..", "..=") and least <= 2:
+                right = self.expression(1, allow_structs)
+                left = Node("assign", start, self.end, [left, right], operator, op_offset)
+            elif operator in ("..", "..=") and min_precedence <= 2:
                 self.take(operator)
-                kids = [left]
-                if self.begins_expression(structs):
-                    kids.append(self.expression(3, structs))
-                left = Node("other", start, self.end, kids)
+                children = [left]
+                if self.begins_expression(allow_structs):
+                    children.append(self.expression(3, allow_structs))
+                left = Node("other", start, self.end, children)
             else:
                 return left
 
-    def begins_expression(self, structs):
+    def begins_expression(self, allow_structs):
         text = self.peek()
         if self.kind() == "punct":
-            return text in ("(", "[", "-", "!", "*", "&", "|", "<", "#") or (text == "{" and structs)
+            return text in ("(", "[", "-", "!", "*", "&", "|", "<", "#") or (text == "{" and allow_structs)
         return text not in ("else", "as", "")
 
-    def prefix(self, structs, statement=False):
+    def prefix(self, allow_structs, statement=False):
         self.skip_attributes()
         start, text = self.start, self.peek()
         if self.kind() == "punct":
             operator = self.operator()
             if text in "-!*":
                 self.i += 1
-                kid = self.expression(13, structs)
-                return Node("unary", start, self.end, [kid], text, start)
+                child = self.expression(13, allow_structs)
+                return Node("unary", start, self.end, [child], text, start)
             if text == "&":
                 self.i += 1
                 if self.peek() == "mut":
                     self.i += 1
-                return Node("other", start, self.end_of(kid := self.expression(13, structs)), [kid])
+                return Node("other", start, self.end_of(child := self.expression(13, allow_structs)), [child])
             if operator in ("..", "..="):
                 self.take(operator)
-                kids = [self.expression(3, structs)] if self.begins_expression(structs) else []
-                return Node("other", start, self.end, kids)
+                children = [self.expression(3, allow_structs)] if self.begins_expression(allow_structs) else []
+                return Node("other", start, self.end, children)
             if text == "|":
-                return self.closure(structs)
+                return self.closure(allow_structs)
         if text in ("move", "async") and self.peek(1) in ("|", "move") and self.peek(2) in ("|",) or (
             text == "move" and self.peek(1) == "|"
         ) or (text == "async" and self.peek(1) == "|"):
             while self.peek() != "|":
                 self.i += 1
-            return self.closure(structs, start)
+            return self.closure(allow_structs, start)
         if text in ("return", "break", "continue", "yield") and self.kind() == "ident":
             self.i += 1
             if self.kind() == "lifetime":
                 self.i += 1
-            kids = []
-            if text != "continue" and self.begins_expression(structs):
-                kids.append(self.expression(0, structs))
-            return Node("other", start, self.end, kids)
+            children = []
+            if text != "continue" and self.begins_expression(allow_structs):
+                children.append(self.expression(0, allow_structs))
+            return Node("other", start, self.end, children)
         if text == "let":
             self.i += 1
             self.skip_until("=")
             self.i += 1
-            kid = self.expression(5, False)
-            return Node("let", start, self.end, [kid])
-        return self.postfix(self.primary(structs), structs, statement)
+            child = self.expression(5, False)
+            return Node("let", start, self.end, [child])
+        return self.postfix(self.primary(allow_structs), allow_structs, statement)
 
     @staticmethod
     def end_of(node):
         return node.end
 
-    def closure(self, structs, start=None):
+    def closure(self, allow_structs, start=None):
         start = self.start if start is None else start
         self.i += 1
         self.skip_until("|", "||") if self.operator() != "|" or self.peek() != "|" else None
@@ -352,12 +352,12 @@ class Reader:
         if self.operator() == "->":
             self.i += 2
             self.skip_type()
-            kid = self.block()
+            child = self.block()
         else:
-            kid = self.expression(0, structs)
-        return Node("other", start, self.end, [kid])
+            child = self.expression(0, allow_structs)
+        return Node("other", start, self.end, [child])
 
-    def postfix(self, left, structs, statement=False):
+    def postfix(self, left, allow_structs, statement=False):
         if statement and left.kind in ("block", "if", "match", "loop", "macro{"):
             return left
         start = left.start
@@ -382,18 +382,18 @@ class Reader:
                 return left
 
     def list(self):
-        """What stands between brackets, apart by commas (or a semicolon)."""
-        close = self.partner[self.i]
+        """The expressions between brackets, separated by commas or a semicolon."""
+        close = self.closing[self.i]
         self.i += 1
-        kids = []
+        children = []
         while self.i < close:
-            kids.append(self.expression())
+            children.append(self.expression())
             if self.peek() in (",", ";"):
                 self.i += 1
         self.i = close + 1
-        return kids
+        return children
 
-    def primary(self, structs):
+    def primary(self, allow_structs):
         start, text, kind = self.start, self.peek(), self.kind()
         if kind in ("num", "str", "char"):
             self.i += 1
@@ -401,75 +401,75 @@ class Reader:
         if kind == "lifetime":
             self.i += 1
             self.expect(":")
-            return self.primary(structs)
+            return self.primary(allow_structs)
         if text in ("(", "["):
-            kids = self.list()
-            return Node("other", start, self.end, kids)
+            children = self.list()
+            return Node("other", start, self.end, children)
         if text == "{":
             return self.block()
         if text == "<":
             self.skip_generics()
-            return self.path(structs, start)
+            return self.path(allow_structs, start)
         if kind != "ident":
             line = self.text.count("\n", 0, start) + 1
-            raise Unreadable(f"line {line}: no expression begins with {text!r}")
+            raise ParseError(f"line {line}: an expression cannot begin with {text!r}")
         if text in ("unsafe", "const", "async") and self.peek(1) in ("{", "move"):
             self.i += 2 if self.peek(1) == "move" else 1
-            return Node("block", start, self.end_of(kid := self.block()), [kid])
+            return Node("block", start, self.end_of(child := self.block()), [child])
         if text == "if":
             return self.condition()
         if text == "match":
             return self.match()
         if text in ("loop", "while", "for"):
             return self.loop()
-        return self.path(structs, start)
+        return self.path(allow_structs, start)
 
     def condition(self):
         start = self.start
         self.i += 1
-        kids = [self.expression(structs=False), self.block()]
+        children = [self.expression(allow_structs=False), self.block()]
         if self.peek() == "else":
             self.i += 1
-            kids.append(self.condition() if self.peek() == "if" else self.block())
-        return Node("if", start, self.end, kids)
+            children.append(self.condition() if self.peek() == "if" else self.block())
+        return Node("if", start, self.end, children)
 
     def loop(self):
-        start, text, kids = self.start, self.peek(), []
+        start, text, children = self.start, self.peek(), []
         self.i += 1
         if text == "for":
             self.skip_until("in")
             self.i += 1
         if text != "loop":
-            kids.append(self.expression(structs=False))
-        kids.append(self.block())
-        return Node("loop", start, self.end, kids)
+            children.append(self.expression(allow_structs=False))
+        children.append(self.block())
+        return Node("loop", start, self.end, children)
 
     def match(self):
         start = self.start
         self.i += 1
-        kids = [self.expression(structs=False)]
-        close = self.partner[self.i]
+        children = [self.expression(allow_structs=False)]
+        close = self.closing[self.i]
         self.expect("{")
         while self.i < close:
-            kids.append(self.arm())
+            children.append(self.arm())
         self.expect("}")
-        return Node("match", start, self.end, kids)
+        return Node("match", start, self.end, children)
 
     def arm(self):
         self.skip_attributes()
         start = self.start
         self.skip_until("=>", "if")
-        at, kids = self.end, []
+        pattern_end, children = self.end, []
         if self.peek() == "if":
             self.i += 1
-            kids.append(self.expression(structs=False))
+            children.append(self.expression(allow_structs=False))
         self.take("=>")
-        kids.append(self.expression(statement=self.peek() == "{"))
+        children.append(self.expression(statement=self.peek() == "{"))
         if self.peek() == ",":
             self.i += 1
-        return Node("arm", start, self.end, kids, "if" if len(kids) == 2 else "", at)
+        return Node("arm", start, self.end, children, "if" if len(children) == 2 else "", pattern_end)
 
-    def path(self, structs, start):
+    def path(self, allow_structs, start):
         if self.operator() != "::":
             self.i += 1
         while self.operator() == "::":
@@ -483,37 +483,37 @@ class Reader:
             is_block = self.peek() == "{"
             self.skip_group()
             return Node("macro{" if is_block else "other", start, self.end)
-        if self.peek() == "{" and structs:
+        if self.peek() == "{" and allow_structs:
             return self.struct(start)
         return Node("other", start, self.end)
 
     def struct(self, start):
-        close = self.partner[self.i]
+        close = self.closing[self.i]
         self.i += 1
-        kids = []
+        children = []
         while self.i < close:
             self.skip_attributes()
-            at = self.start
+            field_start = self.start
             if self.operator() == "..":
                 self.i += 2
-                kids.append(Node("base", at, self.end_of(kid := self.expression()), [kid]))
+                children.append(Node("base", field_start, self.end_of(child := self.expression()), [child]))
             elif self.peek(1) == ":" and self.peek(2) != ":":
                 self.i += 2
-                kids.append(Node("field", at, self.end_of(kid := self.expression()), [kid]))
+                children.append(Node("field", field_start, self.end_of(child := self.expression()), [child]))
             else:
                 self.i += 1
-                kids.append(Node("field", at, self.end))
+                children.append(Node("field", field_start, self.end))
             if self.peek() == ",":
                 self.i += 1
         self.expect("}")
-        return Node("struct", start, self.end, kids)
+        return Node("struct", start, self.end, children)
 
 
-def body_start(reader, start):
-    """Where the body of the function opens whose span begins at `start`."""
-    index = next(i for i, token in enumerate(reader.tokens) if token.start >= start)
-    while reader.tokens[index].text != "fn":
-        index = reader.partner[index] + 1 if reader.tokens[index].text in ("[", "(") else index + 1
-    while reader.tokens[index].text not in ("{", ";"):
-        index = reader.partner[index] + 1 if reader.tokens[index].text in ("(", "[") else index + 1
-    return reader.tokens[index].start if reader.tokens[index].text == "{" else None
+def body_start(parser, start):
+    """The offset of the opening brace of the function whose span begins at `start`; None if it has no body."""
+    index = next(i for i, token in enumerate(parser.tokens) if token.start >= start)
+    while parser.tokens[index].text != "fn":
+        index = parser.closing[index] + 1 if parser.tokens[index].text in ("[", "(") else index + 1
+    while parser.tokens[index].text not in ("{", ";"):
+        index = parser.closing[index] + 1 if parser.tokens[index].text in ("(", "[") else index + 1
+    return parser.tokens[index].start if parser.tokens[index].text == "{" else None

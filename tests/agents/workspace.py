@@ -1,4 +1,4 @@
-"""Where an agent lives for one test: a home and a small project, and nothing of this machine's settings."""
+"""The home folder and the small project of an agent under test, without settings of this machine."""
 
 import errno
 import os
@@ -11,20 +11,20 @@ import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AGENTS = ROOT / ".tools/agents"
-NPM = AGENTS / "node_modules/.bin"
-PYTHON = AGENTS / "py/bin"
+NPM_BIN = AGENTS / "node_modules/.bin"
+PYTHON_BIN = AGENTS / "py/bin"
 KEY = "sk-dummy-0000000000000000"
-FIRST = "Look at this project: list the files, read README.md, check build.log, and say in one sentence what it does. Change nothing."
-THEN = "Look at README.md once more and say whether the last build passed."
-# An agent that takes longer than this for one prompt has failed.
-PATIENCE_S = 150
+FIRST_PROMPT = "Look at this project: list the files, read README.md, check build.log, and say in one sentence what it does. Change nothing."
+SECOND_PROMPT = "Look at README.md once more and say whether the last build passed."
+# How long an agent may take for one prompt.
+TIMEOUT_S = 150
 
 README = "# wordcount\n\nPrints the most frequent words of a file: `python3 app.py FILE`. The last build's output is in build.log.\n"
 APP = "import collections, re, sys\n\nwords = re.findall(r\"[a-z']+\", open(sys.argv[1]).read().lower())\nfor word, n in collections.Counter(words).most_common(10):\n    print(f'{n:6d} {word}')\n"
 
 
-class Place:
-    """A home and a project for one agent, and the proxy's address."""
+class Workspace:
+    """The home folder and the project of one agent, and the base URL that it sends requests to."""
 
     def __init__(self, base, folder):
         self.base = base
@@ -42,27 +42,27 @@ class Place:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def picture(self, name, width=300, height=200):
-        """A PNG of noise in the project, so of about three bytes a pixel."""
+    def write_picture(self, name, width=300, height=200):
+        """Writes a PNG of random pixels into the project: about three bytes each. Returns its name."""
         rows = b"".join(b"\0" + os.urandom(width * 3) for _ in range(height))
         (self.project / name).write_bytes(png(width, height, rows))
         return name
 
     def run(self, *command, stdin="", **env):
-        """Runs a command in the project; fails where it does."""
-        done = self.tried(*command, stdin=stdin, **env)
-        assert done.returncode == 0, f"{command[:3]} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        """Runs a command in the project, which must succeed."""
+        done = self.run_unchecked(*command, stdin=stdin, **env)
+        assert done.returncode == 0, f"{command[:3]} exited with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout + done.stderr
 
-    def tried(self, *command, stdin="", **env):
+    def run_unchecked(self, *command, stdin="", **env):
         """Runs a command in the project, which may fail."""
         return subprocess.run(
             [str(word) for word in command], cwd=self.project, env=self.environment(env), input=stdin,
-            capture_output=True, text=True, errors="replace", timeout=PATIENCE_S,
+            capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
         )
 
-    def killed(self, *command, stdin="", **env):
-        """Runs a command until it reads README.md, which does not answer, and kills it there."""
+    def run_and_kill(self, *command, stdin="", **env):
+        """Runs a command until it reads README.md, then kills it. README.md is a named pipe, so reading it blocks."""
         readme = self.project / "README.md"
         readme.unlink()
         os.mkfifo(readme)
@@ -72,8 +72,8 @@ class Place:
         )
         child.stdin.write(stdin.encode())
         child.stdin.close()
-        pipe = opened(readme, child)
-        # It has written down by now what it does.
+        pipe = open_when_read(readme, child)
+        # Time for the agent to store that it called the tool.
         time.sleep(2)
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -82,13 +82,13 @@ class Place:
         readme.write_text(README)
 
     def environment(self, env):
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-        return kept | {"HOME": str(self.home), "CI": "1", "NO_COLOR": "1"} | {name: str(value) for name, value in env.items()}
+        inherited = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+        return inherited | {"HOME": str(self.home), "CI": "1", "NO_COLOR": "1"} | {name: str(value) for name, value in env.items()}
 
 
-def opened(pipe, child):
-    """The writing end of a named pipe, once somebody reads it."""
-    deadline = time.monotonic() + PATIENCE_S
+def open_when_read(pipe, child):
+    """Waits until a process reads a named pipe, and returns the writing end."""
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and child.poll() is None:
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -99,7 +99,7 @@ def opened(pipe, child):
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    raise AssertionError("it never read README.md")
+    raise AssertionError("the agent did not read README.md")
 
 
 def png(width, height, rows):
