@@ -26,7 +26,7 @@ const WRITING: Duration = Duration::from_secs(20);
 const PACE: Duration = Duration::from_secs(3);
 /// What a turn adds, tokens, up to the prepare mark and past it.
 const STEPS: (usize, usize) = (1_800, 200);
-/// Sessions in each house, and their turns: two windows full.
+/// Sessions of each server, and their turns: two windows full.
 const SESSIONS: usize = 8;
 const TURNS: usize = 52;
 /// Part of every request for a summary.
@@ -64,7 +64,7 @@ fn tokens(bytes: usize) -> usize {
     bytes / 5
 }
 
-/// What the sessions of one house waited, seconds.
+/// What the sessions of one server waited, seconds.
 struct Row {
     name: &'static str,
     waits: Vec<f64>,
@@ -77,13 +77,13 @@ struct Row {
 pub(crate) async fn print() {
     let provider = Part::start("slow-summariser", &[]);
     let models = format!("[model.\"claude-sonnet-4-5\"]\nwindow_tokens = {WINDOW}\n");
-    let house = |compact: &str| Plimsoll::with(&provider.address, &format!("{models}{compact}"));
-    let houses = [
-        ("prepared", house("")),
-        ("prepare = 1", house("[compact]\nprepare = 1.0\n")),
-        ("none", house("[compact]\nengine = \"off\"\n")),
+    let server = |compact: &str| Plimsoll::with(&provider.address, &format!("{models}{compact}"));
+    let servers = [
+        ("prepared", server("")),
+        ("prepare = 1", server("[compact]\nprepare = 1.0\n")),
+        ("none", server("[compact]\nengine = \"off\"\n")),
     ];
-    let playing = houses.iter().map(|(name, house)| row(name, Load::new(&house.address)));
+    let playing = servers.iter().map(|(name, server)| row(name, Load::new(&server.address)));
     let rows = futures_util::future::join_all(playing).await;
     println!(
         "compaction: {SESSIONS} sessions of {TURNS} turns, one every {} s, window {WINDOW}, a summary takes {} s",

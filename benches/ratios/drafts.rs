@@ -23,27 +23,27 @@ const WIDTH: usize = 32;
 pub(crate) async fn print(size: &Size) {
     let provider = Part::start("provider", &[]);
     let data = tempfile::tempdir().unwrap();
-    let houses = ["undrafted", "whole"].map(|kind| {
+    let servers = ["undrafted", "whole"].map(|kind| {
         let own = data.path().join(kind);
         std::fs::create_dir(&own).unwrap();
-        Part::start("house", &[kind, &provider.address, &own.to_string_lossy()])
+        Part::start("server", &[kind, &provider.address, &own.to_string_lossy()])
     });
     let mut samples = [const { Vec::new() }; 6];
     for round in 0..=size.rounds {
         // Who is first has no advantage.
         for at in [round % 2, 1 - round % 2] {
-            let house = &houses[at];
-            let load = Load::new(&house.address);
-            let before = process::cpu_seconds(house.id());
+            let server = &servers[at];
+            let load = Load::new(&server.address);
+            let before = process::cpu_seconds(server.id());
             for _ in 0..size.rounds {
                 load.paced_streams(WIDTH, EVENTS, PACE).await;
             }
-            let paced = process::cpu_seconds(house.id());
+            let paced = process::cpu_seconds(server.id());
             let flat = size.streams * 20;
             load.flat_out_streams(flat, EVENTS, 8).await;
-            let over = process::cpu_seconds(house.id());
+            let over = process::cpu_seconds(server.id());
             load.paced_streams(WIDTH, EVENTS * LONGER as usize, PACE * 2).await;
-            let long = process::cpu_seconds(house.id());
+            let long = process::cpu_seconds(server.id());
             if round > 0 {
                 samples[at].push((paced - before) / (size.rounds * WIDTH) as f64);
                 samples[2 + at].push((over - paced) / flat as f64);

@@ -1,7 +1,7 @@
 //! What a small request is made of: the same load on proxies that leave one thing out each.
 //!
 //! Every layer does what the one above it does, and something more; the difference is its cost. Two of
-//! them are the house built with another store: one that forgets, and one that keeps as the real one
+//! them are Plimsoll built with another store: one that forgets, and one that keeps as the real one
 //! does but is not waited for. Below them stands what any proxy would cost that reads and remembers.
 
 use std::path::Path;
@@ -27,7 +27,7 @@ use super::process::{self, Part, Plimsoll};
 use super::{Size, median};
 
 /// A path of the upstream's that holds no conversation: it is passed on unread.
-const UNREAD: &str = "/anthropic/v1/unread";
+pub(crate) const UNREAD: &str = "/anthropic/v1/unread";
 
 /// Serves `provider` with a store as `kind` says (`forgets`, `unwaited`, `undrafted`, `whole`), its file in
 /// `data`.
@@ -178,7 +178,7 @@ pub(crate) async fn print(size: &Size) {
         std::fs::create_dir(&own).unwrap();
         Part::start(role, &[kind, &provider.address, &own.to_string_lossy()])
     };
-    let [forgets, unwaited] = ["forgets", "unwaited"].map(|kind| part("house", kind));
+    let [forgets, unwaited] = ["forgets", "unwaited"].map(|kind| part("server", kind));
     let [parses, rows, lines] = ["parse", "row", "line"].map(|kind| part("least", kind));
     let whole = Plimsoll::start(&provider.address);
     let layers = [

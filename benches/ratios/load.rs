@@ -15,6 +15,9 @@ use hyper_util::rt::TokioExecutor;
 /// A small Messages request, as an agent's first call without tools.
 pub(crate) const SMALL_BODY: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":1024,"stream":true,"messages":[{"role":"user","content":"What is the draught of this ship?"}]}"#;
 
+/// What a conversation grows by: the provider's answer, and the next question.
+const ANSWER_AND_QUESTION: &str = r#",{"role":"assistant","content":[{"type":"text","text":"Done."}]},{"role":"user","content":"And when it is loaded?"}"#;
+
 /// Where it is sent.
 pub(crate) const MESSAGES: &str = "/v1/messages";
 
@@ -184,6 +187,32 @@ impl Load {
         answer.into_body().collect().await.unwrap().to_bytes()
     }
 
+    /// `count` conversations that have had their first request.
+    pub(crate) async fn begin_conversations(&self, count: usize) -> Conversations {
+        let begun = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+        let mut histories: Vec<_> = (0..count)
+            .map(|number| {
+                format!(
+                    r#"{{"role":"user","content":"Ship {begun}-{number}: what is its draught?"}}"#
+                )
+            })
+            .collect();
+        for history in &mut histories {
+            self.continue_conversation(history).await;
+        }
+        Conversations { load: self.clone(), histories }
+    }
+
+    /// Sends a conversation, and adds the answer and the next question to it.
+    async fn continue_conversation(&self, history: &mut String) {
+        let body = format!(
+            r#"{{"model":"claude-sonnet-4-5","max_tokens":1024,"stream":true,"messages":[{history}]}}"#
+        );
+        let answer = self.send(&[], body.into()).await.into_body().collect().await.unwrap();
+        assert!(answer.to_bytes().ends_with(b"}}"), "an answer is not whole");
+        history.push_str(ANSWER_AND_QUESTION);
+    }
+
     async fn post(&self, headers: &[(&str, &str)]) -> Response<Incoming> {
         self.send(headers, Bytes::from_static(SMALL_BODY.as_bytes())).await
     }
@@ -198,6 +227,37 @@ impl Load {
         let answer = self.client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
         assert_eq!(answer.status(), 200);
         answer
+    }
+}
+
+/// Conversations that go on: each request holds the ones before it.
+pub(crate) struct Conversations {
+    load: Load,
+    histories: Vec<String>,
+}
+
+impl Conversations {
+    /// Sends `turns` more requests of each conversation, `width` conversations at once. Returns how many requests.
+    pub(crate) async fn continue_all(self, turns: usize, width: usize) -> usize {
+        let Self { load, histories } = self;
+        let count = histories.len();
+        let mut shares: Vec<Vec<String>> = vec![Vec::new(); width];
+        for (number, history) in histories.into_iter().enumerate() {
+            shares[number % width].push(history);
+        }
+        in_parallel(width, |number| {
+            let (load, share) = (load.clone(), std::mem::take(&mut shares[number]));
+            async move {
+                for mut history in share {
+                    for _ in 0..turns {
+                        load.continue_conversation(&mut history).await;
+                    }
+                }
+                Vec::new()
+            }
+        })
+        .await;
+        count * turns
     }
 }
 

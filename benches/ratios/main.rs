@@ -2,7 +2,7 @@
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
 //! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
-//! `--stages`, `--layers`, `--drafts`, `--lanes` and `--compaction` one table alone (the last takes three minutes and only so).
+//! `--stages`, `--layers`, `--drafts`, `--lanes`, `--compaction` and `--instructions` one table alone (the last two only so).
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -14,6 +14,7 @@
 mod compaction;
 mod drafts;
 mod floor;
+mod instructions;
 mod lanes;
 mod layers;
 mod least;
@@ -43,6 +44,8 @@ struct Size {
 }
 
 const FULL: Size = Size { rounds: 7, requests: 20_000, streams: 64, events: 2_000, held: 600 };
+/// Requests of a conversation after its first.
+const TURNS: usize = 20;
 const QUICK: Size = Size { rounds: 3, requests: 4_000, streams: 16, events: 1_000, held: 300 };
 
 fn main() {
@@ -52,7 +55,7 @@ fn main() {
         Some("slow-summariser") => return compaction::serve(),
         Some("floor") => return floor::serve(&args[1]),
         Some("lanes") => return lanes::serve(&args[1]),
-        Some("house") => return layers::serve(&args[1], &args[2], &args[3]),
+        Some("server") => return layers::serve(&args[1], &args[2], &args[3]),
         Some("least") => return least::serve(&args[1], &args[2], &args[3]),
         Some("load") => return loaded(&args[1], args[2].parse().unwrap(), args.get(3)),
         _ => {}
@@ -70,6 +73,7 @@ fn main() {
         () if asked("--compaction") => runtime.block_on(compaction::print()),
         () if asked("--drafts") => runtime.block_on(drafts::print(&size)),
         () if asked("--lanes") => runtime.block_on(lanes::print()),
+        () if asked("--instructions") => runtime.block_on(instructions::print()),
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
         () if asked("--small-parts") => {
             let provider = Part::start("provider", &[]);
@@ -168,6 +172,8 @@ async fn beside_small_parts(size: &Size, provider: &str) {
 struct Sample {
     request_cpu: f64,
     request: Latencies,
+    /// Of a request that continues a session.
+    next_cpu: f64,
     event_cpu: f64,
     event: Latencies,
 }
@@ -180,12 +186,17 @@ impl Sample {
         let request = load.small_requests(size.requests, 8).await;
         let request_cpu = (cpu() - before) / size.requests as f64;
 
+        let conversations = load.begin_conversations(size.requests / TURNS).await;
+        let before = cpu();
+        let requests = conversations.continue_all(TURNS, 8).await;
+        let next_cpu = (cpu() - before) / requests as f64;
+
         let before = cpu();
         let events = load.flat_out_streams(size.streams, size.events, 8).await;
         let event_cpu = (cpu() - before) / events as f64;
 
         let event = load.paced_streams(8, size.events / 2, Duration::from_millis(1)).await;
-        Self { request_cpu, request, event_cpu, event }
+        Self { request_cpu, request, next_cpu, event_cpu, event }
     }
 }
 
@@ -227,6 +238,12 @@ fn print_rows(rows: &[Row]) {
     println!(
         "\nsmall request, CPU against the floor   {:>6.2}×   (bar: 1.35×)",
         ratio(|s| s.request_cpu)
+    );
+    println!(
+        "the next of a session, CPU             {:>6.2}×   ({:.1} µs, floor {:.1})",
+        ratio(|s| s.next_cpu),
+        ours.median(|s| s.next_cpu) * 1e6,
+        floor.median(|s| s.next_cpu) * 1e6
     );
     println!(
         "streamed event, CPU against the floor  {:>6.2}×   (bar: 1.5×)",

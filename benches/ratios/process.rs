@@ -15,12 +15,21 @@ pub(crate) struct Part {
 impl Part {
     /// Starts `role`, which prints its address as its first line.
     pub(crate) fn start(role: &str, args: &[&str]) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg(role)
-            .args(args)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::start_under(&[], role, args)
+    }
+
+    /// The same under a tool, such as a profiler: its program and its arguments.
+    pub(crate) fn start_under(tool: &[&str], role: &str, args: &[&str]) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let mut command = match tool {
+            [] => Command::new(program),
+            [tool, options @ ..] => {
+                let mut command = Command::new(tool);
+                command.args(options).arg(program);
+                command
+            }
+        };
+        let mut child = command.arg(role).args(args).stdout(Stdio::piped()).spawn().unwrap();
         let mut address = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
         Self { child, address: address.trim().to_owned() }

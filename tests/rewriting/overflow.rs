@@ -145,6 +145,97 @@ async fn cuts_for_room_that_are_refused_for_another_reason_are_not_repeated() {
     assert_eq!(play.exchange(&request, &reply()).await.bytes, request.to_string());
 }
 
+/// A failing provider says nothing about the cuts that made room: they stay.
+#[tokio::test]
+async fn cuts_for_room_stay_if_the_provider_fails() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let request = anthropic_request(MODEL, &history(8));
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    let sent = call.message.text().to_owned();
+    let failed =
+        r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#;
+    call.answer("500 Internal Server Error", failed).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (500, failed));
+    drop(call);
+    play.server.next_exchange().await;
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
+}
+
+/// Prompt and output are refused together, and a lower output limit for another reason. Room is made in the
+/// request without it, and neither it nor its like is sent again.
+#[tokio::test]
+async fn room_is_made_without_a_repair_that_was_refused() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let long = |part: Value| match part["content"].as_str() {
+        Some(text) => {
+            json!({"type": part["type"], "tool_use_id": part["tool_use_id"], "content": text.repeat(12)})
+        }
+        None => part,
+    };
+    let grown = |mut message: Value| {
+        if let Some(parts) = message["content"].as_array().cloned() {
+            message["content"] = parts.into_iter().map(long).collect();
+        }
+        message
+    };
+    let mut request =
+        anthropic_request(MODEL, &history(8).into_iter().map(grown).collect::<Vec<_>>());
+    request["max_tokens"] = json!(11_000);
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    let together = r#"{"type":"error","error":{"type":"invalid_request_error","message":"input length and `max_tokens` exceed context limit: 7000 + 11000 > 12000, decrease input length or `max_tokens` and try again"}}"#;
+    call.answer("400 Bad Request", together).await;
+    let mut call = call.wire.request().await;
+    let lowered: Value = serde_json::from_str(call.message.text()).unwrap();
+    assert!(lowered["max_tokens"].as_u64().unwrap() < 6_000, "{}", lowered["max_tokens"]);
+    assert_eq!(cleared(call.message.text()), 0);
+    call.answer(
+        "400 Bad Request",
+        r#"{"type":"error","error":{"message":"max_tokens: no such thing"}}"#,
+    )
+    .await;
+    let mut call = call.wire.request().await;
+    let sent = call.message.text().to_owned();
+    assert!(cleared(&sent) > 0 && sent.contains(r#""max_tokens":11000"#), "{sent}");
+    call.answer("200 OK", &reply().to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    assert!(play.server.next_exchange().await.done.overflow.unwrap().saved);
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
+}
+
+/// What was refused first is repaired; then the body of an accepted response says that the request does not fit.
+#[tokio::test]
+async fn room_is_made_in_a_repaired_request_too() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let mut messages = history(8);
+    messages.push(message("assistant", json!([{"type": "text", "text": ""}])));
+    messages.push(message("user", json!("And then?")));
+    let request = anthropic_request(MODEL, &messages);
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    let empty = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
+    call.answer("400 Bad Request", empty).await;
+    let mut call = call.wire.request().await;
+    let repaired = call.message.text().to_owned();
+    assert!(repaired != request.to_string() && cleared(&repaired) == 0, "{repaired}");
+    call.answer("200 OK", TOO_LONG).await;
+    let mut call = call.wire.request().await;
+    let sent = call.message.text().to_owned();
+    assert!(cleared(&sent) > 0 && !sent.contains(r#""text":"""#), "{sent}");
+    call.answer("200 OK", &reply().to_string()).await;
+    assert_eq!((client.response().await.text()), &*reply().to_string());
+    drop(call);
+    let exchange = play.server.next_exchange().await;
+    let overflow = exchange.done.overflow.unwrap();
+    assert!(overflow.saved && overflow.sign == OverflowSign::InReply);
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
+}
+
 /// A conversation that does not fit, with a thought after its results.
 fn thoughtful() -> Vec<Value> {
     let mut history = history(8);

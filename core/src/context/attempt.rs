@@ -2,14 +2,19 @@
 //!
 //! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it (and then
 //! without the reasoning bound to what was cut), as its client sent it, and in the form of the branch's last
-//! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we changed anything, reasoning is repaired last,
-//! because it may depend on our change. [`next`] returns the action and the finding;
-//! [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
+//! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we
+//! changed anything beyond repairs, reasoning is repaired last, because it may depend on our change. [`next`]
+//! returns the action and the finding; [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
 //! action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
 
+mod context;
+mod finding;
+
 use super::RevocationRetry;
-use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::RefusalCause;
+
+pub use context::{AttemptContext, RefusableOption};
+pub use finding::{AttemptFinding, Consequence, RevocationScope};
 
 /// A form in which a request can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +31,13 @@ pub enum RequestForm {
     Original,
     /// With the changes of the last accepted request of its branch, and no decisions of its own.
     LastAccepted,
+}
+
+impl RequestForm {
+    /// The form whose refusal a repair in this round answers.
+    fn before_repair(round: u8) -> Self {
+        if round == 1 { Self::Planned } else { Self::Repaired(round - 1) }
+    }
 }
 
 /// The result of sending a form.
@@ -64,30 +76,6 @@ pub struct RefusalKind {
 /// At most this many repairs of one request: one for each refused thing.
 const MOST_REPAIRS: u8 = 4;
 
-/// An option that is requested on the client's behalf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefusableOption {
-    /// The cause that a refusal of it names.
-    pub cause: RefusalCause,
-    /// The lesson from that refusal.
-    pub lesson: Lesson,
-}
-
-/// What is known of a request before it is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttemptContext<'a> {
-    /// The plan changes what the client sent.
-    pub is_rewritten: bool,
-    /// It has changes beyond repairs, which the client's reasoning may depend on.
-    pub may_unbind: bool,
-    /// The last form that was sent had reasoning put back that the client dropped.
-    pub has_reasoning_back: bool,
-    /// What is requested on the client's behalf.
-    pub added: &'a [RefusableOption],
-    /// It asks for a token count: the count endpoint may accept less than the model's own endpoint.
-    pub is_count: bool,
-}
-
 /// What was sent last, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryState {
@@ -97,14 +85,16 @@ pub enum RetryState {
     Repaired {
         /// What to do if no repair helps.
         otherwise: RepairFallback,
+        /// The refusal that the newest repair answers.
+        refusal: RefusalKind,
         /// How many refusals are answered by repairs.
         round: u8,
     },
-    /// With room, because it did not fit. Holds the cause that allows sending the original, too.
-    WithRoom(Option<RefusalCause>),
+    /// With room, because it did not fit.
+    WithRoom(RoomFallback),
     /// With room and without the reasoning that is bound to what was cut, because its model turned out to bind
-    /// it. Holds the cause that allows sending the original, too.
-    WithRoomUnbound(Option<RefusalCause>),
+    /// it.
+    WithRoomUnbound(RoomFallback),
     /// The original, because the rewritten request was refused for `cause`.
     Original {
         /// The cause that the refusal named.
@@ -132,8 +122,17 @@ pub enum BlameTarget {
     Change,
     /// The changes, or the client's own reasoning.
     Reasoning,
-    /// Its size, which is larger than that of the original.
-    Size,
+    /// Its size, which is larger than that of the original. Holds the form whose response says so.
+    Size(RequestForm),
+}
+
+/// What to do if no room can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomFallback {
+    /// The form whose response says that the request does not fit: the planned or a repaired one.
+    pub too_large: RequestForm,
+    /// The cause that allows sending the original, too.
+    pub cause: Option<RefusalCause>,
 }
 
 /// What to do if no repair helps, depending on what was sent before.
@@ -168,101 +167,39 @@ pub enum NextAction {
     Answer(RequestForm),
 }
 
-/// What a response showed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttemptFinding {
-    /// The repaired form was final.
-    Repaired {
-        /// Whether the provider accepted it.
-        accepted: bool,
-    },
-    /// The repaired form was refused, either for the same thing, or for something that no edit can fix; in
-    /// the latter case the repair may be decided again.
-    RepairRefused(RevocationRetry),
-    /// The request does not fit.
-    Overflow,
-    /// The form with room was final.
-    RoomMade {
-        /// Whether the provider accepted it.
-        saved: bool,
-    },
-    /// The form with room was refused because reasoning is bound to what was cut.
-    RoomBound,
-    /// The forms with room were refused, the last one for this cause.
-    RoomRefused(RefusalCause),
-    /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
-    ChangeRefused(RefusalCause),
-    /// No form was accepted. The planned form was refused for `cause`; `of_original` is `None` if the refusal
-    /// of the original named no cause.
-    AllRefused {
-        /// The cause that the first refusal named.
-        cause: RefusalCause,
-        /// The cause that the refusal of the original named.
-        of_original: Option<RefusalCause>,
-    },
-    /// The form without the request's own decisions was final; with them, it was refused for `cause`.
-    OwnDecisionsRefused {
-        /// The cause that the first refusal named.
-        cause: RefusalCause,
-        /// Whether the provider accepted it without them.
-        accepted: bool,
-    },
-}
-
-/// What is remembered after a finding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Consequence {
-    /// The decisions that no longer apply.
-    pub void: Option<RevocationScope>,
-    /// The lesson about the model, if the provider's message teaches one.
-    pub lesson: Option<Lesson>,
-}
-
-/// Which decisions no longer apply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RevocationScope {
-    /// All decisions so far, in requests that continue this one.
-    InBranch,
-    /// The last repair.
-    Repair(RevocationRetry),
-    /// The cuts that made room.
-    Room(RevocationRetry),
-    /// The request's decisions that the last accepted request did not have.
-    Own(RevocationRetry),
-    /// All decisions of the request.
-    All(RevocationRetry),
-}
-
 impl RetryState {
     /// Whether the client may still get the response to a form that was sent before.
     pub fn may_answer(self, form: RequestForm) -> bool {
         match self {
             RetryState::Planned => false,
-            RetryState::WithRoom(_) | RetryState::WithRoomUnbound(_) => {
-                form == RequestForm::Planned
+            RetryState::WithRoom(fallback) | RetryState::WithRoomUnbound(fallback) => {
+                form == fallback.too_large
             }
-            RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), .. } => {
+            RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), refusal, round } => {
                 form == RequestForm::Planned
+                    || refusal.overflows && form == RequestForm::before_repair(round)
             }
             RetryState::Repaired { otherwise: RepairFallback::AfterAll { .. }, .. } => {
                 form == RequestForm::Original
             }
-            RetryState::Original { blamed, .. } => {
-                form == RequestForm::Planned && blamed == BlameTarget::Size
-            }
+            RetryState::Original { blamed, .. } => blamed == BlameTarget::Size(form),
             RetryState::LastAccepted { .. } => form == RequestForm::Original,
         }
     }
 }
 
 /// What to do after `verdict` on what was sent last.
-pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
+pub fn next(context: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
     match state {
-        RetryState::Planned => facts.after_planned(verdict),
-        RetryState::Repaired { otherwise, round } => facts.after_repair(otherwise, round, verdict),
-        RetryState::WithRoom(first) => facts.after_room(first, verdict.unrepaired()),
-        RetryState::WithRoomUnbound(first) => facts.after_room_unbound(first, verdict.unrepaired()),
-        RetryState::Original { cause, blamed } => facts.after_original(cause, blamed, verdict),
+        RetryState::Planned => context.after_planned(verdict),
+        RetryState::Repaired { otherwise, refusal, round } => {
+            context.after_repair(otherwise, refusal, round, verdict)
+        }
+        RetryState::WithRoom(fallback) => context.after_room(fallback, verdict.without_repair()),
+        RetryState::WithRoomUnbound(fallback) => {
+            context.after_room_unbound(fallback, verdict.without_repair())
+        }
+        RetryState::Original { cause, blamed } => context.after_original(cause, blamed, verdict),
         RetryState::LastAccepted { cause, of_original, may_repair } => {
             after_last_accepted(cause, of_original, may_repair, verdict)
         }
@@ -270,8 +207,8 @@ pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> R
 }
 
 impl Verdict {
-    /// The verdict for a form that is never repaired: the form with room, and the original.
-    fn unrepaired(self) -> Self {
+    /// The verdict for a form that is never repaired: every form but the planned and the repaired one.
+    fn without_repair(self) -> Self {
         match self {
             Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
                 Verdict::DoesNotFit(cause)
@@ -291,47 +228,58 @@ impl AttemptContext<'_> {
             Verdict::Accepted | Verdict::Failed | Verdict::Unavailable => {
                 RetryStep::answer(RequestForm::Planned)
             }
-            Verdict::OverflowInReply => {
-                RetryStep::send(RetryState::WithRoom(None)).finding(AttemptFinding::Overflow)
-            }
-            Verdict::DoesNotFit(cause) => {
-                RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
-            }
+            Verdict::OverflowInReply => RetryStep::make_room(RequestForm::Planned, None),
+            Verdict::DoesNotFit(cause) => RetryStep::make_room(RequestForm::Planned, cause),
             Verdict::Refused(cause) => self.without_changes(cause, BlameTarget::Change),
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
-            }) if self.may_unbind => self.without_changes(cause, BlameTarget::Reasoning),
-            Verdict::Repairable(first) => RetryStep::repair(RepairFallback::AfterPlanned(first), 1),
+            }) if self.changes_beyond_repairs => {
+                self.without_changes(cause, BlameTarget::Reasoning)
+            }
+            Verdict::Repairable(first) => {
+                RetryStep::repair(RepairFallback::AfterPlanned(first), first, 1)
+            }
         }
     }
 
-    /// What to do after `verdict` on the request repaired in this round.
-    fn after_repair(self, otherwise: RepairFallback, round: u8, verdict: Verdict) -> RetryStep {
-        let repaired = |accepted| {
-            RetryStep::answer(RequestForm::Repaired(round))
-                .finding(AttemptFinding::Repaired { accepted })
-        };
-        match (verdict, otherwise) {
-            (Verdict::Accepted | Verdict::OverflowInReply, _) => repaired(true),
-            (Verdict::Failed, _) => repaired(false),
-            (Verdict::Repairable(_), _) if round < MOST_REPAIRS => {
-                RetryStep::repair(otherwise, round + 1)
+    /// What to do after `verdict` on the request repaired in this round, for the sake of `refusal`.
+    fn after_repair(
+        self,
+        otherwise: RepairFallback,
+        refusal: RefusalKind,
+        round: u8,
+        verdict: Verdict,
+    ) -> RetryStep {
+        let form = RequestForm::Repaired(round);
+        let repaired =
+            |accepted| RetryStep::answer(form).finding(AttemptFinding::Repaired { accepted });
+        let may_make_room = matches!(otherwise, RepairFallback::AfterPlanned(_));
+        match verdict {
+            Verdict::Accepted => repaired(true),
+            Verdict::OverflowInReply if may_make_room => RetryStep::make_room(form, None),
+            Verdict::OverflowInReply | Verdict::Failed => repaired(false),
+            Verdict::DoesNotFit(cause) if may_make_room => RetryStep::make_room(form, cause),
+            Verdict::Repairable(refusal) if round < MOST_REPAIRS => {
+                RetryStep::repair(otherwise, refusal, round + 1)
             }
-            (Verdict::DoesNotFit(cause), RepairFallback::AfterPlanned(_)) => {
-                RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
+            Verdict::Repairable(refusal) if refusal.overflows && may_make_room => {
+                RetryStep::make_room(form, refusal.cause)
             }
-            (Verdict::Unavailable, _) if round == 1 => self.unrepaired(otherwise),
-            (Verdict::Refused(_) | Verdict::DoesNotFit(_), _) => {
-                self.unrepaired(otherwise).repair_refused(RevocationRetry::Next)
+            Verdict::Unavailable if refusal.overflows && may_make_room => {
+                RetryStep::make_room(RequestForm::before_repair(round), refusal.cause)
             }
-            (Verdict::Repairable(_) | Verdict::Unavailable, _) => {
-                self.unrepaired(otherwise).repair_refused(RevocationRetry::Never)
+            Verdict::Unavailable if round == 1 => self.after_failed_repair(otherwise),
+            Verdict::Refused(_) | Verdict::DoesNotFit(_) => {
+                self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Next)
+            }
+            Verdict::Repairable(_) | Verdict::Unavailable => {
+                self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Never)
             }
         }
     }
 
     /// What to do if no repair answers a refusal.
-    fn unrepaired(self, otherwise: RepairFallback) -> RetryStep {
+    fn after_failed_repair(self, otherwise: RepairFallback) -> RetryStep {
         let first = match otherwise {
             RepairFallback::AfterPlanned(first) => first,
             RepairFallback::AfterAll { cause, of_original } => {
@@ -340,41 +288,38 @@ impl AttemptContext<'_> {
             }
         };
         match (first.overflows, first.cause) {
-            (true, cause) => {
-                RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
-            }
+            (true, cause) => RetryStep::make_room(RequestForm::Planned, cause),
             (false, Some(cause)) => self.without_changes(cause, BlameTarget::Change),
             (false, None) => RetryStep::answer(RequestForm::Planned),
         }
     }
 
-    /// What to do after `verdict` on the request with room; `first`: the cause named by the refusal for its
-    /// size.
-    fn after_room(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
+    /// What to do after `verdict` on the request with room.
+    fn after_room(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
         match verdict {
             Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoom, true),
             Verdict::Failed => RetryStep::room_made(RequestForm::WithRoom, false),
             Verdict::Refused(RefusalCause::Bound) => {
-                RetryStep::send(RetryState::WithRoomUnbound(first))
+                RetryStep::send(RetryState::WithRoomUnbound(fallback))
                     .finding(AttemptFinding::RoomBound)
             }
             Verdict::Refused(cause) => {
-                self.without_room(first).finding(AttemptFinding::RoomRefused(cause))
+                self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause))
             }
-            _ => self.without_room(first),
+            _ => self.without_room(fallback),
         }
     }
 
-    /// What to do after `verdict` on the request with room and without bound reasoning; `first`: the cause named
-    /// by the refusal for its size.
-    fn after_room_unbound(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
-        let refused = |cause| self.without_room(first).finding(AttemptFinding::RoomRefused(cause));
+    /// What to do after `verdict` on the request with room and without bound reasoning.
+    fn after_room_unbound(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
+        let refused =
+            |cause| self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause));
         match verdict {
             Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoomUnbound, true),
             Verdict::Failed => RetryStep::room_made(RequestForm::WithRoomUnbound, false),
             Verdict::Refused(cause) => refused(cause),
             Verdict::Unavailable => refused(RefusalCause::Bound),
-            _ => self.without_room(first),
+            _ => self.without_room(fallback),
         }
     }
 
@@ -385,7 +330,7 @@ impl AttemptContext<'_> {
         blamed: BlameTarget,
         verdict: Verdict,
     ) -> RetryStep {
-        let of_original = match verdict.unrepaired() {
+        let of_original = match verdict.without_repair() {
             Verdict::Accepted | Verdict::OverflowInReply => {
                 return RetryStep::answer(RequestForm::Original)
                     .finding(AttemptFinding::ChangeRefused(cause));
@@ -394,21 +339,18 @@ impl AttemptContext<'_> {
             Verdict::Refused(of_original) => Some(of_original),
             _ => None,
         };
-        match of_original {
-            Some(of_original)
-                if blamed != BlameTarget::Size && self.is_rewritten && !cause.is_beside() =>
-            {
+        let may_be_ours = self.is_rewritten && !cause.is_beside();
+        match (of_original, blamed) {
+            // The client cannot make room from a complaint about what else the original lacks, so it gets the
+            // response about size. A fault in the original's own structure is the client's to see.
+            (Some(refused), BlameTarget::Size(too_large)) if refused != RefusalCause::Structure => {
+                RetryStep::answer(too_large).all_refused(cause, of_original)
+            }
+            (Some(of_original), BlameTarget::Change | BlameTarget::Reasoning) if may_be_ours => {
                 let may_repair = blamed == BlameTarget::Reasoning;
                 RetryStep::send(RetryState::LastAccepted { cause, of_original, may_repair })
             }
-            _ => {
-                // The client cannot make room from a complaint about what else the original lacks, so it gets
-                // the response about size. A fault in the original's own structure is the client's to see.
-                let is_planned = blamed == BlameTarget::Size
-                    && of_original.is_some_and(|cause| cause != RefusalCause::Structure);
-                let form = if is_planned { RequestForm::Planned } else { RequestForm::Original };
-                RetryStep::answer(form).all_refused(cause, of_original)
-            }
+            _ => RetryStep::answer(RequestForm::Original).all_refused(cause, of_original),
         }
     }
 
@@ -425,10 +367,11 @@ impl AttemptContext<'_> {
 
     /// What to do if no room could be made. A request with reasoning put back may be too large where the
     /// original fits.
-    fn without_room(self, first: Option<RefusalCause>) -> RetryStep {
-        match first.filter(|_| self.has_reasoning_back) {
-            Some(cause) => self.without_changes(cause, BlameTarget::Size),
-            None => RetryStep::answer(RequestForm::Planned),
+    fn without_room(self, fallback: RoomFallback) -> RetryStep {
+        let RoomFallback { too_large, cause } = fallback;
+        match cause.filter(|_| self.has_reasoning_back) {
+            Some(cause) => self.without_changes(cause, BlameTarget::Size(too_large)),
+            None => RetryStep::answer(too_large),
         }
     }
 }
@@ -445,14 +388,16 @@ fn after_last_accepted(
             .finding(AttemptFinding::OwnDecisionsRefused { cause, accepted })
     };
     let all_refused = |form| RetryStep::answer(form).all_refused(cause, Some(of_original));
-    match verdict.unrepaired() {
+    match verdict.without_repair() {
         Verdict::Accepted | Verdict::OverflowInReply => own_refused(true),
         Verdict::Failed => own_refused(false),
         Verdict::DoesNotFit(_) if of_original != RefusalCause::Structure => {
             all_refused(RequestForm::LastAccepted)
         }
         Verdict::Refused(_) | Verdict::Unavailable if may_repair => {
-            RetryStep::repair(RepairFallback::AfterAll { cause, of_original }, 1)
+            let refusal =
+                RefusalKind { cause: Some(cause), overflows: false, is_of_reasoning: true };
+            RetryStep::repair(RepairFallback::AfterAll { cause, of_original }, refusal, 1)
         }
         _ => all_refused(RequestForm::Original),
     }
@@ -463,107 +408,41 @@ impl RetryStep {
         Self { finding: None, then: NextAction::Send(state) }
     }
 
-    fn repair(otherwise: RepairFallback, round: u8) -> Self {
-        Self::send(RetryState::Repaired { otherwise, round })
+    fn repair(otherwise: RepairFallback, refusal: RefusalKind, round: u8) -> Self {
+        Self::send(RetryState::Repaired { otherwise, refusal, round })
     }
 
     fn answer(form: RequestForm) -> Self {
         Self { finding: None, then: NextAction::Answer(form) }
     }
 
-    fn room_made(form: RequestForm, saved: bool) -> Self {
-        Self::answer(form).finding(AttemptFinding::RoomMade { saved })
+    /// Makes room, because the response to this form says that the request does not fit.
+    fn make_room(too_large: RequestForm, cause: Option<RefusalCause>) -> Self {
+        Self::send(RetryState::WithRoom(RoomFallback { too_large, cause }))
+            .finding(AttemptFinding::Overflow { refused_repair: None })
+    }
+
+    fn room_made(form: RequestForm, accepted: bool) -> Self {
+        Self::answer(form).finding(AttemptFinding::RoomMade { accepted })
     }
 
     fn finding(self, finding: AttemptFinding) -> Self {
         Self { finding: Some(finding), ..self }
     }
 
+    /// Adds that the last repair was refused; that no form was accepted says it already.
     fn repair_refused(self, retry: RevocationRetry) -> Self {
-        Self { finding: self.finding.or(Some(AttemptFinding::RepairRefused(retry))), ..self }
+        match self.finding {
+            None => self.finding(AttemptFinding::RepairRefused(retry)),
+            Some(AttemptFinding::Overflow { .. }) => {
+                self.finding(AttemptFinding::Overflow { refused_repair: Some(retry) })
+            }
+            Some(_) => self,
+        }
     }
 
     fn all_refused(self, cause: RefusalCause, of_original: Option<RefusalCause>) -> Self {
         self.finding(AttemptFinding::AllRefused { cause, of_original })
-    }
-}
-
-impl AttemptFinding {
-    /// What is remembered after this finding.
-    pub fn consequence(self, facts: AttemptContext<'_>) -> Consequence {
-        match self {
-            AttemptFinding::Overflow
-            | AttemptFinding::RoomMade { .. }
-            | AttemptFinding::Repaired { .. } => Consequence::default(),
-            AttemptFinding::RepairRefused(retry) => {
-                Consequence { void: Some(RevocationScope::Repair(retry)), lesson: None }
-            }
-            AttemptFinding::RoomBound => {
-                Consequence { void: None, lesson: Some(Lesson::ReasoningBound) }
-            }
-            AttemptFinding::RoomRefused(cause) => Consequence {
-                void: Some(RevocationScope::Room(retry(cause))),
-                lesson: of_the_model(cause),
-            },
-            AttemptFinding::ChangeRefused(_) | AttemptFinding::AllRefused { .. }
-                if facts.is_count =>
-            {
-                Consequence::default()
-            }
-            AttemptFinding::ChangeRefused(cause) => {
-                let void =
-                    (facts.is_rewritten && !cause.is_beside()).then_some(RevocationScope::InBranch);
-                // If nothing else was changed, what we requested caused the refusal.
-                let named = facts.added.iter().find(|added| added.cause == cause);
-                let added = named.or_else(|| facts.added.first().filter(|_| !facts.is_rewritten));
-                let added = added.map(|added| added.lesson);
-                let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
-                let lesson = added.or_else(|| of_rewrite().filter(|_| facts.is_rewritten));
-                Consequence { void, lesson }
-            }
-            AttemptFinding::AllRefused { .. } if !facts.is_rewritten => Consequence::default(),
-            AttemptFinding::AllRefused { cause, of_original } => {
-                let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
-                let is_innocent = is_own_fault || cause.is_beside();
-                // Never again, so that the session does not get 400 for ever.
-                let void = (!is_innocent).then_some(RevocationScope::All(RevocationRetry::Never));
-                // This is true of the model, whoever changed what the reasoning is bound to.
-                let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
-                Consequence { void, lesson }
-            }
-            AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
-                let again = if accepted { retry(cause) } else { RevocationRetry::Next };
-                let is_kept = |lesson: &Lesson| {
-                    *lesson == Lesson::ReasoningRefused && facts.has_reasoning_back
-                };
-                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_kept(it));
-                let lesson = lesson.or(of_the_model(cause));
-                Consequence { void: Some(RevocationScope::Own(again)), lesson }
-            }
-        }
-    }
-}
-
-/// When decisions refused for this cause may be made again, if the request was accepted without them.
-fn retry(cause: RefusalCause) -> RevocationRetry {
-    if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
-}
-
-/// What a refusal with this cause shows about the model, whoever caused it.
-fn of_the_model(cause: RefusalCause) -> Option<Lesson> {
-    match cause {
-        RefusalCause::Bound => Some(Lesson::ReasoningBound),
-        RefusalCause::ReasoningDemanded => Some(Lesson::ReasoningDemanded),
-        _ => None,
-    }
-}
-
-/// What it shows about our changes, if they caused it.
-fn of_what_is_sent(cause: RefusalCause) -> Option<Lesson> {
-    match cause {
-        RefusalCause::ReasoningRefused => Some(Lesson::ReasoningRefused),
-        RefusalCause::Compaction => Some(Lesson::CompactionRefused),
-        _ => None,
     }
 }
 

@@ -311,7 +311,9 @@ impl Ledger {
         }
         let later = old.repeated_reasoning.values().flatten();
         let reasoning = old.reasoning.values().chain(later);
-        let reasoning = reasoning.filter(|of| self.by_after.contains_key(&of.after));
+        // A reply that is reasoning alone ends where its request does.
+        let has_turn = |end| self.by_after.contains_key(&end) || self.by_end.contains_key(&end);
+        let reasoning = reasoning.filter(|of| has_turn(of.after));
         reasoning.cloned().collect::<Vec<_>>().into_iter().for_each(|of| self.add_reasoning(of));
         self.take_decisions(&old);
     }

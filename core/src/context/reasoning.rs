@@ -52,7 +52,8 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
         Dialect::OpenaiChat if refuses(host) => EchoRule::Unwanted,
         Dialect::OpenaiChat if demands => EchoRule::Demanded,
         Dialect::OpenaiChat => {
-            let wants = of("z.ai", &["glm"])
+            let wants = is_at(host, "z.ai")
+                || named(&["glm"])
                 || host.contains("bigmodel")
                 || of("dashscope", &["qwen", "qwq"])
                 || of("minimax", &["minimax"])

@@ -65,45 +65,62 @@ impl ClassCounts {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// The tokens of one kind.
-    fn of(&self, kind: TokenKind) -> f64 {
-        let each = LENGTHS * RARENESS;
-        self.0.iter().skip(kind as usize * each).take(each).map(|count| f64::from(*count)).sum()
-    }
-
-    /// The bytes of the tokens of one kind, approximate for long tokens.
-    fn by_length(&self, kind: TokenKind) -> f64 {
-        let each = LENGTHS * RARENESS;
-        let classes = self.0.iter().skip(kind as usize * each).take(each).enumerate();
-        classes.map(|(at, count)| f64::from(*count) * BYTES[at / RARENESS]).sum()
-    }
-
-    /// The tokens of one rareness, without those beyond ASCII.
-    fn rare(&self, rareness: usize) -> f64 {
-        let ascii = self.0.iter().take(TokenKind::Foreign as usize * LENGTHS * RARENESS);
-        ascii.skip(rareness).step_by(RARENESS).map(|count| f64::from(*count)).sum()
-    }
-
     /// The features for the regression: all tokens; blanks; line ends; symbols; letters with symbols;
     /// numbers, and their digits; capitalized ones; letters beyond ASCII, and their bytes; the rarer tokens,
     /// and the rarest. Some tokenizers make one token of each digit, and few know other scripts as well.
     pub(super) fn rough(&self) -> [f64; ROUGH] {
+        let KindSums { tokens, bytes, rare } = self.sums();
+        let of = |kind: TokenKind| tokens[kind as usize] as f64;
+        let bytes_of = |kind: TokenKind| bytes[kind as usize];
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
             self.tokens() as f64,
-            self.of(TokenKind::Blank),
-            self.of(TokenKind::Line),
-            self.of(TokenKind::Sign),
-            self.of(TokenKind::Mixed),
-            self.of(TokenKind::Digits),
-            self.by_length(TokenKind::Digits),
-            capitals.into_iter().map(|kind| self.of(kind)).sum(),
-            self.of(TokenKind::Foreign) + self.of(TokenKind::Drawing),
-            self.by_length(TokenKind::Foreign) + 3.0 * self.by_length(TokenKind::Drawing),
-            self.rare(2),
-            self.rare(3),
+            of(TokenKind::Blank),
+            of(TokenKind::Line),
+            of(TokenKind::Sign),
+            of(TokenKind::Mixed),
+            of(TokenKind::Digits),
+            bytes_of(TokenKind::Digits),
+            capitals.into_iter().map(of).sum(),
+            of(TokenKind::Foreign) + of(TokenKind::Drawing),
+            bytes_of(TokenKind::Foreign) + 3.0 * bytes_of(TokenKind::Drawing),
+            rare[2] as f64,
+            rare[3] as f64,
         ]
     }
+
+    fn sums(&self) -> KindSums {
+        let mut sums = KindSums::default();
+        let kinds = self.0.as_chunks::<{ LENGTHS * RARENESS }>().0;
+        for (kind, lengths) in kinds.iter().enumerate() {
+            for (counts, width) in lengths.as_chunks::<RARENESS>().0.iter().zip(BYTES) {
+                // A short text has tokens of few classes only.
+                if *counts == [0; RARENESS] {
+                    continue;
+                }
+                let tokens = counts.iter().map(|count| u64::from(*count)).sum::<u64>();
+                sums.tokens[kind] += tokens;
+                sums.bytes[kind] += tokens as f64 * width;
+                if kind < TokenKind::Foreign as usize {
+                    for (rare, count) in sums.rare.iter_mut().zip(counts) {
+                        *rare += u64::from(*count);
+                    }
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Sums over the classes of a text.
+#[derive(Default)]
+struct KindSums {
+    /// The tokens of each kind.
+    tokens: [u64; KINDS],
+    /// The bytes of the tokens of each kind, approximate for long tokens.
+    bytes: [f64; KINDS],
+    /// The tokens of each rareness, without those beyond ASCII.
+    rare: [u64; RARENESS],
 }
 
 /// The class of a token, by its bytes and its rank in the vocabulary.

@@ -72,11 +72,12 @@ struct HeldResponse {
     response: StartedResponse,
 }
 
-/// What a response said about the window.
-#[derive(Clone, Copy)]
+/// What a response said about the window, and the lessons of its message.
+#[derive(Clone)]
 struct SeenOverflow {
     sign: OverflowSign,
     reported: Overflow,
+    taught: LessonMatch,
 }
 
 /// The responses so far, and what they showed.
@@ -89,7 +90,10 @@ struct RetryHistory {
     taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
+    /// The request with all repairs.
     repaired: Option<RevisedRequest>,
+    /// The same without the newest repair.
+    repaired_before: Option<RevisedRequest>,
     /// The keys of the decisions of the newest repair.
     repair_decisions: Vec<PartKey>,
     /// The causes of all repairs.
@@ -137,8 +141,7 @@ impl Retry<'_> {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
                     self.recorder.record_fail_open(FailOpen::RewriteRefused);
-                    let is_refused = blames_request(response.status());
-                    self.judge(RequestForm::Original, response, is_refused, &mut answers).await
+                    self.judge(RequestForm::Original, response, &mut answers).await
                 }
                 RetryState::LastAccepted { cause, .. } => {
                     self.send_last_accepted(cause, &mut answers).await
@@ -151,7 +154,8 @@ impl Retry<'_> {
         let pending = self.pending.as_deref();
         AttemptContext {
             is_rewritten: self.is_rewritten,
-            may_unbind: pending.is_some_and(PendingExchange::may_unbind),
+            changes_beyond_repairs: pending
+                .is_some_and(PendingExchange::has_changes_beyond_repairs),
             has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
             added: &self.adds,
             is_count: self.info.purpose == Purpose::Count,
@@ -180,8 +184,11 @@ impl Retry<'_> {
         let is_implausible =
             overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
         let overflow = overflow.filter(|_| !is_implausible);
-        let sign = OverflowSign::Refused;
-        answers.overflow = overflow.map(|reported| SeenOverflow { sign, reported });
+        answers.overflow = overflow.map(|reported| SeenOverflow {
+            sign: OverflowSign::Refused,
+            reported,
+            taught: answers.taught.clone(),
+        });
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
             return Verdict::Repairable(answers.refusal_kind(cause, overflow.is_some()));
@@ -207,35 +214,35 @@ impl Retry<'_> {
         let peeked = response_peek::read(response, pending, self.recorder).await;
         answers.hold(form, peeked.response);
         match peeked.overflow {
-            Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
+            Some(_) if matches!(form, RequestForm::WithRoom | RequestForm::WithRoomUnbound) => {
+                Verdict::OverflowInReply
+            }
             Some(OverflowInStart { reported, taught }) if self.believes(&reported, &taught) => {
                 let sign = OverflowSign::InReply;
-                answers.overflow = Some(SeenOverflow { sign, reported });
-                answers.taught = taught;
+                answers.overflow = Some(SeenOverflow { sign, reported, taught });
                 Verdict::OverflowInReply
             }
             _ => Verdict::Accepted,
         }
     }
 
-    /// Judges the response to any form but the first; `is_refused`: its status blames the request.
+    /// Judges the response to any form but the planned and the repaired one.
     async fn judge(
         &self,
         form: RequestForm,
         response: Response<OutgoingBody>,
-        is_refused: bool,
         answers: &mut RetryHistory,
     ) -> Verdict {
-        if !is_refused {
+        if !may_be_refusal(response.status()) {
             let is_accepted = response.status().is_success();
             answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
             return if is_accepted { Verdict::Accepted } else { Verdict::Failed };
         }
         let refused = read_refusal(response, self.recorder).await;
-        let cause = refusal::cause(&refused.start);
+        let (status, cause) = (refused.head.status, refusal::cause(&refused.start));
         let overflows = self.window_of(&refused).is_some();
         answers.hold(form, refused);
-        if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
+        refusal_verdict(status, cause, overflows)
     }
 
     /// The refusal as one that an edit can fix, if a repair is allowed.
@@ -257,7 +264,9 @@ impl Retry<'_> {
         };
         answers.repair_decisions = decisions;
         answers.repair_causes.push(refusal.cause);
+        answers.repaired_before = answers.repaired.take();
         let Some((response, repaired)) = self.send_revised(Some(revised)).await else {
+            answers.repaired = answers.repaired_before.take();
             return Verdict::Unavailable;
         };
         answers.repaired = Some(repaired);
@@ -265,34 +274,34 @@ impl Retry<'_> {
         if response.status().is_success() {
             return self.judge_accepted(form, response, answers).await;
         }
-        let status = response.status();
-        let is_refused = blames_request(status) || may_not_fit(status);
-        if !is_refused || status.is_server_error() {
-            return self.judge(form, response, false, answers).await;
+        if !may_be_refusal(response.status()) {
+            return self.judge(form, response, answers).await;
         }
         let refused = read_refusal(response, self.recorder).await;
-        let cause = refusal::cause(&refused.start);
+        let (status, cause) = (refused.head.status, refusal::cause(&refused.start));
         answers.refusal = self.repairable(&refused);
+        let taught = self.taught(&refused).await;
         if answers.is_about_output() {
-            answers.output_taught = self.taught(&refused).await;
+            answers.output_taught = taught.clone();
         }
         let overflow = self.window_of(&refused);
-        if let Some(reported) = overflow {
-            answers.overflow = Some(SeenOverflow { sign: OverflowSign::Refused, reported });
-        }
         answers.hold(form, refused);
-        match (&answers.refusal, overflow) {
-            (Some(_), overflow) => {
-                Verdict::Repairable(answers.refusal_kind(Some(cause), overflow.is_some()))
-            }
-            (None, Some(_)) => Verdict::DoesNotFit(Some(cause)),
-            (None, None) => Verdict::Refused(cause),
+        let is_implausible = overflow.is_some_and(|overflow| !self.believes(&overflow, &taught));
+        let overflow = overflow.filter(|_| !is_implausible);
+        if let Some(reported) = overflow {
+            let sign = OverflowSign::Refused;
+            answers.overflow = Some(SeenOverflow { sign, reported, taught });
+        }
+        match answers.refusal {
+            Some(_) => Verdict::Repairable(answers.refusal_kind(Some(cause), overflow.is_some())),
+            None if is_implausible => Verdict::Failed,
+            None => refusal_verdict(status, cause, overflow.is_some()),
         }
     }
 
     /// Sends the request with room made by cuts or a summary.
     async fn send_with_room(&mut self, answers: &mut RetryHistory) -> Verdict {
-        let (Some(pending), Some(overflow)) = (&mut self.pending, answers.overflow) else {
+        let (Some(pending), Some(overflow)) = (&mut self.pending, &answers.overflow) else {
             return Verdict::Unavailable;
         };
         let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
@@ -319,12 +328,10 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         answers.room = Some(room);
-        let status = response.status();
-        if status == StatusCode::OK {
+        if response.status() == StatusCode::OK {
             return self.judge_accepted(form, response, answers).await;
         }
-        let is_refused = blames_request(status) || may_not_fit(status);
-        let verdict = self.judge(form, response, is_refused, answers).await;
+        let verdict = self.judge(form, response, answers).await;
         if let (Verdict::Refused(_), Some(refused)) = (verdict, answers.held.last()) {
             answers.room_taught = self.taught(&refused.response).await;
         }
@@ -343,8 +350,7 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         answers.last_accepted = Some(before);
-        let is_refused = blames_request(response.status());
-        self.judge(RequestForm::LastAccepted, response, is_refused, answers).await
+        self.judge(RequestForm::LastAccepted, response, answers).await
     }
 
     /// `None` if there is nothing else to send, or if it got no response.
@@ -390,7 +396,7 @@ impl Retry<'_> {
             self.record_original_sent(cause).await;
         }
         if let Some(pending) = &mut self.pending {
-            match (finding, answers.overflow) {
+            match (finding, answers.overflow.clone()) {
                 (AttemptFinding::Repaired { accepted }, _) => {
                     let causes = if accepted { &answers.repair_causes[..] } else { &[] };
                     if let Some(repaired) = answers.repaired.take() {
@@ -409,16 +415,25 @@ impl Retry<'_> {
                     let causes = &answers.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
-                (AttemptFinding::Overflow, Some(SeenOverflow { sign, reported })) => {
-                    // The repairs are kept, too.
+                (
+                    AttemptFinding::Overflow { refused_repair },
+                    Some(SeenOverflow { sign, reported, taught }),
+                ) => {
+                    if refused_repair.is_some() {
+                        let causes = &answers.repair_causes;
+                        self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
+                        answers.repaired = answers.repaired_before.take();
+                    }
+                    // Room is made in the request with its repairs.
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, &[], self.recorder);
                     }
-                    pending.record_overflow(sign, reported, &answers.taught, self.recorder).await;
+                    pending.record_overflow(sign, reported, &taught, self.recorder).await;
                 }
-                (AttemptFinding::RoomMade { saved }, _) => {
-                    let room = answers.room.take();
-                    room.into_iter().for_each(|room| pending.set_room(room, saved, self.recorder));
+                (AttemptFinding::RoomMade { accepted }, _) => {
+                    if let Some(room) = answers.room.take() {
+                        pending.set_room(room, accepted, self.recorder);
+                    }
                 }
                 (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
                     let before = answers.last_accepted.take();
@@ -435,11 +450,11 @@ impl Retry<'_> {
             self.recorder.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.context());
-        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.void {
+        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.revokes {
             revoked = std::mem::take(&mut answers.repair_decisions);
         }
         let room = answers.room.as_ref();
-        let fact = consequence.void.and_then(|scope| self.revocation(scope, revoked, room));
+        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, revoked, room));
         let is_of_room =
             matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
@@ -503,6 +518,21 @@ impl RetryHistory {
         let answer = at.map(|at| self.held.swap_remove(at).response.into_response());
         // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_a_kept_response`).
         answer.ok_or(UpstreamError::ResponseLost)
+    }
+}
+
+/// Whether a response with this status may be a refusal; its message decides.
+fn may_be_refusal(status: StatusCode) -> bool {
+    blames_request(status) || may_not_fit(status)
+}
+
+/// The verdict of a refusal that no edit can fix. A status that blames the provider is one only if the message says
+/// that the request does not fit.
+fn refusal_verdict(status: StatusCode, cause: RefusalCause, overflows: bool) -> Verdict {
+    match overflows {
+        true => Verdict::DoesNotFit(Some(cause)),
+        false if status.is_server_error() => Verdict::Failed,
+        false => Verdict::Refused(cause),
     }
 }
 

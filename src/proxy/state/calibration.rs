@@ -132,17 +132,32 @@ struct CalibrationKey {
 }
 
 impl CalibrationSample {
-    /// The state after it.
-    fn applied_to(&self, learned: &EstimatorState) -> EstimatorState {
-        learned.clone().after(&self.seen, &self.guess, self.actual)
+    /// Applies it to the state with which its request was estimated.
+    pub(crate) fn applied_to(self, before: &Arc<EstimatorState>) -> AppliedSample {
+        let after = Arc::new(self.next(before));
+        AppliedSample { sample: self, before: before.clone(), after }
     }
 
-    /// The state after a response, whether it teaches or not.
-    pub(crate) fn after(
-        sample: Option<&Self>,
-        learned: &Arc<EstimatorState>,
-    ) -> Arc<EstimatorState> {
-        sample.map_or_else(|| learned.clone(), |sample| Arc::new(sample.applied_to(learned)))
+    fn next(&self, before: &EstimatorState) -> EstimatorState {
+        before.clone().after(&self.seen, &self.guess, self.actual)
+    }
+}
+
+/// A sample, and what it makes of the state with which its request was estimated.
+pub(crate) struct AppliedSample {
+    sample: CalibrationSample,
+    before: Arc<EstimatorState>,
+    /// The state after it, whether it teaches or not.
+    pub(crate) after: Arc<EstimatorState>,
+}
+
+impl AppliedSample {
+    /// What it makes of the current state, which other responses may have changed meanwhile.
+    fn next(&self, current: &Arc<EstimatorState>) -> Arc<EstimatorState> {
+        match Arc::ptr_eq(current, &self.before) {
+            true => self.after.clone(),
+            false => Arc::new(self.sample.next(current)),
+        }
     }
 }
 
@@ -185,7 +200,7 @@ impl Calibration {
         &self,
         ledgers: &Arc<Ledgers>,
         source: &LessonSource<'_>,
-        sample: &CalibrationSample,
+        applied: &AppliedSample,
     ) {
         let LessonSource { tenant, upstream, model, vouched } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
@@ -198,7 +213,7 @@ impl Calibration {
                 return;
             }
             let before = known.learned.lessons();
-            known.learned = Arc::new(sample.applied_to(&known.learned));
+            known.learned = applied.next(&known.learned);
             if known.learned.lessons() == before {
                 return;
             }

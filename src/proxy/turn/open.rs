@@ -184,7 +184,8 @@ impl OpenTurn {
         let reply = reply.delivered();
         self.learn(&proxy, &turn, ending.outcome, &reply).await;
         let sample = self.calibration_sample(&turn, &ending, &reply);
-        let learned = calibration::CalibrationSample::after(sample.as_ref(), &self.learned);
+        let applied = sample.map(|sample| sample.applied_to(&self.learned));
+        let learned = applied.as_ref().map_or_else(|| self.learned.clone(), |it| it.after.clone());
         let (kept_content, at) = (proxy.config.content, turn.at);
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
         let (content, panicked) = match self.content.take() {
@@ -204,8 +205,8 @@ impl OpenTurn {
         let content = content.map(|content| (opened.handle(), content));
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
-        if let Some(sample) = sample {
-            proxy.calibration.learn(&proxy.ledgers, &info.lesson_source(), &sample);
+        if let Some(applied) = applied {
+            proxy.calibration.learn(&proxy.ledgers, &info.lesson_source(), &applied);
         }
         if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;

@@ -265,12 +265,13 @@ impl PendingExchange {
     pub(crate) fn set_room(
         &mut self,
         room: RevisedRequest,
-        saved: bool,
+        accepted: bool,
         recorder: &mut ExchangeRecorder,
     ) {
         let overflow = self.planned.done.overflow.take();
         self.planned = room.planned;
-        self.planned.done.overflow = overflow.map(|overflow| OverflowReport { saved, ..overflow });
+        self.planned.done.overflow =
+            overflow.map(|overflow| OverflowReport { saved: accepted, ..overflow });
         self.update_event(recorder);
     }
 
@@ -302,7 +303,7 @@ impl PendingExchange {
 
     /// Whether there are changes that the client's reasoning may depend on, other than repairs of earlier
     /// refusals.
-    pub(crate) fn may_unbind(&self) -> bool {
+    pub(crate) fn has_changes_beyond_repairs(&self) -> bool {
         let made = &self.planned.done.made;
         let known = &self.planned.known;
         made.count() > made.repaired + made.removed || known.takes_out_unrefused()

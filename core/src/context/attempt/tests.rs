@@ -8,16 +8,17 @@ use super::NextAction::{Answer, Send};
 use super::RequestForm::*;
 use super::Verdict as V;
 use super::*;
+use crate::dialect::lesson::Lesson;
 
 const PLAIN: AttemptContext<'_> = AttemptContext {
     is_rewritten: false,
-    may_unbind: false,
+    changes_beyond_repairs: false,
     has_reasoning_back: false,
     added: &[],
     is_count: false,
 };
 const REPAIRED: AttemptContext<'_> = AttemptContext { is_rewritten: true, ..PLAIN };
-const REWRITTEN: AttemptContext<'_> = AttemptContext { may_unbind: true, ..REPAIRED };
+const REWRITTEN: AttemptContext<'_> = AttemptContext { changes_beyond_repairs: true, ..REPAIRED };
 const REASONING_BACK: AttemptContext<'_> = AttemptContext { has_reasoning_back: true, ..REWRITTEN };
 const USAGE: RefusableOption =
     RefusableOption { cause: RefusalCause::Usage, lesson: Lesson::UsageRefused };
@@ -54,18 +55,34 @@ const TOO_MUCH: RefusalKind =
 const NOBODY: RefusalKind = RefusalKind { cause: None, overflows: false, is_of_reasoning: false };
 const REASONING: RefusalKind =
     RefusalKind { cause: Some(SIGNATURE), overflows: false, is_of_reasoning: true };
-const ROOM: RetryState = RetryState::WithRoom(None);
-const ROOM_OR_ORIGINAL: RetryState = RetryState::WithRoom(Some(OVERFLOW));
-const UNBOUND: RetryState = RetryState::WithRoomUnbound(None);
-const UNBOUND_OR_ORIGINAL: RetryState = RetryState::WithRoomUnbound(Some(OVERFLOW));
+const OR_PLANNED: RoomFallback = RoomFallback { too_large: Planned, cause: None };
+const OR_ORIGINAL: RoomFallback = RoomFallback { cause: Some(OVERFLOW), ..OR_PLANNED };
+const ROOM: RetryState = RetryState::WithRoom(OR_PLANNED);
+const ROOM_OR_ORIGINAL: RetryState = RetryState::WithRoom(OR_ORIGINAL);
+const UNBOUND: RetryState = RetryState::WithRoomUnbound(OR_PLANNED);
+const UNBOUND_OR_ORIGINAL: RetryState = RetryState::WithRoomUnbound(OR_ORIGINAL);
+const UNFIT_FINDING: Option<AttemptFinding> = Some(Overflow { refused_repair: None });
+
+const fn room_after_repair(round: u8, cause: Option<RefusalCause>) -> RetryState {
+    RetryState::WithRoom(RoomFallback { too_large: RequestForm::Repaired(round), cause })
+}
+
+const fn unfit_after_refused_repair(retry: RevocationRetry) -> Option<AttemptFinding> {
+    Some(Overflow { refused_repair: Some(retry) })
+}
 
 const fn repaired(first: RefusalKind, round: u8) -> RetryState {
-    RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), round }
+    RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), refusal: first, round }
+}
+
+/// Something else was refused after the first repair.
+const fn repaired_again(first: RefusalKind, refusal: RefusalKind) -> RetryState {
+    RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(first), refusal, round: 2 }
 }
 
 const fn repaired_last(round: u8) -> RetryState {
     let otherwise = RepairFallback::AfterAll { cause: SIGNATURE, of_original: BOUND };
-    RetryState::Repaired { otherwise, round }
+    RetryState::Repaired { otherwise, refusal: REASONING, round }
 }
 
 const fn original(cause: RefusalCause) -> RetryState {
@@ -77,8 +94,11 @@ const fn thoughtful(cause: RefusalCause) -> RetryState {
 }
 
 const fn too_large(cause: RefusalCause) -> RetryState {
-    RetryState::Original { cause, blamed: BlameTarget::Size }
+    RetryState::Original { cause, blamed: BlameTarget::Size(Planned) }
 }
+
+const TOO_LARGE_REPAIRED: RetryState =
+    RetryState::Original { cause: OVERFLOW, blamed: BlameTarget::Size(RequestForm::Repaired(1)) };
 
 const fn last(cause: RefusalCause, of_original: RefusalCause) -> RetryState {
     RetryState::LastAccepted { cause, of_original, may_repair: false }
@@ -99,9 +119,9 @@ const fn own(cause: RefusalCause, accepted: bool) -> Option<AttemptFinding> {
 const ROWS: &[Row] = &[
     ("it is answered",                          REWRITTEN, PLANNED, V::Accepted, Answer(Planned), None),
     ("a limit",                                 REWRITTEN, PLANNED, V::Failed, Answer(Planned), None),
-    ("an error in place of a reply",            PLAIN, PLANNED, V::OverflowInReply, Send(ROOM), Some(Overflow)),
-    ("it does not fit",                         PLAIN, PLANNED, V::DoesNotFit(None), Send(ROOM), Some(Overflow)),
-    ("a rewritten one does not fit",            REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
+    ("an error in place of a reply",            PLAIN, PLANNED, V::OverflowInReply, Send(ROOM), UNFIT_FINDING),
+    ("it does not fit",                         PLAIN, PLANNED, V::DoesNotFit(None), Send(ROOM), UNFIT_FINDING),
+    ("a rewritten one does not fit",            REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
     ("a rewritten one is refused",              REWRITTEN, PLANNED, V::Refused(BOUND), Send(original(BOUND)), None),
     ("what we asked for is refused",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Usage), Send(original(RefusalCause::Usage)), None),
     ("the last of what we asked for is refused", THREE_ASKED, PLANNED, V::Refused(RefusalCause::Include), Send(original(RefusalCause::Include)), None),
@@ -117,13 +137,20 @@ const ROWS: &[Row] = &[
     ("no edit is found",                        PLAIN, repaired(FIRST, 1), V::Unavailable, Answer(Planned), None),
     ("no edit is found, and we changed it",     REWRITTEN, repaired(FIRST, 1), V::Unavailable, Send(original(STRUCTURE)), None),
     ("no edit is found, and nobody is blamed",  REWRITTEN, repaired(NOBODY, 1), V::Unavailable, Answer(Planned), None),
-    ("another thing is refused",                PLAIN, repaired(FIRST, 1), V::Repairable(FIRST), Send(repaired(FIRST, 2)), None),
+    ("another thing is refused",                PLAIN, repaired(FIRST, 1), V::Repairable(NOBODY), Send(repaired_again(FIRST, NOBODY)), None),
     ("one thing after another",                 PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(FIRST), Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
     ("the same is refused again",               PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
     ("something else that no edit answers",     PLAIN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Answer(Planned), Some(RepairRefused(RevocationRetry::Next))),
     ("the same, and we changed it",             REWRITTEN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Send(original(STRUCTURE)), Some(RepairRefused(RevocationRetry::Next))),
-    ("less output is not enough",               PLAIN, repaired(TOO_MUCH, 1), V::DoesNotFit(Some(OVERFLOW)), Send(ROOM_OR_ORIGINAL), Some(Overflow)),
-    ("there is no less output",                 PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
+    ("less output is not enough",               PLAIN, repaired(TOO_MUCH, 1), UNFIT, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    ("repaired, but too large: an error in place of a reply", PLAIN, repaired(FIRST, 2), V::OverflowInReply, Send(room_after_repair(2, None)), UNFIT_FINDING),
+    ("less output is refused for something else", PLAIN, repaired(TOO_MUCH, 1), V::Refused(RefusalCause::Other), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Next)),
+    ("less output is refused, and then nothing helps", PLAIN, repaired_again(TOO_MUCH, FIRST), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    ("less output is not enough, and there is no less", PLAIN, repaired(TOO_MUCH, 2), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    ("repaired, and then too large",            PLAIN, repaired_again(FIRST, TOO_MUCH), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    ("one thing after another, first too large", PLAIN, repaired(TOO_MUCH, MOST_REPAIRS), V::Repairable(FIRST), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    ("one thing after another, last too large", PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(TOO_MUCH), Send(room_after_repair(MOST_REPAIRS, Some(OVERFLOW))), UNFIT_FINDING),
+    ("there is no less output",                 PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
 
     ("reasoning, and we changed nothing",       PLAIN, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
     ("the same, with what was repaired before", REPAIRED, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
@@ -139,19 +166,23 @@ const ROWS: &[Row] = &[
     ("that helped",                             REWRITTEN, repaired_last(1), V::Accepted, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: true })),
     ("there is none that could go",             REWRITTEN, repaired_last(1), V::Unavailable, Answer(Original), all(SIGNATURE, BOUND)),
     ("that did not help",                       REWRITTEN, repaired_last(1), V::Refused(RefusalCause::Other), Answer(Original), all(SIGNATURE, BOUND)),
+    ("an error in place of a reply",            REWRITTEN, repaired_last(1), V::OverflowInReply, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
+    ("a limit",                                 REWRITTEN, repaired_last(1), V::Failed, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
     ("it is too large without it",              REWRITTEN, repaired_last(1), UNFIT, Answer(Original), all(SIGNATURE, BOUND)),
 
     ("room is made, and something is refused",  PLAIN, ROOM, V::Repairable(FIRST), Answer(Planned), Some(RoomRefused(STRUCTURE))),
-    ("room helped",                             PLAIN, ROOM, V::Accepted, Answer(WithRoom), Some(RoomMade { saved: true })),
-    ("a limit",                                 PLAIN, ROOM, V::Failed, Answer(WithRoom), Some(RoomMade { saved: false })),
+    ("room helped",                             PLAIN, ROOM, V::Accepted, Answer(WithRoom), Some(RoomMade { accepted: true })),
+    ("a limit",                                 PLAIN, ROOM, V::Failed, Answer(WithRoom), Some(RoomMade { accepted: false })),
     ("no room can be made",                     PLAIN, ROOM, V::Unavailable, Answer(Planned), None),
+    ("no room can be made in what was repaired", PLAIN, room_after_repair(1, None), V::Unavailable, Answer(RequestForm::Repaired(1)), None),
+    ("the same, and reasoning was put back",    REASONING_BACK, room_after_repair(1, Some(OVERFLOW)), V::Unavailable, Send(TOO_LARGE_REPAIRED), None),
     ("it does not fit with room either",        REWRITTEN, ROOM_OR_ORIGINAL, V::DoesNotFit(None), Answer(Planned), None),
     ("an error in place of a reply, again",     REWRITTEN, ROOM_OR_ORIGINAL, V::OverflowInReply, Answer(Planned), None),
     ("what made room is refused",               REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
     ("reasoning is bound to what was cut",      REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Send(UNBOUND_OR_ORIGINAL), Some(RoomBound)),
     ("the same, in an unchanged request",       PLAIN, ROOM, V::Refused(BOUND), Send(UNBOUND), Some(RoomBound)),
-    ("room without that reasoning helped",      REWRITTEN, UNBOUND, V::Accepted, Answer(WithRoomUnbound), Some(RoomMade { saved: true })),
-    ("a limit",                                 REWRITTEN, UNBOUND, V::Failed, Answer(WithRoomUnbound), Some(RoomMade { saved: false })),
+    ("room without that reasoning helped",      REWRITTEN, UNBOUND, V::Accepted, Answer(WithRoomUnbound), Some(RoomMade { accepted: true })),
+    ("a limit",                                 REWRITTEN, UNBOUND, V::Failed, Answer(WithRoomUnbound), Some(RoomMade { accepted: false })),
     ("it is refused, too",                      REWRITTEN, UNBOUND, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
     ("there is no such reasoning",              REWRITTEN, UNBOUND, V::Unavailable, Answer(Planned), Some(RoomRefused(BOUND))),
     ("it does not fit without it either",       REWRITTEN, UNBOUND, UNFIT, Answer(Planned), None),
@@ -165,6 +196,7 @@ const ROWS: &[Row] = &[
     ("too large as it came",                    REWRITTEN, original(BOUND), UNFIT, Send(last(BOUND, OVERFLOW)), None),
     ("history is not to blame for an option",   USAGE_AND_REWRITTEN, original(RefusalCause::Usage), V::Refused(STRUCTURE), Answer(Original), all(RefusalCause::Usage, STRUCTURE)),
     ("too large both ways",                     REASONING_BACK, too_large(OVERFLOW), UNFIT, Answer(Planned), all(OVERFLOW, OVERFLOW)),
+    ("too large both ways, and repaired",       REASONING_BACK, TOO_LARGE_REPAIRED, UNFIT, Answer(RequestForm::Repaired(1)), all(OVERFLOW, OVERFLOW)),
     ("too large, and by itself out of order",   REASONING_BACK, too_large(OVERFLOW), V::Refused(STRUCTURE), Answer(Original), all(OVERFLOW, STRUCTURE)),
 
     ("its own decisions were to blame",         REWRITTEN, last(BOUND, SIGNATURE), V::Accepted, Answer(LastAccepted), own(BOUND, true)),
@@ -177,8 +209,8 @@ const ROWS: &[Row] = &[
 
 #[test]
 fn each_verdict_has_its_next_step() {
-    for (name, facts, state, verdict, then, finding) in ROWS {
-        let step = next(*facts, *state, *verdict);
+    for (name, context, state, verdict, then, finding) in ROWS {
+        let step = next(*context, *state, *verdict);
         assert_eq!(
             step,
             RetryStep { then: *then, finding: *finding },
@@ -194,8 +226,9 @@ type ConsequenceRow =
 
 #[rustfmt::skip]
 const CONSEQUENCES: &[ConsequenceRow] = &[
-    (Some(Overflow),                                     REWRITTEN, None, None),
-    (Some(RoomMade { saved: true }),                     REWRITTEN, None, None),
+    (UNFIT_FINDING,                                      REWRITTEN, None, None),
+    (unfit_after_refused_repair(RevocationRetry::Next),  REWRITTEN, Some(RevocationScope::Repair(RevocationRetry::Next)), None),
+    (Some(RoomMade { accepted: true }),                     REWRITTEN, None, None),
     (Some(AttemptFinding::Repaired { accepted: true }),         REWRITTEN, None, None),
     (Some(RepairRefused(RevocationRetry::Never)),        REWRITTEN, Some(RevocationScope::Repair(RevocationRetry::Never)), None),
     (Some(RoomBound),                                    REWRITTEN, None, Some(Lesson::ReasoningBound)),
@@ -216,6 +249,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (all(STRUCTURE, RefusalCause::Other),                       REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), None),
     (all(RefusalCause::Usage, STRUCTURE),                       USAGE_AND_REWRITTEN, None, None),
     (all(RefusalCause::Usage, RefusalCause::Usage),                    USAGE_ASKED, None, None),
+    (Some(AllRefused { cause: BOUND, of_original: None }), REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), Some(Lesson::ReasoningBound)),
     (all(BOUND, SIGNATURE),                              COUNT, None, None),
     (own(BOUND, true),                                   REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
     (own(STRUCTURE, true),                               REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Cold)), None),
@@ -233,10 +267,10 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
 
 #[test]
 fn each_finding_gives_the_listed_revocation_and_lesson() {
-    for (finding, facts, void, lesson) in CONSEQUENCES {
-        let consequence = finding.unwrap().consequence(*facts);
-        let expected = Consequence { void: *void, lesson: *lesson };
-        assert_eq!(consequence, expected, "{finding:?} {facts:?}");
+    for (finding, context, revokes, lesson) in CONSEQUENCES {
+        let consequence = finding.unwrap().consequence(*context);
+        let expected = Consequence { revokes: *revokes, lesson: *lesson };
+        assert_eq!(consequence, expected, "{finding:?} {context:?}");
     }
 }
 
@@ -244,8 +278,8 @@ fn each_finding_gives_the_listed_revocation_and_lesson() {
 /// given and is held.
 #[test]
 fn every_sequence_of_attempts_ends_with_a_kept_response() {
-    for facts in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED, THREE_ASKED] {
-        walk(facts, RetryState::Planned, vec![], &mut vec![]);
+    for context in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED, THREE_ASKED] {
+        walk(context, RetryState::Planned, vec![], &mut vec![]);
     }
 }
 
@@ -261,15 +295,20 @@ fn only_a_response_that_the_client_may_still_get_is_kept() {
     assert_eq!(held(PLANNED), [false; 5]);
     assert_eq!(held(ROOM), PLANNED_ONLY);
     assert_eq!(held(UNBOUND), PLANNED_ONLY);
+    assert_eq!(held(room_after_repair(1, None)), [false; 5]);
+    assert!(room_after_repair(1, None).may_answer(RequestForm::Repaired(1)));
     assert_eq!(held(original(BOUND)), [false; 5]);
     assert_eq!(held(too_large(OVERFLOW)), PLANNED_ONLY);
     assert_eq!(held(last(BOUND, SIGNATURE)), ORIGINAL_ONLY);
     assert_eq!(held(repaired(FIRST, 1)), PLANNED_ONLY);
     assert_eq!(held(repaired_last(1)), ORIGINAL_ONLY);
+    let unfit_again = repaired_again(FIRST, TOO_MUCH);
+    assert!(unfit_again.may_answer(RequestForm::Repaired(1)) && unfit_again.may_answer(Planned));
+    assert!(!repaired_again(FIRST, FIRST).may_answer(RequestForm::Repaired(1)));
 }
 
 fn walk(
-    facts: AttemptContext<'_>,
+    context: AttemptContext<'_>,
     state: RetryState,
     held: Vec<RequestForm>,
     sent: &mut Vec<RequestForm>,
@@ -295,13 +334,16 @@ fn walk(
     for verdict in verdicts {
         let mut now_held = held.clone();
         now_held.extend((verdict != Verdict::Unavailable).then_some(form));
-        match next(facts, state, verdict).then {
+        match next(context, state, verdict).then {
             NextAction::Answer(answer) => {
-                assert!(now_held.contains(&answer), "{facts:?} {state:?} {verdict:?}: {answer:?}");
+                assert!(
+                    now_held.contains(&answer),
+                    "{context:?} {state:?} {verdict:?}: {answer:?}"
+                );
             }
             NextAction::Send(next) => {
                 now_held.retain(|form| next.may_answer(*form));
-                walk(facts, next, now_held, sent);
+                walk(context, next, now_held, sent);
             }
         }
     }

@@ -271,3 +271,34 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
     assert_eq!((totals.input, totals.output), (left as u64 + 900, 2 * left as u64 + 100));
     assert_eq!(totals.total, totals.input + totals.output);
 }
+
+/// A reply that is reasoning alone ends where its request does.
+#[test]
+fn the_reasoning_of_a_turn_that_stays_is_kept() {
+    let mut ledger = Ledger::default();
+    let base = turn();
+    let reasoning = |after| ReasoningRecord {
+        after,
+        at: 1,
+        prefix: after,
+        order: None,
+        model: "m".into(),
+        upstream: "u".into(),
+        blocks: vec![],
+        signatures: vec![],
+        parts: vec![],
+        anchor_keys: vec![],
+    };
+    for n in 0..=TURNS {
+        let mut turn =
+            Turn { exchange: n.to_string().into(), after: Chain(n as u128), ..base.clone() };
+        turn.position.chain = turn.after;
+        ledger.add(Fact::Turn(Box::new(turn)));
+        if n == 0 || n == TURNS - 1 {
+            ledger.add(Fact::Reasoning(Box::new(reasoning(Chain(n as u128)))));
+        }
+    }
+    assert!(ledger.turn(&"0".into()).is_none(), "the oldest quarter is forgotten");
+    assert!(ledger.reasoning(Chain(0)).is_none());
+    assert!(ledger.reasoning(Chain(TURNS as u128 - 1)).is_some());
+}

@@ -121,7 +121,8 @@ fn goal(request: &PlanRequest<'_>, ours: u64, overflow: Overflow, lowered: Optio
     let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
     let usable =
         overflow.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
-    // Without numbers in the message, a quarter of the request must be cut.
+    // At most three quarters of the request are taken as what fits: counts differ, and the next requests have to fit,
+    // too. If the output was lowered, prompt and output fit by the provider's own numbers.
     if overflow.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
 }
 

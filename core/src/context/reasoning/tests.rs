@@ -383,6 +383,7 @@ fn the_reasoning_rule_depends_on_dialect_host_and_model_name() {
         (OpenaiChat, "api.moonshot.ai", "any", Demanded),
         (OpenaiChat, "api.deepseek.com", "deepseek-r1", Unwanted),
         (OpenaiChat, "api.z.ai", "any", Wanted),
+        (OpenaiChat, "api.xyz.ai", "any", Unwanted),
         (OpenaiChat, "h", "glm-5", Wanted),
         (OpenaiChat, "open.bigmodel.cn", "any", Wanted),
         (OpenaiChat, "dashscope.aliyuncs.com", "any", Wanted),

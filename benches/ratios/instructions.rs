@@ -1,0 +1,103 @@
+//! How many instructions a small request takes, of Plimsoll and of the bare proxy, as callgrind counts them.
+//!
+//! Unlike time, the count does not depend on how busy the machine is, so figures of different days can be compared.
+//! It needs valgrind. A program runs about 50 times slower under it, so what waits for a time of its own weighs less.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::layers::UNREAD;
+use super::load::{Load, MESSAGES};
+use super::process::Part;
+
+/// Requests that are not counted, so that connections and caches exist.
+const WARM_UP: usize = 64;
+/// Requests that are counted.
+const COUNTED: usize = 320;
+/// Conversations of the requests that go on.
+const CONVERSATIONS: usize = 16;
+/// Connections.
+const WIDTH: usize = 4;
+
+/// Counts and prints each kind of request.
+pub(crate) async fn print() {
+    let data = tempfile::tempdir().unwrap();
+    let provider = Part::start("provider", &[]);
+    let floor = Counted::start("floor", &[&provider.address], data.path());
+    let bare = floor.small_requests(MESSAGES).await;
+    println!("a small request, instructions          thousands     floor");
+    let line = |name: &str, count: f64| {
+        println!("{name:<40}{:>8.1}{:>9.2}×", count / 1e3, count / bare);
+    };
+    line("bare proxy", bare);
+    drop(floor);
+    for (kind, store) in [("forgets", "no store"), ("whole", "SQLite")] {
+        let own = data.path().join(kind);
+        std::fs::create_dir(&own).unwrap();
+        let args = [kind, provider.address.as_str(), own.to_str().unwrap()];
+        let server = Counted::start("server", &args, data.path());
+        if kind == "forgets" {
+            line("not read", server.small_requests(UNREAD).await);
+        }
+        line(&format!("the first of a session, {store}"), server.small_requests(MESSAGES).await);
+        line(&format!("the next of a session, {store}"), server.next_requests().await);
+    }
+    println!();
+}
+
+/// A role of this program under callgrind.
+struct Counted {
+    part: Part,
+    dump: PathBuf,
+}
+
+impl Counted {
+    fn start(role: &str, args: &[&str], folder: &Path) -> Self {
+        let dump = folder.join(format!("{}.counts", [role, args[0]].join("-").replace(':', "-")));
+        let out = format!("--callgrind-out-file={}", dump.display());
+        let valgrind = ["valgrind", "--quiet", "--tool=callgrind", &out];
+        Self { part: Part::start_under(&valgrind, role, args), dump }
+    }
+
+    /// Instructions of one of many equal requests, each of which begins a session.
+    async fn small_requests(&self, path: &'static str) -> f64 {
+        let load = Load::new(&self.part.address).at(path);
+        load.small_requests(WARM_UP, WIDTH).await;
+        self.control("--zero");
+        load.small_requests(COUNTED, WIDTH).await;
+        self.counted() / COUNTED as f64
+    }
+
+    /// Instructions of one request of conversations that go on.
+    async fn next_requests(&self) -> f64 {
+        let load = Load::new(&self.part.address);
+        let conversations = load.begin_conversations(CONVERSATIONS).await;
+        self.control("--zero");
+        let count = conversations.continue_all(COUNTED / CONVERSATIONS, WIDTH).await;
+        self.counted() / count as f64
+    }
+
+    /// The instructions since the last `--zero`.
+    fn counted(&self) -> f64 {
+        self.control("--dump");
+        // Each dump has a file with a number; all but the newest are deleted.
+        let dumps = std::fs::read_dir(self.dump.parent().unwrap()).unwrap();
+        let name = self.dump.file_name().unwrap().to_str().unwrap();
+        let file = dumps
+            .map(|entry| entry.unwrap().path())
+            .find(|path| {
+                path.file_name().unwrap().to_string_lossy().starts_with(&format!("{name}."))
+            })
+            .expect("callgrind writes a file");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(file).unwrap();
+        let totals = text.lines().find_map(|line| line.strip_prefix("totals: ")).unwrap();
+        totals.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn control(&self, what: &str) {
+        let id = self.part.id().to_string();
+        let done = Command::new("callgrind_control").args([what, &id]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+}

@@ -1,0 +1,160 @@
+//! What the responses to a request's forms showed, and what is remembered of that: the decisions that no longer
+//! apply, and the lesson about the model.
+//!
+//! The table of the consequences; [`super::next`] returns the findings. Pure.
+
+use super::context::AttemptContext;
+use crate::context::RevocationRetry;
+use crate::dialect::lesson::Lesson;
+use crate::dialect::refusal::RefusalCause;
+
+/// What a response showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptFinding {
+    /// The repaired form was final.
+    Repaired {
+        /// Whether the provider accepted it.
+        accepted: bool,
+    },
+    /// The repaired form was refused, either for the same thing, or for something that no edit can fix; in
+    /// the latter case the repair may be decided again.
+    RepairRefused(RevocationRetry),
+    /// The request does not fit. The repairs so far are kept, unless the last one was refused.
+    Overflow {
+        /// The last repair was refused for something else: as for [`AttemptFinding::RepairRefused`].
+        refused_repair: Option<RevocationRetry>,
+    },
+    /// The form with room was final.
+    RoomMade {
+        /// Whether the provider accepted it.
+        accepted: bool,
+    },
+    /// The form with room was refused because reasoning is bound to what was cut.
+    RoomBound,
+    /// The forms with room were refused, the last one for this cause.
+    RoomRefused(RefusalCause),
+    /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
+    ChangeRefused(RefusalCause),
+    /// No form was accepted. The planned form was refused for `cause`; `of_original` is `None` if the original
+    /// was not judged, because it failed.
+    AllRefused {
+        /// The cause that the first refusal named.
+        cause: RefusalCause,
+        /// The cause that the refusal of the original named, if it was refused.
+        of_original: Option<RefusalCause>,
+    },
+    /// The form without the request's own decisions was final; with them, it was refused for `cause`.
+    OwnDecisionsRefused {
+        /// The cause that the first refusal named.
+        cause: RefusalCause,
+        /// Whether the provider accepted it without them.
+        accepted: bool,
+    },
+}
+
+/// What is remembered after a finding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Consequence {
+    /// The decisions that no longer apply.
+    pub revokes: Option<RevocationScope>,
+    /// The lesson about the model, if the provider's message teaches one.
+    pub lesson: Option<Lesson>,
+}
+
+/// Which decisions no longer apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevocationScope {
+    /// All decisions so far, in requests that continue this one.
+    InBranch,
+    /// The last repair.
+    Repair(RevocationRetry),
+    /// The cuts that made room.
+    Room(RevocationRetry),
+    /// The request's decisions that the last accepted request did not have.
+    Own(RevocationRetry),
+    /// All decisions of the request.
+    All(RevocationRetry),
+}
+
+impl AttemptFinding {
+    /// What is remembered after this finding.
+    pub fn consequence(self, context: AttemptContext<'_>) -> Consequence {
+        match self {
+            AttemptFinding::Overflow { refused_repair: None }
+            | AttemptFinding::RoomMade { .. }
+            | AttemptFinding::Repaired { .. } => Consequence::default(),
+            AttemptFinding::RepairRefused(retry)
+            | AttemptFinding::Overflow { refused_repair: Some(retry) } => {
+                Consequence { revokes: Some(RevocationScope::Repair(retry)), lesson: None }
+            }
+            AttemptFinding::RoomBound => {
+                Consequence { revokes: None, lesson: Some(Lesson::ReasoningBound) }
+            }
+            AttemptFinding::RoomRefused(cause) => Consequence {
+                revokes: Some(RevocationScope::Room(retry(cause))),
+                lesson: of_the_model(cause),
+            },
+            AttemptFinding::ChangeRefused(_) | AttemptFinding::AllRefused { .. }
+                if context.is_count =>
+            {
+                Consequence::default()
+            }
+            AttemptFinding::ChangeRefused(cause) => {
+                let revokes = (context.is_rewritten && !cause.is_beside())
+                    .then_some(RevocationScope::InBranch);
+                // If nothing else was changed, what we requested caused the refusal.
+                let named = context.added.iter().find(|added| added.cause == cause);
+                let added =
+                    named.or_else(|| context.added.first().filter(|_| !context.is_rewritten));
+                let added = added.map(|added| added.lesson);
+                let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
+                let lesson = added.or_else(|| of_rewrite().filter(|_| context.is_rewritten));
+                Consequence { revokes, lesson }
+            }
+            AttemptFinding::AllRefused { .. } if !context.is_rewritten => Consequence::default(),
+            AttemptFinding::AllRefused { cause, of_original } => {
+                let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
+                let is_innocent = is_own_fault || cause.is_beside();
+                // Never again, so that not every request of the session is refused.
+                let revokes =
+                    (!is_innocent).then_some(RevocationScope::All(RevocationRetry::Never));
+                // This is true of the model, whoever changed what the reasoning is bound to.
+                let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
+                Consequence { revokes, lesson }
+            }
+            AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
+                let again = if accepted { retry(cause) } else { RevocationRetry::Next };
+                // The accepted form still had reasoning put back.
+                let is_disproved = |lesson: &Lesson| {
+                    *lesson == Lesson::ReasoningRefused && context.has_reasoning_back
+                };
+                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_disproved(it));
+                let lesson = lesson.or(of_the_model(cause));
+                Consequence { revokes: Some(RevocationScope::Own(again)), lesson }
+            }
+        }
+    }
+}
+
+/// When decisions refused for this cause may be made again, if the request was accepted without them.
+fn retry(cause: RefusalCause) -> RevocationRetry {
+    if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
+}
+
+/// What a refusal with this cause shows about the model, whoever caused it.
+fn of_the_model(cause: RefusalCause) -> Option<Lesson> {
+    match cause {
+        RefusalCause::Bound => Some(Lesson::ReasoningBound),
+        RefusalCause::ReasoningDemanded => Some(Lesson::ReasoningDemanded),
+        _ => None,
+    }
+}
+
+/// What it shows about our changes, if they caused it.
+fn of_what_is_sent(cause: RefusalCause) -> Option<Lesson> {
+    match cause {
+        RefusalCause::ReasoningRefused => Some(Lesson::ReasoningRefused),
+        RefusalCause::Compaction => Some(Lesson::CompactionRefused),
+        _ => None,
+    }
+}
