@@ -340,3 +340,34 @@ async fn plimsoll_run_reports_a_command_that_does_not_exist() {
     assert_eq!(done.code, 1);
     assert!(done.err.contains("no-such-command cannot be run"), "{}", done.err);
 }
+
+/// An upstream's own window is the window of all its models: the log names only a model whose window is a guess, once.
+#[tokio::test]
+async fn the_log_names_a_model_only_if_its_window_is_unknown() {
+    let provider = Provider::start().await;
+    let above = format!(
+        "[upstream.anthropic]\nwindow_tokens = 32000\n[upstream.other]\nbase_url = \"{}\"\n",
+        provider.base()
+    );
+    let mut serving = mode::serving(&provider, &above, &[]).await;
+    let request = serde_json::json!({"model": "a-model-of-our-own", "max_tokens": 100,
+        "messages": [{"role": "user", "content": "Hello."}]});
+    let reply = serde_json::json!({"id": "m", "type": "message", "role": "assistant", "model": "a-model-of-our-own",
+        "content": [{"type": "text", "text": "Hello."}], "stop_reason": "end_turn",
+        "usage": {"input_tokens": 9, "output_tokens": 5}});
+    for path in ["/v1/messages", "/other/v1/messages", "/other/v1/messages"] {
+        let mut client =
+            serving.post(path, &request.to_string(), &[("x-api-key", "sk-test")]).await;
+        provider.call().await.answer("200 OK", &reply.to_string()).await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+    serving.wait_for_log("so its window is a guess").await;
+    serving.signal("TERM").await;
+    let log = serving.log_to_its_end().await;
+    let named: Vec<&str> = log.lines().filter(|line| line.contains("is a guess")).collect();
+    assert_eq!(named.len(), 1, "{log}");
+    assert!(
+        named[0].contains("other: model \"a-model-of-our-own\" is not in the catalogue"),
+        "{log}"
+    );
+}
