@@ -133,7 +133,7 @@ impl Telemetry {
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {
             tracing::warn!(
-                "request {}: its turn was not kept within limits.commit_ms; the reply ended without waiting longer",
+                "request {}: its turn was not stored within limits.commit_ms; the reply ended without waiting longer",
                 exchange.id
             );
         }
@@ -245,7 +245,8 @@ impl Telemetry {
         let outcome = log::variant_name(outcome);
         match after {
             Some(after) => tracing::info!(
-                "{upstream}: history compacted from {before} to {after} tokens, in {seconds:.1} s"
+                "{upstream}: a summary was written in {seconds:.1} s: {after} tokens in place of {before}; a later \
+                 request uses it"
             ),
             None => tracing::warn!(
                 "{upstream}: no summary after {seconds:.1} s ({outcome}); the history stays as it is"
