@@ -259,6 +259,28 @@ async fn plimsoll_run_sets_base_urls_and_returns_the_exit_code() {
     assert!(log.contains(" input=11 output=5"), "{log}");
 }
 
+/// The log of earlier runs is kept up to 16 MiB, and one older file.
+#[tokio::test]
+async fn plimsoll_run_renames_a_log_that_is_too_large() {
+    let folder = tempfile::tempdir().unwrap();
+    let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
+    let [log, old] = ["run.log", "run.log.1"].map(|name| folder.path().join(name));
+    let size = |path| std::fs::metadata(path).unwrap().len();
+    let limit = 16 << 20;
+    std::fs::write(&old, "an older log").unwrap();
+    std::fs::File::create(&log).unwrap().set_len(limit).unwrap();
+    let arguments = ["run", "--listen", free, "--admin", free, "--data", data, "--", "true"];
+    let first = run(&arguments).await;
+    assert_eq!(first.code, 0, "{}", first.err);
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "an older log");
+    assert!(size(&log) >= limit, "a log of the limit's size is appended to");
+    std::fs::File::create(&log).unwrap().set_len(limit + 1).unwrap();
+    let second = run(&arguments).await;
+    assert_eq!(second.code, 0, "{}", second.err);
+    assert_eq!(size(&old), limit + 1, "it replaces the older one");
+    assert!(size(&log) < limit);
+}
+
 /// SIGTERM is passed on to the command; its exit code is ours.
 #[tokio::test]
 async fn run_passes_signals_on() {
