@@ -23,7 +23,7 @@ demo: ## An agent session against a scripted provider, turn by turn; no key, no 
 test: ## Every tier of tests; sets up its own tools in .tools/
 	@scripts/test
 
-check: ## The quick part of the tests: format, lints, unit tests
+check: ## The quick part of the tests: format, lints, all Rust tests but the faults
 	@scripts/test format lints rust
 
 crash: ## kill -9 under load, N=200 rounds

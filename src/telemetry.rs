@@ -133,7 +133,7 @@ impl Telemetry {
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {
             tracing::warn!(
-                "request {}: its turn was not kept within limits.commit_ms; the reply ended without waiting longer",
+                "request {}: its turn was not stored within limits.commit_ms; the reply ended without waiting longer",
                 exchange.id
             );
         }
@@ -245,7 +245,8 @@ impl Telemetry {
         let outcome = log::variant_name(outcome);
         match after {
             Some(after) => tracing::info!(
-                "{upstream}: history compacted from {before} to {after} tokens, in {seconds:.1} s"
+                "{upstream}: a summary was written in {seconds:.1} s: {after} tokens in place of {before}; a later \
+                 request uses it"
             ),
             None => tracing::warn!(
                 "{upstream}: no summary after {seconds:.1} s ({outcome}); the history stays as it is"
@@ -304,7 +305,7 @@ impl Telemetry {
         self.metrics.admin_refused(why);
     }
 
-    /// A model that is not in the catalogue was requested: it is named once in the log.
+    /// A model whose window is unknown was requested: it is named once in the log.
     pub(crate) fn unknown_model(&self, upstream: &str, model: &str) {
         let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
         if unknown.len() >= NAMED || unknown.contains(model) {
@@ -312,8 +313,9 @@ impl Telemetry {
         }
         unknown.insert(model.into());
         tracing::warn!(
-            "{upstream}: model {:?} is not in the catalogue: its window is a guess, so \
-             nothing is cut or compacted for it; set window_tokens under [model.NAME] in the configuration",
+            "{upstream}: model {:?} is not in the catalogue, so its window is a guess: histories are compacted only \
+             on request or after the provider refuses one, and nothing is cut because the window fills. Set \
+             window_tokens under [model.NAME] or [upstream.NAME]",
             log::clean(model)
         );
     }

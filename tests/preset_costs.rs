@@ -1,6 +1,6 @@
-//! The head of each preset's file says what the preset costs. `make presets` measures it with the recorded sessions of
+//! The head of each preset's file says what the preset saves. `make presets` measures it with the recorded sessions of
 //! `tests/data/transcripts/long` (`PLIMSOLL_PRESETS=1`, takes minutes); `PLIMSOLL_BLESS=1` writes the result. Otherwise
-//! the test only checks that each file states the cost for these sessions and calls.
+//! the test only checks that each file states the saving for these sessions and calls.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,9 @@ const SUMMARY: u32 = 2_000;
 /// The licences of the recorded sessions. All of them allow publication.
 const LICENCES: [&str; 2] = ["CC0-1.0", "MIT"];
 /// The first words of the statement.
-const BEGINS: &str = "# What it costs: ";
+const BEGINS: &str = "# What it saves: ";
+/// Its second line.
+const CONTINUES: &str = "# cost of summaries (below 0 it costs more).";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -49,7 +51,7 @@ fn described(report: &WhatIfReport, sessions: usize) -> String {
     let after = report.under_policy.dollars + report.spent_on_summaries.dollars;
     let millions = |tokens: u64| format!("{:.1}", tokens as f64 / 1e6);
     let first = format!(
-        "{BEGINS}over {sessions} recorded sessions, {} calls, ${dollars:.0}: net {:+.1} %, summaries paid.",
+        "{BEGINS}over {sessions} recorded sessions, {} calls, ${dollars:.0}: net saving {:+.1} % after the\n{CONTINUES}",
         report.calls,
         (dollars - after) * 100.0 / dollars
     );
@@ -83,7 +85,7 @@ fn numbers(text: &str) -> Vec<f64> {
 /// The statement in a preset's file.
 fn documented(text: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.starts_with(BEGINS));
-    lines.take(3).map(|line| format!("{line}\n")).collect()
+    lines.take(4).map(|line| format!("{line}\n")).collect()
 }
 
 fn check(preset: Preset) {
@@ -97,7 +99,7 @@ fn check(preset: Preset) {
         let of = format!("over {sessions} recorded sessions, {calls} calls,");
         assert!(documented.starts_with(BEGINS) && documented.contains(&of), "{of}\n{documented}");
         assert!(
-            documented.contains(" %, summaries paid.") && documented.contains("# Summaries: "),
+            documented.contains(CONTINUES) && documented.contains("# Summaries: "),
             "{documented}"
         );
         return;

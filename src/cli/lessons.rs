@@ -54,7 +54,7 @@ async fn list(client: &AdminClient, now: Millis, as_json: bool) -> Result<(), Cl
 }
 
 fn table(lessons: &[LessonView], now: Millis) -> String {
-    let head = ["ID", "UPSTREAM", "MODEL", "WHAT", "TENANTS", "SINCE", "EXPIRES", "HOLDS FOR"];
+    let head = ["ID", "UPSTREAM", "MODEL", "WHAT", "TENANTS", "SINCE", "EXPIRES", "APPLIES TO"];
     let mut rows = vec![head.map(String::from)];
     for view in lessons {
         let what = match (view.window, view.believed) {
@@ -72,13 +72,17 @@ fn table(lessons: &[LessonView], now: Millis) -> String {
             LessonScope::Agreed => "all: they agree",
             LessonScope::Shared => "all: shared",
         };
+        let counted = match view.agree {
+            1 => "1 counts".to_owned(),
+            agree => format!("{agree} count"),
+        };
         let model = if view.model.is_empty() { "all" } else { &view.model };
         rows.push([
             view.id.clone(),
             view.upstream.clone(),
             model.to_owned(),
             what,
-            format!("{} ({} count)", view.tenants, view.agree),
+            format!("{} ({counted})", view.tenants),
             age(now, view.since),
             expires,
             holds.to_owned(),
@@ -112,6 +116,10 @@ mod tests {
         ];
         let table = table(&lessons, 3_600_000);
         let lines: Vec<&str> = table.lines().map(str::trim_end).collect();
+        assert!(
+            lines[0].ends_with("APPLIES TO") && lines[1].contains("  2 (1 counts)  "),
+            "{table}"
+        );
         assert!(lines[1].contains("window 9,000, not 200,000") && lines[1].contains("in 1 h"));
         assert!(lines[2].contains("  all  ") && lines[2].ends_with("all: shared"), "{table}");
     }

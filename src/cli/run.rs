@@ -241,7 +241,7 @@ fn log_file(path: &Path) -> Result<File, CliError> {
     let data = path.parent().unwrap_or(path);
     let opened = folder::prepare(data).and_then(|warnings| {
         warnings.iter().for_each(|warning| print::note(warning));
-        folder::append(path)
+        folder::run_log(data)
     });
     opened.map_err(|error| {
         let path = path.display();

@@ -58,7 +58,7 @@ impl ConfigError {
             ConfigPlace::Variable(_) => "the environment",
             ConfigPlace::Flag(_) => "the command line",
             ConfigPlace::Preset(_) => "the keys set in addition to the preset",
-            ConfigPlace::Default => "the surroundings",
+            ConfigPlace::Default => "this machine",
         }
     }
 }

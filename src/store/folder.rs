@@ -15,6 +15,10 @@ pub(crate) const DATABASE: &str = "plimsoll.db";
 const LOCK: &str = "plimsoll.lock";
 /// The log of `plimsoll run`.
 pub(crate) const RUN_LOG: &str = "run.log";
+/// The log before it, once it was too large.
+const OLD_RUN_LOG: &str = "run.log.1";
+/// A log of `plimsoll run` that is larger than this is not appended to, bytes.
+const RUN_LOG_BYTES: u64 = 16 << 20;
 
 /// The mode of a folder that only one user may enter.
 const FOLDER_MODE: u32 = 0o700;
@@ -76,6 +80,19 @@ pub(crate) fn make(folder: &Path) -> io::Result<()> {
 /// If it cannot be opened.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)
+}
+
+/// Opens the log of `plimsoll run` for appending. One that is too large is renamed first, and replaces the one
+/// before it.
+///
+/// # Errors
+/// If it cannot be renamed or opened.
+pub(crate) fn run_log(folder: &Path) -> io::Result<File> {
+    let path = folder.join(RUN_LOG);
+    if std::fs::metadata(&path).is_ok_and(|found| found.len() > RUN_LOG_BYTES) {
+        std::fs::rename(&path, folder.join(OLD_RUN_LOG))?;
+    }
+    append(&path)
 }
 
 /// Removes the permissions of others; returns a warning if there is one.

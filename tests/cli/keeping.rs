@@ -301,7 +301,7 @@ async fn a_turn_that_is_not_stored_in_time_is_logged_and_counted() {
     }
     call.end().await;
     assert_eq!(client.response().await.status(), 200);
-    serving.wait_for_log("its turn was not kept within limits.commit_ms").await;
+    serving.wait_for_log("its turn was not stored within limits.commit_ms").await;
     serving.wait_for_metrics("plimsoll_fail_open_total{reason=\"commit_late\"} 1").await;
     holder.execute_batch("ROLLBACK").unwrap();
 }

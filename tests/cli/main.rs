@@ -259,6 +259,28 @@ async fn plimsoll_run_sets_base_urls_and_returns_the_exit_code() {
     assert!(log.contains(" input=11 output=5"), "{log}");
 }
 
+/// The log of earlier runs is kept up to 16 MiB, and one older file.
+#[tokio::test]
+async fn plimsoll_run_renames_a_log_that_is_too_large() {
+    let folder = tempfile::tempdir().unwrap();
+    let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
+    let [log, old] = ["run.log", "run.log.1"].map(|name| folder.path().join(name));
+    let size = |path| std::fs::metadata(path).unwrap().len();
+    let limit = 16 << 20;
+    std::fs::write(&old, "an older log").unwrap();
+    std::fs::File::create(&log).unwrap().set_len(limit).unwrap();
+    let arguments = ["run", "--listen", free, "--admin", free, "--data", data, "--", "true"];
+    let first = run(&arguments).await;
+    assert_eq!(first.code, 0, "{}", first.err);
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "an older log");
+    assert!(size(&log) >= limit, "a log of the limit's size is appended to");
+    std::fs::File::create(&log).unwrap().set_len(limit + 1).unwrap();
+    let second = run(&arguments).await;
+    assert_eq!(second.code, 0, "{}", second.err);
+    assert_eq!(size(&old), limit + 1, "it replaces the older one");
+    assert!(size(&log) < limit);
+}
+
 /// SIGTERM is passed on to the command; its exit code is ours.
 #[tokio::test]
 async fn run_passes_signals_on() {
@@ -339,4 +361,35 @@ async fn plimsoll_run_reports_a_command_that_does_not_exist() {
             .await;
     assert_eq!(done.code, 1);
     assert!(done.err.contains("no-such-command cannot be run"), "{}", done.err);
+}
+
+/// An upstream's own window is the window of all its models: the log names only a model whose window is a guess, once.
+#[tokio::test]
+async fn the_log_names_a_model_only_if_its_window_is_unknown() {
+    let provider = Provider::start().await;
+    let above = format!(
+        "[upstream.anthropic]\nwindow_tokens = 32000\n[upstream.other]\nbase_url = \"{}\"\n",
+        provider.base()
+    );
+    let mut serving = mode::serving(&provider, &above, &[]).await;
+    let request = serde_json::json!({"model": "a-model-of-our-own", "max_tokens": 100,
+        "messages": [{"role": "user", "content": "Hello."}]});
+    let reply = serde_json::json!({"id": "m", "type": "message", "role": "assistant", "model": "a-model-of-our-own",
+        "content": [{"type": "text", "text": "Hello."}], "stop_reason": "end_turn",
+        "usage": {"input_tokens": 9, "output_tokens": 5}});
+    for path in ["/v1/messages", "/other/v1/messages", "/other/v1/messages"] {
+        let mut client =
+            serving.post(path, &request.to_string(), &[("x-api-key", "sk-test")]).await;
+        provider.call().await.answer("200 OK", &reply.to_string()).await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+    serving.wait_for_log("so its window is a guess").await;
+    serving.signal("TERM").await;
+    let log = serving.log_to_its_end().await;
+    let named: Vec<&str> = log.lines().filter(|line| line.contains("is a guess")).collect();
+    assert_eq!(named.len(), 1, "{log}");
+    assert!(
+        named[0].contains("other: model \"a-model-of-our-own\" is not in the catalogue"),
+        "{log}"
+    );
 }

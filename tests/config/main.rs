@@ -342,7 +342,10 @@ fn the_table_of_waits_lists_every_wait() {
             "is kept | 5 s",
         ),
         ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),
+        ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "quotes | 2 s"),
         ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
+        ("http/body.rs", "const START: Duration = Duration::from_secs(2)", "endpoint | 2 s"),
+        ("http/upstream/http2.rs", "timeout(self.timeout * 2, &mut placement)", "each time | 20 s"),
         (
             "../store/sqlite/readers.rs",
             "const LEAVE: Duration = Duration::from_secs(2)",

@@ -298,7 +298,8 @@ impl<'a> PruneCandidates<'a> {
     ) -> Proposal {
         let Proposal { mut facts, mut refused } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
-        let fits = cost.tokens <= request.usable();
+        // A window that is only a guess decides nothing.
+        let fits = !request.model.known || cost.tokens <= request.usable();
         let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
         let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
         let mut counter =

@@ -448,15 +448,16 @@ impl ClientRequest {
         }
     }
 
-    /// What is known about the model. An unknown model is logged once.
+    /// What is known about the model behind this upstream. A model whose window is unknown is logged once.
     fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
+        let model = model.behind(upstream.window, upstream.price);
         if !model.known && !name.is_empty() {
             proxy.telemetry.unknown_model(&upstream.name, name);
         }
-        model.behind(upstream.window, upstream.price)
+        model
     }
 
     /// Its path, without the query.

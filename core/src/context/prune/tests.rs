@@ -590,6 +590,8 @@ fn a_large_new_result_that_does_not_fit_is_trimmed() {
     assert!(trimmed(&scene, 501, 1_001).is_some());
     scene.mode = Mode::Shadow;
     assert!(trimmed(&scene, 501, 1_001).unwrap().shadow);
+    scene.model.known = false;
+    assert_eq!(trimmed(&scene, 900, 1_001), None, "the window is a guess");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! [`Lanes`] makes the decisions; sockets and waiting are here. A stream is counted from its placement until
 //! request and response have both ended, in whatever way. The peer's limit is read after each step of a
 //! connection, so that decisions use the current one. A request that the peer certainly did not process is
-//! sent once more, if its body is still available.
+//! sent again, three times in all at most, if its body is still available.
 
 use std::error::Error as _;
 use std::fmt;
