@@ -22,9 +22,7 @@ use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::SummaryFrame;
 use crate::dialect::summary::provider;
-use crate::dialect::{
-    Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Purpose, Role, rewrite,
-};
+use crate::dialect::{Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Role, rewrite};
 use crate::wire::splice::Edit;
 use quotes::Quotes;
 
@@ -44,7 +42,7 @@ pub enum CompactionNeed {
 /// Whether a request can be compacted at all: it contains its history, and is not a call beside the
 /// conversation.
 pub fn can(request: &PlanRequest<'_>) -> bool {
-    request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
+    request.conversation.is_whole_turn()
 }
 
 /// Whether policy allows compacting it.

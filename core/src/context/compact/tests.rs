@@ -8,7 +8,7 @@ use crate::context::policy::{self, DecisionMode, Mode, Policy};
 use crate::context::scene::{self, messages};
 use crate::context::{ExchangeId, PromptSection, Turn, lineage};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
-use crate::dialect::{self, Conversation};
+use crate::dialect::{self, Conversation, Purpose};
 use crate::tokens::Tokenizer;
 
 /// Tokens of each part in these histories.

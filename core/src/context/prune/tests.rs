@@ -6,8 +6,8 @@ use super::*;
 use crate::context::policy::Mode;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{CompactionRecord, Revocation, RevocationRetry};
-use crate::dialect::Dialect;
 use crate::dialect::models::Price;
+use crate::dialect::{Dialect, Purpose};
 
 /// Tokens of each part.
 const EACH: u32 = 100;
