@@ -6,7 +6,7 @@
 use foldhash::HashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::anchor::{Anchor, began_cached, shown, sum};
+use super::anchor::{Anchor, began_cached, evidence_of, sum};
 use super::classic::ClassicEstimate;
 use super::contents::MessageTokens;
 use super::known::KnownCosts;
@@ -89,8 +89,8 @@ pub fn measure(
     let new_content = scale.new_content(anchor);
     let seen =
         Observation { counted, belief, new_content, counting, streams, began_cached, unsent };
-    let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
-    let guess = learned.guess(&seen, shown);
+    let evidence = same.map(|anchor| evidence_of(anchor.turn)).unwrap_or_default();
+    let guess = learned.guess(&seen, evidence);
     let guess = match (method, same) {
         (EstimateMethod::Anchored, Some(anchor)) if clears_past.is_none() => {
             floored(guess, &anchor, &sums, head_left)
