@@ -7,7 +7,7 @@
 mod main_line;
 mod message;
 
-pub use main_line::carries_on;
+pub use main_line::is_or_begins_main_line;
 pub(super) use main_line::waiting;
 pub(crate) use message::InjectionPlace;
 pub use message::{InjectedMessage, InjectionState, QueuedMessage};
@@ -164,7 +164,7 @@ mod tests {
         };
         let goes_on = |ledger: &Ledger, body: &Value, thread| {
             let placed = placed(ledger, body, thread);
-            (carries_on(ledger, &placed), waiting(ledger, &placed).len())
+            (is_or_begins_main_line(ledger, &placed), waiting(ledger, &placed).len())
         };
         scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
             id: "q".into(),

@@ -27,7 +27,7 @@ fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
 }
 
 /// The same, but the first request of a session is on the main line, too.
-pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
+pub fn is_or_begins_main_line(ledger: &Ledger, placed: &Placement) -> bool {
     match first_turn(ledger) {
         Some(first) => is_line_of(ledger, placed, first),
         None => placed.position.client_thread.is_none(),
