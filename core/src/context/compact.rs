@@ -16,7 +16,7 @@ pub use quotes::most_quoted;
 use foldhash::{HashMap, HashSet};
 
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
-use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
+use super::policy::{Mode, ReasoningRule, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::turn_start::{holds, is_users};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
@@ -78,7 +78,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
 fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
-    let demands = request.echo == EchoRule::Demanded && request.is_bound();
+    let demands = request.reasoning_rule == ReasoningRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 

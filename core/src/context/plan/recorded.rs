@@ -19,7 +19,7 @@ use foldhash::{HashMap, HashSet};
 use super::{Decision, DecisionReason, Overlay, PlanRequest};
 use crate::context::ledger::{BoundaryHash, Ledger, RepeatedPrefix};
 use crate::context::lineage::Placement;
-use crate::context::policy::{DecisionMode, EchoRule};
+use crate::context::policy::{DecisionMode, ReasoningRule};
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
@@ -524,7 +524,7 @@ impl RecordedDecisions {
             self.parent.as_ref().filter(is_its).is_some()
                 && self.left_out.contains(&decision.about.0)
         };
-        request.echo != EchoRule::Demanded
+        request.reasoning_rule != ReasoningRule::Demanded
             || decision.why == DecisionReason::Refusal
             || self.is_of_its_model(decision)
             || was_left_out()

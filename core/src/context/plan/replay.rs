@@ -9,7 +9,7 @@ use super::{
     Change, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
     repairs,
 };
-use crate::context::policy::EchoRule;
+use crate::context::policy::ReasoningRule;
 use crate::context::{ReasoningAction, ReasoningDecision, reasoning};
 use crate::dialect::rewrite::{self, ReasoningInsert};
 use crate::dialect::{Dialect, Part, PartIndex, PartKey, PartKind, Span};
@@ -161,7 +161,7 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     }
     // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
     // if it is no longer known to require it.
-    let is_demanded = request.echo == EchoRule::Demanded;
+    let is_demanded = request.reasoning_rule == ReasoningRule::Demanded;
     let one_field = request.conversation.dialect == Dialect::OpenaiChat;
     let place = |at: PartIndex| (at.message, if one_field { 0 } else { at.part });
     let put_back = plan.steps.iter().filter(|step| step.change == Change::PutBack);
