@@ -71,7 +71,7 @@ impl Decidable for ReasoningDecision {
     fn bytes(&self) -> usize {
         let content = match &self.does {
             ReasoningAction::StandIn(content) => text(content),
-            ReasoningAction::Back | ReasoningAction::Out => 0,
+            ReasoningAction::PutBack | ReasoningAction::Remove => 0,
         };
         place(self) + text(&self.exchange) + content
     }
@@ -309,10 +309,13 @@ mod tests {
         let (own, base) = (size_of::<Cut>(), cut(1, "").bytes());
         grows_by(base, cut(1, &long).bytes(), own);
         grows_by(base, Cut { exchange: long.as_str().into(), ..cut(1, "") }.bytes(), own);
-        let (own, base) = (size_of::<ReasoningDecision>(), decision(ReasoningAction::Back).bytes());
+        let (own, base) =
+            (size_of::<ReasoningDecision>(), decision(ReasoningAction::PutBack).bytes());
         grows_by(base, decision(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
-        let named =
-            ReasoningDecision { exchange: long.as_str().into(), ..decision(ReasoningAction::Out) };
+        let named = ReasoningDecision {
+            exchange: long.as_str().into(),
+            ..decision(ReasoningAction::Remove)
+        };
         grows_by(base, named.bytes(), own);
         let (own, plain) = (size_of::<CompactionRecord>(), summary(SummaryAuthor::Summary, "m"));
         let with = |more: CompactionRecord| grows_by(plain.bytes(), more.bytes(), own);
@@ -386,7 +389,7 @@ mod tests {
         let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
         for (fact, about) in [
             (Fact::Cut(Box::new(cut(1, ""))), 1),
-            (Fact::ReasoningDecision(Box::new(decision(ReasoningAction::Out))), 1),
+            (Fact::ReasoningDecision(Box::new(decision(ReasoningAction::Remove))), 1),
             (Fact::Summary(one()), 1),
             (Fact::Compact(one()), 1),
         ] {
@@ -394,7 +397,7 @@ mod tests {
             assert_eq!(place(&fact), key(None));
             assert_eq!(place(&fact.after(Some(9))), key(Some(9)));
         }
-        assert_eq!(decision(ReasoningAction::Back).exchange(), "1");
+        assert_eq!(decision(ReasoningAction::PutBack).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
 

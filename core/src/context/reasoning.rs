@@ -226,7 +226,7 @@ pub(crate) fn is_back(
     returned: &ReturnedReply,
 ) -> bool {
     let decided = known.reasoning_decision(returned.reasoning.after.0);
-    decided.is_some_and(|decision| decision.does == ReasoningAction::Back)
+    decided.is_some_and(|decision| decision.does == ReasoningAction::PutBack)
         && fits(request, sent, returned).is_ok()
 }
 
@@ -288,7 +288,7 @@ impl ReasoningProposal<'_> {
         for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
             match reason {
                 Some(Ok(why)) if chosen => {
-                    self.decide(returned.reasoning.after.0, ReasoningAction::Back, *why);
+                    self.decide(returned.reasoning.after.0, ReasoningAction::PutBack, *why);
                 }
                 Some(Ok(_)) => {
                     self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.start());
@@ -357,7 +357,7 @@ impl ReasoningProposal<'_> {
                 let open = about.filter(|about| known.reasoning_decision(*about).is_none());
                 let is_void = |_: &u128| known.maker_at(at, returned).prefix != before;
                 if let Some(about) = open.filter(is_void) {
-                    self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
+                    self.decide(about, ReasoningAction::Remove, DecisionReason::Bound);
                 }
             }
         }
@@ -381,7 +381,7 @@ impl ReasoningProposal<'_> {
                     continue;
                 }
                 match may_leave(request, index, begins) {
-                    Ok(()) => self.decide(about, ReasoningAction::Out, DecisionReason::Stripped),
+                    Ok(()) => self.decide(about, ReasoningAction::Remove, DecisionReason::Stripped),
                     Err(why) => self.refuse(Change::Removed, why, PartIndex::new(index, part_at)),
                 }
             }
@@ -400,7 +400,7 @@ impl ReasoningProposal<'_> {
 
 /// The decision to remove reasoning that a client sends.
 pub(super) fn take_out(request: &PlanRequest<'_>, about: u128, why: DecisionReason) -> Fact {
-    decision(request, about, ReasoningAction::Out, why)
+    decision(request, about, ReasoningAction::Remove, why)
 }
 
 fn decision(

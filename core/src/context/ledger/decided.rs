@@ -95,7 +95,7 @@ impl Ledger {
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
         let holding = self.all_that_hold(&self.reasoning_decisions, mode, suspended);
-        holding.filter(|decision| decision.does == ReasoningAction::Out)
+        holding.filter(|decision| decision.does == ReasoningAction::Remove)
     }
 
     /// The changes that answer refusals and apply, in no order.
@@ -317,7 +317,7 @@ mod tests {
                 about,
                 at: 1,
                 exchange: request.into(),
-                does: ReasoningAction::Back,
+                does: ReasoningAction::PutBack,
                 why,
                 shadow: false,
                 after: None,

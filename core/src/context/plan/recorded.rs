@@ -443,7 +443,7 @@ impl RecordedDecisions {
 
     /// Whether reasoning that the client sends is to be removed.
     pub(super) fn takes_out(&self) -> bool {
-        self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Out)
+        self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Remove)
     }
 
     /// Whether any reasoning is removed for another reason than that the provider refused it.
@@ -451,7 +451,7 @@ impl RecordedDecisions {
         let mut out = self
             .reasoning_decisions
             .values()
-            .filter(|decision| decision.does == ReasoningAction::Out);
+            .filter(|decision| decision.does == ReasoningAction::Remove);
         out.any(|decision| decision.why != DecisionReason::Refusal)
     }
 
@@ -473,7 +473,7 @@ impl RecordedDecisions {
         about: u128,
     ) -> Option<&ReasoningDecision> {
         let decision = self.reasoning_decision(about)?;
-        (decision.does == ReasoningAction::Out && self.removes(request, decision))
+        (decision.does == ReasoningAction::Remove && self.removes(request, decision))
             .then_some(decision)
     }
 

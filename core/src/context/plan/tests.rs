@@ -418,7 +418,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     scene.send(&upto(3));
     let decided = reasoning::propose(&scene.request(), &scene.known()).facts;
     let [Fact::ReasoningDecision(decision)] = &decided[..] else { panic!("{decided:?}") };
-    assert_eq!(decision.does, ReasoningAction::Back);
+    assert_eq!(decision.does, ReasoningAction::PutBack);
     decided.iter().for_each(|fact| scene.ledger.add(fact.clone()));
     let thinks = |scene: &SessionFixture| {
         let sent = sent(scene);
@@ -752,7 +752,7 @@ fn a_decision_revoked_for_good_is_not_made_again() {
         }))
     };
     let cut = cut(&scene, 2, PRESSURE);
-    let out = decide(DecisionReason::Refusal, ReasoningAction::Out);
+    let out = decide(DecisionReason::Refusal, ReasoningAction::Remove);
     let known = scene.known();
     assert!(known.may_decide(&cut) && known.may_decide(&out));
     scene.ledger.add(cut.clone());
@@ -771,10 +771,10 @@ fn a_decision_revoked_for_good_is_not_made_again() {
     known.add([out]);
     assert!(!known.takes_out_unrefused(), "its provider refused it");
     let mut known = scene.known();
-    known.add([decide(DecisionReason::Stripped, ReasoningAction::Out)]);
+    known.add([decide(DecisionReason::Stripped, ReasoningAction::Remove)]);
     assert!(known.takes_out_unrefused());
     let mut known = scene.known();
-    known.add([decide(DecisionReason::Birth, ReasoningAction::Back)]);
+    known.add([decide(DecisionReason::Birth, ReasoningAction::PutBack)]);
     assert!(!known.takes_out_unrefused());
 }
 

@@ -100,7 +100,7 @@ const SENDS: fn(usize) -> bool = |_| true;
 
 #[test]
 fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
-    let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
+    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
     for name in [FREE, BOUND] {
         assert_eq!(proposed(&session(name, "ucr", DROPS)), back, "{name}");
         assert_eq!(proposed(&session(name, "uau", DROPS)), back, "{name}");
@@ -153,7 +153,7 @@ fn bound_reasoning_is_put_back_only_after_its_exact_prefix() {
         proposed(&scene)
     };
     assert_eq!(altered(BOUND), (vec![], vec![DecisionReason::OtherPrefix]));
-    assert_eq!(altered(FREE), (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]));
+    assert_eq!(altered(FREE), (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn policy_can_forbid_putting_reasoning_back() {
     assert_eq!(of("uau", ReinjectPolicy::Off, StripPolicy::None), nothing);
     assert_eq!(of("uau", ReinjectPolicy::Auto, StripPolicy::All), (vec![], vec![Policy]));
     // In the turn that goes on, it is wanted all the same.
-    let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
+    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
     assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::All), back);
 }
 
@@ -196,7 +196,7 @@ fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
         scene.policy.reasoning.strip_from_context = strip_from_context;
         scene.reasoning_rule = reasoning_rule;
         let (decided, refused) = proposed(&scene);
-        let out = |(does, why)| (does, why) == (ReasoningAction::Out, DecisionReason::Stripped);
+        let out = |(does, why)| (does, why) == (ReasoningAction::Remove, DecisionReason::Stripped);
         assert!(decided.iter().cloned().all(out), "{decided:?}");
         (decided.len(), refused)
     };
@@ -265,7 +265,7 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
 /// The provider would refuse it: it was made after the messages that the summary replaces.
 #[test]
 fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
-    let out = (ReasoningAction::Out, DecisionReason::Bound);
+    let out = (ReasoningAction::Remove, DecisionReason::Bound);
     let scene = summarised(BOUND, SENDS);
     assert_eq!(scene.known().kept_from(), 2);
     assert_eq!(proposed(&scene).0, std::slice::from_ref(&out), "that of the message that stays");
@@ -316,7 +316,7 @@ fn reasoning_before_removed_reasoning_is_still_put_back() {
     let first = known.replies[0].reasoning.after.0;
     let own = request.part(PartIndex::new(5, 0)).and_then(|part| part.reasoning_key).unwrap();
     known.add(vec![
-        decision(&request, first, ReasoningAction::Back, DecisionReason::Birth),
+        decision(&request, first, ReasoningAction::PutBack, DecisionReason::Birth),
         take_out(&request, own, DecisionReason::Bound),
     ]);
     let steps = replay(&request, &known).steps.into_iter();

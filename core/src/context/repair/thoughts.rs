@@ -14,7 +14,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     let conversation = request.conversation;
     let is_out = |about: u128| {
         let decision = refused.known.reasoning_decision(about);
-        decision.is_some_and(|decision| decision.does == ReasoningAction::Out)
+        decision.is_some_and(|decision| decision.does == ReasoningAction::Remove)
     };
     let own = conversation.parts().filter(|part| part.kind == PartKind::Reasoning);
     let own: Vec<(u128, &Part)> =
@@ -82,7 +82,7 @@ fn out(refused: &RefusedRequest<'_>, about: u128) -> Fact {
         about: PartKey(about),
         at: refused.request.now,
         exchange: refused.request.exchange.clone(),
-        does: ReasoningAction::Out,
+        does: ReasoningAction::Remove,
         why: DecisionReason::Refusal,
         shadow: false,
         after: None,

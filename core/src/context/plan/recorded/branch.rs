@@ -179,7 +179,7 @@ impl<'l> Branch<'l> {
         decision: &ReasoningDecision,
         reasoning: &ReasoningRecord,
     ) -> bool {
-        if decision.does != ReasoningAction::Back
+        if decision.does != ReasoningAction::PutBack
             || self.sent.is_none()
             || self.has_made(&decision.exchange)
         {
