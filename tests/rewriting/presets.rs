@@ -474,7 +474,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
     .unwrap();
     let mut known = RecordedDecisions::default();
     known.parent = Some(Arc::new(turn));
-    compact::due(&request, &known, tokens)
+    compact::need_at(&request, &known, tokens)
 }
 
 /// `input + cache_read > window − min(max_output, 32,000)`, whatever the estimate is.

@@ -41,31 +41,35 @@ pub enum CompactionNeed {
 
 /// Whether a request can be compacted at all: it contains its history, and is not a call beside the
 /// conversation.
-pub fn can(request: &PlanRequest<'_>) -> bool {
+pub fn is_compactable(request: &PlanRequest<'_>) -> bool {
     request.conversation.is_whole_turn()
 }
 
 /// Whether policy allows compacting it.
-fn may(request: &PlanRequest<'_>) -> bool {
-    request.policy.compact.engine != SummaryEngine::Off && can(request)
+fn policy_allows(request: &PlanRequest<'_>) -> bool {
+    request.policy.compact.engine != SummaryEngine::Off && is_compactable(request)
 }
 
 /// How urgently a request of this many tokens needs a summary. If the client compacts by itself, or a rewrite
 /// of the branch was refused, only a request that does not fit otherwise is compacted.
-pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
+pub fn need_at(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    tokens: u64,
+) -> CompactionNeed {
     let policy = &request.policy.compact;
     let fillable = request.fillable();
     let (threshold, prepare_threshold) =
         (policy.threshold(fillable), policy.prepare_threshold(fillable));
-    let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
-    let last = last.and_then(|turn| agents::read(&turn.usage));
+    let last_turn = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
+    let last_call = last_turn.and_then(|turn| agents::tokens_without_cache_writes(&turn.usage));
     let reaches = |line: u64| match policy.watches {
         // A request that still fits the window exactly is left alone.
         ThresholdBasis::Estimate => tokens >= line && line < fillable,
-        ThresholdBasis::LastCall => last.is_some_and(|read| read > line),
+        ThresholdBasis::LastCall => last_call.is_some_and(|tokens| tokens > line),
     };
     match tokens {
-        _ if !may(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
+        _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
         _ if known.client_compacts || known.rests => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
@@ -77,7 +81,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
 
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
-fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
+fn highest_need(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.reasoning_rule == ReasoningRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
@@ -110,13 +114,13 @@ pub fn would_leave(
     tokens: u64,
     most: u64,
 ) -> bool {
-    let may = may(request) && request.mode == Mode::Active;
-    if !may || at_most(request) < CompactionNeed::Must {
+    let is_allowed = policy_allows(request) && request.mode == Mode::Active;
+    if !is_allowed || highest_need(request) < CompactionNeed::Must {
         return false;
     }
     let by = writers(request, WriterConstraints::default()).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
-    choice.is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= most)
+    choice.is_some_and(|(by, choice)| preview(request, by, &choice, tokens).after <= most)
 }
 
 /// What may keep the provider from writing a summary.
@@ -270,7 +274,7 @@ pub struct CompactionPreview {
 const EXPECTED: u64 = 2000;
 
 /// The preview of a cut in a request of this many tokens.
-pub fn outlook(
+pub fn preview(
     request: &PlanRequest<'_>,
     by: SummaryAuthor,
     choice: &CutPoint,

@@ -65,7 +65,7 @@ pub(super) fn keep(
     client_head: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
-    if !compact::can(&prepared.plan_request()) || !opened.is_main_line() {
+    if !compact::is_compactable(&prepared.plan_request()) || !opened.is_main_line() {
         return;
     }
     let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
@@ -146,7 +146,7 @@ impl SummaryContext {
     fn preview(&self) -> Option<CompactionPreview> {
         let request = self.prepared.plan_request();
         let choice = self.choice(compact::writers(&request, WriterConstraints::default()))?;
-        Some(compact::outlook(&request, choice.by, &choice.point, self.tokens))
+        Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
     }
 
     /// Asks the provider for the request's token count, in the form in which it was sent.

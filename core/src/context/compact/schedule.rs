@@ -5,7 +5,7 @@
 //! reads the store once at most, and waits only if it does not fit. [`WriterState`] says who writes the
 //! summary of a thread. Pure: time is an argument (`docs/architecture.md` "Compaction").
 
-use super::{CompactionNeed, at_most, can, due, may, propose};
+use super::{CompactionNeed, highest_need, is_compactable, need_at, policy_allows, propose};
 use crate::context::Millis;
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::Mode;
@@ -153,13 +153,13 @@ impl ScheduleState {
         tokens: Option<u64>,
         is_requested: bool,
     ) -> CompactionNeed {
-        let measured = tokens.map_or(CompactionNeed::No, |tokens| due(request, known, tokens));
-        let overflows = self.overflows && may(request);
+        let measured = tokens.map_or(CompactionNeed::No, |tokens| need_at(request, known, tokens));
+        let overflows = self.overflows && policy_allows(request);
         let need = if overflows { CompactionNeed::Must } else { measured };
-        let need = need.min(at_most(request));
+        let need = need.min(highest_need(request));
         let of_request =
             known.summaries.iter().any(|(_, one)| one.why == DecisionReason::Requested);
-        match can(request) {
+        match is_compactable(request) {
             true if of_request => need.max(CompactionNeed::Swap),
             true if is_requested && !known.summaries.is_empty() => need.max(CompactionNeed::Swap),
             true if is_requested => need.max(CompactionNeed::Prepare),

@@ -269,7 +269,7 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
         policy::CompactPolicy { threshold: 0.8, prepare: 0.5, ..policy::CompactPolicy::default() };
     let scene = Scene::of("uau", policy);
     let of = |known: &RecordedDecisions| {
-        let due = |tokens| due(&scene.request(), known, tokens);
+        let due = |tokens| need_at(&scene.request(), known, tokens);
         [3_999, 4_000, 7_999, 8_000, 9_999, 10_001].map(due)
     };
     let due = [
@@ -296,7 +296,7 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
         model: Model { known: false, ..scene.model.clone() },
         ..Scene::of("uau", keeping(1, 1))
     };
-    assert_eq!(super::due(&unknown.request(), &unknown.known(), 10_001), CompactionNeed::No);
+    assert_eq!(super::need_at(&unknown.request(), &unknown.known(), 10_001), CompactionNeed::No);
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
     let most = |letters, reasoning_rule, binding| {
         let mut scene = Scene::of(letters, keeping(1, 9_000));
         scene.model.binding = binding;
-        at_most(&PlanRequest { reasoning_rule, ..scene.request() })
+        highest_need(&PlanRequest { reasoning_rule, ..scene.request() })
     };
     use ReasoningBinding::{Free, Prefix};
     assert_eq!(most("ucr", ReasoningRule::Demanded, Prefix), CompactionNeed::Swap);
@@ -396,7 +396,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
     };
     let of = |scene: &scene::SessionFixture, read: u64, tokens| {
         let known = scene.grown_from(|turn| turn.usage.input = Some(read));
-        due(&scene.request(), &known, tokens)
+        need_at(&scene.request(), &known, tokens)
     };
     let scene = watching(ThresholdBasis::LastCall);
     use CompactionNeed::{Must, No, Prepare, Swap};
@@ -405,7 +405,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
         assert_eq!(of(&watching(ThresholdBasis::Estimate), read, 100), No, "{read}");
     }
     assert_eq!(of(&scene, 1, 10_001), Must);
-    assert_eq!(due(&scene.request(), &scene.known(), 9_999), No, "there was no call");
+    assert_eq!(need_at(&scene.request(), &scene.known(), 9_999), No, "there was no call");
     // At the limit itself, a request that fits is left alone.
     let mut full = watching(ThresholdBasis::Estimate);
     (full.policy.compact.threshold, full.policy.compact.prepare) = (1.0, 1.0);
@@ -668,10 +668,10 @@ fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
     }
     assert!(choice(EACH, 4).is_some());
     let mut held = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
-    assert!(can(&held.request()) && may(&held.request()));
+    assert!(is_compactable(&held.request()) && policy_allows(&held.request()));
     held.conversation.purpose = Purpose::Side;
-    assert!(!can(&held.request()));
+    assert!(!is_compactable(&held.request()));
     held.conversation.purpose = Purpose::Turn;
     held.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
-    assert!(!can(&held.request()) && !may(&held.request()));
+    assert!(!is_compactable(&held.request()) && !policy_allows(&held.request()));
 }
