@@ -21,8 +21,9 @@ pub(crate) struct DryRun {
     pub tokens_after: u64,
     /// The assumed tokens of a summary.
     pub tokens_summary: u64,
-    /// Tokens of the window that may be filled.
-    pub usable: u64,
+    /// Tokens of the window that may be filled before the history must be compacted.
+    #[serde(rename = "usable")]
+    pub fillable: u64,
     /// Who would write it first.
     pub engine: SummaryAuthor,
     /// The upstream of the session.
@@ -49,7 +50,7 @@ impl DryRun {
             tokens_before: preview.before,
             tokens_after: preview.after,
             tokens_summary: preview.summary,
-            usable: preview.usable,
+            fillable: preview.fillable,
             engine: preview.by,
             saved_per_call_cached: price.map(|price| dollars(saved, price.cache_read)),
             saved_per_call_cold: price.map(|price| dollars(saved, price.input)),

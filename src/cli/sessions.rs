@@ -199,7 +199,7 @@ fn looked(it: &DryRun) -> String {
         it.messages_cut,
         it.messages,
         grouped(it.tokens_summary),
-        grouped(it.usable),
+        grouped(it.fillable),
         it.model,
         it.upstream,
         dollars(it.saved_per_call_cached),

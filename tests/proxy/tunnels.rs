@@ -451,7 +451,7 @@ async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     assert!(began.elapsed() > SOON / 2, "it was closed too early");
     let exchange = server.next_exchange().await;
-    assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Turned, 1));
+    assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::EndedByProxy, 1));
 }
 
 #[tokio::test]

@@ -260,8 +260,8 @@ pub struct CompactionPreview {
     pub after: u64,
     /// The assumed cost of the summary, tokens.
     pub summary: u64,
-    /// Tokens of the window that may be filled.
-    pub usable: u64,
+    /// Tokens that the request may fill before its history must be compacted.
+    pub fillable: u64,
     /// Who would write the summary.
     pub by: SummaryAuthor,
     /// The configured upstream's name.
@@ -287,7 +287,7 @@ pub fn preview(
         before: tokens,
         after: tokens.saturating_sub(choice.was).saturating_add(summary),
         summary,
-        usable: request.fillable(),
+        fillable: request.fillable(),
         by,
         upstream: request.upstream.into(),
         model: request.name.into(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::footprint::{block, entry, text};
+use super::footprint::{block_bytes, entry_bytes, text_bytes};
 use super::policy::DecisionMode;
 use super::repair::RepairDecision;
 use super::{
@@ -33,14 +33,14 @@ pub(super) struct DecisionKey {
 /// A fact that can be decided again.
 pub(super) trait Decidable {
     /// What it is about: two decisions with the same key exclude each other.
-    fn place(&self) -> DecisionKey;
+    fn decision_key(&self) -> DecisionKey;
     fn exchange(&self) -> &ExchangeId;
     /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
 
 impl Decidable for Cut {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
         DecisionKey { about: self.about.0, mode, after: self.after }
     }
@@ -51,15 +51,15 @@ impl Decidable for Cut {
 
     fn bytes(&self) -> usize {
         let content = match &self.content {
-            Replacement::Text(content) => text(content),
+            Replacement::Text(content) => text_bytes(content),
             Replacement::Trim(_) => 64,
         };
-        place(self) + text(&self.exchange) + content
+        own_bytes(self) + text_bytes(&self.exchange) + content
     }
 }
 
 impl Decidable for ReasoningDecision {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
         DecisionKey { about: self.about.0, mode, after: self.after }
     }
@@ -70,15 +70,15 @@ impl Decidable for ReasoningDecision {
 
     fn bytes(&self) -> usize {
         let content = match &self.does {
-            ReasoningAction::StandIn(content) => text(content),
+            ReasoningAction::StandIn(content) => text_bytes(content),
             ReasoningAction::PutBack | ReasoningAction::Remove => 0,
         };
-        place(self) + text(&self.exchange) + content
+        own_bytes(self) + text_bytes(&self.exchange) + content
     }
 }
 
 impl Decidable for RepairDecision {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         DecisionKey { about: self.about.0, mode: DecisionMode::Active, after: self.after }
     }
 
@@ -87,13 +87,16 @@ impl Decidable for RepairDecision {
     }
 
     fn bytes(&self) -> usize {
-        let names = text(&self.model) + text(&self.upstream);
-        place(self) + text(&self.exchange) + names + text(self.repair.inserted_text())
+        let names = text_bytes(&self.model) + text_bytes(&self.upstream);
+        own_bytes(self)
+            + text_bytes(&self.exchange)
+            + names
+            + text_bytes(self.repair.inserted_text())
     }
 }
 
 impl Decidable for CompactionRecord {
-    fn place(&self) -> DecisionKey {
+    fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
         DecisionKey { about: self.address().0, mode, after: self.after }
     }
@@ -103,15 +106,16 @@ impl Decidable for CompactionRecord {
     }
 
     fn bytes(&self) -> usize {
-        let near = block(self.near.capacity() * size_of::<PartKey>());
-        let names = text(&self.exchange) + text(&self.upstream) + text(&self.model);
-        place(self) + names + text(&self.raw) + near
+        let near = block_bytes(self.near.capacity() * size_of::<PartKey>());
+        let names =
+            text_bytes(&self.exchange) + text_bytes(&self.upstream) + text_bytes(&self.model);
+        own_bytes(self) + names + text_bytes(&self.raw) + near
     }
 }
 
 /// The size of a decision itself and its entry in the map.
-fn place<T>(one: &T) -> usize {
-    block(size_of_val(one) + 16) + entry::<(DecisionKey, Arc<T>)>()
+fn own_bytes<T>(one: &T) -> usize {
+    block_bytes(size_of_val(one) + 16) + entry_bytes::<(DecisionKey, Arc<T>)>()
 }
 
 impl Fact {
@@ -137,23 +141,23 @@ impl Fact {
 /// All decisions of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Decisions<T> {
-    by_place: HashMap<DecisionKey, Arc<T>>,
+    by_key: HashMap<DecisionKey, Arc<T>>,
     /// Their size in memory, bytes.
     bytes: usize,
 }
 
 impl<T> Default for Decisions<T> {
     fn default() -> Self {
-        Self { by_place: HashMap::default(), bytes: 0 }
+        Self { by_key: HashMap::default(), bytes: 0 }
     }
 }
 
 impl<T: Decidable> Decisions<T> {
     /// Adds one, unless there is one with the same key; returns by how many bytes the size grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
-        let bytes = match self.by_place.entry(one.place()) {
+        let bytes = match self.by_key.entry(one.decision_key()) {
             Entry::Occupied(_) => 0,
-            Entry::Vacant(place) => place.insert(one).bytes(),
+            Entry::Vacant(entry) => entry.insert(one).bytes(),
         };
         self.bytes += bytes;
         bytes
@@ -171,7 +175,7 @@ impl<T: Decidable> Decisions<T> {
         mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> Option<&Arc<T>> {
-        self.by_place.get(&DecisionKey { about, mode, after: suspended })
+        self.by_key.get(&DecisionKey { about, mode, after: suspended })
     }
 
     /// All that apply to a request whose branch was last suspended at this time, in no order.
@@ -180,18 +184,18 @@ impl<T: Decidable> Decisions<T> {
         mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<T>> {
-        let holds = move |place: &DecisionKey| (place.mode, place.after) == (mode, suspended);
-        self.by_place.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
+        let holds = move |key: &DecisionKey| (key.mode, key.after) == (mode, suspended);
+        self.by_key.iter().filter(move |(key, _)| holds(key)).map(|(_, one)| one)
     }
 
     /// All of them, in no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.by_place.values()
+        self.by_key.values()
     }
 
     /// Whether there is one of this mode.
     pub(super) fn any(&self, mode: DecisionMode) -> bool {
-        self.by_place.keys().any(|place| place.mode == mode)
+        self.by_key.keys().any(|key| key.mode == mode)
     }
 }
 
@@ -206,7 +210,7 @@ mod tests {
     struct RecordedDecision(ExchangeId, Option<Millis>);
 
     impl Decidable for RecordedDecision {
-        fn place(&self) -> DecisionKey {
+        fn decision_key(&self) -> DecisionKey {
             DecisionKey { about: 1, mode: DecisionMode::Active, after: self.1 }
         }
 
@@ -341,7 +345,7 @@ mod tests {
     /// models.
     #[test]
     fn a_providers_summary_is_kept_for_its_model() {
-        let of = |by, model| summary(by, model).place().about;
+        let of = |by, model| summary(by, model).decision_key().about;
         assert_eq!(of(SummaryAuthor::Summary, "a"), of(SummaryAuthor::Summary, "b"));
         assert_ne!(of(SummaryAuthor::Provider, "a"), of(SummaryAuthor::Provider, "b"));
         let is_for = |by, model| summary(by, "a").is_for(model);
@@ -380,10 +384,10 @@ mod tests {
     /// A decision that is made again is stored beside the refused one, under the time of the refusal.
     #[test]
     fn a_repeated_decision_is_stored_under_the_time_of_its_refusal() {
-        let place = |fact: &Fact| match fact {
-            Fact::Cut(cut) => cut.place(),
-            Fact::ReasoningDecision(decision) => decision.place(),
-            Fact::Summary(one) | Fact::Compact(one) => one.place(),
+        let key_of = |fact: &Fact| match fact {
+            Fact::Cut(cut) => cut.decision_key(),
+            Fact::ReasoningDecision(decision) => decision.decision_key(),
+            Fact::Summary(one) | Fact::Compact(one) => one.decision_key(),
             other => panic!("{other:?}"),
         };
         let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
@@ -394,8 +398,8 @@ mod tests {
             (Fact::Compact(one()), 1),
         ] {
             let key = |after| DecisionKey { about, mode: DecisionMode::Active, after };
-            assert_eq!(place(&fact), key(None));
-            assert_eq!(place(&fact.after(Some(9))), key(Some(9)));
+            assert_eq!(key_of(&fact), key(None));
+            assert_eq!(key_of(&fact.after(Some(9))), key(Some(9)));
         }
         assert_eq!(decision(ReasoningAction::PutBack).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
@@ -418,7 +422,7 @@ mod tests {
             after: Some(3),
         };
         let key = DecisionKey { about: 7, mode: DecisionMode::Active, after: Some(3) };
-        assert_eq!((one.place(), one.exchange()), (key, &"r".into()));
+        assert_eq!((one.decision_key(), one.exchange()), (key, &"r".into()));
         let of = |change: fn(&mut RepairDecision, Box<str>)| {
             let mut other = one.clone();
             change(&mut other, long());

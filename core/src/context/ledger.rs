@@ -15,7 +15,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::decisions::Decisions;
-use super::footprint::{block, entry, list, text};
+use super::footprint::{block_bytes, entry_bytes, list_bytes, text_bytes};
 use super::repair::RepairDecision;
 use super::signature::signature_key;
 use super::{
@@ -39,7 +39,7 @@ pub struct Ledger {
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
     /// Signed reasoning, and signatures, of later replies with the same parts to a repeated request.
     repeated_reasoning: HashMap<Chain, Vec<Arc<ReasoningRecord>>>,
-    /// The same, and that of replies to a repeated request, by the keys of its signed pieces.
+    /// The reasoning of all replies, those to a repeated request too, by the keys of its signed blocks.
     by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
     /// Chains after replies, by the replies' anchor keys, oldest first; of many replies with a key, the newest.
     by_anchor_key: HashMap<PartKey, Vec<Chain>>,
@@ -161,17 +161,18 @@ impl Ledger {
         if known.chain(first).chain(later).any(|known| known.key() == reasoning.key()) {
             return;
         }
-        let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
-        let signature_bytes = reasoning.signatures.iter().map(|signature| text(&signature.value));
-        let text_bytes = text(&reasoning.model) + text(&reasoning.upstream);
-        let lists = list(&reasoning.blocks) + list(&reasoning.signatures);
-        let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
-        let found = entry::<(Chain, Arc<ReasoningRecord>)>()
-            + signatures.len() * entry::<(PartKey, Arc<ReasoningRecord>)>()
+        let blocks = reasoning.blocks.iter().map(|block| text_bytes(&block.raw));
+        let signature_bytes =
+            reasoning.signatures.iter().map(|signature| text_bytes(&signature.value));
+        let texts = text_bytes(&reasoning.model) + text_bytes(&reasoning.upstream);
+        let lists = list_bytes(&reasoning.blocks) + list_bytes(&reasoning.signatures);
+        let parts = list_bytes(&reasoning.parts) + list_bytes(&reasoning.anchor_keys);
+        let found = entry_bytes::<(Chain, Arc<ReasoningRecord>)>()
+            + signatures.len() * entry_bytes::<(PartKey, Arc<ReasoningRecord>)>()
             + reasoning.anchor_keys.len()
-                * (entry::<(PartKey, Vec<Chain>)>() + block(size_of::<Chain>()));
-        let own = block(size_of::<ReasoningRecord>() + 16) + found;
-        let bytes = own + text_bytes + lists + parts + blocks.chain(signature_bytes).sum::<usize>();
+                * (entry_bytes::<(PartKey, Vec<Chain>)>() + block_bytes(size_of::<Chain>()));
+        let own = block_bytes(size_of::<ReasoningRecord>() + 16) + found;
+        let bytes = own + texts + lists + parts + blocks.chain(signature_bytes).sum::<usize>();
         let is_first = |known: &Arc<ReasoningRecord>| {
             (known.at, known.key()) <= (reasoning.at, reasoning.key())
         };
@@ -209,9 +210,9 @@ impl Ledger {
 
     fn add_suspension(&mut self, suspended: Suspension) {
         if self.suspensions.iter().all(|other| other.exchange != suspended.exchange) {
-            let parent = suspended.parent.as_ref().map_or(0, text);
-            let text_bytes = text(&suspended.thread) + text(&suspended.exchange) + parent;
-            self.bytes += 2 * size_of::<Suspension>() + text_bytes;
+            let parent = suspended.parent.as_ref().map_or(0, text_bytes);
+            let texts = text_bytes(&suspended.thread) + text_bytes(&suspended.exchange) + parent;
+            self.bytes += 2 * size_of::<Suspension>() + texts;
             self.suspensions.push(suspended);
         }
     }
@@ -219,23 +220,24 @@ impl Ledger {
     fn add_revocation(&mut self, revocation: Revocation) {
         let all = self.revocations.entry(revocation.exchange.clone()).or_default();
         if !all.contains(&revocation) {
-            let parent = revocation.parent.as_ref().map_or(0, text);
-            let text_bytes = text(&revocation.thread) + 2 * text(&revocation.exchange) + parent;
-            let found = entry::<(ExchangeId, Vec<Revocation>)>();
+            let parent = revocation.parent.as_ref().map_or(0, text_bytes);
+            let texts =
+                text_bytes(&revocation.thread) + 2 * text_bytes(&revocation.exchange) + parent;
+            let found = entry_bytes::<(ExchangeId, Vec<Revocation>)>();
             // A `Vec` with one element has room for four.
             self.bytes +=
-                4 * size_of::<Revocation>() + text_bytes + list(&revocation.about) + found;
+                4 * size_of::<Revocation>() + texts + list_bytes(&revocation.about) + found;
             all.push(revocation);
         }
     }
 
     fn add_queued(&mut self, queued: Arc<QueuedMessage>) {
         if let Entry::Vacant(place) = self.queued.entry(queued.id.clone()) {
-            let text_bytes = 2 * text(&queued.id) + text(&queued.text);
-            let repeated_bytes = queued.repeats.as_deref().map_or(0, text);
-            let found = entry::<(Box<str>, Arc<QueuedMessage>)>();
+            let texts = 2 * text_bytes(&queued.id) + text_bytes(&queued.text);
+            let repeated_bytes = queued.repeats.as_deref().map_or(0, text_bytes);
+            let found = entry_bytes::<(Box<str>, Arc<QueuedMessage>)>();
             self.bytes +=
-                block(size_of::<QueuedMessage>() + 16) + text_bytes + repeated_bytes + found;
+                block_bytes(size_of::<QueuedMessage>() + 16) + texts + repeated_bytes + found;
             place.insert(queued);
         }
     }
@@ -244,13 +246,13 @@ impl Ledger {
         if let Entry::Vacant(place) = self.injected.entry(message.id.clone()) {
             let place_bytes = message.place().map_or(0, |place| {
                 size_of::<InjectionPlace>()
-                    + text(&place.text)
-                    + text(&place.exchange)
-                    + text(&place.thread)
+                    + text_bytes(&place.text)
+                    + text_bytes(&place.exchange)
+                    + text_bytes(&place.thread)
             });
-            let found = entry::<(Box<str>, Arc<InjectedMessage>)>();
-            self.bytes += block(size_of::<InjectedMessage>() + 16)
-                + 2 * text(&message.id)
+            let found = entry_bytes::<(Box<str>, Arc<InjectedMessage>)>();
+            self.bytes += block_bytes(size_of::<InjectedMessage>() + 16)
+                + 2 * text_bytes(&message.id)
                 + place_bytes
                 + found;
             place.insert(message);
@@ -501,7 +503,7 @@ pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
 
 /// Texts shorter than this occur more than once in a session, and identify nothing.
 pub(super) const ANCHOR_BYTES: usize = 48;
-/// Of this many replies with the same anchor key, the newest are found by it.
+/// Of the replies with the same anchor key, at most this many are found by it, the newest.
 const MOST_ALIKE: usize = 16;
 
 /// The keys of those parts of a reply that are probably in no other reply: tool calls with unique ids, and
@@ -541,19 +543,23 @@ pub(super) fn is_own(id: &str, tool: &str) -> bool {
 fn bytes_of(turn: &Turn) -> usize {
     let position = &turn.position;
     // The keys of a turn's request and response are stored twice: in the turn and in the index.
-    let found_by = 2 * (text(&turn.exchange) + turn.response.as_deref().map_or(0, text));
-    let parent = 2 * position.parent.as_ref().map_or(0, text);
-    let threads = text(&position.thread) + position.client_thread.as_deref().map_or(0, text);
-    let names = text(&turn.upstream) + text(&turn.model);
-    let base = turn.sketch.base.as_ref().map_or(0, text);
-    let text_bytes = found_by + parent + threads + names + base;
-    let lists = list(&turn.sketch.added) + list(&turn.reply) + list(&turn.anchor_keys);
-    let steps = list(&turn.done.steps);
+    let found_by =
+        2 * (text_bytes(&turn.exchange) + turn.response.as_deref().map_or(0, text_bytes));
+    let parent = 2 * position.parent.as_ref().map_or(0, text_bytes);
+    let threads =
+        text_bytes(&position.thread) + position.client_thread.as_deref().map_or(0, text_bytes);
+    let names = text_bytes(&turn.upstream) + text_bytes(&turn.model);
+    let base = turn.sketch.base.as_ref().map_or(0, text_bytes);
+    let texts = found_by + parent + threads + names + base;
+    let lists =
+        list_bytes(&turn.sketch.added) + list_bytes(&turn.reply) + list_bytes(&turn.anchor_keys);
+    let steps = list_bytes(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();
-    let found = 3 * entry::<(Box<str>, usize)>() + ways * (entry::<(Chain, Vec<usize>)>() + 48);
-    let own = block(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
-    own + text_bytes + lists + steps + found
+    let found =
+        3 * entry_bytes::<(Box<str>, usize)>() + ways * (entry_bytes::<(Chain, Vec<usize>)>() + 48);
+    let own = block_bytes(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
+    own + texts + lists + steps + found
 }
 
 /// Whether a turn continues its parent, so that a later one is a fork. A failed attempt or a call beside the

@@ -122,8 +122,8 @@ struct AncestorMatch<'l> {
     covers: usize,
 }
 
-/// Finds the parent turn in three ways. The match that covers most of the request is used, and of equals the
-/// first:
+/// Finds the parent turn in three ways. The match that covers most of the request is used. Of equals a prefix
+/// (way 1, then 3) wins over a boundary:
 /// 1. *reply*: a prefix of the request is a known turn's request and reply;
 /// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with a unique id, a
 ///    long text), or a run of parts across the end of a turn's request and the start of its reply
@@ -217,11 +217,11 @@ fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
 
 /// Whether its provider may have read its request, and so may have it cached.
 fn may_be_cached(turn: &Turn) -> bool {
-    !matches!(turn.outcome, Outcome::Refused | Outcome::Turned)
+    !matches!(turn.outcome, Outcome::Refused | Outcome::EndedByProxy)
 }
 
-/// The best of several turns at one chain (given newest first): on the client's thread, then with the same
-/// head, then one that `is_likelier`.
+/// The best of several turns at one chain (given newest first): one of the conversation rather than a call
+/// beside it, then one on the client's thread, then one with the same head, then one that `is_likelier`.
 fn prefer<'l>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
     position: &Position,
@@ -229,8 +229,8 @@ fn prefer<'l>(
 ) -> Option<&'l Arc<Turn>> {
     let rank = |turn: &Arc<Turn>| {
         let client_thread = turn.position.client_thread == position.client_thread;
-        let turns = turn.purpose == Purpose::Turn;
-        (turns, client_thread, has_head(turn, position), is_likelier(turn))
+        let is_turn = turn.purpose == Purpose::Turn;
+        (is_turn, client_thread, has_head(turn, position), is_likelier(turn))
     };
     // A fold keeps the newest of equals. `max_by_key` keeps the last one, here the oldest.
     turns.fold(None, |best: Option<&Arc<Turn>>, turn| match best {
@@ -302,10 +302,11 @@ fn has_head(turn: &Turn, position: &Position) -> bool {
     turn.position.system == position.system && turn.position.tools == position.tools
 }
 
-/// A request stays on its parent's thread, with five exceptions: another turn already continues the parent (a
-/// fork), the client names another thread, both system prompt and tools differ (a side call with the same
-/// history), one of them differs and the parent's reply is not there, or it is not a turn (title, count,
-/// compaction). Then it begins a thread, but its estimate may still be based on that turn.
+/// A request stays on its parent's thread, with six exceptions: another turn already continues the parent (a
+/// fork), it repeats the parent's request after that was answered, the client names another thread, both
+/// system prompt and tools differ (a side call with the same history), one of them differs and the parent's
+/// reply is not there, or it or the parent is not a turn (title, count, compaction). Then it begins a thread,
+/// but its estimate may still be based on that turn.
 fn growth(
     ledger: &Ledger,
     conversation: &Conversation,

@@ -123,7 +123,7 @@ pub enum CountSchedule {
     NearThreshold,
     /// If there are images or documents.
     Media,
-    /// For this share of all requests, between 0 and 1.
+    /// For this share of the rewritten requests, between 0 and 1.
     Sample(f64),
 }
 
@@ -163,7 +163,7 @@ impl From<CountSchedule> for String {
 
 impl JsonSchema for CountSchedule {
     fn schema_name() -> Cow<'static, str> {
-        "Ask".into()
+        "CountSchedule".into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
@@ -497,7 +497,7 @@ mod tests {
         let schema = CountSchedule::json_schema(&mut SchemaGenerator::default());
         let pattern = schema.get("pattern").and_then(|it| it.as_str()).unwrap().to_owned();
         assert_eq!(schema.get("type").and_then(|it| it.as_str()), Some("string"));
-        assert_eq!(CountSchedule::schema_name(), "Ask");
+        assert_eq!(CountSchedule::schema_name(), "CountSchedule");
         let schedules = [
             ("off", CountSchedule::Off),
             ("cold", CountSchedule::Cold),

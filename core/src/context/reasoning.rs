@@ -309,7 +309,7 @@ impl ReasoningProposal<'_> {
         {
             return;
         }
-        let begins = request.turn_start();
+        let begins = request.newest_user_message();
         let messages = request.conversation.messages.iter().enumerate();
         for (index, message) in messages.skip(known.kept_from()) {
             let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
@@ -370,7 +370,7 @@ impl ReasoningProposal<'_> {
             .messages
             .iter()
             .rposition(|it| it.parts.iter().any(|part| part.kind == PartKind::Reasoning));
-        let begins = request.turn_start();
+        let begins = request.newest_user_message();
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = part.removal_key() else { continue };
@@ -432,8 +432,12 @@ fn reason(
     returned: &ReturnedReply,
 ) -> Result<DecisionReason, DecisionReason> {
     fits(request, sent, returned)?;
-    let in_turn =
-        returned.parts.iter().flatten().next().is_some_and(|at| at.message >= request.turn_start());
+    let in_turn = returned
+        .parts
+        .iter()
+        .flatten()
+        .next()
+        .is_some_and(|at| at.message >= request.newest_user_message());
     let strips = request.policy.reasoning.strip() != StripPolicy::None;
     if strips && request.reasoning_rule != ReasoningRule::Demanded && !in_turn {
         return Err(DecisionReason::Policy);

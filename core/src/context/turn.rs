@@ -83,9 +83,10 @@ pub enum Outcome {
     UpstreamFailed,
     /// The client left before the end.
     ClientLeft,
-    /// Plimsoll responded itself (no permit, no route, headers too large, forbidden by policy), or the
-    /// deadline of a drain ended the exchange.
-    Turned,
+    /// Plimsoll answered itself (no permit, no route, headers too large, forbidden by policy), closed an idle
+    /// tunnel, or ended the exchange at the deadline of a drain.
+    #[serde(rename = "turned")]
+    EndedByProxy,
     /// The process ended during the exchange; the record has what was known until then.
     Interrupted,
 }

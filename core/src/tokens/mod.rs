@@ -1,6 +1,7 @@
 //! Floor 2, counting: parts and a tokenizer family in, tokens out.
 //!
-//! Pure: no clock, no store, and no memory from one request to the next. Knows no sessions.
+//! Pure: no clock and no store. Only the vocabularies outlive a request: they are loaded once per process. Knows no
+//! sessions.
 
 mod band;
 pub mod bpe;

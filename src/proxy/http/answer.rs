@@ -132,7 +132,7 @@ impl ProxyError {
             | ProxyError::HeadersTooLarge
             | ProxyError::BodyTooSlow
             | ProxyError::UpgradeRefused
-            | ProxyError::ResponseLost => Outcome::Turned,
+            | ProxyError::ResponseLost => Outcome::EndedByProxy,
             ProxyError::RequestBroken => Outcome::ClientLeft,
             ProxyError::UpstreamFailed { .. }
             | ProxyError::UpstreamTooSlow { .. }

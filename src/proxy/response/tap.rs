@@ -1,9 +1,9 @@
 //! The tap: the response body as the client gets it, observed as it passes.
 //!
 //! Every frame is forwarded at once, unchanged and in order, including trailers and errors (invariant 5). It
-//! has exactly one ending: complete, upstream failed, or client left, also if it is dropped. Only the last
-//! frame of a reply waits, and only for its turn to be stored. Data that arrives before the headers are sent
-//! is sent with them. No finding about a body may make it fail.
+//! has exactly one ending: complete, refused, upstream failed, client left, or ended by the proxy, also if it
+//! is dropped. Only the last frame of a reply waits, and only for its turn to be stored. Data that arrives
+//! before the headers are sent is sent with them. No finding about a body may make it fail.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -527,7 +527,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
     fn drop(&mut self) {
         let outcome = match *self.recorder.phase.borrow() {
             _ if self.inner.is_end_stream() => self.clean_outcome,
-            ServingPhase::Breaking => Outcome::Turned,
+            ServingPhase::Breaking => Outcome::EndedByProxy,
             ServingPhase::Serving | ServingPhase::Draining => Outcome::ClientLeft,
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));

@@ -15,8 +15,9 @@ use crate::context::policy::{PruneGate, SummaryEngine};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WindowLimits {
-    /// Tokens that may be filled: the window less the reserve for output.
-    pub usable: u64,
+    /// Tokens that may be filled before the history must be compacted (`PlanRequest::fillable`).
+    #[serde(rename = "usable")]
+    pub fillable: u64,
     /// Above it, old tool results are cut. 0: with every request. `None`: the size of the context causes no
     /// cut, for example because the window is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,7 +44,7 @@ impl WindowLimits {
     pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
-        let (usable, known) = (request.fillable(), request.model.known);
+        let (fillable, known) = (request.fillable(), request.model.known);
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&PruneGate::Always) => Some(0),
@@ -54,14 +55,14 @@ impl WindowLimits {
         };
         let compacts = decides && known && compact.engine != SummaryEngine::Off;
         let (prepare_threshold, compacting) =
-            (compact.prepare_threshold(usable), compact.threshold(usable));
+            (compact.prepare_threshold(fillable), compact.threshold(fillable));
         let buffer = match compact.show_buffer {
             false => None,
             true if compacts => Some(window.saturating_sub(compacting)),
             true => Some(MANUAL_BUFFER.min(window)),
         };
         Self {
-            usable,
+            fillable,
             pruning,
             preparing: (compacts && prepare_threshold < compacting).then_some(prepare_threshold),
             compacting: compacts.then_some(compacting),
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn window_limits_follow_the_policy() {
         let of = limits(|_| {}, true);
-        assert_eq!((of.usable, of.pruning, of.refusing), (8_000, Some(4_000), Some(10_000)));
+        assert_eq!((of.fillable, of.pruning, of.refusing), (8_000, Some(4_000), Some(10_000)));
         assert_eq!(
             (of.preparing, of.compacting, of.buffer),
             (Some(3_600), Some(7_200), Some(2_800))

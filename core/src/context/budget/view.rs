@@ -50,9 +50,9 @@ pub struct ContextView {
     /// Why the last call's input could not be known before it was reported; its estimate is then not checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden_input: Option<HiddenInput>,
-    /// Tokens that may be filled before something has to be cut.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub usable: Option<u64>,
+    /// Tokens that may be filled before the history must be compacted.
+    #[serde(default, rename = "usable", skip_serializing_if = "Option::is_none")]
+    pub fillable: Option<u64>,
     /// The points at which pruning, preparing, compacting and refusing begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thresholds: Option<Thresholds>,
@@ -156,7 +156,7 @@ impl ContextView {
         };
         Self {
             free,
-            usable: Some(limits.usable),
+            fillable: Some(limits.fillable),
             thresholds: Some(limits.points(self.window)),
             autocompact_buffer: limits.buffer,
             ..self
@@ -174,11 +174,11 @@ impl ContextView {
     /// Adapts the points to a client that compacts by itself: only a request that does not fit is compacted.
     #[must_use]
     pub fn where_the_client_compacts(mut self) -> Self {
-        if let Some((thresholds, usable)) = self.thresholds.as_mut().zip(self.usable) {
-            let percent = percent(usable, self.window);
+        if let Some((thresholds, fillable)) = self.thresholds.as_mut().zip(self.fillable) {
+            let percent = percent(fillable, self.window);
             thresholds.preparing = None;
             thresholds.compacting =
-                thresholds.compacting.map(|_| WindowPoint { tokens: usable, percent });
+                thresholds.compacting.map(|_| WindowPoint { tokens: fillable, percent });
         }
         self
     }
@@ -225,7 +225,7 @@ impl ContextView {
             basis: None,
             last_error_percent: None,
             hidden_input: None,
-            usable: None,
+            fillable: None,
             thresholds: None,
             autocompact_buffer: None,
             counted: None,

@@ -301,7 +301,8 @@ impl WriterState {
         }
     }
 
-    /// Whether no summary is begun because summaries failed: for a while, or after too many for good.
+    /// Whether no summary is begun because summaries failed: for a while, or after too many until the history
+    /// is small again.
     fn is_cooling_down(self, max_failures: u32, now: Millis) -> bool {
         self.failures >= max_failures || now < self.cools_until
     }

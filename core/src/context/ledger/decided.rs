@@ -33,7 +33,7 @@ impl Ledger {
 
     /// The summaries in use, in no order.
     pub fn compacts(&self, mode: DecisionMode) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.compacts.all().filter(move |one| one.place().mode == mode)
+        self.compacts.all().filter(move |one| one.decision_key().mode == mode)
     }
 
     /// The summaries in use that apply in a branch that was last suspended at this time.
@@ -47,7 +47,7 @@ impl Ledger {
 
     /// The summaries that were written, in no order.
     pub fn summaries(&self, mode: DecisionMode) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.summaries.all().filter(move |one| one.place().mode == mode)
+        self.summaries.all().filter(move |one| one.decision_key().mode == mode)
     }
 
     /// The written summaries that a branch last suspended at this time can use.
@@ -57,7 +57,8 @@ impl Ledger {
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         let may_be_used = move |one: &CompactionRecord| {
-            let used = self.last(&self.compacts, one.place().about, mode, suspended).decision;
+            let used =
+                self.last(&self.compacts, one.decision_key().about, mode, suspended).decision;
             used.is_none_or(|used| !self.is_void(&**used))
         };
         self.summaries.holding(mode, suspended).filter(move |one| may_be_used(one))
@@ -122,7 +123,7 @@ impl Ledger {
 
     /// What revoked a decision, if anything did.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
-        let about = PartKey(one.place().about);
+        let about = PartKey(one.decision_key().about);
         let revoked = self.revocations.get(one.exchange())?;
         revoked.iter().find(|revoked| revoked.about.contains(&about))
     }
@@ -173,7 +174,8 @@ impl Ledger {
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &'l Arc<T>> {
         let first = all.holding(mode, suspended);
-        first.filter_map(move |first| self.holding(all, first.place().about, mode, suspended))
+        first
+            .filter_map(move |first| self.holding(all, first.decision_key().about, mode, suspended))
     }
 
     /// Marks a new decision for a request of a branch last suspended at this time: it comes after the
@@ -198,7 +200,7 @@ impl Ledger {
         new: &T,
         suspended: Option<Millis>,
     ) -> Option<Millis> {
-        let DecisionKey { about, mode, .. } = new.place();
+        let DecisionKey { about, mode, .. } = new.decision_key();
         self.last(all, about, mode, suspended).after
     }
 
@@ -229,7 +231,7 @@ impl Ledger {
         mode: DecisionMode,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = u128> + 'l {
-        let abouts = all.holding(mode, suspended).map(|first| first.place().about);
+        let abouts = all.holding(mode, suspended).map(|first| first.decision_key().about);
         abouts.filter(move |about| {
             let last = self.last(all, *about, mode, suspended).decision;
             last.is_some_and(|last| self.is_void(&**last))

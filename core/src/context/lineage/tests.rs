@@ -257,7 +257,7 @@ fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
         (Outcome::Interrupted, "req-2"),
         (Outcome::Complete, "req-2"),
         (Outcome::Refused, "req-1"),
-        (Outcome::Turned, "req-1"),
+        (Outcome::EndedByProxy, "req-1"),
     ] {
         let mut play = Play::default();
         play.send(&asks, &words("A"), Outcome::Complete, None);

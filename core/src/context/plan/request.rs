@@ -77,9 +77,10 @@ impl PlanRequest<'_> {
         self.conversation.part(at)
     }
 
-    /// The message that begins the unfinished turn: the user's newest text. Reasoning after it belongs to the
-    /// open tool loop.
-    pub(crate) fn turn_start(&self) -> usize {
+    /// The newest message that is the user's own text. Reasoning after it belongs to the open tool loop, and is
+    /// kept. By [`turn_start::turn_start`] tokens are counted: it differs for text right after tool results,
+    /// which begins no turn there, and with Gemini for text beside results, which does.
+    pub(crate) fn newest_user_message(&self) -> usize {
         self.conversation.messages.iter().rposition(turn_start::is_users).unwrap_or(0)
     }
 

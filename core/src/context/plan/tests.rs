@@ -572,7 +572,7 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     let of = |letters: &str| {
         let scene = SessionFixture::of(FREE, &messages(letters));
         let request = scene.request();
-        (request.turn_start(), request.is_in_loop())
+        (request.newest_user_message(), request.is_in_loop())
     };
     assert_eq!(of("ucr"), (0, true));
     assert_eq!(of("uc"), (0, true));

@@ -15,15 +15,16 @@ pub struct CompactPolicy {
     /// provider if it has one of these and has not refused it, else `summary`. `off`: nothing is compacted. A
     /// provider's summary uses its own prompt, quotes nothing and is not valid for another model.
     pub engine: SummaryEngine,
-    /// Past this share of the usable window (the window less the output reserve) a summary replaces the
-    /// beginning of the history, as soon as it is written. This needs a known window: for models that Plimsoll
-    /// does not know, set `window_tokens` under `[model]` or `[upstream]`.
+    /// Past this share of the fillable window (the window less the output reserve, or less a quarter if the
+    /// reserve is half of it or more) a summary replaces the beginning of the history, as soon as it is
+    /// written. This needs a known window: for models that Plimsoll does not know, set `window_tokens` under
+    /// `[model]` or `[upstream]`.
     pub threshold: f64,
     /// Instead of `threshold`: a summary replaces the beginning past this many tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_tokens: Option<u64>,
     /// Instead of `threshold`: a summary replaces the beginning once fewer tokens than this are left of the
-    /// usable window.
+    /// fillable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
     /// Whether the part of the window past the threshold is shown as its own category, `Autocompact
@@ -44,7 +45,7 @@ pub struct CompactPolicy {
     pub keep_at_least: bool,
     /// Most tokens of the messages that stay word for word.
     pub keep_tokens: u64,
-    /// Largest share of the usable window for the messages that stay word for word.
+    /// Largest share of the fillable window for the messages that stay word for word.
     pub keep_share: f64,
     /// Instead of `keep_messages`, `keep_tokens` and `keep_share`: the newest part of the history stays, this
     /// share of it by length, beginning with a message of the user (as Gemini CLI does).
@@ -55,7 +56,7 @@ pub struct CompactPolicy {
     /// Messages of the user that contain one of these texts are quoted together with the summary.
     pub pinned: Vec<String>,
     /// Most tokens of the user's newest messages before the cut that are quoted together with the summary; at
-    /// most a sixteenth of the usable window, and up to 2,000 bytes of each message. 0: only the first message
+    /// most a sixteenth of the fillable window, and up to 2,000 bytes of each message. 0: only the first message
     /// and those with a pinned text.
     pub quote_tokens: u64,
     /// How long a request that does not fit the window waits for summaries, in all. At most 45: some clients
@@ -97,14 +98,14 @@ pub struct CompactOverride {
     /// Who writes summaries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<SummaryEngine>,
-    /// Past this share of the usable window a summary replaces the beginning of a history.
+    /// Past this share of the fillable window a summary replaces the beginning of a history.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
     /// Instead of `threshold`: a summary replaces the beginning past this many tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_tokens: Option<u64>,
     /// Instead of `threshold`: a summary replaces the beginning once fewer tokens than this are left of the
-    /// usable window.
+    /// fillable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
     /// The share of the threshold past which the summary is written in the background.
@@ -255,19 +256,19 @@ impl CompactPolicy {
         compact
     }
 
-    /// Tokens above which a history is compacted, in a window of which `usable` may be filled.
-    pub fn threshold(&self, usable: u64) -> u64 {
+    /// Tokens above which a history is compacted, if a request may fill `fillable` of the window.
+    pub fn threshold(&self, fillable: u64) -> u64 {
         let tokens = match (self.threshold_tokens, self.threshold_buffer_tokens) {
             (Some(tokens), _) => tokens,
-            (None, Some(buffer)) => usable.saturating_sub(buffer),
-            (None, None) => (self.threshold * usable as f64) as u64,
+            (None, Some(buffer)) => fillable.saturating_sub(buffer),
+            (None, None) => (self.threshold * fillable as f64) as u64,
         };
-        tokens.min(usable)
+        tokens.min(fillable)
     }
 
     /// Tokens above which its summary is prepared.
-    pub(crate) fn prepare_threshold(&self, usable: u64) -> u64 {
-        (self.prepare * self.threshold(usable) as f64) as u64
+    pub(crate) fn prepare_threshold(&self, fillable: u64) -> u64 {
+        (self.prepare * self.threshold(fillable) as f64) as u64
     }
 
     /// The model's reply to a summary of this many messages.
@@ -280,8 +281,8 @@ impl CompactPolicy {
     }
 
     /// Most tokens that are kept as they are.
-    pub(crate) fn tail(&self, usable: u64) -> u64 {
-        self.keep_tokens.min((self.keep_share * usable as f64) as u64)
+    pub(crate) fn tail(&self, fillable: u64) -> u64 {
+        self.keep_tokens.min((self.keep_share * fillable as f64) as u64)
     }
 }
 

@@ -205,7 +205,7 @@ impl FrameObserver {
     pub(super) fn end(&self, outcome: Outcome) -> Option<FailOpen> {
         let left = match outcome {
             Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
-            Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
+            Outcome::UpstreamFailed | Outcome::EndedByProxy | Outcome::Interrupted => outcome,
         };
         let mut state = self.0.state();
         if let SocketObservation::Active(MessageState {

@@ -63,8 +63,8 @@ pub(crate) async fn carry(
         let mut drained = pin!(drained(&mut phase, frames.as_ref()));
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
-            () = &mut drained => Outcome::Turned,
-            () = idle(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
+            () = &mut drained => Outcome::EndedByProxy,
+            () = idle(timeouts, &recorder.memory, &half_closed) => Outcome::EndedByProxy,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.end(outcome));

@@ -297,7 +297,7 @@ async fn a_stream_without_its_terminal_event_ends_with_an_error() {
 async fn a_stream_ended_by_a_drain_deadline_is_not_reported_as_client_left() {
     let bench = Bench::new(reading()).await;
     bench.phase.send_replace(ServingPhase::Breaking);
-    assert_eq!(bench.reported().outcome, Outcome::Turned);
+    assert_eq!(bench.reported().outcome, Outcome::EndedByProxy);
 }
 
 #[tokio::test]

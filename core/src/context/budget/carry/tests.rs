@@ -300,7 +300,7 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
         let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
         change(&mut scene);
         let request = scene.request();
-        let limits = WindowLimits { usable: 7, ..WindowLimits::default() };
+        let limits = WindowLimits { fillable: 7, ..WindowLimits::default() };
         let learned = EstimatorState::new(scene.model.family);
         let plan = scene.plan();
         let known = scene.known();
@@ -320,7 +320,7 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
         reasoning: 0,
         returns: false,
         drops: false,
-        limits: Some(WindowLimits { usable: 7, ..WindowLimits::default() }),
+        limits: Some(WindowLimits { fillable: 7, ..WindowLimits::default() }),
         contents,
     };
     assert!(user > 0);

@@ -207,7 +207,7 @@ fn whole() -> ContextView {
 
 fn limits() -> WindowLimits {
     WindowLimits {
-        usable: 184_000,
+        fillable: 184_000,
         pruning: Some(92_000),
         preparing: Some(110_400),
         compacting: Some(165_600),
