@@ -287,7 +287,7 @@ impl<'a> Session<'a> {
             model: &model,
             name: self.name,
             upstream: "up",
-            echo: reasoning::rule(self.dialect, "", self.name),
+            reasoning_rule: reasoning::rule(self.dialect, "", self.name),
             policy: &self.config.policy,
             mode: Mode::Active,
             clears_past: None,

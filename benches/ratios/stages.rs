@@ -9,7 +9,7 @@ use plimsoll::context::budget::{self, Anchor};
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::lineage::{Placement, place};
 use plimsoll::context::plan::{self, Overlay, RecordedDecisions, RewriteSummary};
-use plimsoll::context::policy::{DecisionMode, EchoRule, Mode, Policy};
+use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
 use plimsoll::context::{Cut, Fact, Outcome, Position, Replacement, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
@@ -155,7 +155,7 @@ impl Bench {
             model: &self.model,
             name: "claude-opus-4-5",
             upstream: "anthropic",
-            echo: EchoRule::Wanted,
+            reasoning_rule: ReasoningRule::Wanted,
             policy: &self.policy,
             mode: Mode::Active,
             clears_past: None,

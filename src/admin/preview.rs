@@ -40,25 +40,25 @@ pub(crate) struct DryRun {
 
 impl DryRun {
     /// The preview with costs.
-    pub(super) fn of(outlook: CompactionPreview, prices: &PriceList) -> Self {
-        let price = prices.price(&outlook.upstream, &outlook.model);
-        let saved = outlook.before.saturating_sub(outlook.after);
+    pub(super) fn of(preview: CompactionPreview, prices: &PriceList) -> Self {
+        let price = prices.price(&preview.upstream, &preview.model);
+        let saved = preview.before.saturating_sub(preview.after);
         let dollars = |tokens: u64, price: f64| tokens as f64 * price / 1e6;
         Self {
-            messages: outlook.messages,
-            messages_cut: outlook.cut,
-            tokens_before: outlook.before,
-            tokens_after: outlook.after,
-            tokens_summary: outlook.summary,
-            fillable: outlook.fillable,
-            engine: outlook.by,
+            messages: preview.messages,
+            messages_cut: preview.cut,
+            tokens_before: preview.before,
+            tokens_after: preview.after,
+            tokens_summary: preview.summary,
+            fillable: preview.fillable,
+            engine: preview.by,
             saved_per_call_cached: price.map(|price| dollars(saved, price.cache_read)),
             saved_per_call_cold: price.map(|price| dollars(saved, price.input)),
             cost_of_writing: price.map(|price| {
-                dollars(outlook.before, price.cache_read) + dollars(outlook.summary, price.output)
+                dollars(preview.before, price.cache_read) + dollars(preview.summary, price.output)
             }),
-            upstream: outlook.upstream,
-            model: outlook.model,
+            upstream: preview.upstream,
+            model: preview.model,
         }
     }
 }

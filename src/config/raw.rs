@@ -14,8 +14,8 @@ use super::choices::{
 };
 use super::presets::Preset;
 use crate::context::policy::{
-    ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, Mode, PrunePolicy, ReasoningPolicy,
-    RepairPolicy, ReportedUsage,
+    ClassicPolicy, CompactOverride, CompactPolicy, Mode, PrunePolicy, ReasoningPolicy,
+    ReasoningRule, RepairPolicy, ReportedUsage,
 };
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -319,7 +319,7 @@ pub struct RawUpstream {
     /// Whether its reasoning must be sent back: `demanded` (it answers 400 without), `wanted`, or `unwanted`.
     /// Default: what is known about the provider, and learned from its responses.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_echo: Option<EchoRule>,
+    pub reasoning_echo: Option<ReasoningRule>,
     /// Context window of all its models, if the catalogue is wrong for this upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_tokens: Option<u64>,

@@ -11,7 +11,7 @@ use super::choices::{
     UpgradePolicy,
 };
 use super::presets::Preset;
-use crate::context::policy::{CompactOverride, EchoRule, Mode, Policy};
+use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
 use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
 
@@ -134,7 +134,7 @@ pub struct Upstream {
     /// Who answers token counting calls.
     pub count_tokens: CountTokens,
     /// What it does with reasoning that is sent back; `None`: as learned or known.
-    pub reasoning_echo: Option<EchoRule>,
+    pub reasoning_echo: Option<ReasoningRule>,
     /// Window of all its models, tokens.
     pub window: Option<u64>,
     /// Prices of all its models.

@@ -246,7 +246,7 @@ impl<'l> WhatIfSession<'l> {
                 model,
                 name: &line.model,
                 upstream: &line.provider,
-                echo: reasoning::rule(dialect, "", &line.model),
+                reasoning_rule: reasoning::rule(dialect, "", &line.model),
                 policy: &options.policy,
                 mode: Mode::Active,
                 clears_past: None,

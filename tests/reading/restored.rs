@@ -7,7 +7,7 @@ use bytes::Bytes;
 use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
-use plimsoll::context::policy::{DecisionMode, EchoRule, Mode, Policy};
+use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
 use plimsoll::context::reasoning::{self, ReplyOrigin};
 use plimsoll::context::{ExchangeId, Fact, Outcome, Sketch, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
@@ -127,7 +127,7 @@ fn request<'a>(
         model,
         name: conversation.model.as_deref().unwrap_or_default(),
         upstream: "u",
-        echo: EchoRule::Wanted,
+        reasoning_rule: ReasoningRule::Wanted,
         policy,
         mode: Mode::Active,
         clears_past: None,

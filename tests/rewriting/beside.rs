@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use plimsoll::context::plan::Decision;
-use plimsoll::context::policy::{EchoRule, Policy, PruneGate, PrunePolicy};
+use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, ReasoningRule};
 use plimsoll::dialect::{Purpose, paths};
 use plimsoll::telemetry::Exchange;
 use serde_json::Value;
@@ -68,7 +68,7 @@ async fn side_calls_of_recorded_clients_decide_nothing_new() {
 /// Plays each request twice: first as its client's own compaction of the same history, then as it was.
 async fn play(calls: impl Iterator<Item = Value>) -> Seen {
     let mut play = Play::of("/", greedy()).await;
-    play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);
+    play.config.upstreams[0].reasoning_echo = Some(ReasoningRule::Demanded);
     play.restart().await;
     let mut seen = Seen::default();
     for (index, call) in calls.enumerate() {

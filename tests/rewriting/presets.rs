@@ -6,7 +6,7 @@ use std::sync::Arc;
 use plimsoll::config::Mode;
 use plimsoll::context::compact::{self, CompactionNeed};
 use plimsoll::context::plan::{Change, Decision, DecisionReason, PlanRequest, RecordedDecisions};
-use plimsoll::context::policy::{ClassicRole, EchoRule, StripPolicy};
+use plimsoll::context::policy::{ClassicRole, ReasoningRule, StripPolicy};
 use plimsoll::context::{CountingMethod, EstimateMethod, Turn};
 use plimsoll::dialect::models::Model;
 use plimsoll::dialect::{self, Dialect, PartKind};
@@ -455,7 +455,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
         model: &model,
         name: MODEL,
         upstream: "up",
-        echo: EchoRule::Unwanted,
+        reasoning_rule: ReasoningRule::Unwanted,
         policy: &config.policy,
         mode: Mode::Active,
         clears_past: None,

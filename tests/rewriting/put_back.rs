@@ -3,7 +3,7 @@
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{
-    EchoRule, Mode, Policy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
+    Mode, Policy, ReasoningPolicy, ReasoningRule, ReinjectPolicy, StripPolicy,
 };
 use serde_json::{Value, json};
 
@@ -620,7 +620,7 @@ async fn a_stand_in_for_one_model_is_not_sent_to_another() {
 #[tokio::test]
 async fn a_stand_in_is_repeated_after_the_models_demand_is_forgotten() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
-    play.config.upstreams[0].reasoning_echo = Some(EchoRule::Demanded);
+    play.config.upstreams[0].reasoning_echo = Some(ReasoningRule::Demanded);
     play.restart().await;
     let demands = play.exchange(&lost("some-model"), &completion("c1")).await;
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);

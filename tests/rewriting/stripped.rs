@@ -2,7 +2,7 @@
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{
-    EchoRule, Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
+    Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReasoningRule, ReinjectPolicy, StripPolicy,
     SummaryEngine,
 };
 use serde_json::{Value, json};
@@ -130,7 +130,7 @@ async fn each_branch_decides_by_itself_to_strip_reasoning() {
 #[tokio::test]
 async fn equal_reasoning_of_two_replies_is_stripped_separately() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
-    play.config.upstreams[0].reasoning_echo = Some(EchoRule::Wanted);
+    play.config.upstreams[0].reasoning_echo = Some(ReasoningRule::Wanted);
     play.restart().await;
     let mut history = vec![message("user", json!("How deep?")), thinks("Look.", json!([]))];
     history.push(message("user", json!("And here?")));

@@ -16,15 +16,13 @@ pub use quotes::most_quoted;
 use foldhash::{HashMap, HashSet};
 
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
-use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
+use super::policy::{Mode, ReasoningRule, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::turn_start::{holds, is_users};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::SummaryFrame;
 use crate::dialect::summary::provider;
-use crate::dialect::{
-    Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Purpose, Role, rewrite,
-};
+use crate::dialect::{Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Role, rewrite};
 use crate::wire::splice::Edit;
 use quotes::Quotes;
 
@@ -44,7 +42,7 @@ pub enum CompactionNeed {
 /// Whether a request can be compacted at all: it contains its history, and is not a call beside the
 /// conversation.
 pub fn is_compactable(request: &PlanRequest<'_>) -> bool {
-    request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
+    request.conversation.is_whole_turn()
 }
 
 /// Whether policy allows compacting it.
@@ -63,12 +61,12 @@ pub fn need_at(
     let fillable = request.fillable();
     let (threshold, prepare_threshold) =
         (policy.threshold(fillable), policy.prepare_threshold(fillable));
-    let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
-    let last = last.and_then(|turn| agents::tokens_without_cache_writes(&turn.usage));
+    let last_turn = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
+    let last_call = last_turn.and_then(|turn| agents::tokens_without_cache_writes(&turn.usage));
     let reaches = |line: u64| match policy.watches {
         // A request that still fits the window exactly is left alone.
         ThresholdBasis::Estimate => tokens >= line && line < fillable,
-        ThresholdBasis::LastCall => last.is_some_and(|read| read > line),
+        ThresholdBasis::LastCall => last_call.is_some_and(|tokens| tokens > line),
     };
     match tokens {
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
@@ -84,7 +82,7 @@ pub fn need_at(
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
 fn highest_need(request: &PlanRequest<'_>) -> CompactionNeed {
-    let demands = request.echo == EchoRule::Demanded && request.is_bound();
+    let demands = request.reasoning_rule == ReasoningRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 
@@ -116,8 +114,8 @@ pub fn would_leave(
     tokens: u64,
     most: u64,
 ) -> bool {
-    let may = policy_allows(request) && request.mode == Mode::Active;
-    if !may || highest_need(request) < CompactionNeed::Must {
+    let is_allowed = policy_allows(request) && request.mode == Mode::Active;
+    if !is_allowed || highest_need(request) < CompactionNeed::Must {
         return false;
     }
     let by = writers(request, WriterConstraints::default()).first();

@@ -71,7 +71,7 @@ impl Decidable for ReasoningDecision {
     fn bytes(&self) -> usize {
         let content = match &self.does {
             ReasoningAction::StandIn(content) => text_bytes(content),
-            ReasoningAction::Back | ReasoningAction::Out => 0,
+            ReasoningAction::PutBack | ReasoningAction::Remove => 0,
         };
         own_bytes(self) + text_bytes(&self.exchange) + content
     }
@@ -321,10 +321,13 @@ mod tests {
         let (own, base) = (size_of::<Cut>(), cut(1, "").bytes());
         grows_by(base, cut(1, &long).bytes(), own);
         grows_by(base, Cut { exchange: long.as_str().into(), ..cut(1, "") }.bytes(), own);
-        let (own, base) = (size_of::<ReasoningDecision>(), decision(ReasoningAction::Back).bytes());
+        let (own, base) =
+            (size_of::<ReasoningDecision>(), decision(ReasoningAction::PutBack).bytes());
         grows_by(base, decision(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
-        let named =
-            ReasoningDecision { exchange: long.as_str().into(), ..decision(ReasoningAction::Out) };
+        let named = ReasoningDecision {
+            exchange: long.as_str().into(),
+            ..decision(ReasoningAction::Remove)
+        };
         grows_by(base, named.bytes(), own);
         let (own, plain) = (size_of::<CompactionRecord>(), summary(SummaryAuthor::Summary, "m"));
         let with = |more: CompactionRecord| grows_by(plain.bytes(), more.bytes(), own);
@@ -398,7 +401,7 @@ mod tests {
         let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
         for (fact, about) in [
             (Fact::Cut(Box::new(cut(1, ""))), 1),
-            (Fact::ReasoningDecision(Box::new(decision(ReasoningAction::Out))), 1),
+            (Fact::ReasoningDecision(Box::new(decision(ReasoningAction::Remove))), 1),
             (Fact::Summary(one()), 1),
             (Fact::Compact(one()), 1),
         ] {
@@ -406,7 +409,7 @@ mod tests {
             assert_eq!(key_of(&fact), key(None));
             assert_eq!(key_of(&fact.in_epoch(suspended_at(9))), key(suspended_at(9)));
         }
-        assert_eq!(decision(ReasoningAction::Back).exchange(), "1");
+        assert_eq!(decision(ReasoningAction::PutBack).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
 

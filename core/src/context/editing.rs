@@ -67,7 +67,7 @@ fn except(request: &PlanRequest<'_>) -> Vec<Box<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::policy::{EchoRule, Policy, PrunePolicy};
+    use crate::context::policy::{Policy, PrunePolicy, ReasoningRule};
     use crate::dialect::models::Catalogue;
     use crate::dialect::{self, Conversation};
     use crate::tokens::Tokenizer;
@@ -95,7 +95,7 @@ mod tests {
             model: &model,
             name,
             upstream: "up",
-            echo: EchoRule::Wanted,
+            reasoning_rule: ReasoningRule::Wanted,
             policy: &policy,
             mode,
             clears_past: None,

@@ -172,11 +172,13 @@ pub struct ReasoningDecision {
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningAction {
     /// The recorded reasoning is put back.
-    Back,
+    #[serde(rename = "back")]
+    PutBack,
     /// The reasoning is lost; this replaces it, for providers that require some.
     StandIn(Box<str>),
     /// The reasoning that the client sends is removed.
-    Out,
+    #[serde(rename = "out")]
+    Remove,
 }
 
 /// A summary that replaces the beginning of a history.

@@ -7,7 +7,7 @@
 mod main_line;
 mod message;
 
-pub use main_line::carries_on;
+pub use main_line::is_or_begins_main_line;
 pub(super) use main_line::waiting;
 pub(crate) use message::InjectionPlace;
 pub use message::{InjectedMessage, InjectionState, QueuedMessage};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::plan::{HistoryEnd, PlanRequest, RecordedDecisions};
 use super::policy::Mode;
 use super::{ExchangeId, Fact, Millis};
-use crate::dialect::{PartKey, Purpose};
+use crate::dialect::PartKey;
 
 /// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
@@ -27,9 +27,7 @@ pub const MOST: usize = 32;
 /// Takes the waiting messages at the end of this request, if the model is to answer it.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let conversation = request.conversation;
-    let may = request.mode == Mode::Active
-        && conversation.held.is_none()
-        && conversation.purpose == Purpose::Turn;
+    let may = request.mode == Mode::Active && conversation.is_whole_turn();
     let end = known.end().filter(|_| may && !known.waiting.is_empty());
     let Some(HistoryEnd { at, about, boundary }) = end else { return Vec::new() };
     let Some(part) = request.part(at) else { return Vec::new() };
@@ -101,13 +99,8 @@ pub fn requeue(
 
 /// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
 pub fn requeue_unsent(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
-    let messages = saved.iter().filter_map(|fact| match fact {
-        Fact::InjectedMessage(message) => Some(message),
-        _ => None,
-    });
-    let ours =
-        messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange));
-    ours.filter_map(|message| requeued(message, exchange, message.at)).collect()
+    let taken = taken_messages(saved, exchange);
+    taken.filter_map(|message| requeued(message, exchange, message.at)).collect()
 }
 
 fn requeued(message: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
@@ -124,13 +117,19 @@ fn requeued(message: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Op
 
 /// The ids of the messages that this exchange took, among saved facts.
 pub fn injected_ids(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
+    taken_messages(saved, exchange).map(|message| message.id.clone()).collect()
+}
+
+/// The messages that this exchange took, among saved facts.
+fn taken_messages<'f>(
+    saved: &'f [Fact],
+    exchange: &'f ExchangeId,
+) -> impl Iterator<Item = &'f InjectedMessage> {
     let messages = saved.iter().filter_map(|fact| match fact {
-        Fact::InjectedMessage(message) => Some(message),
+        Fact::InjectedMessage(message) => Some(&**message),
         _ => None,
     });
-    let ours =
-        messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange));
-    ours.map(|message| message.id.clone()).collect()
+    messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange))
 }
 
 #[cfg(test)]
@@ -165,7 +164,7 @@ mod tests {
         };
         let goes_on = |ledger: &Ledger, body: &Value, thread| {
             let placed = placed(ledger, body, thread);
-            (carries_on(ledger, &placed), waiting(ledger, &placed).len())
+            (is_or_begins_main_line(ledger, &placed), waiting(ledger, &placed).len())
         };
         scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
             id: "q".into(),

@@ -283,7 +283,7 @@ impl Ledger {
         if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
             && parent.position.chain != turn.position.chain
             && parent.position.thread == turn.position.thread
-            && carries_on(&turn)
+            && continues_parent(&turn)
         {
             self.grown.insert(parent.exchange.clone());
         }
@@ -566,7 +566,7 @@ fn bytes_of(turn: &Turn) -> usize {
 
 /// Whether a turn continues its parent, so that a later one is a fork. A failed attempt or a call beside the
 /// conversation does not.
-fn carries_on(turn: &Turn) -> bool {
+fn continues_parent(turn: &Turn) -> bool {
     turn.purpose == Purpose::Turn && turn.outcome == Outcome::Complete
 }
 

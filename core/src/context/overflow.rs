@@ -89,7 +89,7 @@ impl PartSums {
 }
 
 /// The overflow that a reply shows, if any.
-pub fn shown(
+pub fn detected(
     reply: &Reply,
     purpose: Purpose,
     evidence: &OverflowEvidence<'_>,

@@ -362,7 +362,7 @@ pub enum StripPolicy {
 /// What an upstream does with reasoning that is sent back to it (`docs/protocols.md` 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum EchoRule {
+pub enum ReasoningRule {
     /// It answers 400 where it is missing.
     Demanded,
     /// It works better with it.

@@ -18,7 +18,7 @@ use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, text_at};
 use super::turn_start::is_users;
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
-use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Purpose, Role};
+use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Role};
 use crate::tokens::TokenCounter;
 use crate::tokens::classic::ClassicRules;
 
@@ -39,7 +39,7 @@ pub fn propose(
     known: &RecordedDecisions,
     cost: RequestCost<'_>,
 ) -> Proposal {
-    if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
+    if !request.conversation.is_whole_turn() {
         return Proposal::default();
     }
     let found = PruneCandidates::of(request, known, cost);
@@ -302,8 +302,7 @@ impl<'a> PruneCandidates<'a> {
         let fits = !request.model.known || cost.tokens <= request.usable();
         let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
         let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
-        let mut counter =
-            request.tokenizer.counter(request.conversation, request.body, request.model);
+        let mut counter = counter(request);
         for newborn in &self.newborn {
             let CutTarget { at, part, tokens, .. } = *newborn;
             let room = request.usable().saturating_sub(cost.tokens.saturating_sub(tokens));

@@ -18,7 +18,7 @@ use super::plan::{
     Change, DecisionReason, Overlay, PlanRequest, PlanStep, Proposal, RecordedDecisions,
     ReturnedReply,
 };
-use super::policy::{EchoRule, ReinjectPolicy, StripPolicy};
+use super::policy::{ReasoningRule, ReinjectPolicy, StripPolicy};
 use super::{
     Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
 };
@@ -28,7 +28,7 @@ use crate::dialect::{
 
 /// What an upstream does with reasoning that is sent back, judged by its host and the model's name
 /// (`docs/protocols.md` 4.2). Configuration and lessons override it.
-pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
+pub fn rule(dialect: Dialect, host: &str, model: &str) -> ReasoningRule {
     let model = model.to_ascii_lowercase();
     let named = |begins: &[&str]| {
         let name = model.rsplit('/').next().unwrap_or_default();
@@ -42,15 +42,15 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
     let reads =
         named(&["gpt-oss"]) && ["cerebras.ai", "ollama.com"].iter().any(|it| is_at(host, it));
     match dialect {
-        Dialect::Anthropic if demands => EchoRule::Demanded,
-        Dialect::Anthropic | Dialect::OpenaiResponses => EchoRule::Wanted,
+        Dialect::Anthropic if demands => ReasoningRule::Demanded,
+        Dialect::Anthropic | Dialect::OpenaiResponses => ReasoningRule::Wanted,
         Dialect::Gemini if generation(&model).is_some_and(|number| number >= 3) => {
-            EchoRule::Demanded
+            ReasoningRule::Demanded
         }
-        Dialect::Gemini => EchoRule::Wanted,
-        Dialect::OpenaiChat if reads => EchoRule::Wanted,
-        Dialect::OpenaiChat if refuses(host) => EchoRule::Unwanted,
-        Dialect::OpenaiChat if demands => EchoRule::Demanded,
+        Dialect::Gemini => ReasoningRule::Wanted,
+        Dialect::OpenaiChat if reads => ReasoningRule::Wanted,
+        Dialect::OpenaiChat if refuses(host) => ReasoningRule::Unwanted,
+        Dialect::OpenaiChat if demands => ReasoningRule::Demanded,
         Dialect::OpenaiChat => {
             let wants = is_at(host, "z.ai")
                 || named(&["glm"])
@@ -61,7 +61,7 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
                 || host == "ai-gateway.vercel.sh"
                 || of("mistral", &["magistral", "mistral"])
                 || model.contains("gemini");
-            if wants { EchoRule::Wanted } else { EchoRule::Unwanted }
+            if wants { ReasoningRule::Wanted } else { ReasoningRule::Unwanted }
         }
     }
 }
@@ -207,7 +207,9 @@ pub fn fits(
     if *reasoning.upstream != *request.upstream {
         return Err(DecisionReason::OtherUpstream);
     }
-    if request.echo == EchoRule::Unwanted || request.conversation.thinks == Some(false) {
+    if request.reasoning_rule == ReasoningRule::Unwanted
+        || request.conversation.thinks == Some(false)
+    {
         return Err(DecisionReason::Unwanted);
     }
     let stands = || returned.is_whole() && sent.before(returned.index) == reasoning.prefix;
@@ -225,7 +227,7 @@ pub(crate) fn is_back(
     returned: &ReturnedReply,
 ) -> bool {
     let decided = known.reasoning_decision(returned.reasoning.after.0);
-    decided.is_some_and(|echo| echo.does == ReasoningAction::Back)
+    decided.is_some_and(|decision| decision.does == ReasoningAction::PutBack)
         && fits(request, sent, returned).is_ok()
 }
 
@@ -287,7 +289,7 @@ impl ReasoningProposal<'_> {
         for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
             match reason {
                 Some(Ok(why)) if chosen => {
-                    self.decide(returned.reasoning.after.0, ReasoningAction::Back, *why);
+                    self.decide(returned.reasoning.after.0, ReasoningAction::PutBack, *why);
                 }
                 Some(Ok(_)) => {
                     self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.start());
@@ -303,7 +305,9 @@ impl ReasoningProposal<'_> {
     /// turn (`docs/protocols.md` 5.4).
     fn stand_in(&mut self) {
         let (request, known) = (self.request, self.known);
-        if request.echo != EchoRule::Demanded || request.conversation.thinks == Some(false) {
+        if request.reasoning_rule != ReasoningRule::Demanded
+            || request.conversation.thinks == Some(false)
+        {
             return;
         }
         let begins = request.newest_user_message();
@@ -354,7 +358,7 @@ impl ReasoningProposal<'_> {
                 let open = about.filter(|about| known.reasoning_decision(*about).is_none());
                 let is_void = |_: &u128| known.maker_at(at, returned).prefix != before;
                 if let Some(about) = open.filter(is_void) {
-                    self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
+                    self.decide(about, ReasoningAction::Remove, DecisionReason::Bound);
                 }
             }
         }
@@ -378,7 +382,7 @@ impl ReasoningProposal<'_> {
                     continue;
                 }
                 match may_leave(request, index, begins) {
-                    Ok(()) => self.decide(about, ReasoningAction::Out, DecisionReason::Stripped),
+                    Ok(()) => self.decide(about, ReasoningAction::Remove, DecisionReason::Stripped),
                     Err(why) => self.refuse(Change::Removed, why, PartIndex::new(index, part_at)),
                 }
             }
@@ -397,7 +401,7 @@ impl ReasoningProposal<'_> {
 
 /// The decision to remove reasoning that a client sends.
 pub(super) fn take_out(request: &PlanRequest<'_>, about: u128, why: DecisionReason) -> Fact {
-    decision(request, about, ReasoningAction::Out, why)
+    decision(request, about, ReasoningAction::Remove, why)
 }
 
 fn decision(
@@ -418,7 +422,7 @@ fn decision(
 }
 
 fn is_about(fact: &Fact, about: u128) -> bool {
-    matches!(fact, Fact::ReasoningDecision(echo) if echo.about.0 == about)
+    matches!(fact, Fact::ReasoningDecision(decision) if decision.about.0 == about)
 }
 
 /// Why dropped reasoning is put back now; an error if it is not.
@@ -436,7 +440,7 @@ fn reason(
         .next()
         .is_some_and(|at| at.message >= request.newest_user_message());
     let strips = request.policy.reasoning.strip() != StripPolicy::None;
-    if strips && request.echo != EchoRule::Demanded && !in_turn {
+    if strips && request.reasoning_rule != ReasoningRule::Demanded && !in_turn {
         return Err(DecisionReason::Policy);
     }
     let is_newest =
@@ -444,7 +448,7 @@ fn reason(
     // If it was sent one turn ago and is dropped now, cache and later reasoning depend on it.
     if is_newest || known.was_sent(returned) {
         Ok(DecisionReason::Birth)
-    } else if request.echo == EchoRule::Demanded {
+    } else if request.reasoning_rule == ReasoningRule::Demanded {
         Ok(DecisionReason::Demanded)
     } else if in_turn && request.is_in_loop() {
         Ok(DecisionReason::OpenLoop)
@@ -465,11 +469,11 @@ fn may_leave(
     if request.conversation.held.is_some() {
         return Err(DecisionReason::Held);
     }
-    if request.echo == EchoRule::Demanded {
+    if request.reasoning_rule == ReasoningRule::Demanded {
         return Err(DecisionReason::Demanded);
     }
-    let needs_loop =
-        request.conversation.dialect != Dialect::OpenaiChat || request.echo == EchoRule::Wanted;
+    let needs_loop = request.conversation.dialect != Dialect::OpenaiChat
+        || request.reasoning_rule == ReasoningRule::Wanted;
     if needs_loop && message >= turn_begins {
         return Err(DecisionReason::OpenLoop);
     }
@@ -500,10 +504,10 @@ pub(super) fn may_go_next(request: &PlanRequest<'_>, next: NextRequest) -> bool 
 /// Whether it is put back in the next request if the client drops it.
 pub(super) fn is_put_back_next(request: &PlanRequest<'_>, next: NextRequest) -> bool {
     let policy = &request.policy.reasoning;
-    let is_wanted =
-        request.echo != EchoRule::Unwanted && request.conversation.thinks != Some(false);
+    let is_wanted = request.reasoning_rule != ReasoningRule::Unwanted
+        && request.conversation.thinks != Some(false);
     let stays = policy.strip() == StripPolicy::None
-        || request.echo == EchoRule::Demanded
+        || request.reasoning_rule == ReasoningRule::Demanded
         || next == NextRequest::InLoop;
     policy.reinject == ReinjectPolicy::Auto && is_wanted && stays
 }

@@ -5,7 +5,7 @@
 use foldhash::HashMap;
 
 use crate::dialect::key::{Keyer, ToolArguments};
-use crate::dialect::{Conversation, Part, PartKey, PartKind, Purpose, Role};
+use crate::dialect::{Conversation, Part, PartKey, PartKind, Role};
 use crate::wire::json::{Document, Span};
 
 /// How many of the model's last turns are checked.
@@ -17,7 +17,7 @@ const TIMES: u32 = 4;
 ///
 /// `None` if fewer than four, if the provider holds the history, or if the request is not a turn.
 pub fn repeated_calls(conversation: &Conversation, body: &[u8]) -> Option<u32> {
-    if conversation.held.is_some() || conversation.purpose != Purpose::Turn {
+    if !conversation.is_whole_turn() {
         return None;
     }
     let turns = turns(conversation);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::ledger::{Ledger, anchor_keys};
 use super::lineage::{self, Placement};
 use super::plan::{DecisionReason, Plan, PlanRequest, RecordedDecisions, replay};
-use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
+use super::policy::{Mode, Policy, ReasoningRule, SummaryAuthor};
 use super::reasoning::{self, ReplyOrigin};
 use super::{
     CompactionRecord, ExchangeId, Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget,
@@ -27,7 +27,7 @@ pub(super) struct SessionFixture {
     pub(super) name: &'static str,
     pub(super) upstream: &'static str,
     pub(super) policy: Policy,
-    pub(super) echo: EchoRule,
+    pub(super) reasoning_rule: ReasoningRule,
     pub(super) mode: Mode,
     pub(super) clears_past: Option<u64>,
     pub(super) reserve: u64,
@@ -53,7 +53,7 @@ impl SessionFixture {
             name,
             upstream: "up",
             policy: Policy::default(),
-            echo: EchoRule::Wanted,
+            reasoning_rule: ReasoningRule::Wanted,
             mode: Mode::Active,
             clears_past: None,
             reserve: 0,
@@ -80,7 +80,7 @@ impl SessionFixture {
             model: &self.model,
             name: self.name,
             upstream: self.upstream,
-            echo: self.echo,
+            reasoning_rule: self.reasoning_rule,
             policy: &self.policy,
             mode: self.mode,
             clears_past: self.clears_past,

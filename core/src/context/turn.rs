@@ -208,7 +208,7 @@ pub struct CarryOver {
 
 impl CarryOver {
     /// Tokens, by the rules that decide.
-    pub(super) fn shown(&self) -> u64 {
+    pub(super) fn displayed(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }
 }

@@ -72,6 +72,12 @@ impl Conversation {
         self.messages.get(at.message)?.parts.get(at.part)
     }
 
+    /// Whether the request is a turn that brings its whole history: it is no call beside the conversation, and the
+    /// provider holds none of it.
+    pub fn is_whole_turn(&self) -> bool {
+        self.held.is_none() && self.purpose == Purpose::Turn
+    }
+
     /// A conversation without content.
     pub fn empty(dialect: Dialect) -> Self {
         Self {

@@ -83,7 +83,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// The index into [`EstimatorState::shown`] for such requests.
+    /// The index into [`EstimatorState::evidence`] for such requests.
     fn way(&self) -> usize {
         let began = self.began_cached.map_or(0, |cached| 1 + usize::from(cached));
         2 * began + usize::from(self.streams)
@@ -128,7 +128,8 @@ pub struct CostPrediction {
     #[serde(rename = "by_habit")]
     pub by_retention: ByRetention<u64>,
     /// The evidence of the thread for each reasoning retention so far.
-    pub shown: ByRetention<f32>,
+    #[serde(rename = "shown")]
+    pub evidence: ByRetention<f32>,
 }
 
 /// What was learned about one model behind one upstream.
@@ -139,14 +140,16 @@ pub struct EstimatorState {
     /// Whether tokens were counted with the family's own vocabulary; it is useless if that changes.
     exact: bool,
     /// The number of responses that taught something, including the first calls with a new head.
-    lessons: u64,
+    #[serde(rename = "lessons")]
+    observations: u64,
     /// Recent errors of each expert, as logarithms of tokens.
     records: [f32; 3],
     tools: ToolResults,
     regression: Regression,
     /// The evidence for each reasoning retention, in doublings of error, by way of serving
     /// ([`Observation::way`]).
-    shown: [ByRetention<f32>; WAYS],
+    #[serde(rename = "shown")]
+    evidence: [ByRetention<f32>; WAYS],
     /// The width of the estimate's range, in multiples of the expected error.
     width: f32,
     /// The factor on the width for each size class of new content ([`Observation::size`]).
@@ -234,11 +237,11 @@ impl EstimatorState {
         Self {
             family,
             exact,
-            lessons: 0,
+            observations: 0,
             records,
             tools: ToolResults::default(),
             regression: Regression::new(family, exact),
-            shown: <_>::default(),
+            evidence: <_>::default(),
             width,
             widths: equal_widths(),
             bases: Vec::new(),
@@ -253,11 +256,11 @@ impl EstimatorState {
     /// (same family) that has learned most, but no narrower than without one. `siblings`: the states of models
     /// behind the same upstream.
     pub fn beside<'s>(family: Family, siblings: impl IntoIterator<Item = &'s Self>) -> Self {
-        let taught = |it: &&Self| it.is_of(family) && it.lessons >= TAUGHT;
+        let taught = |it: &&Self| it.is_of(family) && it.observations >= TAUGHT;
         let taught = siblings
             .into_iter()
             .filter(taught)
-            .max_by(|a, b| a.lessons.cmp(&b.lessons).then(a.width.total_cmp(&b.width)));
+            .max_by(|a, b| a.observations.cmp(&b.observations).then(a.width.total_cmp(&b.width)));
         let mut fresh = Self::new(family);
         if let Some(sibling) = taught {
             let wider = |width: f32| (width * sibling.width / fresh.width).clamp(1.0, 10.0);
@@ -283,8 +286,8 @@ impl EstimatorState {
     }
 
     /// The number of responses that taught something.
-    pub fn lessons(&self) -> u64 {
-        self.lessons
+    pub fn observations(&self) -> u64 {
+        self.observations
     }
 
     /// The width of the range, in multiples of the expected error.
@@ -294,7 +297,7 @@ impl EstimatorState {
 
     /// Whether this program can have written it: a store may hold anything.
     pub fn is_whole(&self) -> bool {
-        let numbers = self.records.iter().chain(self.shown.as_flattened());
+        let numbers = self.records.iter().chain(self.evidence.as_flattened());
         let numbers = numbers.chain(&self.widths).chain([&self.width, &self.missed]);
         self.regression.is_whole()
             && self.tools.is_whole()
@@ -303,10 +306,10 @@ impl EstimatorState {
             && numbers.into_iter().all(|number| number.is_finite() && number.abs() < 1e6)
     }
 
-    /// Estimates what a request will cost. `shown` is the thread's evidence for each retention so far
-    /// ([`shown`]).
-    pub fn guess(&self, seen: &Observation, shown: ByRetention<f32>) -> CostPrediction {
-        let belief = self.belief(seen, shown);
+    /// Estimates what a request will cost. `evidence` is the thread's evidence for each retention so far
+    /// ([`evidence_after`]).
+    pub fn guess(&self, seen: &Observation, evidence: ByRetention<f32>) -> CostPrediction {
+        let belief = self.belief(seen, evidence);
         let best = best(&belief);
         let retention = ReasoningRetention::ALL[best];
         let expert = self.expert(seen, retention);
@@ -317,7 +320,7 @@ impl EstimatorState {
             seen.counted[at].saturating_add_signed(self.correction(expert, seen, of))
         });
         let tokens = by_retention[best];
-        let near = if shown == [0.0; RETENTIONS] { NEAR_AT_FIRST } else { NEAR };
+        let near = if evidence == [0.0; RETENTIONS] { NEAR_AT_FIRST } else { NEAR };
         let near = (0..RETENTIONS)
             .filter(|at| belief[*at] + near >= belief[best])
             .map(|at| by_retention[at]);
@@ -330,7 +333,7 @@ impl EstimatorState {
             true => cold_band(self.family, tokens),
             false => Band { low: least.saturating_sub(width), high: most.saturating_add(width) },
         };
-        CostPrediction { tokens, low, high, retention, expert, by_retention, shown }
+        CostPrediction { tokens, low, high, retention, expert, by_retention, evidence }
     }
 
     /// Whether no part of the request was ever reported: it does not continue another, and its head is
@@ -344,16 +347,16 @@ impl EstimatorState {
     pub(crate) fn retention(
         &self,
         seen: &Observation,
-        shown: ByRetention<f32>,
+        evidence: ByRetention<f32>,
     ) -> ReasoningRetention {
-        ReasoningRetention::ALL[best(&self.belief(seen, shown))]
+        ReasoningRetention::ALL[best(&self.belief(seen, evidence))]
     }
 
-    fn belief(&self, seen: &Observation, shown: ByRetention<f32>) -> ByRetention<f32> {
-        let others = if shown == [0.0; RETENTIONS] { 1.0 } else { OTHERS };
-        let of_model = self.shown[seen.way()].map(|shown| shown * others);
+    fn belief(&self, seen: &Observation, evidence: ByRetention<f32>) -> ByRetention<f32> {
+        let others = if evidence == [0.0; RETENTIONS] { 1.0 } else { OTHERS };
+        let of_model = self.evidence[seen.way()].map(|evidence| evidence * others);
         let of_upstream = self.reading[usize::from(seen.streams)].belief(&seen.belief);
-        std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at] + of_upstream[at])
+        std::array::from_fn(|at| seen.belief[at] + evidence[at] + of_model[at] + of_upstream[at])
     }
 
     /// The state after `actual` input tokens were reported for `seen`, which was estimated as `guess`.
@@ -363,7 +366,7 @@ impl EstimatorState {
             let rest =
                 seen.counted[guess.retention as usize].saturating_sub(seen.new_content.headed);
             self.keep_base(head, difference(actual, rest));
-            self.lessons += 1;
+            self.observations += 1;
             return self;
         }
         let actual = self.learn_unsent(seen, guess.tokens, actual);
@@ -393,15 +396,15 @@ impl EstimatorState {
             self.regression.startled();
             self.surprises = 0;
         }
-        self.lessons += 1;
+        self.observations += 1;
         // The error for an image may be larger than the reasoning itself.
         if seen.new_content.media == 0 {
             let reading = &mut self.reading[usize::from(seen.streams)];
             *reading = reading.after(&guess.by_retention, actual, expected);
         }
         if is_evidence(&was) {
-            let shown = &mut self.shown[seen.way()];
-            *shown = std::array::from_fn(|at| shown[at] * MODEL + was[at] * (1.0 - MODEL));
+            let evidence = &mut self.evidence[seen.way()];
+            *evidence = std::array::from_fn(|at| evidence[at] * MODEL + was[at] * (1.0 - MODEL));
         }
         for (at, expert) in EXPERTS.into_iter().enumerate() {
             let left = off.saturating_sub(self.correction(expert, seen, retention));
@@ -498,12 +501,12 @@ impl EstimatorState {
 }
 
 /// A thread's evidence for each retention: what it had shown `before`, and how an estimate turned out.
-pub(crate) fn shown(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
+pub(crate) fn evidence_after(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
     let was = showed(&before.by_retention, actual);
     if !is_evidence(&was) {
-        return before.shown;
+        return before.evidence;
     }
-    std::array::from_fn(|at| before.shown[at] * THREAD + was[at])
+    std::array::from_fn(|at| before.evidence[at] * THREAD + was[at])
 }
 
 fn is_evidence(was: &ByRetention<f32>) -> bool {
@@ -913,7 +916,7 @@ mod tests {
         let seen = grown(90_000, 500);
         let guess = learned.guess(&seen, ByRetention::default());
         let after = learned.clone().after(&seen, &guess, 20_000);
-        assert_eq!(after.lessons(), learned.lessons());
+        assert_eq!(after.observations(), learned.observations());
         assert_eq!(after.guess(&seen, ByRetention::default()).tokens, guess.tokens);
     }
 
@@ -961,7 +964,7 @@ mod tests {
         let guess = learned.guess(&seen, ByRetention::default());
         assert_eq!((guess.tokens, guess.retention), (10_500, ReasoningRetention::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
-        let then = shown(&guess, 10_104);
+        let then = evidence_after(&guess, 10_104);
         assert_eq!(learned.guess(&seen, then).retention, ReasoningRetention::Drops);
     }
 
@@ -1092,7 +1095,7 @@ mod tests {
             let seen = Observation { began_cached, ..sent_back(belief, counted, 30) };
             let guess = learned.guess(&seen, thread);
             learned = learned.clone().after(&seen, &guess, actual);
-            thread = shown(&guess, actual);
+            thread = evidence_after(&guess, actual);
             guess.tokens
         };
         play([252, 252, 252, 97], Some(false), 255);

@@ -18,7 +18,7 @@ use super::latest_request;
 use super::outbound::BodyChanges;
 use crate::clock::now;
 use crate::config::{Mode, Tenants, Upstream};
-use crate::context::policy::EchoRule;
+use crate::context::policy::ReasoningRule;
 use crate::context::{SessionId, TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
@@ -369,7 +369,7 @@ impl ClientRequest {
         model.known |= window != model.window;
         let max_output = lessons.max_output(&source, now());
         model.window = window;
-        let echo = self.echo(&proxy, upstream, &source);
+        let reasoning_rule = self.reasoning_rule(&proxy, upstream, &source);
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
@@ -384,7 +384,7 @@ impl ClientRequest {
         }
         ModelFacts {
             learned,
-            echo,
+            reasoning_rule,
             policy: proxy.policy(upstream, name),
             max_output,
             reserve: model.reserve(proxy.config.output_reserve),
@@ -434,14 +434,19 @@ impl ClientRequest {
     }
 
     /// The upstream's rule for reasoning that is sent back: configured, else learned, else known.
-    fn echo(&self, proxy: &Proxy, upstream: &Upstream, source: &LessonSource<'_>) -> EchoRule {
+    fn reasoning_rule(
+        &self,
+        proxy: &Proxy,
+        upstream: &Upstream,
+        source: &LessonSource<'_>,
+    ) -> ReasoningRule {
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
         }
         if proxy.knows(source, Lesson::ReasoningRefused) {
-            EchoRule::Unwanted
+            ReasoningRule::Unwanted
         } else if proxy.knows(source, Lesson::ReasoningDemanded) {
-            EchoRule::Demanded
+            ReasoningRule::Demanded
         } else {
             let dialect = self.dialect.unwrap_or(Dialect::OpenaiChat);
             reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), source.model)

@@ -60,8 +60,11 @@ pub(super) async fn read(
         return PeekedResponse { response, overflow: None };
     }
     let host = pending.prepared().upstream.host();
-    let shown =
-        overflow::shown(&seen, purpose, &OverflowEvidence { host, ..OverflowEvidence::default() });
+    let shown = overflow::detected(
+        &seen,
+        purpose,
+        &OverflowEvidence { host, ..OverflowEvidence::default() },
+    );
     let found =
         shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.reported);
     let (Some(reported), Some(error)) = (found, &seen.error) else {

@@ -4,7 +4,7 @@
 //! Decided for each request, from policy and model. What was refused once is not requested again.
 
 use crate::config::{IncludeUsage, Mode};
-use crate::context::policy::{EchoRule, ReinjectPolicy, ThinkingDisplay};
+use crate::context::policy::{ReasoningRule, ReinjectPolicy, ThinkingDisplay};
 use crate::context::{Turn, editing};
 use crate::dialect::models::{Family, ReasoningBinding};
 use crate::dialect::{Dialect, Purpose, rewrite};
@@ -93,7 +93,7 @@ fn reasoning(prepared: &PreparedRequest) -> Option<AddedOption> {
     let may = prepared.mode == Mode::Active
         && !prepared.held_out
         && prepared.policy.reasoning.reinject == ReinjectPolicy::Auto
-        && prepared.echo != EchoRule::Unwanted;
+        && prepared.reasoning_rule != ReasoningRule::Unwanted;
     if !(is_alone && reasons && may) || conversation.purpose != Purpose::Turn {
         return None;
     }

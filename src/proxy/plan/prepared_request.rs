@@ -12,7 +12,7 @@ use super::body_reader::RequestAnalysis;
 use crate::config::{Mode, Upstream};
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
-use crate::context::policy::{DecisionMode, EchoRule, Policy};
+use crate::context::policy::{DecisionMode, Policy, ReasoningRule};
 use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
 use crate::dialect::models::{Model, ReasoningBinding};
@@ -39,7 +39,7 @@ pub(crate) struct RequestBasis {
 pub(crate) struct ModelFacts {
     pub(crate) model: Model,
     pub(crate) learned: Arc<EstimatorState>,
-    pub(crate) echo: EchoRule,
+    pub(crate) reasoning_rule: ReasoningRule,
     pub(crate) policy: Arc<Policy>,
     pub(crate) max_output: Option<u64>,
     pub(crate) reserve: u64,
@@ -70,7 +70,7 @@ pub(crate) struct PreparedRequest {
     /// What responses taught about counting that model's tokens.
     pub(crate) learned: Arc<EstimatorState>,
     pub(crate) upstream: Arc<Upstream>,
-    pub(crate) echo: EchoRule,
+    pub(crate) reasoning_rule: ReasoningRule,
     pub(crate) policy: Arc<Policy>,
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
@@ -138,8 +138,15 @@ impl RequestBasis {
     fn on(self, terms: SessionTerms) -> PreparedRequest {
         let Self { exchange, tenant, upstream, analysis, facts, mode: _, signed, now } = self;
         let RequestAnalysis { plain: body, conversation, repeated_calls, memory } = analysis;
-        let ModelFacts { model, learned, echo, policy, max_output, reserve, lessons_missed } =
-            facts;
+        let ModelFacts {
+            model,
+            learned,
+            reasoning_rule,
+            policy,
+            max_output,
+            reserve,
+            lessons_missed,
+        } = facts;
         let SessionTerms { mode, held_out, store_missed } = terms;
         PreparedRequest {
             exchange,
@@ -150,7 +157,7 @@ impl RequestBasis {
             memory: Arc::new(memory),
             model,
             learned,
-            echo,
+            reasoning_rule,
             policy,
             mode,
             held_out,
@@ -209,7 +216,7 @@ impl PreparedRequest {
             model: &self.model,
             name: self.model_name(),
             upstream: &self.upstream.name,
-            echo: self.echo,
+            reasoning_rule: self.reasoning_rule,
             policy: &self.policy,
             mode: self.mode,
             clears_past: self.added.iter().find_map(|added| match added.kind {

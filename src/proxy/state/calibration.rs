@@ -212,14 +212,14 @@ impl Calibration {
             if !tenant.is_some_and(|tenant| known.recent_tenants.admit(tenant)) {
                 return;
             }
-            let before = known.learned.lessons();
+            let before = known.learned.observations();
             known.learned = applied.next(&known.learned);
-            if known.learned.lessons() == before {
+            if known.learned.observations() == before {
                 return;
             }
             (known.learned.clone(), known.recall.is_known())
         };
-        let samples = learned.lessons();
+        let samples = learned.observations();
         self.0.telemetry.learned(upstream, model, samples, learned.width());
         let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
         if samples > 1 && is_due && may_save {
@@ -252,7 +252,7 @@ impl CalibrationState {
         let Some(known) = known.filter(|known| is_from_more(&saved, &known.learned)) else {
             return;
         };
-        self.telemetry.learned(&key.upstream, &key.model, saved.lessons(), saved.width());
+        self.telemetry.learned(&key.upstream, &key.model, saved.observations(), saved.width());
         known.learned = Arc::new(saved);
     }
 
@@ -279,7 +279,7 @@ impl CalibrationState {
 
 /// Whether one state is from more responses than the other, of the same family.
 fn is_from_more(one: &EstimatorState, other: &EstimatorState) -> bool {
-    other.is_of(one.family()) && one.lessons() > other.lessons()
+    other.is_of(one.family()) && one.observations() > other.observations()
 }
 
 impl CalibrationKey {
@@ -306,7 +306,7 @@ impl CalibrationKey {
         };
         let saved = ledgers.calibrations().states(&self.store_key()).await?;
         let saved = saved.into_iter().filter_map(read);
-        Ok(saved.max_by_key(EstimatorState::lessons))
+        Ok(saved.max_by_key(EstimatorState::observations))
     }
 
     /// The key in the store: it must never change.

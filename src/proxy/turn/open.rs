@@ -249,7 +249,7 @@ impl OpenTurn {
             window: known.then_some(window),
             host: self.info.upstream.host(),
         };
-        overflow::shown(reply, self.info.purpose, &evidence)
+        overflow::detected(reply, self.info.purpose, &evidence)
     }
 
     /// Learns from a reply: an error in it may teach the window; a normal reply shows what fits, and that a

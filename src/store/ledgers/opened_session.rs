@@ -142,7 +142,7 @@ impl OpenedSession {
 
     /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
     pub(crate) fn is_main_line(&self) -> bool {
-        self.cache.look(|ledger| inject::carries_on(ledger, &self.placed))
+        self.cache.look(|ledger| inject::is_or_begins_main_line(ledger, &self.placed))
     }
 }
 

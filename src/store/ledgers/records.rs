@@ -18,10 +18,10 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
         Fact::Cut(cut) => {
             (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.epoch), cut.at)
         }
-        Fact::ReasoningDecision(echo) => (
+        Fact::ReasoningDecision(decision) => (
             RecordKind::ReasoningDecision,
-            decision_address(echo.about.0, echo.shadow, echo.epoch),
-            echo.at,
+            decision_address(decision.about.0, decision.shadow, decision.epoch),
+            decision.at,
         ),
         // Stored as a cut, because its key is a hash of what it changes, too.
         Fact::Repair(repair) => {

@@ -22,12 +22,12 @@ pub(super) fn began_cached(turn: &Turn) -> Option<bool> {
 }
 
 /// What a turn of the thread has shown about the model's reasoning retention.
-pub(super) fn shown(turn: &Turn) -> ByRetention<f32> {
+pub(super) fn evidence_of(turn: &Turn) -> ByRetention<f32> {
     let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
     let context = turn.context();
     guess
         .zip(context)
-        .map(|(guess, context)| learn::shown(guess, context.input))
+        .map(|(guess, context)| learn::evidence_after(guess, context.input))
         .unwrap_or_default()
 }
 

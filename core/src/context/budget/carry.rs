@@ -7,7 +7,7 @@
 
 use foldhash::HashSet;
 
-use super::anchor::{Anchor, began_cached, shown, sum};
+use super::anchor::{Anchor, began_cached, evidence_of, sum};
 use super::contents::MessageTokens;
 use super::limits::WindowLimits;
 use super::measure::MeasuredEstimate;
@@ -114,7 +114,7 @@ impl CarryOutlook {
         let belief = ReasoningRetention::of(model, self.streams, began_cached);
         let streams = self.streams;
         let seen = Observation { belief, streams, began_cached, ..Observation::default() };
-        let retention = learned.retention(&seen, shown(turn));
+        let retention = learned.retention(&seen, evidence_of(turn));
         let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
         CarryOver {
             limits: Some(self.limits),
@@ -272,7 +272,7 @@ impl Turn {
     /// The number shown after it: what the next request will contain of it, tokens.
     pub fn carried(&self) -> Option<u64> {
         if let Some(carry) = &self.carry {
-            return Some(carry.shown());
+            return Some(carry.displayed());
         }
         self.carried_by_rules().or(self.estimate.as_ref().map(|estimate| estimate.tokens))
     }

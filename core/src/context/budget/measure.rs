@@ -6,7 +6,7 @@
 use foldhash::HashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::anchor::{Anchor, began_cached, shown, sum};
+use super::anchor::{Anchor, began_cached, evidence_of, sum};
 use super::classic::ClassicEstimate;
 use super::contents::MessageTokens;
 use super::known::KnownCosts;
@@ -67,64 +67,36 @@ pub fn measure(
         _ => scale.weigh(),
     };
     let clears_past = sent.clears_past().or(conversation.clears_past);
-    let sums = scale.sums;
-    let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
-    let head_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_head));
-    let unsent = UnsentReasoning {
-        tokens: if scale.compacts { 0 } else { scale.unsent },
-        counted: learned.counts_unsent(conversation.stream),
-    };
-    let counted = sums.by_retention().map(|(retention, all)| match (same, anchor) {
-        (Some(anchor), _) => {
-            grown(&anchor, retention, all, left, clears_past).saturating_add(unsent.input())
-        }
-        (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
-        (None, None) => all,
-    });
+    let history_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
+    let observation = scale.observation(model, anchor, same, history_left, clears_past, learned);
     let method = scale.method();
-    let counting = scale.counter.counting();
-    let streams = conversation.stream;
-    let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
-    let belief = ReasoningRetention::of(model, streams, began_cached);
-    let new_content = scale.new_content(anchor);
-    let seen =
-        Observation { counted, belief, new_content, counting, streams, began_cached, unsent };
-    let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
-    let guess = learned.guess(&seen, shown);
+    let evidence = same.map(|anchor| evidence_of(anchor.turn)).unwrap_or_default();
+    let predicted = learned.guess(&observation, evidence);
     let guess = match (method, same) {
         (EstimateMethod::Anchored, Some(anchor)) if clears_past.is_none() => {
-            floored(guess, &anchor, &sums, head_left)
+            let head_left = scale.sent.left(anchor.sketch, is_head);
+            floored(predicted, &anchor, &scale.sums, head_left)
         }
-        _ => guess,
+        _ => predicted,
     };
     let (tokens, retention) = (guess.tokens, guess.retention);
-    let counted = seen.counted[retention as usize];
-    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, sums.new));
+    let counted = observation.counted[retention as usize];
+    let (new, gone) =
+        same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, scale.sums.new));
     let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
-    parts_of.reasoning += unsent.input();
-    let breakdown = fit(parts_of, tokens);
-    let gone_history = same.map_or(0, |anchor| gone_history(&anchor, retention, left));
-    let encrypted_compaction = scale.counter.guesses_compaction();
+    parts_of.reasoning += observation.unsent.input();
     let estimate = Estimate {
         tokens,
         method,
-        counting,
+        counting: observation.counting,
         new,
         gone,
-        gone_history,
-        encrypted_compaction,
-        breakdown,
+        gone_history: same.map_or(0, |anchor| gone_history(&anchor, retention, history_left)),
+        encrypted_compaction: scale.counter.guesses_compaction(),
+        breakdown: fit(parts_of, tokens),
         guess,
     };
-    // The error of this estimate says nothing about the new parts in six cases: the anchor was counted by
-    // another family's tokenizer, the provider holds the history, a summary was just inserted, a part can
-    // only be read by the provider, more than reasoning was removed, or the model's messages include some
-    // that no known reply contained.
-    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated)
-        && !encrypted_compaction;
-    let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
-    let seen = (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some())
-        .then(|| seen.into());
+    let seen = scale.is_instructive(&estimate, anchor, same).then(|| observation.into());
     let (sketch, contents) = (difference(stored, &parts), scale.contents);
     MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
 }
@@ -343,6 +315,56 @@ impl<'a> PartScale<'a> {
         } else {
             self.sums.around = self.counter.opening() as i64;
         }
+    }
+
+    /// What a prediction is made from, and later learned from. `same`: the anchor if its parts were counted with this
+    /// tokenizer. `history_left`: tokens of its history that this request has not.
+    fn observation(
+        &self,
+        model: &Model,
+        anchor: Option<Anchor<'_>>,
+        same: Option<Anchor<'_>>,
+        history_left: u64,
+        clears_past: Option<u64>,
+        learned: &EstimatorState,
+    ) -> Observation {
+        let streams = self.conversation.stream;
+        let unsent = UnsentReasoning {
+            tokens: if self.compacts { 0 } else { self.unsent },
+            counted: learned.counts_unsent(streams),
+        };
+        let counted = self.sums.by_retention().map(|(retention, all)| match (same, anchor) {
+            (Some(anchor), _) => grown(&anchor, retention, all, history_left, clears_past)
+                .saturating_add(unsent.input()),
+            (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
+            (None, None) => all,
+        });
+        let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
+        Observation {
+            counted,
+            belief: ReasoningRetention::of(model, streams, began_cached),
+            new_content: self.new_content(anchor),
+            counting: self.counter.counting(),
+            streams,
+            began_cached,
+            unsent,
+        }
+    }
+
+    /// Whether the error of this estimate says something about the new parts. It does not in six cases: the anchor
+    /// was counted by another family's tokenizer, the provider holds the history, a summary was just inserted, a
+    /// part can only be read by the provider, more than reasoning was removed, or the model's messages include
+    /// some that no known reply contained.
+    fn is_instructive(
+        &self,
+        estimate: &Estimate,
+        anchor: Option<Anchor<'_>>,
+        same: Option<Anchor<'_>>,
+    ) -> bool {
+        let plain = matches!(estimate.method, EstimateMethod::Anchored | EstimateMethod::Estimated)
+            && !estimate.encrypted_compaction;
+        let is_shortened = same.is_some_and(|anchor| estimate.gone > thoughts(&anchor) + FEW);
+        plain && !is_shortened && !self.is_poor && same.is_some() == anchor.is_some()
     }
 
     /// Describes the new parts by number, kind and tokens.

@@ -7,8 +7,8 @@ use crate::context::turn_start::holds;
 use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
 use crate::tokens::classic;
 
-/// Input tokens of a call, cached or not. An agent's `input` excludes cache reads and writes; ours includes
-/// them.
+/// Input tokens of a call, less what it wrote to the cache (`last_call`, as opencode counts). Reads from the cache are
+/// included.
 pub fn tokens_without_cache_writes(usage: &Usage) -> Option<u64> {
     usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)))
 }

@@ -8,7 +8,7 @@ use crate::context::policy::{self, DecisionMode, Mode, Policy};
 use crate::context::scene::{self, messages};
 use crate::context::{DecisionEpoch, ExchangeId, PromptSection, Turn, lineage};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
-use crate::dialect::{self, Conversation};
+use crate::dialect::{self, Conversation, Purpose};
 use crate::tokens::Tokenizer;
 
 /// Tokens of each part in these histories.
@@ -20,7 +20,7 @@ struct Scene {
     body: Vec<u8>,
     model: Model,
     policy: Policy,
-    echo: EchoRule,
+    reasoning_rule: ReasoningRule,
     exchange: ExchangeId,
 }
 
@@ -60,7 +60,7 @@ impl Scene {
             body,
             model,
             policy: Policy { compact, ..Policy::default() },
-            echo: EchoRule::Wanted,
+            reasoning_rule: ReasoningRule::Wanted,
             exchange: "r".into(),
         }
     }
@@ -73,7 +73,7 @@ impl Scene {
             model: &self.model,
             name: "claude-sonnet-4-5",
             upstream: "up",
-            echo: self.echo,
+            reasoning_rule: self.reasoning_rule,
             policy: &self.policy,
             mode: Mode::Active,
             clears_past: None,
@@ -352,23 +352,24 @@ fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     // An open loop whose reasoning the provider demands prevents the summary.
     let mut bound = Scene::of("uauauauacr", policy(SummaryEngine::Summary));
     assert!(fits(&bound, Mode::Active, 10_000));
-    (bound.model.binding, bound.echo) = (ReasoningBinding::Prefix, EchoRule::Demanded);
+    (bound.model.binding, bound.reasoning_rule) =
+        (ReasoningBinding::Prefix, ReasoningRule::Demanded);
     assert!(!fits(&bound, Mode::Active, 10_000));
 }
 
 /// If a summary would invalidate reasoning that an open loop demands, it is used after that turn.
 #[test]
 fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
-    let most = |letters, echo, binding| {
+    let most = |letters, reasoning_rule, binding| {
         let mut scene = Scene::of(letters, keeping(1, 9_000));
         scene.model.binding = binding;
-        highest_need(&PlanRequest { echo, ..scene.request() })
+        highest_need(&PlanRequest { reasoning_rule, ..scene.request() })
     };
     use ReasoningBinding::{Free, Prefix};
-    assert_eq!(most("ucr", EchoRule::Demanded, Prefix), CompactionNeed::Swap);
-    assert_eq!(most("ucru", EchoRule::Demanded, Prefix), CompactionNeed::Must);
-    assert_eq!(most("ucr", EchoRule::Wanted, Prefix), CompactionNeed::Must);
-    assert_eq!(most("ucr", EchoRule::Demanded, Free), CompactionNeed::Must);
+    assert_eq!(most("ucr", ReasoningRule::Demanded, Prefix), CompactionNeed::Swap);
+    assert_eq!(most("ucru", ReasoningRule::Demanded, Prefix), CompactionNeed::Must);
+    assert_eq!(most("ucr", ReasoningRule::Wanted, Prefix), CompactionNeed::Must);
+    assert_eq!(most("ucr", ReasoningRule::Demanded, Free), CompactionNeed::Must);
 }
 
 /// A reserve of half of the window or more is taken as wrong.

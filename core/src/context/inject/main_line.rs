@@ -23,18 +23,19 @@ pub(in crate::context) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Ar
 /// breaks (the client compacted its history), requests with the same system prompt and tools continue it.
 /// Sub-agents are named by their client, or have other system prompts.
 fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
-    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
-    let Some(first) = ledger.turns().find(is_turn) else { return false };
-    is_line_of(ledger, placed, first)
+    first_turn(ledger).is_some_and(|first| is_line_of(ledger, placed, first))
 }
 
 /// The same, but the first request of a session is on the main line, too.
-pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
-    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
-    match ledger.turns().find(is_turn) {
+pub fn is_or_begins_main_line(ledger: &Ledger, placed: &Placement) -> bool {
+    match first_turn(ledger) {
         Some(first) => is_line_of(ledger, placed, first),
         None => placed.position.client_thread.is_none(),
     }
+}
+
+fn first_turn(ledger: &Ledger) -> Option<&Arc<Turn>> {
+    ledger.turns().find(|turn| turn.purpose == Purpose::Turn)
 }
 
 fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {

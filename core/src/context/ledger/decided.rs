@@ -95,7 +95,7 @@ impl Ledger {
         epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
         let holding = self.all_that_hold(&self.reasoning_decisions, mode, epoch);
-        holding.filter(|decision| decision.does == ReasoningAction::Out)
+        holding.filter(|decision| decision.does == ReasoningAction::Remove)
     }
 
     /// The changes that answer refusals and apply, in no order.
@@ -326,7 +326,7 @@ mod tests {
                 about,
                 at: 1,
                 exchange: request.into(),
-                does: ReasoningAction::Back,
+                does: ReasoningAction::PutBack,
                 why,
                 shadow: false,
                 epoch: None,

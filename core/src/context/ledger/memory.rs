@@ -166,7 +166,7 @@ fn the_size_of_decisions_is_also_counted_separately() {
         why: plan::DecisionReason::Pressure,
         shadow: false,
     };
-    let echo = ReasoningDecision {
+    let decision = ReasoningDecision {
         about: PartKey(2),
         at: 1,
         exchange: "r".into(),
@@ -209,7 +209,7 @@ fn the_size_of_decisions_is_also_counted_separately() {
     for fact in [
         Fact::Repair(Box::new(repair)),
         Fact::Cut(Box::new(cut)),
-        Fact::ReasoningDecision(Box::new(echo)),
+        Fact::ReasoningDecision(Box::new(decision)),
         Fact::Summary(Box::new(compact.clone())),
         Fact::Compact(Box::new(compact)),
     ] {

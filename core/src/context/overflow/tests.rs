@@ -22,7 +22,7 @@ fn estimate(tokens: u64, method: EstimateMethod) -> Estimate {
 fn sign(reply: &Reply, estimate: &Estimate) -> Option<OverflowSign> {
     let evidence =
         OverflowEvidence { estimate: Some(estimate), host: "h", ..OverflowEvidence::default() };
-    Some(shown(reply, Purpose::Turn, &evidence)?.sign)
+    Some(detected(reply, Purpose::Turn, &evidence)?.sign)
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn an_overflow_that_a_reply_shows_is_detected() {
     assert_eq!(sign(&full, &small), Some(OverflowSign::InReply));
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
     let reported = Overflow { window: Some(200), input: Some(210) };
-    let seen = shown(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
+    let seen = detected(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
     assert_eq!((seen.sign, seen.reported), (OverflowSign::InReply, reported));
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
     let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
@@ -46,7 +46,7 @@ fn an_overflow_that_a_reply_shows_is_detected() {
     thought.parts.push(ReplyPart::of(PartKind::Reasoning));
     assert_eq!(sign(&thought, &small), None, "reasoning used all output");
     assert_eq!(
-        shown(&stopped(StopReason::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),
+        detected(&stopped(StopReason::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),
         None
     );
 }
@@ -88,7 +88,7 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
         sums: PartSums::of(&parts, Some(Anchor { turn: &turn, sketch: &sketch })),
         ..OverflowEvidence::default()
     };
-    let shown = shown(&read(input), Purpose::Turn, &evidence);
+    let shown = detected(&read(input), Purpose::Turn, &evidence);
     assert!(shown.is_none_or(|shown| shown.sign == OverflowSign::Truncated));
     shown.is_some()
 }
@@ -117,9 +117,9 @@ fn a_low_input_means_a_cut_history_only_if_a_limit_explains_it() {
     let anchor = Some(Anchor { turn: &turn, sketch: &before });
     let sums = PartSums::of(&now, anchor);
     let known = OverflowEvidence { estimate: Some(&estimate), sums, ..<_>::default() };
-    assert!(shown(&read(4_096), Purpose::Turn, &known).is_some());
+    assert!(detected(&read(4_096), Purpose::Turn, &known).is_some());
     assert_eq!(
-        shown(&cleared, Purpose::Turn, &known),
+        detected(&cleared, Purpose::Turn, &known),
         None,
         "hosted tools ran, so the input is not comparable"
     );
@@ -133,7 +133,7 @@ fn a_known_window_that_was_too_small_explains_a_cut_history() {
     let within = |window| {
         let evidence =
             OverflowEvidence { estimate: Some(&sent), sums, window, ..OverflowEvidence::default() };
-        shown(&read(4_096), Purpose::Turn, &evidence).is_some()
+        detected(&read(4_096), Purpose::Turn, &evidence).is_some()
     };
     assert!(within(Some(4_096)) && within(Some(8_192)));
     assert!(!within(None) && !within(Some(32_768)) && !within(Some(2_048)));
@@ -143,7 +143,7 @@ fn a_known_window_that_was_too_small_explains_a_cut_history() {
         window: Some(4_096),
         ..OverflowEvidence::default()
     };
-    assert_eq!(shown(&read(4_096), Purpose::Turn, &held), None);
+    assert_eq!(detected(&read(4_096), Purpose::Turn, &held), None);
 }
 
 proptest::proptest! {

@@ -19,7 +19,7 @@ use foldhash::{HashMap, HashSet};
 use super::{Decision, DecisionReason, Overlay, PlanRequest};
 use crate::context::ledger::{BoundaryHash, Ledger, RepeatedPrefix};
 use crate::context::lineage::Placement;
-use crate::context::policy::{DecisionMode, EchoRule};
+use crate::context::policy::{DecisionMode, ReasoningRule};
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, InjectedMessage, QueuedMessage,
@@ -443,7 +443,7 @@ impl RecordedDecisions {
 
     /// Whether reasoning that the client sends is to be removed.
     pub(super) fn removes_reasoning(&self) -> bool {
-        self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Out)
+        self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Remove)
     }
 
     /// Whether any reasoning is removed for another reason than that the provider refused it.
@@ -451,7 +451,7 @@ impl RecordedDecisions {
         let mut out = self
             .reasoning_decisions
             .values()
-            .filter(|decision| decision.does == ReasoningAction::Out);
+            .filter(|decision| decision.does == ReasoningAction::Remove);
         out.any(|decision| decision.why != DecisionReason::Refusal)
     }
 
@@ -473,7 +473,7 @@ impl RecordedDecisions {
         about: u128,
     ) -> Option<&ReasoningDecision> {
         let decision = self.reasoning_decision(about)?;
-        (decision.does == ReasoningAction::Out && self.removes(request, decision))
+        (decision.does == ReasoningAction::Remove && self.removes(request, decision))
             .then_some(decision)
     }
 
@@ -524,7 +524,7 @@ impl RecordedDecisions {
             self.parent.as_ref().filter(is_its).is_some()
                 && self.left_out.contains(&decision.about.0)
         };
-        request.echo != EchoRule::Demanded
+        request.reasoning_rule != ReasoningRule::Demanded
             || decision.why == DecisionReason::Refusal
             || self.is_of_its_model(decision)
             || was_left_out()

@@ -105,15 +105,7 @@ fn add_step(
     at: PartIndex,
     edits: &[Edit],
 ) {
-    plan.steps.push(PlanStep {
-        change: Change::Repaired,
-        decision: known.decision(one.about.0, &one.exchange, request.exchange),
-        why: DecisionReason::Refusal,
-        at,
-        byte: edits.first().map_or(0, |edit| edit.at.start as u64),
-        bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
-        bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
-        tokens_before: 0,
-        tokens_after: 0,
-    });
+    let decision = known.decision(one.about.0, &one.exchange, request.exchange);
+    let step = PlanStep::made(Change::Repaired, decision, DecisionReason::Refusal, at, edits);
+    plan.steps.push(step);
 }

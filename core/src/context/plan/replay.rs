@@ -9,7 +9,7 @@ use super::{
     Change, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
     repairs,
 };
-use crate::context::policy::EchoRule;
+use crate::context::policy::ReasoningRule;
 use crate::context::{ReasoningAction, ReasoningDecision, reasoning};
 use crate::dialect::rewrite::{self, ReasoningInsert};
 use crate::dialect::{Dialect, Part, PartIndex, PartKey, PartKind, Span};
@@ -51,24 +51,18 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
     let Some((cut, compact)) = known.compact() else { return };
     let conversation = request.conversation;
     let edits = rewrite::compact(conversation, request.body, cut, &compact.raw);
-    let Some((edits, first)) =
-        edits.and_then(|edits| Some((edits.clone(), edits.into_iter().next()?)))
-    else {
+    let Some(edits) = edits.filter(|edits| !edits.is_empty()) else {
         // Decisions that depend on the summary cannot be sent either.
         plan.conflict = true;
         return;
     };
     plan.sent.summarize(compact, &conversation.messages[..cut]);
+    let decision = known.decision(compact.address().0, &compact.exchange, request.exchange);
+    let (why, at) = (compact.why, PartIndex::default());
     plan.steps.push(PlanStep {
-        change: Change::Compacted,
-        decision: known.decision(compact.address().0, &compact.exchange, request.exchange),
-        why: compact.why,
-        at: PartIndex::default(),
-        byte: first.at.start as u64,
-        bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
-        bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
         tokens_before: compact.was,
         tokens_after: u64::from(compact.tokens),
+        ..PlanStep::made(Change::Compacted, decision, why, at, &edits)
     });
     plan.summary = Some(compact.by);
     plan.edits.extend(edits);
@@ -105,17 +99,11 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             let inner = inner.take_while(|inner| inner.span.end <= part.span.end);
             inner.for_each(|inner| plan.sent.remove(inner.span));
         }
-        let before = edits.iter().map(|edit| edit.at.len() as u64).sum();
+        let decision = known.decision(cut.about.0, &cut.exchange, request.exchange);
         plan.steps.push(PlanStep {
-            change: Change::Cut,
-            decision: known.decision(cut.about.0, &cut.exchange, request.exchange),
-            why: cut.why,
-            at,
-            byte: edits.first().map_or(0, |edit| edit.at.start as u64),
-            bytes_before: before,
-            bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
             tokens_before: was,
             tokens_after: u64::from(cut.tokens),
+            ..PlanStep::made(Change::Cut, decision, cut.why, at, &edits)
         });
         plan.edits.extend(edits);
     }
@@ -173,7 +161,7 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     }
     // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
     // if it is no longer known to require it.
-    let is_demanded = request.echo == EchoRule::Demanded;
+    let is_demanded = request.reasoning_rule == ReasoningRule::Demanded;
     let one_field = request.conversation.dialect == Dialect::OpenaiChat;
     let place = |at: PartIndex| (at.message, if one_field { 0 } else { at.part });
     let put_back = plan.steps.iter().filter(|step| step.change == Change::PutBack);
@@ -293,19 +281,11 @@ fn step_of(
     decision: &ReasoningDecision,
     edits: &[Edit],
 ) -> PlanStep {
-    let Some(first) = edits.first() else {
+    if edits.is_empty() {
         let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
         return PlanStep::refused(change, DecisionReason::Structure, at, span, 0);
-    };
-    PlanStep {
-        change,
-        decision: known.decision(decision.about.0, &decision.exchange, request.exchange),
-        why: decision.why,
-        at,
-        byte: first.at.start as u64,
-        bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
-        bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
-        tokens_before: 0,
-        tokens_after: 0,
     }
+    let why = decision.why;
+    let decision = known.decision(decision.about.0, &decision.exchange, request.exchange);
+    PlanStep::made(change, decision, why, at, edits)
 }

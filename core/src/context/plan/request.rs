@@ -2,7 +2,7 @@
 //!
 //! What was decided about its conversation before is in `recorded`; nothing is decided here.
 
-use crate::context::policy::{EchoRule, Mode, Policy};
+use crate::context::policy::{Mode, Policy, ReasoningRule};
 use crate::context::{ExchangeId, Millis, turn_start};
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
@@ -24,7 +24,7 @@ pub struct PlanRequest<'a> {
     /// The configured upstream's name.
     pub upstream: &'a str,
     /// What the upstream does with reasoning that is sent back.
-    pub echo: EchoRule,
+    pub reasoning_rule: ReasoningRule,
     /// What may be changed.
     pub policy: &'a Policy,
     /// The mode: observe, shadow or active.

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dialect::{PartIndex, Span};
+use crate::wire::splice::Edit;
 
 /// Why something was decided or refused; a metric label. [`DecisionReason::rule`] gives the rule and the
 /// document that has it.
@@ -148,6 +149,27 @@ pub struct PlanStep {
 }
 
 impl PlanStep {
+    /// A change that these edits make. Its tokens are not counted.
+    pub(super) fn made(
+        change: Change,
+        decision: Decision,
+        why: DecisionReason,
+        at: PartIndex,
+        edits: &[Edit],
+    ) -> Self {
+        Self {
+            change,
+            decision,
+            why,
+            at,
+            byte: edits.first().map_or(0, |edit| edit.at.start as u64),
+            bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
+            bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
+            tokens_before: 0,
+            tokens_after: 0,
+        }
+    }
+
     /// A change that is not made.
     pub fn refused(
         change: Change,

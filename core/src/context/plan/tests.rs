@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::policy::{DecisionMode, EchoRule, Mode, SummaryAuthor};
+use crate::context::policy::{DecisionMode, Mode, ReasoningRule, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
@@ -424,8 +424,8 @@ fn reasoning_is_put_back_again_in_its_branch() {
     scene.answered(&with(1));
     scene.send(&upto(3));
     let decided = reasoning::propose(&scene.request(), &scene.known()).facts;
-    let [Fact::ReasoningDecision(echo)] = &decided[..] else { panic!("{decided:?}") };
-    assert_eq!(echo.does, ReasoningAction::Back);
+    let [Fact::ReasoningDecision(decision)] = &decided[..] else { panic!("{decided:?}") };
+    assert_eq!(decision.does, ReasoningAction::PutBack);
     decided.iter().for_each(|fact| scene.ledger.add(fact.clone()));
     let thinks = |scene: &SessionFixture| {
         let sent = sent(scene);
@@ -610,14 +610,14 @@ fn a_stand_in_goes_where_it_is_demanded() {
     let proposed =
         |scene: &SessionFixture| reasoning::propose(&scene.request(), &scene.known()).facts;
     assert!(proposed(&scene).is_empty());
-    scene.echo = EchoRule::Demanded;
+    scene.reasoning_rule = ReasoningRule::Demanded;
     let facts = proposed(&scene);
-    let [Fact::ReasoningDecision(echo)] = &facts[..] else { panic!("{facts:?}") };
-    let ReasoningAction::StandIn(raw) = &echo.does else { panic!("{echo:?}") };
+    let [Fact::ReasoningDecision(decision)] = &facts[..] else { panic!("{facts:?}") };
+    let ReasoningAction::StandIn(raw) = &decision.does else { panic!("{decision:?}") };
     assert_eq!(&**raw, r#"{"reasoning_content":" "}"#);
     scene.ledger.add(Fact::ReasoningDecision(Box::new(ReasoningDecision {
         exchange: "unknown".into(),
-        ..*echo.clone()
+        ..*decision.clone()
     })));
     assert!(proposed(&scene).is_empty(), "once");
     assert_eq!(sent(&scene)["messages"][1]["reasoning_content"], " ");
@@ -625,7 +625,7 @@ fn a_stand_in_goes_where_it_is_demanded() {
     scene.conversation.thinks = Some(false);
     assert!(proposed(&scene).is_empty());
     let mut deepseek = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-chat", &body);
-    deepseek.echo = EchoRule::Demanded;
+    deepseek.reasoning_rule = ReasoningRule::Demanded;
     let facts = proposed(&deepseek);
     assert!(format!("{facts:?}").contains(r#"{\"reasoning_content\":\"\"}"#), "{facts:?}");
 }
@@ -747,7 +747,7 @@ fn the_chain_that_is_sent_begins_with_the_system_prompt() {
 fn a_decision_revoked_for_good_is_not_made_again() {
     let mut scene = plain("ucrau");
     let about = PartKey(scene.about(2));
-    let echo = |why, does| {
+    let decide = |why, does| {
         Fact::ReasoningDecision(Box::new(ReasoningDecision {
             about,
             at: 1,
@@ -759,7 +759,7 @@ fn a_decision_revoked_for_good_is_not_made_again() {
         }))
     };
     let cut = cut(&scene, 2, PRESSURE);
-    let out = echo(DecisionReason::Refusal, ReasoningAction::Out);
+    let out = decide(DecisionReason::Refusal, ReasoningAction::Remove);
     let known = scene.known();
     assert!(known.may_decide(&cut) && known.may_decide(&out));
     scene.ledger.add(cut.clone());
@@ -778,10 +778,10 @@ fn a_decision_revoked_for_good_is_not_made_again() {
     known.add([out]);
     assert!(!known.takes_out_unrefused(), "its provider refused it");
     let mut known = scene.known();
-    known.add([echo(DecisionReason::Stripped, ReasoningAction::Out)]);
+    known.add([decide(DecisionReason::Stripped, ReasoningAction::Remove)]);
     assert!(known.takes_out_unrefused());
     let mut known = scene.known();
-    known.add([echo(DecisionReason::Birth, ReasoningAction::Back)]);
+    known.add([decide(DecisionReason::Birth, ReasoningAction::PutBack)]);
     assert!(!known.takes_out_unrefused());
 }
 

@@ -4,11 +4,12 @@
 //! The gates are about cost; here the alternative is a refused request. What policy keeps by name stays; what
 //! it protects as new is protected less. Pure; proposes facts, like its parent module.
 
-use super::{CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST, voided_from};
+use super::{
+    CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST, counter, voided_from,
+};
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::{Policy, PrunePolicy};
 use crate::context::{Fact, repair};
-use crate::dialect::Purpose;
 use crate::dialect::overflow::Overflow;
 
 /// How many messages stay whole, and the fraction (1/n) of the room that the newest tokens keep.
@@ -33,7 +34,7 @@ pub fn clear_for_room(
     cost: RequestCost<'_>,
     goal: u64,
 ) -> Vec<Fact> {
-    if !can(request) {
+    if !request.conversation.is_whole_turn() {
         return Vec::new();
     }
     let eased = eased(request, goal);
@@ -63,7 +64,7 @@ pub fn trim_for_room(
     cost: RequestCost<'_>,
     goal: u64,
 ) -> Vec<Fact> {
-    if !can(request) || cost.tokens <= goal {
+    if !request.conversation.is_whole_turn() || cost.tokens <= goal {
         return Vec::new();
     }
     let eased = eased(request, goal);
@@ -72,7 +73,7 @@ pub fn trim_for_room(
     let all: u64 = found.newborn.iter().map(|newborn| newborn.tokens).sum();
     let room = goal.saturating_sub(cost.tokens.saturating_sub(all)).max(goal / SMALLEST);
     let share = room / (found.newborn.len() as u64).max(1);
-    let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+    let mut counter = counter(request);
     let least = share.max(LEAST_TRIMMED);
     let too_large = found.newborn.iter().filter(|newborn| newborn.tokens > least);
     let cuts = too_large.filter_map(|newborn| {
@@ -90,11 +91,6 @@ pub fn unbind_room(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<
     let mut out = voided_from(request, first);
     out.retain(|fact| known.may_decide(fact) && !known.has_decided(fact));
     out
-}
-
-/// Whether its history is here and may be cut.
-fn can(request: &PlanRequest<'_>) -> bool {
-    request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
 }
 
 /// The policy, protecting only what is newest.

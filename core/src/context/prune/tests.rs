@@ -6,8 +6,8 @@ use super::*;
 use crate::context::policy::Mode;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{CompactionRecord, Revocation, RevocationRetry};
-use crate::dialect::Dialect;
 use crate::dialect::models::Price;
+use crate::dialect::{Dialect, Purpose};
 
 /// Tokens of each part.
 const EACH: u32 = 100;
@@ -514,7 +514,9 @@ fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
         assert!(refused.is_empty(), "{refused:?}");
         facts.iter().fold((0, 0), |(cuts, out), fact| match fact {
             Fact::Cut(_) => (cuts + 1, out),
-            Fact::ReasoningDecision(echo) if echo.why == DecisionReason::Bound => (cuts, out + 1),
+            Fact::ReasoningDecision(decision) if decision.why == DecisionReason::Bound => {
+                (cuts, out + 1)
+            }
             other => panic!("{other:?}"),
         })
     };

@@ -22,19 +22,19 @@ fn signatures_of_earlier_versions_are_read() {
 #[test]
 fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
     let rule = |host, model| rule(Dialect::OpenaiChat, host, model);
-    assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), EchoRule::Wanted);
-    assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
-    assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
-    assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+    assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), ReasoningRule::Wanted);
+    assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), ReasoningRule::Wanted);
+    assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), ReasoningRule::Demanded);
+    assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), ReasoningRule::Demanded);
     // As recorded, for this model only.
-    assert_eq!(rule("api.cerebras.ai", "gpt-oss-120b"), EchoRule::Wanted);
-    assert_eq!(rule("ollama.com", "gpt-oss:120b"), EchoRule::Wanted);
-    assert_eq!(rule("api.cerebras.ai", "zai-glm-4.7"), EchoRule::Unwanted);
-    assert_eq!(rule("api.cerebras.ai", "llama-3.3-70b"), EchoRule::Unwanted);
-    assert_eq!(rule("notollama.com", "gpt-oss:120b"), EchoRule::Unwanted);
+    assert_eq!(rule("api.cerebras.ai", "gpt-oss-120b"), ReasoningRule::Wanted);
+    assert_eq!(rule("ollama.com", "gpt-oss:120b"), ReasoningRule::Wanted);
+    assert_eq!(rule("api.cerebras.ai", "zai-glm-4.7"), ReasoningRule::Unwanted);
+    assert_eq!(rule("api.cerebras.ai", "llama-3.3-70b"), ReasoningRule::Unwanted);
+    assert_eq!(rule("notollama.com", "gpt-oss:120b"), ReasoningRule::Unwanted);
     // These hosts refuse unknown fields.
-    assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
-    assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
+    assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), ReasoningRule::Unwanted);
+    assert_eq!(rule("api.openai.com", "gpt-5.4"), ReasoningRule::Unwanted);
 }
 
 const FREE: &str = "claude-opus-4-6";
@@ -89,7 +89,7 @@ fn of(
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
     let Proposal { facts, refused } = propose(&scene.request(), known);
     let decided = facts.into_iter().map(|fact| match fact {
-        Fact::ReasoningDecision(echo) => (echo.does, echo.why),
+        Fact::ReasoningDecision(decision) => (decision.does, decision.why),
         other => panic!("{other:?}"),
     });
     (decided.collect(), refused.into_iter().map(|step| step.why).collect())
@@ -100,7 +100,7 @@ const SENDS: fn(usize) -> bool = |_| true;
 
 #[test]
 fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
-    let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
+    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
     for name in [FREE, BOUND] {
         assert_eq!(proposed(&session(name, "ucr", DROPS)), back, "{name}");
         assert_eq!(proposed(&session(name, "uau", DROPS)), back, "{name}");
@@ -112,18 +112,18 @@ fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
 /// costs nothing, or if it is required.
 #[test]
 fn older_reasoning_is_put_back_if_that_is_free_or_required() {
-    let of = |letters, echo, late: u64| {
+    let of = |letters, reasoning_rule, late: u64| {
         let mut scene = session(FREE, letters, DROPS);
-        (scene.echo, scene.now) = (echo, 1 + late);
+        (scene.reasoning_rule, scene.now) = (reasoning_rule, 1 + late);
         let (decided, refused) = proposed(&scene);
         (decided.into_iter().map(|(_, why)| why).collect::<Vec<_>>(), refused)
     };
     use DecisionReason::{Birth, ColdCache, Demanded, OpenLoop, TooLate};
-    assert_eq!(of("uauau", EchoRule::Wanted, 0), (vec![Birth], vec![TooLate]));
-    assert_eq!(of("uauau", EchoRule::Demanded, 0), (vec![Demanded, Birth], vec![]));
-    assert_eq!(of("uauau", EchoRule::Wanted, 86_400_000), (vec![ColdCache, Birth], vec![]));
-    assert_eq!(of("ucrcr", EchoRule::Wanted, 0), (vec![OpenLoop, Birth], vec![]));
-    assert_eq!(of("ucrcrau", EchoRule::Wanted, 0), (vec![Birth], vec![TooLate, TooLate]));
+    assert_eq!(of("uauau", ReasoningRule::Wanted, 0), (vec![Birth], vec![TooLate]));
+    assert_eq!(of("uauau", ReasoningRule::Demanded, 0), (vec![Demanded, Birth], vec![]));
+    assert_eq!(of("uauau", ReasoningRule::Wanted, 86_400_000), (vec![ColdCache, Birth], vec![]));
+    assert_eq!(of("ucrcr", ReasoningRule::Wanted, 0), (vec![OpenLoop, Birth], vec![]));
+    assert_eq!(of("ucrcrau", ReasoningRule::Wanted, 0), (vec![Birth], vec![TooLate, TooLate]));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
     use DecisionReason::{OtherModel, OtherUpstream, Unwanted};
     assert_eq!(refused(|scene| scene.name = "claude-opus-4-5"), [OtherModel]);
     assert_eq!(refused(|scene| scene.upstream = "other"), [OtherUpstream]);
-    assert_eq!(refused(|scene| scene.echo = EchoRule::Unwanted), [Unwanted]);
+    assert_eq!(refused(|scene| scene.reasoning_rule = ReasoningRule::Unwanted), [Unwanted]);
     assert_eq!(refused(|scene| scene.conversation.thinks = Some(false)), [Unwanted]);
 }
 
@@ -153,7 +153,7 @@ fn bound_reasoning_is_put_back_only_after_its_exact_prefix() {
         proposed(&scene)
     };
     assert_eq!(altered(BOUND), (vec![], vec![DecisionReason::OtherPrefix]));
-    assert_eq!(altered(FREE), (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]));
+    assert_eq!(altered(FREE), (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn policy_can_forbid_putting_reasoning_back() {
     assert_eq!(of("uau", ReinjectPolicy::Off, StripPolicy::None), nothing);
     assert_eq!(of("uau", ReinjectPolicy::Auto, StripPolicy::All), (vec![], vec![Policy]));
     // In the turn that goes on, it is wanted all the same.
-    let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
+    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
     assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::All), back);
 }
 
@@ -191,22 +191,25 @@ fn no_reasoning_is_decided_beside_the_conversation_or_in_suspended_threads() {
 
 #[test]
 fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
-    let of = |name, letters, echo, strip_from_context| {
+    let of = |name, letters, reasoning_rule, strip_from_context| {
         let mut scene = session(name, letters, SENDS);
         scene.policy.reasoning.strip_from_context = strip_from_context;
-        scene.echo = echo;
+        scene.reasoning_rule = reasoning_rule;
         let (decided, refused) = proposed(&scene);
-        let out = |(does, why)| (does, why) == (ReasoningAction::Out, DecisionReason::Stripped);
+        let out = |(does, why)| (does, why) == (ReasoningAction::Remove, DecisionReason::Stripped);
         assert!(decided.iter().cloned().all(out), "{decided:?}");
         (decided.len(), refused)
     };
     use DecisionReason::{Bound, Demanded, OpenLoop};
-    use EchoRule::Wanted;
+    use ReasoningRule::Wanted;
     assert_eq!(of(FREE, "uauau", Wanted, StripPolicy::All), (2, vec![]));
     assert_eq!(of(FREE, "uauau", Wanted, StripPolicy::AllButLast), (1, vec![]));
     assert_eq!(of(FREE, "uauau", Wanted, StripPolicy::None), (0, vec![]));
     assert_eq!(of(FREE, "uaucr", Wanted, StripPolicy::All), (1, vec![OpenLoop]));
-    assert_eq!(of(FREE, "uauau", EchoRule::Demanded, StripPolicy::All), (0, vec![Demanded; 2]));
+    assert_eq!(
+        of(FREE, "uauau", ReasoningRule::Demanded, StripPolicy::All),
+        (0, vec![Demanded; 2])
+    );
     assert_eq!(of(BOUND, "uauau", Wanted, StripPolicy::All), (0, vec![Bound; 2]));
     let mut held = session(FREE, "uau", SENDS);
     held.policy.reasoning.strip_from_context = StripPolicy::All;
@@ -218,22 +221,25 @@ fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
 #[test]
 fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
     use NextRequest::{InLoop, NewTurn};
-    let may_go = |name, echo, next| {
+    let may_go = |name, reasoning_rule, next| {
         let mut scene = SessionFixture::of(name, &messages("u"));
-        scene.echo = echo;
+        scene.reasoning_rule = reasoning_rule;
         may_go_next(&scene.request(), next)
     };
-    assert!(may_go(FREE, EchoRule::Wanted, NewTurn) && !may_go(FREE, EchoRule::Wanted, InLoop));
-    assert!(!may_go(FREE, EchoRule::Demanded, NewTurn));
-    assert!(!may_go(BOUND, EchoRule::Wanted, NewTurn));
-    let back = |reinject, echo, thinks, strip_from_context, next| {
+    assert!(
+        may_go(FREE, ReasoningRule::Wanted, NewTurn)
+            && !may_go(FREE, ReasoningRule::Wanted, InLoop)
+    );
+    assert!(!may_go(FREE, ReasoningRule::Demanded, NewTurn));
+    assert!(!may_go(BOUND, ReasoningRule::Wanted, NewTurn));
+    let back = |reinject, reasoning_rule, thinks, strip_from_context, next| {
         let mut scene = SessionFixture::of(FREE, &messages("u"));
-        (scene.echo, scene.conversation.thinks) = (echo, thinks);
+        (scene.reasoning_rule, scene.conversation.thinks) = (reasoning_rule, thinks);
         let reasoning = &mut scene.policy.reasoning;
         (reasoning.reinject, reasoning.strip_from_context) = (reinject, strip_from_context);
         is_put_back_next(&scene.request(), next)
     };
-    use EchoRule::{Demanded, Unwanted, Wanted};
+    use ReasoningRule::{Demanded, Unwanted, Wanted};
     use StripPolicy::{All, None as Nothing};
     let auto = ReinjectPolicy::Auto;
     for next in [NewTurn, InLoop] {
@@ -259,7 +265,7 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
 /// The provider would refuse it: it was made after the messages that the summary replaces.
 #[test]
 fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
-    let out = (ReasoningAction::Out, DecisionReason::Bound);
+    let out = (ReasoningAction::Remove, DecisionReason::Bound);
     let scene = summarised(BOUND, SENDS);
     assert_eq!(scene.known().kept_from(), 2);
     assert_eq!(proposed(&scene).0, std::slice::from_ref(&out), "that of the message that stays");
@@ -286,18 +292,18 @@ fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
 /// It is removed in the same request that decides it, even if the provider demands the reasoning of other replies.
 #[test]
 fn reasoning_is_removed_in_the_request_that_decides_it() {
-    for echo in [EchoRule::Wanted, EchoRule::Demanded] {
+    for reasoning_rule in [ReasoningRule::Wanted, ReasoningRule::Demanded] {
         let mut scene = session(BOUND, "uauauau", SENDS);
         let compact = scene.summary(2);
         scene.ledger.add(Fact::Compact(Box::new(compact)));
-        scene.echo = echo;
+        scene.reasoning_rule = reasoning_rule;
         let mut known = scene.known();
         assert!(known.was_sent(&known.replies[0]), "with the request before");
         known.add(propose(&scene.request(), &known).facts);
         let steps = replay(&scene.request(), &known).steps;
         let gone = steps.iter().filter(|step| step.change == Change::Removed);
         let gone: Vec<usize> = gone.map(|step| step.at.message).collect();
-        assert_eq!(gone, [3, 5], "{echo:?}");
+        assert_eq!(gone, [3, 5], "{reasoning_rule:?}");
     }
 }
 
@@ -310,7 +316,7 @@ fn reasoning_before_removed_reasoning_is_still_put_back() {
     let first = known.replies[0].reasoning.after.0;
     let own = request.part(PartIndex::new(5, 0)).and_then(|part| part.reasoning_key).unwrap();
     known.add(vec![
-        decision(&request, first, ReasoningAction::Back, DecisionReason::Birth),
+        decision(&request, first, ReasoningAction::PutBack, DecisionReason::Birth),
         take_out(&request, own, DecisionReason::Bound),
     ]);
     let steps = replay(&request, &known).steps.into_iter();
@@ -363,7 +369,7 @@ fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
 #[test]
 fn the_reasoning_rule_depends_on_dialect_host_and_model_name() {
     use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
-    use EchoRule::{Demanded, Unwanted, Wanted};
+    use ReasoningRule::{Demanded, Unwanted, Wanted};
     for (dialect, host, model, does) in [
         (Anthropic, "api.anthropic.com", "claude-opus-4-6", Wanted),
         (Anthropic, "api.deepseek.com", "any", Demanded),
@@ -510,13 +516,13 @@ fn a_gemini_call_without_a_signature_gets_a_stand_in() {
     let path = "/v1beta/models/gemini-3-pro:generateContent";
     let body = json!({"contents": contents});
     let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
-    scene.echo = EchoRule::Demanded;
+    scene.reasoning_rule = ReasoningRule::Demanded;
     let known = scene.known();
     let facts = propose(&scene.request(), &known).facts;
-    let [Fact::ReasoningDecision(echo)] = &facts[..] else { panic!("{facts:?}") };
-    assert_eq!(Some(echo.about.0), known.about(PartIndex::new(5, 0)));
-    assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
-    scene.echo = EchoRule::Wanted;
+    let [Fact::ReasoningDecision(decision)] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(Some(decision.about.0), known.about(PartIndex::new(5, 0)));
+    assert_eq!(decision.does, ReasoningAction::StandIn(SKIP.into()));
+    scene.reasoning_rule = ReasoningRule::Wanted;
     assert_eq!(proposed(&scene).0, []);
 }
 
@@ -532,27 +538,27 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
         {"role": "tool", "tool_call_id": "call_two", "content": "b"},
         {"role": "assistant", "content": "Aye."},
         {"role": "user", "content": "Go on."}]});
-    let of = |echo, thinks| {
+    let of = |reasoning_rule, thinks| {
         let path = "/v1/chat/completions";
         let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
-        (scene.echo, scene.conversation.thinks) = (echo, thinks);
+        (scene.reasoning_rule, scene.conversation.thinks) = (reasoning_rule, thinks);
         let known = scene.known();
         let facts = propose(&scene.request(), &known).facts;
         let about = |fact: &Fact| match fact {
-            Fact::ReasoningDecision(echo) => {
-                (0..7).find(|at| known.about(PartIndex::new(*at, 0)) == Some(echo.about.0))
+            Fact::ReasoningDecision(decision) => {
+                (0..7).find(|at| known.about(PartIndex::new(*at, 0)) == Some(decision.about.0))
             }
             other => panic!("{other:?}"),
         };
         facts.iter().map(about).collect::<Vec<_>>()
     };
-    assert_eq!(of(EchoRule::Demanded, None), [Some(1)]);
-    assert_eq!(of(EchoRule::Demanded, Some(true)), [Some(1)]);
-    assert_eq!(of(EchoRule::Demanded, Some(false)), []);
-    assert_eq!(of(EchoRule::Wanted, None), []);
+    assert_eq!(of(ReasoningRule::Demanded, None), [Some(1)]);
+    assert_eq!(of(ReasoningRule::Demanded, Some(true)), [Some(1)]);
+    assert_eq!(of(ReasoningRule::Demanded, Some(false)), []);
+    assert_eq!(of(ReasoningRule::Wanted, None), []);
     // Anthropic's dialect has blocks for reasoning, so no field is added.
     let mut claude = session(FREE, "ucr", SENDS);
-    claude.echo = EchoRule::Demanded;
+    claude.reasoning_rule = ReasoningRule::Demanded;
     assert_eq!(proposed(&claude).0, []);
 }
 
@@ -560,15 +566,15 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
 #[test]
 fn chat_reasoning_may_be_removed_in_an_open_loop_if_not_wanted() {
     use NextRequest::{InLoop, NewTurn};
-    let of = |echo, next| {
+    let of = |reasoning_rule, next| {
         let body = json!({"messages": [{"role": "user", "content": "Look."}]});
         let path = "/v1/chat/completions";
         let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "glm-5", &body);
-        scene.echo = echo;
+        scene.reasoning_rule = reasoning_rule;
         // In this dialect, a model that binds reasoning elsewhere does not.
         scene.model.binding = crate::dialect::models::ReasoningBinding::Prefix;
         may_go_next(&scene.request(), next)
     };
-    assert!(of(EchoRule::Wanted, NewTurn) && !of(EchoRule::Wanted, InLoop));
-    assert!(of(EchoRule::Unwanted, NewTurn) && of(EchoRule::Unwanted, InLoop));
+    assert!(of(ReasoningRule::Wanted, NewTurn) && !of(ReasoningRule::Wanted, InLoop));
+    assert!(of(ReasoningRule::Unwanted, NewTurn) && of(ReasoningRule::Unwanted, InLoop));
 }

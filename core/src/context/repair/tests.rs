@@ -314,7 +314,7 @@ fn the_keys_of_repairs_are_those_they_are_stored_under() {
 fn removed(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
     let facts = proposed(scene, refusal);
     let keys = keys(&facts).into_iter().map(|key| key.0).collect();
-    let is_out = |fact: &Fact| matches!(fact, Fact::ReasoningDecision(echo) if echo.does == ReasoningAction::Out);
+    let is_out = |fact: &Fact| matches!(fact, Fact::ReasoningDecision(decision) if decision.does == ReasoningAction::Remove);
     assert!(facts.iter().all(is_out), "{facts:?}");
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     keys

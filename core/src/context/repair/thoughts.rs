@@ -13,16 +13,16 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     let request = refused.request;
     let conversation = request.conversation;
     let is_out = |about: u128| {
-        let echo = refused.known.reasoning_decision(about);
-        echo.is_some_and(|echo| echo.does == ReasoningAction::Out)
+        let decision = refused.known.reasoning_decision(about);
+        decision.is_some_and(|decision| decision.does == ReasoningAction::Remove)
     };
     let own = conversation.parts().filter(|part| part.kind == PartKind::Reasoning);
     let own: Vec<(u128, &Part)> =
         own.filter_map(|part| Some((part.removal_key()?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
-        let echo = refused.known.reasoning_decision(*about);
-        echo.is_some_and(|echo| {
-            echo.exchange == *request.exchange && echo.why == DecisionReason::Refusal
+        let decision = refused.known.reasoning_decision(*about);
+        decision.is_some_and(|decision| {
+            decision.exchange == *request.exchange && decision.why == DecisionReason::Refusal
         })
     });
     let left: Vec<(u128, &Part)> = own.into_iter().filter(|(about, _)| !is_out(*about)).collect();
@@ -82,7 +82,7 @@ fn out(refused: &RefusedRequest<'_>, about: u128) -> Fact {
         about: PartKey(about),
         at: refused.request.now,
         exchange: refused.request.exchange.clone(),
-        does: ReasoningAction::Out,
+        does: ReasoningAction::Remove,
         why: DecisionReason::Refusal,
         shadow: false,
         epoch: None,

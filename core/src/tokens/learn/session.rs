@@ -12,7 +12,7 @@ struct Outcome {
     held: u32,
     by: [u32; 3],
     /// How many calls taught, and the width of the band at the end, in thousandths.
-    lessons: u64,
+    observations: u64,
     last_width: u32,
     /// The belief at the end, by way of serving: the estimate of a call that brings back 1,000 tokens of reasoning.
     believed: [u64; WAYS],
@@ -60,7 +60,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
         width: 0,
         held: 0,
         by: [0; 3],
-        lessons: 0,
+        observations: 0,
         last_width: 0,
         believed: [0; WAYS],
     };
@@ -93,11 +93,11 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
         outcome.held += u32::from(held);
         outcome.by[EXPERTS.iter().position(|it| *it == guess.expert).unwrap()] += 1;
         learned = learned.after(&seen, &guess, actual);
-        thread = shown(&guess, actual);
+        thread = evidence_after(&guess, actual);
         assert!(learned.is_whole());
     }
     let width = (learned.width() * 1_000.0).round() as u32;
-    (outcome.lessons, outcome.last_width) = (learned.lessons(), width);
+    (outcome.observations, outcome.last_width) = (learned.observations(), width);
     let ways = [
         (None, false),
         (None, true),
@@ -130,7 +130,7 @@ fn learning_from_sample_sessions_has_the_exact_expected_outcome() {
         width: 35_052,
         held: 55,
         by: [25, 22, 49],
-        lessons: 91,
+        observations: 91,
         last_width: 2_036,
         believed,
     };
@@ -140,7 +140,7 @@ fn learning_from_sample_sessions_has_the_exact_expected_outcome() {
         width: 90_589,
         held: 71,
         by: [23, 11, 62],
-        lessons: 91,
+        observations: 91,
         last_width: 4_966,
         believed,
     };
@@ -150,7 +150,7 @@ fn learning_from_sample_sessions_has_the_exact_expected_outcome() {
         width: 164_970,
         held: 81,
         by: [5, 0, 91],
-        lessons: 93,
+        observations: 93,
         last_width: 4_564,
         believed: [2_000, 1_000, 1_500, 1_000, 2_000, 1_000],
     };
@@ -174,8 +174,8 @@ fn a_learned_state_applies_to_one_tokenizer_only() {
 /// Of 313 recorded calls of Opus 4.5 after a session of Sonnet 4.5, 266 were in their band; with a narrower start, 260.
 #[test]
 fn a_new_model_starts_at_the_width_of_a_sibling() {
-    let of = |family, lessons, width| EstimatorState {
-        lessons,
+    let of = |family, observations, width| EstimatorState {
+        observations,
         width,
         widths: [1.0, 2.0, 0.1, 10.0],
         ..EstimatorState::new(family)

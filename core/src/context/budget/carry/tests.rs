@@ -327,6 +327,7 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
     assert_eq!(plain, expected);
     let ruled = carried(|scene| scene.policy.estimate.decides = ClassicRole::Budget);
     assert_eq!(ruled, CarryOver { ruled: true, ..expected });
-    let shown = |ruled| CarryOver { tokens: 5, by_rules: 6, ruled, ..CarryOver::default() }.shown();
-    assert_eq!((shown(false), shown(true)), (5, 6));
+    let displayed =
+        |ruled| CarryOver { tokens: 5, by_rules: 6, ruled, ..CarryOver::default() }.displayed();
+    assert_eq!((displayed(false), displayed(true)), (5, 6));
 }

@@ -179,7 +179,7 @@ impl<'l> Branch<'l> {
         decision: &ReasoningDecision,
         reasoning: &ReasoningRecord,
     ) -> bool {
-        if decision.does != ReasoningAction::Back
+        if decision.does != ReasoningAction::PutBack
             || self.sent.is_none()
             || self.has_made(&decision.exchange)
         {
@@ -384,12 +384,12 @@ fn spelled(signature: &str) -> [PartKey; 2] {
     ]
 }
 
-#[cfg(test)]
-mod tests;
-
 /// The keys that one block of reasoning can have in a sketch.
 fn block_names(block: &ReasoningBlock) -> impl Iterator<Item = PartKey> + '_ {
     let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
     let raw = PartKey::of_bytes(block.raw.as_bytes());
     literal.into_iter().flatten().chain([raw])
 }
+
+#[cfg(test)]
+mod tests;

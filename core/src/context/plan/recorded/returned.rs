@@ -68,7 +68,7 @@ impl RecordedDecisions {
         });
         let is_out = |about: u128| {
             self.reasoning_decision(about)
-                .is_some_and(|decision| decision.does == ReasoningAction::Out)
+                .is_some_and(|decision| decision.does == ReasoningAction::Remove)
         };
         // Reasoning of another model is not read, so it does not matter what changes before it.
         let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);

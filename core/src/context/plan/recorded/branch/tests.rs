@@ -25,7 +25,11 @@ fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
     Branch { ledger, exchange: &HERE, parent: None, sent, covers: 0, line, keys }
 }
 
-fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningDecision {
+fn reasoning_decision(
+    request: &str,
+    does: ReasoningAction,
+    why: DecisionReason,
+) -> ReasoningDecision {
     let about = PartKey::of_bytes(b"c2ln");
     ReasoningDecision {
         about,
@@ -127,12 +131,12 @@ fn reasoning_put_back_applies_only_in_a_branch_that_sent_it() {
     let reasoning = thought();
     let why = DecisionReason::Birth;
     let has = |sent: Option<&[u128]>, request, does| {
-        branch(&ledger, sent).has_back(&echo(request, does, why), &reasoning)
+        branch(&ledger, sent).has_back(&reasoning_decision(request, does, why), &reasoning)
     };
-    let back = || ReasoningAction::Back;
+    let back = || ReasoningAction::PutBack;
     assert!(!has(Some(&[1]), "there", back()), "its reply was sent without it");
     assert!(has(Some(&[2]), "there", back()) && has(None, "there", back()));
-    assert!(has(Some(&[1]), "here", back()) && has(Some(&[1]), "there", ReasoningAction::Out));
+    assert!(has(Some(&[1]), "here", back()) && has(Some(&[1]), "there", ReasoningAction::Remove));
     for key in names(&reasoning) {
         assert!(has(Some(&[1, key.0]), "there", back()), "it was sent, too");
     }
@@ -152,7 +156,7 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     });
     let was_sent = || OwnReasoning { sent: all.clone(), ..OwnReasoning::default() };
     let stays = |sent: Option<&[u128]>, request, why, own: OwnReasoning| {
-        let out = Arc::new(echo(request, ReasoningAction::Out, why));
+        let out = Arc::new(reasoning_decision(request, ReasoningAction::Remove, why));
         let branch = branch(&ledger, sent);
         branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).contains(&signature_key)
     };
@@ -185,7 +189,8 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     let mut second = reasoning.blocks[0].clone();
     second.raw = second.raw.replace("c2ln", "bmV4").into();
     reasoning.blocks.push(second);
-    let out = Arc::new(echo("there", ReasoningAction::Out, DecisionReason::Stripped));
+    let out =
+        Arc::new(reasoning_decision("there", ReasoningAction::Remove, DecisionReason::Stripped));
     let stays = |sent: &[u128]| {
         let branch = branch(&ledger, Some(sent));
         let left_out = [out.about.0].into_iter().collect();
@@ -229,7 +234,7 @@ fn a_decision_belongs_to_the_model_of_its_turn() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Aye."}]));
     let is = |request, model| {
-        let one = echo(request, ReasoningAction::Back, DecisionReason::Birth);
+        let one = reasoning_decision(request, ReasoningAction::PutBack, DecisionReason::Birth);
         branch(&scene.ledger, None).is_of_model(&one, model)
     };
     assert!(is("r1", Some("claude-opus-4-6")) && is("unknown", Some("other")));
