@@ -5,10 +5,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use super::layers::UNREAD;
 use super::load::{Load, MESSAGES};
-use super::process::Part;
+use super::process::{self, Part};
 
 /// Requests that are not counted, so that connections and caches exist.
 const WARM_UP: usize = 64;
@@ -63,6 +64,7 @@ impl Counted {
     async fn small_requests(&self, path: &'static str) -> f64 {
         let load = Load::new(&self.part.address).at(path);
         load.small_requests(WARM_UP, WIDTH).await;
+        self.idle().await;
         self.control("--zero");
         load.small_requests(COUNTED, WIDTH).await;
         self.counted() / COUNTED as f64
@@ -72,9 +74,23 @@ impl Counted {
     async fn next_requests(&self) -> f64 {
         let load = Load::new(&self.part.address);
         let conversations = load.begin_conversations(CONVERSATIONS).await;
+        self.idle().await;
         self.control("--zero");
         let count = conversations.continue_all(COUNTED / CONVERSATIONS, WIDTH).await;
         self.counted() / count as f64
+    }
+
+    /// Returns once it does nothing: the vocabulary of the first requests' model is loaded in the background.
+    async fn idle(&self) {
+        let mut before = f64::NAN;
+        loop {
+            let spent = process::cpu_seconds(self.part.id());
+            if spent - before < 0.02 {
+                return;
+            }
+            before = spent;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     }
 
     /// The instructions since the last `--zero`.
@@ -88,7 +104,7 @@ impl Counted {
             .find(|path| {
                 path.file_name().unwrap().to_string_lossy().starts_with(&format!("{name}."))
             })
-            .expect("callgrind writes a file");
+            .unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(file).unwrap();
         let totals = text.lines().find_map(|line| line.strip_prefix("totals: ")).unwrap();

@@ -222,7 +222,8 @@ async fn room_is_made_in_a_repaired_request_too() {
     call.answer("400 Bad Request", empty).await;
     let mut call = call.wire.request().await;
     let repaired = call.message.text().to_owned();
-    assert!(repaired != request.to_string() && cleared(&repaired) == 0, "{repaired}");
+    assert_ne!(repaired, request.to_string());
+    assert_eq!(cleared(&repaired), 0, "{repaired}");
     call.answer("200 OK", TOO_LONG).await;
     let mut call = call.wire.request().await;
     let sent = call.message.text().to_owned();
