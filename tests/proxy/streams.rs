@@ -282,6 +282,29 @@ async fn a_request_is_not_resent_if_a_reused_connection_closes_late() {
     }
 }
 
+/// A busy connection does not close because it is idle: the provider may have begun to work on the request.
+#[tokio::test]
+async fn a_request_is_not_resent_if_a_busy_connection_breaks() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let first = tokio::spawn(client.ask().await);
+    let busy = provider.call().await;
+    busy.begin();
+    let first = first.await.unwrap();
+    // Longer than a close and a request can cross.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let mut wire = Wire::connect(client.server.address).await;
+    wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
+    let call = provider.call().await;
+    assert_eq!(call.link.number, busy.link.number);
+    call.link.close();
+    tokio::select! {
+        answer = wire.response() => assert_eq!(answer.status(), 502),
+        _ = provider.call() => panic!("it is sent twice"),
+    }
+    drop(first);
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_gives_its_stream_back() {
     let mut provider = Provider::start(1).await;

@@ -82,6 +82,8 @@ struct Sender {
     requests: SendRequest<OutgoingBody>,
     /// Whether it has received a response.
     answered: Arc<AtomicBool>,
+    /// Since when it has had streams without a pause.
+    busy_since: Arc<Mutex<Instant>>,
     /// How long after a request was sent a close means that the request was not read.
     crossing_time: Duration,
 }
@@ -128,7 +130,10 @@ impl Http2 {
             // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
             let sent = Instant::now();
-            let Sender { mut requests, answered, crossing_time } = sender;
+            let Sender { mut requests, answered, busy_since, crossing_time } = sender;
+            if self.lanes().live(stream.id()) == 1 {
+                *busy_since.lock().unwrap_or_else(PoisonError::into_inner) = sent;
+            }
             let sending = requests.try_send_request(Request::from_parts(head, body));
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
             // dropped.
@@ -143,7 +148,9 @@ impl Http2 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            let was_idle = sent.elapsed() < crossing_time
+            // Its close may have crossed with all requests on it: with a burst after it was idle.
+            let busy_since = *busy_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let was_idle = busy_since.elapsed() < crossing_time
                 && answered.load(Ordering::Relaxed)
                 && is_broken(&error);
             let cause = match &unsent {
@@ -388,7 +395,8 @@ impl Http2 {
             .handshake(transport)
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
-        let sender = Sender { requests, answered: Arc::default(), crossing_time };
+        let busy_since = Arc::new(Mutex::new(Instant::now()));
+        let sender = Sender { requests, answered: Arc::default(), busy_since, crossing_time };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
