@@ -83,14 +83,14 @@ pub(crate) fn append(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the log of `plimsoll run` for appending. One that is too large is renamed first, and replaces the one
-/// before it.
+/// before it. One that cannot be renamed, for example because another process just did, stops nothing.
 ///
 /// # Errors
-/// If it cannot be renamed or opened.
+/// If it cannot be opened.
 pub(crate) fn run_log(folder: &Path) -> io::Result<File> {
     let path = folder.join(RUN_LOG);
     if std::fs::metadata(&path).is_ok_and(|found| found.len() > RUN_LOG_BYTES) {
-        std::fs::rename(&path, folder.join(OLD_RUN_LOG))?;
+        let _ = std::fs::rename(&path, folder.join(OLD_RUN_LOG));
     }
     append(&path)
 }
@@ -191,6 +191,17 @@ mod tests {
         let warnings = prepare(folder.path()).unwrap();
         assert!(warnings[0].contains("many users share (mode 1777)"), "{warnings:?}");
         assert_eq!(mode(folder.path()), 0o1777);
+    }
+
+    /// Another process may have renamed it a moment ago, or the name may be taken.
+    #[test]
+    fn a_log_that_cannot_be_renamed_is_still_appended_to() {
+        let home = crate::store::conformance::folder();
+        let [log, old] = [RUN_LOG, OLD_RUN_LOG].map(|name| home.path().join(name));
+        File::create(&log).unwrap().set_len(RUN_LOG_BYTES + 1).unwrap();
+        std::fs::create_dir(&old).unwrap();
+        let opened = run_log(home.path()).unwrap();
+        assert_eq!(opened.metadata().unwrap().len(), RUN_LOG_BYTES + 1);
     }
 
     /// A volume in Kubernetes belongs to root, with one of our groups. It must be usable.

@@ -393,3 +393,25 @@ async fn the_log_names_a_model_only_if_its_window_is_unknown() {
         "{log}"
     );
 }
+
+/// A window that a refusal taught is no guess, after a restart too.
+#[tokio::test]
+async fn the_log_does_not_name_a_model_whose_window_was_learned() {
+    let (provider, data) = (Provider::start().await, tempfile::tempdir().unwrap());
+    let flags = ["--mode", "observe", "--data", data.path().to_str().unwrap()];
+    let mut request = mode::history(12, |number| format!("Line {number} of it. ").repeat(60));
+    request["model"] = "a-model-of-our-own".into();
+    let refusal = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"}}"#;
+    let mut logs = Vec::new();
+    for _ in 0..2 {
+        let mut serving = mode::serving(&provider, "", &flags).await;
+        let headers = [("x-api-key", "sk-test")];
+        let mut client = serving.post("/v1/messages", &request.to_string(), &headers).await;
+        provider.call().await.answer("400 Bad Request", refusal).await;
+        assert_eq!(client.response().await.status(), 400);
+        serving.signal("TERM").await;
+        logs.push(serving.log_to_its_end().await);
+    }
+    assert!(logs[0].contains("so its window is a guess"), "{}", logs[0]);
+    assert!(!logs[1].contains("is a guess"), "{}", logs[1]);
+}

@@ -349,7 +349,7 @@ impl ClientRequest {
         }
     }
 
-    /// What is known about the request's model behind its upstream.
+    /// What is known about the request's model behind its upstream. A model whose window is unknown is logged once.
     async fn model_facts(
         &self,
         upstream: &Upstream,
@@ -367,6 +367,9 @@ impl ClientRequest {
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
+        if !model.known && !name.is_empty() {
+            proxy.telemetry.unknown_model(&upstream.name, name);
+        }
         let max_output = lessons.max_output(&source, now());
         model.window = window;
         let reasoning_rule = self.reasoning_rule(&proxy, upstream, &source);
@@ -453,16 +456,12 @@ impl ClientRequest {
         }
     }
 
-    /// What is known about the model behind this upstream. A model whose window is unknown is logged once.
+    /// What the catalogue and the configuration say about the model behind this upstream.
     fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
-        let model = model.behind(upstream.window, upstream.price);
-        if !model.known && !name.is_empty() {
-            proxy.telemetry.unknown_model(&upstream.name, name);
-        }
-        model
+        model.behind(upstream.window, upstream.price)
     }
 
     /// Its path, without the query.
