@@ -282,6 +282,31 @@ async fn a_request_is_not_resent_if_a_reused_connection_closes_late() {
     }
 }
 
+/// The peer had closed the idle connection before it could read the request. On a slow machine this may come too late
+/// to be believed, but not five times in a row.
+#[tokio::test]
+async fn a_request_is_resent_if_an_idle_http2_connection_closes() {
+    for _ in 0..5 {
+        let mut provider = Provider::start(100).await;
+        let client = Client::new(provider.config()).await;
+        let asking = tokio::spawn(client.ask_at("/v1/messages").await);
+        let call = provider.call().await;
+        call.begin();
+        call.end();
+        assert_eq!(ended(asking.await.unwrap()).await, "two");
+        client.rests().await;
+        let mut wire = Wire::connect(client.server.address).await;
+        wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+            .await;
+        provider.call().await.link.close();
+        tokio::select! {
+            retry = provider.call() => return assert_eq!(retry.link.number, 1, "another connection"),
+            answer = wire.response() => assert_eq!(answer.status(), 502),
+        }
+    }
+    panic!("the request was never sent again");
+}
+
 /// A busy connection does not close because it is idle: the provider may have begun to work on the request.
 #[tokio::test]
 async fn a_request_is_not_resent_if_a_busy_connection_breaks() {

@@ -131,7 +131,7 @@ impl Http2 {
             let body = body.of_stream(stream.0.clone());
             let sent = Instant::now();
             let Sender { mut requests, answered, busy_since, crossing_time } = sender;
-            if self.lanes().live(stream.id()) == 1 {
+            if self.lanes().streams_on(stream.id()) == 1 {
                 *busy_since.lock().unwrap_or_else(PoisonError::into_inner) = sent;
             }
             let sending = requests.try_send_request(Request::from_parts(head, body));
@@ -293,8 +293,8 @@ fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
 /// Whether the connection broke without an HTTP/2 error.
 fn is_broken(error: &hyper::Error) -> bool {
     let source = error.source();
-    let h2 = source.and_then(|error| error.downcast_ref::<h2::Error>());
-    let broken = h2.and_then(h2::Error::get_io).map(io::Error::kind);
+    // hyper passes an I/O error of the connection on without the HTTP/2 error around it.
+    let broken = source.and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
     let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
     error.is_closed() || error.is_canceled() || broken.is_some_and(|kind| ends.contains(&kind))
 }

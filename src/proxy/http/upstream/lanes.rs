@@ -210,7 +210,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// The number of streams on a connection.
-    pub(super) fn live(&self, id: LaneId) -> usize {
+    pub(super) fn streams_on(&self, id: LaneId) -> usize {
         self.lanes.iter().find(|lane| lane.id == id).map_or(0, |lane| lane.live)
     }
 
