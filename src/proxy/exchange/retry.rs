@@ -526,13 +526,13 @@ fn may_be_refusal(status: StatusCode) -> bool {
     blames_request(status) || may_not_fit(status)
 }
 
-/// The verdict of a refusal that no edit can fix. A status that blames the provider is one only if the message says
-/// that the request does not fit.
+/// The verdict of a refusal that no edit can fix. A status that does not blame the request is one only if the message
+/// says that the request does not fit.
 fn refusal_verdict(status: StatusCode, cause: RefusalCause, overflows: bool) -> Verdict {
-    match overflows {
-        true => Verdict::DoesNotFit(Some(cause)),
-        false if status.is_server_error() => Verdict::Failed,
-        false => Verdict::Refused(cause),
+    match (overflows, blames_request(status).then_some(cause)) {
+        (true, cause) => Verdict::DoesNotFit(cause),
+        (false, Some(cause)) => Verdict::Refused(cause),
+        (false, None) => Verdict::Failed,
     }
 }
 
