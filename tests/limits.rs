@@ -121,7 +121,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("HTTP/2 streams of a connection", &[("src/proxy/http/upstream/http2.rs", "STREAMS")]),
     ("HTTP/2 connections", &[("src/proxy/http/upstream/http2.rs", "CONNECTIONS")]),
     (
-        "attempts of a request that its upstream certainly did not process (below)",
+        "attempts of a request that its upstream did not process (below)",
         &[("src/proxy/http/upstream/limits.rs", "ATTEMPTS")],
     ),
     (

@@ -1,8 +1,8 @@
 //! HTTP/1.1 to upstreams: keeps connections between requests, and decides which requests are sent again.
 //!
 //! A request is sent again only if it was never sent, or if a kept connection closed within the time in which a
-//! close and a request can cross ([`crate::proxy::http::close`]). A connection
-//! that was opened to find out an upstream's protocol is used, not dropped.
+//! close and a request can cross ([`crate::proxy::http::close`]). A connection that was opened to find out an
+//! upstream's protocol is used, not dropped.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error as _;
