@@ -44,9 +44,9 @@ struct Size {
 }
 
 const FULL: Size = Size { rounds: 7, requests: 20_000, streams: 64, events: 2_000, held: 600 };
+const QUICK: Size = Size { rounds: 3, requests: 4_000, streams: 16, events: 1_000, held: 300 };
 /// Requests of a conversation after its first.
 const TURNS: usize = 20;
-const QUICK: Size = Size { rounds: 3, requests: 4_000, streams: 16, events: 1_000, held: 300 };
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();

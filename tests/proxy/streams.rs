@@ -50,6 +50,24 @@ impl Client {
         }
     }
 
+    /// A request that is answered to its end, so that its connection to the provider is idle and was of use.
+    async fn is_answered(&self, provider: &mut Provider) {
+        let asking = tokio::spawn(self.ask_at("/v1/messages").await);
+        let call = provider.call().await;
+        call.begin();
+        call.end();
+        assert_eq!(ended(asking.await.unwrap()).await, "two");
+        self.rests().await;
+    }
+
+    /// Sends a request that can be sent twice over HTTP/1.1, which shows the status of its response.
+    async fn post(&self) -> Wire {
+        let mut wire = Wire::connect(self.server.address).await;
+        wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+            .await;
+        wire
+    }
+
     /// The value of this metric for the upstream.
     fn metric(&self, name: &str) -> f64 {
         let text = self.server.telemetry.render();
@@ -251,8 +269,7 @@ async fn a_refused_stream_is_retried_elsewhere_a_limited_number_of_times() {
     retry.begin();
     drop(asking.await.unwrap());
 
-    let mut wire = Wire::connect(client.server.address).await;
-    wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut wire = client.post().await;
     for _ in 0..3 {
         provider.call().await.reset(REFUSED_STREAM);
     }
@@ -265,13 +282,8 @@ async fn a_refused_stream_is_retried_elsewhere_a_limited_number_of_times() {
 async fn a_request_is_not_resent_if_a_reused_connection_closes_late() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
-    let asking = tokio::spawn(client.ask_at("/v1/messages").await);
-    let call = provider.call().await;
-    call.begin();
-    call.end();
-    assert_eq!(ended(asking.await.unwrap()).await, "two");
-    let mut wire = Wire::connect(client.server.address).await;
-    wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
+    client.is_answered(&mut provider).await;
+    let mut wire = client.post().await;
     let served = provider.call().await;
     assert_eq!(served.link.number, 0);
     tokio::time::sleep(std::time::Duration::from_millis(400)).await;
@@ -289,12 +301,7 @@ async fn a_request_is_resent_if_an_idle_http2_connection_closes() {
     for _ in 0..5 {
         let mut provider = Provider::start(100).await;
         let client = Client::new(provider.config()).await;
-        let asking = tokio::spawn(client.ask_at("/v1/messages").await);
-        let call = provider.call().await;
-        call.begin();
-        call.end();
-        assert_eq!(ended(asking.await.unwrap()).await, "two");
-        client.rests().await;
+        client.is_answered(&mut provider).await;
         let mut wire = Wire::connect(client.server.address).await;
         wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
             .await;
@@ -318,8 +325,7 @@ async fn a_request_is_not_resent_if_a_busy_connection_breaks() {
     let first = first.await.unwrap();
     // Longer than a close and a request can cross.
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    let mut wire = Wire::connect(client.server.address).await;
-    wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut wire = client.post().await;
     let call = provider.call().await;
     assert_eq!(call.link.number, busy.link.number);
     call.link.close();

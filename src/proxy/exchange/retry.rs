@@ -226,7 +226,7 @@ impl Retry<'_> {
         }
     }
 
-    /// Judges the response to any form but the planned and the repaired one.
+    /// Judges a response without looking for an edit that could fix it.
     async fn judge(
         &self,
         form: RequestForm,

@@ -112,8 +112,7 @@ impl OpenedSession {
         }
     }
 
-    /// Marks new decisions for a request of this epoch: each comes after the
-    /// revocation of the decision before it.
+    /// Marks new decisions of a request in this epoch: each comes after the revocation of the decision before it.
     pub(crate) fn after_suspension(
         &self,
         facts: Vec<Fact>,

@@ -3,7 +3,7 @@
 //! [`Lanes`] makes the decisions; sockets and waiting are here. A stream is counted from its placement until
 //! request and response have both ended, in whatever way. The peer's limit is read after each step of a
 //! connection, so that decisions use the current one. A request that the peer certainly did not process is
-//! sent again, three times in all at most, if its body is still available.
+//! sent again, so three times at most, if its body is still available.
 
 use std::error::Error as _;
 use std::fmt;
@@ -82,10 +82,23 @@ struct Sender {
     requests: SendRequest<OutgoingBody>,
     /// Whether it has received a response.
     answered: Arc<AtomicBool>,
-    /// Since when it has had streams without a pause.
-    busy_since: Arc<Mutex<Instant>>,
+    /// Its streams since it was last idle.
+    burst: Arc<Mutex<Burst>>,
     /// How long after a request was sent a close means that the request was not read.
     crossing_time: Duration,
+}
+
+/// The streams of a connection since it was last idle.
+struct Burst {
+    since: Instant,
+    /// Whether one of them was answered: then the connection was still open.
+    is_answered: bool,
+}
+
+impl Burst {
+    fn begins() -> Self {
+        Self { since: Instant::now(), is_answered: false }
+    }
 }
 
 impl Http2 {
@@ -129,10 +142,9 @@ impl Http2 {
             let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
             // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
-            let sent = Instant::now();
-            let Sender { mut requests, answered, busy_since, crossing_time } = sender;
+            let Sender { mut requests, answered, burst, crossing_time } = sender;
             if self.lanes().streams_on(stream.id()) == 1 {
-                *busy_since.lock().unwrap_or_else(PoisonError::into_inner) = sent;
+                *lock(&burst) = Burst::begins();
             }
             let sending = requests.try_send_request(Request::from_parts(head, body));
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
@@ -141,6 +153,7 @@ impl Http2 {
             let mut failed = match sending.await {
                 Ok(response) => {
                     answered.store(true, Ordering::Relaxed);
+                    lock(&burst).is_answered = true;
                     let body = |body| OutgoingBody::through(body).of_stream(stream.0);
                     return Ok(SendOutcome::Answered(response.map(body)));
                 }
@@ -148,11 +161,13 @@ impl Http2 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            // Its close may have crossed with all requests on it: with a burst after it was idle.
-            let busy_since = *busy_since.lock().unwrap_or_else(PoisonError::into_inner);
-            let was_idle = busy_since.elapsed() < crossing_time
-                && answered.load(Ordering::Relaxed)
-                && is_broken(&error);
+            // Its close may have crossed with all requests that were sent since it was idle.
+            let may_have_crossed = {
+                let burst = lock(&burst);
+                !burst.is_answered && burst.since.elapsed() < crossing_time
+            };
+            let was_idle =
+                may_have_crossed && answered.load(Ordering::Relaxed) && is_broken(&error);
             let cause = match &unsent {
                 Some(_) => Some(RepeatCause::NotSent),
                 None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
@@ -231,8 +246,7 @@ impl Http2 {
     }
 
     fn lanes(&self) -> LanesGuard<'_> {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        LanesGuard { lanes, upstream: self }
+        LanesGuard { lanes: lock(&self.lanes), upstream: self }
     }
 }
 
@@ -395,8 +409,8 @@ impl Http2 {
             .handshake(transport)
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
-        let busy_since = Arc::new(Mutex::new(Instant::now()));
-        let sender = Sender { requests, answered: Arc::default(), busy_since, crossing_time };
+        let burst = Arc::new(Mutex::new(Burst::begins()));
+        let sender = Sender { requests, answered: Arc::default(), burst, crossing_time };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
@@ -441,8 +455,8 @@ async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, i
     let _ = running.await;
 }
 
-fn lock(connection: &Mutex<Http2Connection>) -> MutexGuard<'_, Http2Connection> {
-    connection.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection that is in use.
