@@ -288,6 +288,7 @@ impl<'a> Session<'a> {
             name: self.name,
             upstream: "up",
             reasoning_rule: reasoning::rule(self.dialect, "", self.name),
+            compaction_refused: false,
             policy: &self.config.policy,
             mode: Mode::Active,
             clears_past: None,

@@ -156,6 +156,7 @@ impl Bench {
             name: "claude-opus-4-5",
             upstream: "anthropic",
             reasoning_rule: ReasoningRule::Wanted,
+            compaction_refused: false,
             policy: &self.policy,
             mode: Mode::Active,
             clears_past: None,

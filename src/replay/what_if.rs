@@ -20,7 +20,7 @@ use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummarySizes};
+use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummaryFocus, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
@@ -247,6 +247,7 @@ impl<'l> WhatIfSession<'l> {
                 name: &line.model,
                 upstream: &line.provider,
                 reasoning_rule: reasoning::rule(dialect, "", &line.model),
+                compaction_refused: false,
                 policy: &options.policy,
                 mode: Mode::Active,
                 clears_past: None,
@@ -549,7 +550,7 @@ fn written(
     options: &WhatIfOptions,
 ) -> Result<Option<CompactionRecord>, DecisionReason> {
     let (request, known, measured) = (&call.request, &decided.known, &decided.measured);
-    let writers = compact::writers(request, compact::WriterConstraints::default());
+    let writers = compact::writers(request, SummaryFocus::OfPolicy);
     let by = *writers.first().ok_or(DecisionReason::Provider)?;
     let choice =
         compact::choose(request, known, &measured.parts, by).ok_or(DecisionReason::NothingToCut)?;

@@ -55,7 +55,7 @@ pub enum RefusalOutcome {
     Spared,
     /// The changed request was refused as well.
     RefusedAgain,
-    /// The changed request met a rate limit or a failing provider.
+    /// The changed request met a rate limit or a failing provider, or got no response.
     Unanswered,
     /// No change helps: the refused content is not the client's, or changing it has failed before.
     NoRepair,

@@ -8,6 +8,7 @@ use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
 use plimsoll::config::{Secret, Upstream};
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::SummaryEngine;
 use plimsoll::dialect::Dialect;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -70,6 +71,24 @@ async fn a_dry_run_says_what_a_compaction_would_save_and_does_nothing() {
     assert!(play.take_summary_bodies().is_empty());
     play.turn(6).await;
     drop(play.next_summary_request().await);
+}
+
+/// The provider refuses to compact after the request that the preview is of: the model is named as the writer.
+#[tokio::test]
+async fn a_dry_run_does_not_name_a_provider_that_refused_to_compact() {
+    let mut policy = policy();
+    policy.compact.engine = SummaryEngine::Auto;
+    let mut play = Play::of(policy).await;
+    let (_, mut question) = play.fill_to_mark().await;
+    let admin = admin(&play).await;
+    let (_, looked) = compact(admin, "s", "?dry_run=true").await;
+    assert_eq!(looked["engine"], "provider", "{looked}");
+    let refused = r#"{"type":"error","error":{"type":"invalid_request_error","message":"compaction: Extra inputs are not permitted"}}"#;
+    question.answer("400 Bad Request", refused).await;
+    drop(question);
+    drop(play.next_summary_request().await);
+    let (_, looked) = compact(admin, "s", "?dry_run=true").await;
+    assert_eq!(looked["engine"], "summary", "{looked}");
 }
 
 #[tokio::test]

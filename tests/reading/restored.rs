@@ -128,6 +128,7 @@ fn request<'a>(
         name: conversation.model.as_deref().unwrap_or_default(),
         upstream: "u",
         reasoning_rule: ReasoningRule::Wanted,
+        compaction_refused: false,
         policy,
         mode: Mode::Active,
         clears_past: None,

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::play::{Play, anthropic_reply, anthropic_request, message};
 use crate::presets::play_at;
 use crate::pruned::{eager, history};
+use crate::refused::BOUND;
 use crate::support::http1::Call;
 use plimsoll::config::presets::Preset;
 
@@ -240,4 +241,24 @@ async fn the_gemini_cli_preset_counts_only_requests_with_media() {
     client.response().await;
     play.server.next_exchange().await;
     assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 289 })]);
+}
+
+/// The request is counted in the form that was planned, and another form is sent in the end: its count says nothing
+/// about the exchange.
+#[tokio::test]
+async fn the_count_of_a_form_that_was_refused_is_not_recorded() {
+    let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
+    let request = anthropic_request(MODEL, &history(6));
+    let mut client = play.send_request(&request).await;
+    let (mut turn, mut count) = both(&mut play).await;
+    assert_ne!(turn.message.text(), request.to_string());
+    count.answer("200 OK", r#"{"input_tokens": 99}"#).await;
+    until_questions(&play, "answered", 1).await;
+    turn.answer("400 Bad Request", BOUND).await;
+    let mut turn = turn.wire.request().await;
+    assert_eq!(turn.message.text(), request.to_string());
+    turn.answer("200 OK", &reply("m1")).await;
+    assert_eq!(client.response().await.status(), 200);
+    play.server.next_exchange().await;
+    assert_eq!(counted(&play).await, [None]);
 }

@@ -40,4 +40,5 @@ mod stripped;
 mod summary_cache;
 mod thinking;
 mod trouble;
+mod unanswered;
 mod waits;

@@ -12,12 +12,12 @@ use crate::pruned::history;
 use crate::refused::BOUND;
 
 const MODEL: &str = "claude-sonnet-4-5";
-const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"},"request_id":"req_1"}"#;
+pub const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"},"request_id":"req_1"}"#;
 const LIMITED: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"Rate limit reached: maximum context length is 4000 tokens per minute"}}"#;
 const CLEARED: &str = "[Old tool result content cleared]";
 
 /// Of the two ways to make room, the one that asks nobody.
-fn cuts_alone() -> Policy {
+pub fn cuts_alone() -> Policy {
     let mut policy = Policy::default();
     policy.compact.engine = SummaryEngine::Off;
     policy
@@ -27,7 +27,7 @@ fn reply() -> Value {
     anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
 }
 
-fn cleared(body: &str) -> usize {
+pub fn cleared(body: &str) -> usize {
     body.matches(CLEARED).count()
 }
 
@@ -238,7 +238,7 @@ async fn room_is_made_in_a_repaired_request_too() {
 }
 
 /// A conversation that does not fit, with a thought after its results.
-fn thoughtful() -> Vec<Value> {
+pub fn thoughtful() -> Vec<Value> {
     let mut history = history(8);
     let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "c2ln"});
     history.push(message("assistant", json!([thought, {"type": "text", "text": "So."}])));

@@ -456,6 +456,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
         name: MODEL,
         upstream: "up",
         reasoning_rule: ReasoningRule::Unwanted,
+        compaction_refused: false,
         policy: &config.policy,
         mode: Mode::Active,
         clears_past: None,

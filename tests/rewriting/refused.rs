@@ -20,7 +20,7 @@ fn json_of(call: &Call) -> Value {
 }
 
 /// A session in which results were cut; a reply for the next request; and how many were cut.
-async fn cut_before() -> (Play, Value, usize) {
+pub async fn cut_before() -> (Play, Value, usize) {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;

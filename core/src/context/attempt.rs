@@ -57,7 +57,11 @@ pub enum Verdict {
     /// It failed, and changing the request would not help: a rate limit, a failing provider, an overflow that
     /// contradicts the estimate.
     Failed,
-    /// The request has no such form, or there was no response to it.
+    /// It was sent, but no response came: the connection failed, or it took too long. Says nothing about the
+    /// form.
+    NoResponse,
+    /// The request has no such form: there is no edit for it, it could not be saved, or it is the same as one
+    /// that was sent.
     Unavailable,
 }
 
@@ -225,7 +229,7 @@ impl AttemptContext<'_> {
     /// What to do after `verdict` on the planned request.
     fn after_planned(self, verdict: Verdict) -> RetryStep {
         match verdict {
-            Verdict::Accepted | Verdict::Failed | Verdict::Unavailable => {
+            Verdict::Accepted | Verdict::Failed | Verdict::NoResponse | Verdict::Unavailable => {
                 RetryStep::answer(RequestForm::Planned)
             }
             Verdict::OverflowInReply => RetryStep::make_room(RequestForm::Planned, None),
@@ -265,9 +269,10 @@ impl AttemptContext<'_> {
             Verdict::Repairable(refusal) if refusal.overflows && may_make_room => {
                 RetryStep::make_room(form, refusal.cause)
             }
-            Verdict::Unavailable if refusal.overflows && may_make_room => {
+            Verdict::Unavailable | Verdict::NoResponse if refusal.overflows && may_make_room => {
                 RetryStep::make_room(RequestForm::before_repair(round), refusal.cause)
             }
+            Verdict::NoResponse => self.after_unanswered_repair(otherwise),
             Verdict::Unavailable if round == 1 => self.after_failed_repair(otherwise),
             Verdict::Refused(_) | Verdict::DoesNotFit(_) => {
                 self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Next)
@@ -291,6 +296,14 @@ impl AttemptContext<'_> {
             (true, cause) => RetryStep::make_room(RequestForm::Planned, cause),
             (false, Some(cause)) => self.without_changes(cause, BlameTarget::Change),
             (false, None) => RetryStep::answer(RequestForm::Planned),
+        }
+    }
+
+    /// What to do if there was no response to a repaired request: it may be right.
+    fn after_unanswered_repair(self, otherwise: RepairFallback) -> RetryStep {
+        match otherwise {
+            RepairFallback::AfterPlanned(_) => self.after_failed_repair(otherwise),
+            RepairFallback::AfterAll { cause, .. } => RetryStep::unsettled(cause),
         }
     }
 
@@ -399,6 +412,7 @@ fn after_last_accepted(
                 RefusalKind { cause: Some(cause), overflows: false, is_of_reasoning: true };
             RetryStep::repair(RepairFallback::AfterAll { cause, of_original }, refusal, 1)
         }
+        Verdict::NoResponse => RetryStep::unsettled(cause),
         _ => all_refused(RequestForm::Original),
     }
 }
@@ -424,6 +438,11 @@ impl RetryStep {
 
     fn room_made(form: RequestForm, accepted: bool) -> Self {
         Self::answer(form).finding(AttemptFinding::RoomMade { accepted })
+    }
+
+    /// Forwards the response to the original, because a form that may be accepted got no response.
+    fn unsettled(cause: RefusalCause) -> Self {
+        Self::answer(RequestForm::Original).finding(AttemptFinding::Unsettled(cause))
     }
 
     fn finding(self, finding: AttemptFinding) -> Self {

@@ -118,29 +118,26 @@ pub fn would_leave(
     if !is_allowed || highest_need(request) < CompactionNeed::Must {
         return false;
     }
-    let by = writers(request, WriterConstraints::default()).first();
+    let by = writers(request, SummaryFocus::OfPolicy).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
     choice.is_some_and(|(by, choice)| preview(request, by, &choice, tokens).after <= most)
 }
 
-/// What may keep the provider from writing a summary.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WriterConstraints {
-    /// It refused to write one before.
-    pub refused: bool,
-    /// The summary must follow instructions of ours.
-    pub instructed: bool,
+/// Who says what a summary must dwell on. Not every provider takes that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SummaryFocus {
+    /// The policy, if it names anything.
+    OfPolicy,
+    /// An operator, for this summary.
+    OfOperator,
 }
 
 /// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that
 /// cannot.
-pub fn writers(
-    request: &PlanRequest<'_>,
-    constraints: WriterConstraints,
-) -> &'static [SummaryAuthor] {
-    let WriterConstraints { refused, instructed } = constraints;
+pub fn writers(request: &PlanRequest<'_>, focus: SummaryFocus) -> &'static [SummaryAuthor] {
     let dialect = request.conversation.dialect;
-    let may = !refused
+    let instructed = focus == SummaryFocus::OfOperator || request.policy.compact.focus.is_some();
+    let may = !request.compaction_refused
         && (!instructed || provider::takes_instructions(dialect))
         && provider::is_possible(dialect, request.body);
     let families: &[Family] = match dialect {

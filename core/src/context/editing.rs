@@ -96,6 +96,7 @@ mod tests {
             name,
             upstream: "up",
             reasoning_rule: ReasoningRule::Wanted,
+            compaction_refused: false,
             policy: &policy,
             mode,
             clears_past: None,

@@ -81,6 +81,7 @@ impl SessionFixture {
             name: self.name,
             upstream: self.upstream,
             reasoning_rule: self.reasoning_rule,
+            compaction_refused: false,
             policy: &self.policy,
             mode: self.mode,
             clears_past: self.clears_past,

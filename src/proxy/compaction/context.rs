@@ -19,10 +19,9 @@ use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, HistoryChunk, WriterConstraints};
+use crate::context::compact::{self, CompactionNeed, HistoryChunk, SummaryFocus};
 use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
-use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -263,13 +262,11 @@ impl<'a> CompactionContext<'a> {
     /// Who may write it, and where each one would cut, the first choice first.
     async fn choices(&self) -> Result<Vec<SummaryChoice>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
-        let refused = self.proxy.knows(&self.prepared.lesson_source(), Lesson::CompactionRefused);
         let request = self.prepared.plan_request();
         let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
-        let is_focused = is_focused || self.prepared.policy.compact.focus.is_some();
-        let constraints = WriterConstraints { refused, instructed: is_focused };
-        let writers = compact::writers(&request, constraints);
+        let focus = if is_focused { SummaryFocus::OfOperator } else { SummaryFocus::OfPolicy };
+        let writers = compact::writers(&request, focus);
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
         }

@@ -388,6 +388,7 @@ impl ClientRequest {
         ModelFacts {
             learned,
             reasoning_rule,
+            compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
             policy: proxy.policy(upstream, name),
             max_output,
             reserve: model.reserve(proxy.config.output_reserve),

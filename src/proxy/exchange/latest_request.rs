@@ -12,11 +12,12 @@ use http::request;
 use tokio::task::AbortHandle;
 
 use crate::config::Mode;
-use crate::context::compact::{self, CompactionNeed, CompactionPreview, WriterConstraints};
-use crate::context::plan::RecordedDecisions;
+use crate::context::compact::{self, CompactionNeed, CompactionPreview, SummaryFocus};
+use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
 use crate::context::{SketchPart, ThreadId};
 use crate::dialect::Dialect;
+use crate::dialect::lesson::Lesson;
 use crate::proxy::compaction::context::begin_summary;
 use crate::proxy::compaction::summarize::{SummaryChoice, SummaryJob};
 use crate::proxy::plan::planned_request::PlannedRequest;
@@ -144,8 +145,12 @@ impl SummaryContext {
     }
 
     fn preview(&self) -> Option<CompactionPreview> {
-        let request = self.prepared.plan_request();
-        let choice = self.choice(compact::writers(&request, WriterConstraints::default()))?;
+        // The provider may have refused since, when it was asked for the summary that this request prepared.
+        let source = self.prepared.lesson_source();
+        let refuses = |proxy: Arc<Proxy>| proxy.knows(&source, Lesson::CompactionRefused);
+        let compaction_refused = self.proxy.upgrade().is_some_and(refuses);
+        let request = PlanRequest { compaction_refused, ..self.prepared.plan_request() };
+        let choice = self.choice(compact::writers(&request, SummaryFocus::OfPolicy))?;
         Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, request};
 
 use super::original_request::{OriginalRequest, send};
-use super::retry::{FinalResponse, Retry, Suspicion};
+use super::retry::{FinalResponse, Retry};
 use crate::context::attempt::RequestForm;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
@@ -117,9 +117,8 @@ impl OutboundRequest {
             return Ok(SentResponse { response, added_usage: requests_usage && !blames_us });
         };
         let info = RequestInfo::of(prepared);
-        let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
-        let retry = Retry { original, adds, is_rewritten, suspicion, info, pending, recorder };
+        let retry = Retry { original, adds, is_rewritten, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let FinalResponse { response, form } = Box::pin(retry.run(response)).await?;
         let added_usage = requests_usage && form != RequestForm::Original;

@@ -36,24 +36,12 @@ use crate::wire::json::Document;
 /// Most bytes of a refusal that are read for its cause.
 const CAUSE_BYTES: usize = 64 * 1024;
 
-/// What in a first response may lead to a retry.
-#[derive(Clone, Copy)]
-pub(super) struct Suspicion {
-    /// The refusal may be due to our changes.
-    pub(super) blames_us: bool,
-    /// It may say that the request does not fit.
-    pub(super) may_not_fit: bool,
-    /// It is accepted, but may have an overflow error in its body.
-    pub(super) may_overflow: bool,
-}
-
 /// A request whose response may lead to a retry.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
     /// What it requests on the client's behalf.
     pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
-    pub(super) suspicion: Suspicion,
     /// The tenant, upstream and model that a lesson of its responses applies to.
     pub(super) info: RequestInfo,
     pub(super) pending: Option<&'a mut PendingExchange>,
@@ -77,6 +65,15 @@ struct HeldResponse {
 struct SeenOverflow {
     sign: OverflowSign,
     reported: Overflow,
+    taught: LessonMatch,
+}
+
+/// What a refusal says.
+struct ReadRefusal {
+    /// The cause that its message names, if the status blames the request.
+    cause: Option<RefusalCause>,
+    /// What it says about the window.
+    overflow: Option<Overflow>,
     taught: LessonMatch,
 }
 
@@ -118,8 +115,8 @@ impl Retry<'_> {
         first: Response<OutgoingBody>,
     ) -> Result<FinalResponse, UpstreamError> {
         let mut answers = RetryHistory::default();
-        let (mut state, mut verdict) =
-            (RetryState::Planned, self.judge_first(first, &mut answers).await);
+        let mut state = RetryState::Planned;
+        let mut verdict = self.judge(RequestForm::Planned, first, &mut answers).await;
         loop {
             let step = next(self.context(), state, verdict);
             if let Some(finding) = step.finding {
@@ -162,41 +159,70 @@ impl Retry<'_> {
         }
     }
 
-    /// Judges the response to the request as planned.
-    async fn judge_first(
+    /// Judges the response to a form, and holds it.
+    async fn judge(
         &self,
+        form: RequestForm,
         response: Response<OutgoingBody>,
         answers: &mut RetryHistory,
     ) -> Verdict {
-        if self.suspicion.may_overflow {
-            return self.judge_accepted(RequestForm::Planned, response, answers).await;
+        let status = response.status();
+        let is_last_resort = matches!(form, RequestForm::Original | RequestForm::LastAccepted);
+        if status.is_success() && !is_last_resort {
+            return self.judge_accepted(form, response, answers).await;
         }
-        let refused = read_refusal(response, self.recorder).await;
-        answers.taught = self.taught(&refused).await;
-        let cause = refusal::cause(&refused.start);
-        let overflow = self.window_of(&refused).filter(|_| self.suspicion.may_not_fit);
-        answers.refusal = self.repairable(&refused);
+        if !may_be_refusal(status) {
+            answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
+            return if status.is_success() { Verdict::Accepted } else { Verdict::Failed };
+        }
+        let response = read_refusal(response, self.recorder).await;
+        let refused = ReadRefusal {
+            cause: blames_request(status).then(|| refusal::cause(&response.start)),
+            overflow: self.window_of(&response),
+            taught: self.taught(&response).await,
+        };
+        let verdict = match form {
+            RequestForm::Planned | RequestForm::Repaired(_) => {
+                answers.refusal = self.repairable(&response);
+                self.judge_repairable(form, refused, answers)
+            }
+            RequestForm::WithRoom | RequestForm::WithRoomUnbound => {
+                answers.room_taught = refused.taught.clone();
+                refused.verdict()
+            }
+            RequestForm::Original | RequestForm::LastAccepted => refused.verdict(),
+        };
+        answers.hold(form, response);
+        verdict
+    }
+
+    /// Judges a refusal of the planned or a repaired form: an edit may fix it.
+    fn judge_repairable(
+        &self,
+        form: RequestForm,
+        refused: ReadRefusal,
+        answers: &mut RetryHistory,
+    ) -> Verdict {
+        let taught = &refused.taught;
+        if form == RequestForm::Planned {
+            answers.taught = taught.clone();
+        }
         if answers.is_about_output() {
-            answers.output_taught = answers.taught.clone();
+            answers.output_taught = taught.clone();
         }
-        answers.hold(RequestForm::Planned, refused);
-        let blames_us = self.suspicion.blames_us;
-        let is_implausible =
-            overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
-        let overflow = overflow.filter(|_| !is_implausible);
-        answers.overflow = overflow.map(|reported| SeenOverflow {
-            sign: OverflowSign::Refused,
-            reported,
-            taught: answers.taught.clone(),
-        });
-        if answers.refusal.is_some() {
-            let cause = blames_us.then_some(cause);
-            return Verdict::Repairable(answers.refusal_kind(cause, overflow.is_some()));
+        let believed = refused.overflow.filter(|overflow| self.believes(overflow, taught));
+        if let Some(reported) = believed {
+            let (sign, taught) = (OverflowSign::Refused, taught.clone());
+            answers.overflow = Some(SeenOverflow { sign, reported, taught });
         }
-        match overflow {
-            Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
-            None if blames_us && !is_implausible => Verdict::Refused(cause),
-            None => Verdict::Failed,
+        match &answers.refusal {
+            Some(repairable) => Verdict::Repairable(RefusalKind {
+                cause: refused.cause,
+                overflows: believed.is_some(),
+                is_of_reasoning: repairable.cause == RepairCause::Reasoning,
+            }),
+            None if refused.overflow.is_some() && believed.is_none() => Verdict::Failed,
+            None => refused.verdict(),
         }
     }
 
@@ -226,25 +252,6 @@ impl Retry<'_> {
         }
     }
 
-    /// Judges a response without looking for an edit that could fix it.
-    async fn judge(
-        &self,
-        form: RequestForm,
-        response: Response<OutgoingBody>,
-        answers: &mut RetryHistory,
-    ) -> Verdict {
-        if !may_be_refusal(response.status()) {
-            let is_accepted = response.status().is_success();
-            answers.hold(form, StartedResponse::unread(response, &self.recorder.memory));
-            return if is_accepted { Verdict::Accepted } else { Verdict::Failed };
-        }
-        let refused = read_refusal(response, self.recorder).await;
-        let (status, cause) = (refused.head.status, refusal::cause(&refused.start));
-        let overflows = self.window_of(&refused).is_some();
-        answers.hold(form, refused);
-        refusal_verdict(status, cause, overflows)
-    }
-
     /// The refusal as one that an edit can fix, if a repair is allowed.
     fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
         let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
@@ -265,38 +272,19 @@ impl Retry<'_> {
         answers.repair_decisions = decisions;
         answers.repair_causes.push(refusal.cause);
         answers.repaired_before = answers.repaired.take();
-        let Some((response, repaired)) = self.send_revised(Some(revised)).await else {
-            answers.repaired = answers.repaired_before.take();
-            return Verdict::Unavailable;
+        let (response, repaired) = match self.send_revised(Some(revised)).await {
+            Ok(sent) => sent,
+            Err(verdict) => {
+                answers.repaired = answers.repaired_before.take();
+                if verdict == Verdict::NoResponse {
+                    let causes = &answers.repair_causes;
+                    self.recorder.report_refusal(causes, RefusalOutcome::Unanswered);
+                }
+                return verdict;
+            }
         };
         answers.repaired = Some(repaired);
-        let form = RequestForm::Repaired(round);
-        if response.status().is_success() {
-            return self.judge_accepted(form, response, answers).await;
-        }
-        if !may_be_refusal(response.status()) {
-            return self.judge(form, response, answers).await;
-        }
-        let refused = read_refusal(response, self.recorder).await;
-        let (status, cause) = (refused.head.status, refusal::cause(&refused.start));
-        answers.refusal = self.repairable(&refused);
-        let taught = self.taught(&refused).await;
-        if answers.is_about_output() {
-            answers.output_taught = taught.clone();
-        }
-        let overflow = self.window_of(&refused);
-        answers.hold(form, refused);
-        let is_implausible = overflow.is_some_and(|overflow| !self.believes(&overflow, &taught));
-        let overflow = overflow.filter(|_| !is_implausible);
-        if let Some(reported) = overflow {
-            let sign = OverflowSign::Refused;
-            answers.overflow = Some(SeenOverflow { sign, reported, taught });
-        }
-        match answers.refusal {
-            Some(_) => Verdict::Repairable(answers.refusal_kind(Some(cause), overflow.is_some())),
-            None if is_implausible => Verdict::Failed,
-            None => refusal_verdict(status, cause, overflow.is_some()),
-        }
+        self.judge(RequestForm::Repaired(round), response, answers).await
     }
 
     /// Sends the request with room made by cuts or a summary.
@@ -317,25 +305,20 @@ impl Retry<'_> {
         self.send_room(RequestForm::WithRoomUnbound, room, answers).await
     }
 
-    /// Sends a form with room; `None` if there is none.
+    /// Sends a form with room; `room`: `None` if there is none.
     async fn send_room(
         &mut self,
         form: RequestForm,
         room: Option<RevisedRequest>,
         answers: &mut RetryHistory,
     ) -> Verdict {
-        let Some((response, room)) = self.send_revised(room).await else {
-            return Verdict::Unavailable;
-        };
-        answers.room = Some(room);
-        if response.status() == StatusCode::OK {
-            return self.judge_accepted(form, response, answers).await;
+        match self.send_revised(room).await {
+            Ok((response, room)) => {
+                answers.room = Some(room);
+                self.judge(form, response, answers).await
+            }
+            Err(verdict) => verdict,
         }
-        let verdict = self.judge(form, response, answers).await;
-        if let (Verdict::Refused(_), Some(refused)) = (verdict, answers.held.last()) {
-            answers.room_taught = self.taught(&refused.response).await;
-        }
-        verdict
     }
 
     /// Sends the request with the changes of the last accepted one, because reasoning may depend on them.
@@ -346,21 +329,28 @@ impl Retry<'_> {
     ) -> Verdict {
         let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
         let before = pending.as_last_accepted(cause).await;
-        let Some((response, before)) = self.send_revised(before).await else {
-            return Verdict::Unavailable;
-        };
-        answers.last_accepted = Some(before);
-        self.judge(RequestForm::LastAccepted, response, answers).await
+        match self.send_revised(before).await {
+            Ok((response, before)) => {
+                answers.last_accepted = Some(before);
+                self.judge(RequestForm::LastAccepted, response, answers).await
+            }
+            Err(verdict) => verdict,
+        }
     }
 
-    /// `None` if there is nothing else to send, or if it got no response.
+    /// Sends a revised request, and returns its response.
+    ///
+    /// # Errors
+    /// The verdict, if there is nothing else to send, or if it got no response.
     async fn send_revised(
         &self,
         revised: Option<RevisedRequest>,
-    ) -> Option<(Response<OutgoingBody>, RevisedRequest)> {
-        let revised = revised?;
-        let (head, body) = self.original.changed(Some(revised.rewrite()))?;
-        Some((send(self.recorder, head, body).await.ok()?, revised))
+    ) -> Result<(Response<OutgoingBody>, RevisedRequest), Verdict> {
+        let revised = revised.ok_or(Verdict::Unavailable)?;
+        let changed = self.original.changed(Some(revised.rewrite()));
+        let (head, body) = changed.ok_or(Verdict::Unavailable)?;
+        let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
+        Ok((response, revised))
     }
 
     fn believes(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
@@ -370,8 +360,9 @@ impl Retry<'_> {
         !self.pending.as_ref().is_some_and(disbelieves)
     }
 
-    /// What a refusal says about the window.
+    /// What a refusal says about the window. No room is made in a token count, so it does not matter there.
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
+        self.pending.as_ref()?;
         let (status, host) = (refused.head.status.as_u16(), self.info.upstream.host());
         overflow(&ErrorResponse { status, host, body: &refused.start })
     }
@@ -390,8 +381,9 @@ impl Retry<'_> {
     /// Reports a finding, and stores its consequences.
     async fn remember(&mut self, finding: AttemptFinding, answers: &mut RetryHistory) {
         let mut revoked = Vec::new();
-        if let AttemptFinding::ChangeRefused(cause) | AttemptFinding::AllRefused { cause, .. } =
-            finding
+        if let AttemptFinding::ChangeRefused(cause)
+        | AttemptFinding::AllRefused { cause, .. }
+        | AttemptFinding::Unsettled(cause) = finding
         {
             self.record_original_sent(cause).await;
         }
@@ -506,12 +498,6 @@ impl RetryHistory {
         self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
     }
 
-    /// The details of the newest refusal, which an edit can fix.
-    fn refusal_kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
-        let of = self.refusal.as_ref().map(|refusal| refusal.cause);
-        RefusalKind { cause, overflows, is_of_reasoning: of == Some(RepairCause::Reasoning) }
-    }
-
     /// The response to a form.
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
         let at = self.held.iter().position(|held| held.form == form);
@@ -526,13 +512,15 @@ fn may_be_refusal(status: StatusCode) -> bool {
     blames_request(status) || may_not_fit(status)
 }
 
-/// The verdict of a refusal that no edit can fix. A status that does not blame the request is one only if the message
-/// says that the request does not fit.
-fn refusal_verdict(status: StatusCode, cause: RefusalCause, overflows: bool) -> Verdict {
-    match (overflows, blames_request(status).then_some(cause)) {
-        (true, cause) => Verdict::DoesNotFit(cause),
-        (false, Some(cause)) => Verdict::Refused(cause),
-        (false, None) => Verdict::Failed,
+impl ReadRefusal {
+    /// The verdict, if no edit can fix it. A status that does not blame the request counts only if the message says
+    /// that the request does not fit.
+    fn verdict(&self) -> Verdict {
+        match (self.overflow, self.cause) {
+            (Some(_), cause) => Verdict::DoesNotFit(cause),
+            (None, Some(cause)) => Verdict::Refused(cause),
+            (None, None) => Verdict::Failed,
+        }
     }
 }
 

@@ -40,7 +40,10 @@ const NEAR: f64 = 0.8;
 
 /// A count in flight; empty until it has arrived.
 pub(super) struct PendingCount {
+    /// The client's original is counted, and not the form that was planned.
     as_it_came: bool,
+    /// Another form than the planned one was sent in the end.
+    is_replaced: bool,
     found: Arc<CountResult>,
 }
 
@@ -53,9 +56,17 @@ struct CountResult {
 }
 
 impl PendingCount {
-    /// The count, if it has arrived.
+    /// Records that another form than the planned one was sent in the end: only a count of the original is still
+    /// about the exchange.
+    pub(super) fn set_replaced(&mut self) {
+        self.is_replaced = true;
+    }
+
+    /// The count, if it has arrived and is of the original or of what was sent in the end.
     pub(super) fn arrived(&self) -> Option<ProviderCount> {
-        Some(ProviderCount { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
+        let Self { as_it_came, is_replaced, ref found } = *self;
+        let tokens = *found.tokens.get()?;
+        (as_it_came || !is_replaced).then_some(ProviderCount { as_it_came, tokens })
     }
 
     /// Whether there is no counting endpoint. That is a lesson only if the request itself was answered: a
@@ -92,7 +103,7 @@ pub(super) fn request_count(
     let prompt = if as_it_came { prepared.body.clone() } else { sent.whole()? };
     let found = Arc::new(CountResult::default());
     CountRequest::of(proxy, prepared, head, prompt).begin(found.clone());
-    Some(PendingCount { as_it_came, found })
+    Some(PendingCount { as_it_came, is_replaced: false, found })
 }
 
 /// Asks now, because an operator wants to know, and waits for the response.

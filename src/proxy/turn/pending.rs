@@ -146,6 +146,7 @@ impl PendingExchange {
     /// Records that the original is sent instead of the refused form.
     pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
         self.planned.set_sent_as_it_came(&self.prepared).await;
+        self.counted.iter_mut().for_each(PendingCount::set_replaced);
         recorder.event.estimate = self.estimate().cloned();
         recorder.event.classic = self.classic().cloned();
     }
@@ -256,7 +257,7 @@ impl PendingExchange {
         healed: &[RepairCause],
         recorder: &mut ExchangeRecorder,
     ) {
-        self.planned = repaired.planned;
+        self.replace(repaired);
         self.planned.done.healed = healed.to_vec();
         self.update_event(recorder);
     }
@@ -269,10 +270,16 @@ impl PendingExchange {
         recorder: &mut ExchangeRecorder,
     ) {
         let overflow = self.planned.done.overflow.take();
-        self.planned = room.planned;
+        self.replace(room);
         self.planned.done.overflow =
             overflow.map(|overflow| OverflowReport { saved: accepted, ..overflow });
         self.update_event(recorder);
+    }
+
+    /// Records that this form was sent instead of the planned one.
+    fn replace(&mut self, revised: RevisedRequest) {
+        self.planned = revised.planned;
+        self.counted.iter_mut().for_each(PendingCount::set_replaced);
     }
 
     fn update_event(&self, recorder: &mut ExchangeRecorder) {
@@ -329,7 +336,7 @@ impl PendingExchange {
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
         let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.exchange);
-        self.planned = before.planned;
+        self.replace(before);
         self.planned.done.revoked = Some(cause);
         self.update_event(recorder);
         void

@@ -43,6 +43,9 @@ pub enum AttemptFinding {
         /// The cause that the refusal of the original named, if it was refused.
         of_original: Option<RefusalCause>,
     },
+    /// The planned form was refused for this cause, and the original was refused too. A form that may be accepted got
+    /// no response, so whether our changes are at fault is unknown.
+    Unsettled(RefusalCause),
     /// The form without the request's own decisions was final; with them, it was refused for `cause`.
     OwnDecisionsRefused {
         /// The cause that the first refusal named.
@@ -82,7 +85,8 @@ impl AttemptFinding {
         match self {
             AttemptFinding::Overflow { refused_repair: None }
             | AttemptFinding::RoomMade { .. }
-            | AttemptFinding::Repaired { .. } => Consequence::default(),
+            | AttemptFinding::Repaired { .. }
+            | AttemptFinding::Unsettled(_) => Consequence::default(),
             AttemptFinding::RepairRefused(retry)
             | AttemptFinding::Overflow { refused_repair: Some(retry) } => {
                 Consequence { revokes: Some(RevocationScope::Repair(retry)), lesson: None }

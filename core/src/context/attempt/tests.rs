@@ -33,14 +33,7 @@ const THREE_ASKED: AttemptContext<'_> =
 const BOUND: RefusalCause = RefusalCause::Bound;
 const STRUCTURE: RefusalCause = RefusalCause::Structure;
 
-type Row = (
-    &'static str,
-    AttemptContext<'static>,
-    RetryState,
-    Verdict,
-    NextAction,
-    Option<AttemptFinding>,
-);
+type Row = (AttemptContext<'static>, RetryState, Verdict, NextAction, Option<AttemptFinding>);
 
 const OVERFLOW: RefusalCause = RefusalCause::Overflow;
 const SIGNATURE: RefusalCause = RefusalCause::Signature;
@@ -117,105 +110,122 @@ const fn own(cause: RefusalCause, accepted: bool) -> Option<AttemptFinding> {
 
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
-    ("it is answered",                          REWRITTEN, PLANNED, V::Accepted, Answer(Planned), None),
-    ("a limit",                                 REWRITTEN, PLANNED, V::Failed, Answer(Planned), None),
-    ("an error in place of a reply",            PLAIN, PLANNED, V::OverflowInReply, Send(ROOM), UNFIT_FINDING),
-    ("it does not fit",                         PLAIN, PLANNED, V::DoesNotFit(None), Send(ROOM), UNFIT_FINDING),
-    ("a rewritten one does not fit",            REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
-    ("a rewritten one is refused",              REWRITTEN, PLANNED, V::Refused(BOUND), Send(original(BOUND)), None),
-    ("what we asked for is refused",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Usage), Send(original(RefusalCause::Usage)), None),
-    ("the last of what we asked for is refused", THREE_ASKED, PLANNED, V::Refused(RefusalCause::Include), Send(original(RefusalCause::Include)), None),
-    ("the client's fault: no guess",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Other), Answer(Planned), None),
-    ("the client's fault",                      PLAIN, PLANNED, V::Refused(STRUCTURE), Answer(Planned), None),
+    // Planned.
+    (REWRITTEN, PLANNED, V::Accepted, Answer(Planned), None),
+    (REWRITTEN, PLANNED, V::Failed, Answer(Planned), None),
+    (PLAIN, PLANNED, V::OverflowInReply, Send(ROOM), UNFIT_FINDING),
+    (PLAIN, PLANNED, V::DoesNotFit(None), Send(ROOM), UNFIT_FINDING),
+    (REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
+    (REWRITTEN, PLANNED, V::Refused(BOUND), Send(original(BOUND)), None),
+    (USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Usage), Send(original(RefusalCause::Usage)), None),
+    (THREE_ASKED, PLANNED, V::Refused(RefusalCause::Include), Send(original(RefusalCause::Include)), None),
+    (USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Other), Answer(Planned), None),
+    (PLAIN, PLANNED, V::Refused(STRUCTURE), Answer(Planned), None),
+    (PLAIN, PLANNED, V::Repairable(FIRST), Send(repaired(FIRST, 1)), None),
+    (REWRITTEN, PLANNED, V::Repairable(FIRST), Send(repaired(FIRST, 1)), None),
+    (PLAIN, PLANNED, V::Repairable(TOO_MUCH), Send(repaired(TOO_MUCH, 1)), None),
+    (PLAIN, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
+    (REPAIRED, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
+    (REWRITTEN, PLANNED, V::Repairable(REASONING), Send(thoughtful(SIGNATURE)), None),
 
-    ("an edit answers it",                      PLAIN, PLANNED, V::Repairable(FIRST), Send(repaired(FIRST, 1)), None),
-    ("an edit answers it, of a rewritten one",  REWRITTEN, PLANNED, V::Repairable(FIRST), Send(repaired(FIRST, 1)), None),
-    ("less output may do, before room is made", PLAIN, PLANNED, V::Repairable(TOO_MUCH), Send(repaired(TOO_MUCH, 1)), None),
+    // Repaired, after planned.
+    (PLAIN, repaired(FIRST, 1), V::Accepted, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: true })),
+    (PLAIN, repaired(FIRST, 1), V::Failed, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
+    (PLAIN, repaired(FIRST, 1), V::Unavailable, Answer(Planned), None),
+    (REWRITTEN, repaired(FIRST, 1), V::Unavailable, Send(original(STRUCTURE)), None),
+    (REWRITTEN, repaired(NOBODY, 1), V::Unavailable, Answer(Planned), None),
+    (PLAIN, repaired(FIRST, 1), V::Repairable(NOBODY), Send(repaired_again(FIRST, NOBODY)), None),
+    (PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(FIRST), Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
+    (PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
+    (PLAIN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Answer(Planned), Some(RepairRefused(RevocationRetry::Next))),
+    (REWRITTEN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Send(original(STRUCTURE)), Some(RepairRefused(RevocationRetry::Next))),
+    (PLAIN, repaired(TOO_MUCH, 1), UNFIT, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    (PLAIN, repaired(FIRST, 2), V::OverflowInReply, Send(room_after_repair(2, None)), UNFIT_FINDING),
+    (PLAIN, repaired(TOO_MUCH, 1), V::Refused(RefusalCause::Other), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Next)),
+    (PLAIN, repaired_again(TOO_MUCH, FIRST), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    (PLAIN, repaired(TOO_MUCH, 2), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    (PLAIN, repaired_again(FIRST, TOO_MUCH), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
+    (PLAIN, repaired(TOO_MUCH, MOST_REPAIRS), V::Repairable(FIRST), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    (PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(TOO_MUCH), Send(room_after_repair(MOST_REPAIRS, Some(OVERFLOW))), UNFIT_FINDING),
+    (PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
+    (PLAIN, repaired(FIRST, 1), V::NoResponse, Answer(Planned), None),
+    (REWRITTEN, repaired(FIRST, 1), V::NoResponse, Send(original(STRUCTURE)), None),
+    (PLAIN, repaired(FIRST, 2), V::NoResponse, Answer(Planned), None),
+    (PLAIN, repaired(TOO_MUCH, 1), V::NoResponse, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
 
-    ("the repair helped",                       PLAIN, repaired(FIRST, 1), V::Accepted, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: true })),
-    ("a limit",                                 PLAIN, repaired(FIRST, 1), V::Failed, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
-    ("no edit is found",                        PLAIN, repaired(FIRST, 1), V::Unavailable, Answer(Planned), None),
-    ("no edit is found, and we changed it",     REWRITTEN, repaired(FIRST, 1), V::Unavailable, Send(original(STRUCTURE)), None),
-    ("no edit is found, and nobody is blamed",  REWRITTEN, repaired(NOBODY, 1), V::Unavailable, Answer(Planned), None),
-    ("another thing is refused",                PLAIN, repaired(FIRST, 1), V::Repairable(NOBODY), Send(repaired_again(FIRST, NOBODY)), None),
-    ("one thing after another",                 PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(FIRST), Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
-    ("the same is refused again",               PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
-    ("something else that no edit answers",     PLAIN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Answer(Planned), Some(RepairRefused(RevocationRetry::Next))),
-    ("the same, and we changed it",             REWRITTEN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Send(original(STRUCTURE)), Some(RepairRefused(RevocationRetry::Next))),
-    ("less output is not enough",               PLAIN, repaired(TOO_MUCH, 1), UNFIT, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
-    ("repaired, but too large: an error in place of a reply", PLAIN, repaired(FIRST, 2), V::OverflowInReply, Send(room_after_repair(2, None)), UNFIT_FINDING),
-    ("less output is refused for something else", PLAIN, repaired(TOO_MUCH, 1), V::Refused(RefusalCause::Other), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Next)),
-    ("less output is refused, and then nothing helps", PLAIN, repaired_again(TOO_MUCH, FIRST), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
-    ("less output is not enough, and there is no less", PLAIN, repaired(TOO_MUCH, 2), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
-    ("repaired, and then too large",            PLAIN, repaired_again(FIRST, TOO_MUCH), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
-    ("one thing after another, first too large", PLAIN, repaired(TOO_MUCH, MOST_REPAIRS), V::Repairable(FIRST), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
-    ("one thing after another, last too large", PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(TOO_MUCH), Send(room_after_repair(MOST_REPAIRS, Some(OVERFLOW))), UNFIT_FINDING),
-    ("there is no less output",                 PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
+    // With room.
+    (PLAIN, ROOM, V::Repairable(FIRST), Answer(Planned), Some(RoomRefused(STRUCTURE))),
+    (PLAIN, ROOM, V::Accepted, Answer(WithRoom), Some(RoomMade { accepted: true })),
+    (PLAIN, ROOM, V::Failed, Answer(WithRoom), Some(RoomMade { accepted: false })),
+    (PLAIN, ROOM, V::Unavailable, Answer(Planned), None),
+    (PLAIN, room_after_repair(1, None), V::Unavailable, Answer(RequestForm::Repaired(1)), None),
+    (REASONING_BACK, room_after_repair(1, Some(OVERFLOW)), V::Unavailable, Send(TOO_LARGE_REPAIRED), None),
+    (REWRITTEN, ROOM_OR_ORIGINAL, V::DoesNotFit(None), Answer(Planned), None),
+    (REWRITTEN, ROOM_OR_ORIGINAL, V::OverflowInReply, Answer(Planned), None),
+    (REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
+    (REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Send(UNBOUND_OR_ORIGINAL), Some(RoomBound)),
+    (PLAIN, ROOM, V::Refused(BOUND), Send(UNBOUND), Some(RoomBound)),
+    (REASONING_BACK, ROOM_OR_ORIGINAL, V::Unavailable, Send(too_large(OVERFLOW)), None),
+    (REASONING_BACK, ROOM, V::Unavailable, Answer(Planned), None),
+    (PLAIN, ROOM, V::NoResponse, Answer(Planned), None),
+    (REASONING_BACK, ROOM_OR_ORIGINAL, V::NoResponse, Send(too_large(OVERFLOW)), None),
 
-    ("reasoning, and we changed nothing",       PLAIN, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
-    ("the same, with what was repaired before", REPAIRED, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
-    ("reasoning may rest on what we changed",   REWRITTEN, PLANNED, V::Repairable(REASONING), Send(thoughtful(SIGNATURE)), None),
-    ("it does not",                             REWRITTEN, thoughtful(SIGNATURE), V::Refused(BOUND), Send(LAST_BUT_REPAIR), None),
-    ("a repair was tried before",               REWRITTEN, original(STRUCTURE), V::Refused(SIGNATURE), Send(last(STRUCTURE, SIGNATURE)), None),
-    ("nor is a repair what an option needs",    USAGE_AND_REWRITTEN, original(RefusalCause::Usage), V::Refused(SIGNATURE), Answer(Original), all(RefusalCause::Usage, SIGNATURE)),
-    ("it rested on older changes",              REWRITTEN, LAST_BUT_REPAIR, V::Accepted, Answer(LastAccepted), own(SIGNATURE, true)),
-    ("it did not: the client's goes",           REWRITTEN, LAST_BUT_REPAIR, V::Refused(SIGNATURE), Send(repaired_last(1)), None),
-    ("the same, refused for something else",    REWRITTEN, LAST_BUT_REPAIR, V::Refused(RefusalCause::Other), Send(repaired_last(1)), None),
-    ("the same, and none was accepted before",  REWRITTEN, LAST_BUT_REPAIR, V::Unavailable, Send(repaired_last(1)), None),
-    ("too large: it helps the client",          REWRITTEN, LAST_BUT_REPAIR, UNFIT, Answer(LastAccepted), all(SIGNATURE, BOUND)),
-    ("that helped",                             REWRITTEN, repaired_last(1), V::Accepted, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: true })),
-    ("there is none that could go",             REWRITTEN, repaired_last(1), V::Unavailable, Answer(Original), all(SIGNATURE, BOUND)),
-    ("that did not help",                       REWRITTEN, repaired_last(1), V::Refused(RefusalCause::Other), Answer(Original), all(SIGNATURE, BOUND)),
-    ("an error in place of a reply",            REWRITTEN, repaired_last(1), V::OverflowInReply, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
-    ("a limit",                                 REWRITTEN, repaired_last(1), V::Failed, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
-    ("it is too large without it",              REWRITTEN, repaired_last(1), UNFIT, Answer(Original), all(SIGNATURE, BOUND)),
+    // With room, unbound.
+    (REWRITTEN, UNBOUND, V::Accepted, Answer(WithRoomUnbound), Some(RoomMade { accepted: true })),
+    (REWRITTEN, UNBOUND, V::Failed, Answer(WithRoomUnbound), Some(RoomMade { accepted: false })),
+    (REWRITTEN, UNBOUND, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
+    (REWRITTEN, UNBOUND, V::Unavailable, Answer(Planned), Some(RoomRefused(BOUND))),
+    (REWRITTEN, UNBOUND, UNFIT, Answer(Planned), None),
+    (REASONING_BACK, UNBOUND_OR_ORIGINAL, V::Refused(STRUCTURE), Send(too_large(OVERFLOW)), Some(RoomRefused(STRUCTURE))),
+    (REWRITTEN, UNBOUND, V::NoResponse, Answer(Planned), None),
 
-    ("room is made, and something is refused",  PLAIN, ROOM, V::Repairable(FIRST), Answer(Planned), Some(RoomRefused(STRUCTURE))),
-    ("room helped",                             PLAIN, ROOM, V::Accepted, Answer(WithRoom), Some(RoomMade { accepted: true })),
-    ("a limit",                                 PLAIN, ROOM, V::Failed, Answer(WithRoom), Some(RoomMade { accepted: false })),
-    ("no room can be made",                     PLAIN, ROOM, V::Unavailable, Answer(Planned), None),
-    ("no room can be made in what was repaired", PLAIN, room_after_repair(1, None), V::Unavailable, Answer(RequestForm::Repaired(1)), None),
-    ("the same, and reasoning was put back",    REASONING_BACK, room_after_repair(1, Some(OVERFLOW)), V::Unavailable, Send(TOO_LARGE_REPAIRED), None),
-    ("it does not fit with room either",        REWRITTEN, ROOM_OR_ORIGINAL, V::DoesNotFit(None), Answer(Planned), None),
-    ("an error in place of a reply, again",     REWRITTEN, ROOM_OR_ORIGINAL, V::OverflowInReply, Answer(Planned), None),
-    ("what made room is refused",               REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
-    ("reasoning is bound to what was cut",      REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Send(UNBOUND_OR_ORIGINAL), Some(RoomBound)),
-    ("the same, in an unchanged request",       PLAIN, ROOM, V::Refused(BOUND), Send(UNBOUND), Some(RoomBound)),
-    ("room without that reasoning helped",      REWRITTEN, UNBOUND, V::Accepted, Answer(WithRoomUnbound), Some(RoomMade { accepted: true })),
-    ("a limit",                                 REWRITTEN, UNBOUND, V::Failed, Answer(WithRoomUnbound), Some(RoomMade { accepted: false })),
-    ("it is refused, too",                      REWRITTEN, UNBOUND, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
-    ("there is no such reasoning",              REWRITTEN, UNBOUND, V::Unavailable, Answer(Planned), Some(RoomRefused(BOUND))),
-    ("it does not fit without it either",       REWRITTEN, UNBOUND, UNFIT, Answer(Planned), None),
-    ("the original may fit",                    REASONING_BACK, UNBOUND_OR_ORIGINAL, V::Refused(STRUCTURE), Send(too_large(OVERFLOW)), Some(RoomRefused(STRUCTURE))),
-    ("reasoning put back may be too much",      REASONING_BACK, ROOM_OR_ORIGINAL, V::Unavailable, Send(too_large(OVERFLOW)), None),
-    ("the same, and the status blames nobody",  REASONING_BACK, ROOM, V::Unavailable, Answer(Planned), None),
+    // Original, because of the content.
+    (REWRITTEN, thoughtful(SIGNATURE), V::Refused(BOUND), Send(LAST_BUT_REPAIR), None),
+    (REWRITTEN, original(STRUCTURE), V::Refused(SIGNATURE), Send(last(STRUCTURE, SIGNATURE)), None),
+    (USAGE_AND_REWRITTEN, original(RefusalCause::Usage), V::Refused(SIGNATURE), Answer(Original), all(RefusalCause::Usage, SIGNATURE)),
+    (REWRITTEN, original(BOUND), V::Accepted, Answer(Original), Some(ChangeRefused(BOUND))),
+    (REWRITTEN, original(BOUND), V::Failed, Answer(Original), Some(AllRefused { cause: BOUND, of_original: None })),
+    (REWRITTEN, original(BOUND), V::Refused(SIGNATURE), Send(last(BOUND, SIGNATURE)), None),
+    (REWRITTEN, original(BOUND), UNFIT, Send(last(BOUND, OVERFLOW)), None),
+    (USAGE_AND_REWRITTEN, original(RefusalCause::Usage), V::Refused(STRUCTURE), Answer(Original), all(RefusalCause::Usage, STRUCTURE)),
 
-    ("the change was to blame",                 REWRITTEN, original(BOUND), V::Accepted, Answer(Original), Some(ChangeRefused(BOUND))),
-    ("a limit",                                 REWRITTEN, original(BOUND), V::Failed, Answer(Original), Some(AllRefused { cause: BOUND, of_original: None })),
-    ("refused as it came, too",                 REWRITTEN, original(BOUND), V::Refused(SIGNATURE), Send(last(BOUND, SIGNATURE)), None),
-    ("too large as it came",                    REWRITTEN, original(BOUND), UNFIT, Send(last(BOUND, OVERFLOW)), None),
-    ("history is not to blame for an option",   USAGE_AND_REWRITTEN, original(RefusalCause::Usage), V::Refused(STRUCTURE), Answer(Original), all(RefusalCause::Usage, STRUCTURE)),
-    ("too large both ways",                     REASONING_BACK, too_large(OVERFLOW), UNFIT, Answer(Planned), all(OVERFLOW, OVERFLOW)),
-    ("too large both ways, and repaired",       REASONING_BACK, TOO_LARGE_REPAIRED, UNFIT, Answer(RequestForm::Repaired(1)), all(OVERFLOW, OVERFLOW)),
-    ("too large, and by itself out of order",   REASONING_BACK, too_large(OVERFLOW), V::Refused(STRUCTURE), Answer(Original), all(OVERFLOW, STRUCTURE)),
+    // Original, because of the size.
+    (REASONING_BACK, too_large(OVERFLOW), UNFIT, Answer(Planned), all(OVERFLOW, OVERFLOW)),
+    (REASONING_BACK, TOO_LARGE_REPAIRED, UNFIT, Answer(RequestForm::Repaired(1)), all(OVERFLOW, OVERFLOW)),
+    (REASONING_BACK, too_large(OVERFLOW), V::Refused(STRUCTURE), Answer(Original), all(OVERFLOW, STRUCTURE)),
 
-    ("its own decisions were to blame",         REWRITTEN, last(BOUND, SIGNATURE), V::Accepted, Answer(LastAccepted), own(BOUND, true)),
-    ("a limit",                                 REWRITTEN, last(BOUND, SIGNATURE), V::Failed, Answer(LastAccepted), own(BOUND, false)),
-    ("none was accepted before",                REWRITTEN, last(BOUND, SIGNATURE), V::Unavailable, Answer(Original), all(BOUND, SIGNATURE)),
-    ("refused in every form",                   REWRITTEN, last(BOUND, SIGNATURE), V::Refused(BOUND), Answer(Original), all(BOUND, SIGNATURE)),
-    ("too large: it helps the client",          REWRITTEN, last(BOUND, SIGNATURE), V::DoesNotFit(None), Answer(LastAccepted), all(BOUND, SIGNATURE)),
-    ("too large, and by itself out of order",   REWRITTEN, last(BOUND, STRUCTURE), V::DoesNotFit(None), Answer(Original), all(BOUND, STRUCTURE)),
+    // Last accepted.
+    (REWRITTEN, LAST_BUT_REPAIR, V::Accepted, Answer(LastAccepted), own(SIGNATURE, true)),
+    (REWRITTEN, LAST_BUT_REPAIR, V::Refused(SIGNATURE), Send(repaired_last(1)), None),
+    (REWRITTEN, LAST_BUT_REPAIR, V::Refused(RefusalCause::Other), Send(repaired_last(1)), None),
+    (REWRITTEN, LAST_BUT_REPAIR, V::Unavailable, Send(repaired_last(1)), None),
+    (REWRITTEN, LAST_BUT_REPAIR, UNFIT, Answer(LastAccepted), all(SIGNATURE, BOUND)),
+    (REWRITTEN, last(BOUND, SIGNATURE), V::Accepted, Answer(LastAccepted), own(BOUND, true)),
+    (REWRITTEN, last(BOUND, SIGNATURE), V::Failed, Answer(LastAccepted), own(BOUND, false)),
+    (REWRITTEN, last(BOUND, SIGNATURE), V::Unavailable, Answer(Original), all(BOUND, SIGNATURE)),
+    (REWRITTEN, last(BOUND, SIGNATURE), V::Refused(BOUND), Answer(Original), all(BOUND, SIGNATURE)),
+    (REWRITTEN, last(BOUND, SIGNATURE), V::DoesNotFit(None), Answer(LastAccepted), all(BOUND, SIGNATURE)),
+    (REWRITTEN, last(BOUND, STRUCTURE), V::DoesNotFit(None), Answer(Original), all(BOUND, STRUCTURE)),
+    (REWRITTEN, last(BOUND, SIGNATURE), V::NoResponse, Answer(Original), Some(Unsettled(BOUND))),
+    (REWRITTEN, LAST_BUT_REPAIR, V::NoResponse, Answer(Original), Some(Unsettled(SIGNATURE))),
+
+    // Repaired, last of all.
+    (REWRITTEN, repaired_last(1), V::Accepted, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: true })),
+    (REWRITTEN, repaired_last(1), V::Unavailable, Answer(Original), all(SIGNATURE, BOUND)),
+    (REWRITTEN, repaired_last(1), V::Refused(RefusalCause::Other), Answer(Original), all(SIGNATURE, BOUND)),
+    (REWRITTEN, repaired_last(1), V::OverflowInReply, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
+    (REWRITTEN, repaired_last(1), V::Failed, Answer(RequestForm::Repaired(1)), Some(AttemptFinding::Repaired { accepted: false })),
+    (REWRITTEN, repaired_last(1), UNFIT, Answer(Original), all(SIGNATURE, BOUND)),
+    (REWRITTEN, repaired_last(1), V::NoResponse, Answer(Original), Some(Unsettled(SIGNATURE))),
+    (REWRITTEN, repaired_last(2), V::NoResponse, Answer(Original), Some(Unsettled(SIGNATURE))),
 ];
 
 #[test]
 fn each_verdict_has_its_next_step() {
-    for (name, context, state, verdict, then, finding) in ROWS {
+    for (context, state, verdict, then, finding) in ROWS {
+        let expected = RetryStep { then: *then, finding: *finding };
         let step = next(*context, *state, *verdict);
-        assert_eq!(
-            step,
-            RetryStep { then: *then, finding: *finding },
-            "{name}: {state:?}, {verdict:?}"
-        );
+        assert_eq!(step, expected, "{context:?} {state:?} {verdict:?}");
     }
 }
 
@@ -263,6 +273,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (Some(ChangeRefused(RefusalCause::ReasoningDemanded)),      REWRITTEN, Some(RevocationScope::InBranch), Some(Lesson::ReasoningDemanded)),
     (Some(ChangeRefused(BOUND)),                         USAGE_ASKED, None, Some(Lesson::UsageRefused)),
     (all(BOUND, SIGNATURE),                              PLAIN, None, None),
+    (Some(Unsettled(BOUND)),                             REWRITTEN, None, None),
 ];
 
 #[test]
@@ -329,11 +340,12 @@ fn walk(
     verdicts.push(Verdict::DoesNotFit(None));
     verdicts.extend([FIRST, TOO_MUCH, NOBODY, REASONING].map(Verdict::Repairable));
     if form != RequestForm::Planned && form != RequestForm::Original {
-        verdicts.push(Verdict::Unavailable);
+        verdicts.extend([Verdict::Unavailable, Verdict::NoResponse]);
     }
     for verdict in verdicts {
         let mut now_held = held.clone();
-        now_held.extend((verdict != Verdict::Unavailable).then_some(form));
+        let has_response = !matches!(verdict, Verdict::Unavailable | Verdict::NoResponse);
+        now_held.extend(has_response.then_some(form));
         match next(context, state, verdict).then {
             NextAction::Answer(answer) => {
                 assert!(

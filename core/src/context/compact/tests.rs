@@ -74,6 +74,7 @@ impl Scene {
             name: "claude-sonnet-4-5",
             upstream: "up",
             reasoning_rule: self.reasoning_rule,
+            compaction_refused: false,
             policy: &self.policy,
             mode: Mode::Active,
             clears_past: None,
@@ -338,6 +339,10 @@ fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     assert!(fits(&scene, Mode::Active, 10_450));
     assert!(!fits(&scene, Mode::Active, 10_451));
     assert!(!fits(&scene, Mode::Shadow, 10_450), "shadow mode requests no summary");
+    let by_provider = Scene::of("uauauauau", policy(SummaryEngine::Provider));
+    assert!(fits(&by_provider, Mode::Active, 10_000));
+    let refused = PlanRequest { compaction_refused: true, ..by_provider.request() };
+    assert!(!would_fit(&refused, &by_provider.known(), &parts(&by_provider), 10_000));
     let off = Scene::of("uauauauau", policy(SummaryEngine::Off));
     assert!(!fits(&off, Mode::Active, 10_450));
     let nothing = Scene::of("u", policy(SummaryEngine::Summary));
@@ -461,40 +466,44 @@ fn usage_from_before_a_summary_does_not_make_another_one_due() {
 
 #[test]
 fn policy_chooses_who_writes_a_summary_if_the_provider_can() {
-    let of = |engine, name: &'static str, instructed, refused| {
+    let of = |engine, name: &'static str, focus, compaction_refused| {
         let mut scene = scene::SessionFixture::of(name, &messages("uau"));
         scene.policy.compact.engine = engine;
-        writers(&scene.request(), WriterConstraints { refused, instructed })
+        let request = PlanRequest { compaction_refused, ..scene.request() };
+        writers(&request, focus)
     };
     use SummaryAuthor::{Provider, Summary};
+    use SummaryFocus::{OfOperator, OfPolicy};
     let claude = "claude-sonnet-4-5";
-    assert_eq!(of(SummaryEngine::Auto, claude, false, false), [Provider, Summary]);
+    assert_eq!(of(SummaryEngine::Auto, claude, OfPolicy, false), [Provider, Summary]);
     assert_eq!(
-        of(SummaryEngine::Auto, claude, true, false),
+        of(SummaryEngine::Auto, claude, OfOperator, false),
         [Provider, Summary],
         "it takes instructions"
     );
-    assert_eq!(of(SummaryEngine::Auto, claude, false, true), [Summary], "it refused");
-    assert_eq!(of(SummaryEngine::Auto, "some-clone", false, false), [Summary], "a look-alike");
-    assert_eq!(of(SummaryEngine::Provider, claude, false, false), [Provider]);
+    assert_eq!(of(SummaryEngine::Auto, claude, OfPolicy, true), [Summary], "it refused");
+    assert_eq!(of(SummaryEngine::Auto, "some-clone", OfPolicy, false), [Summary], "a look-alike");
+    assert_eq!(of(SummaryEngine::Provider, claude, OfPolicy, false), [Provider]);
     assert_eq!(
-        of(SummaryEngine::Provider, "some-clone", false, false),
+        of(SummaryEngine::Provider, "some-clone", OfPolicy, false),
         [Provider],
         "as it was asked"
     );
-    assert_eq!(of(SummaryEngine::Provider, claude, false, true), []);
-    assert_eq!(of(SummaryEngine::Summary, claude, false, false), [Summary]);
-    let other = |dialect, path: &str, name, instructed| {
+    assert_eq!(of(SummaryEngine::Provider, claude, OfPolicy, true), []);
+    assert_eq!(of(SummaryEngine::Summary, claude, OfPolicy, false), [Summary]);
+    let fixture = |dialect, path: &str, name| {
         let body = serde_json::json!({"model": name, "input": "Look.", "messages": []});
         let mut scene = scene::SessionFixture::read(dialect, path, name, &body);
         scene.policy.compact.engine = SummaryEngine::Auto;
-        writers(&scene.request(), WriterConstraints { refused: false, instructed })
+        scene
     };
-    let responses =
-        |name, instructed| other(Dialect::OpenaiResponses, "/v1/responses", name, instructed);
-    assert_eq!(responses("gpt-5.4", false), [Provider, Summary]);
-    assert_eq!(responses("gpt-5.4", true), [Summary], "it takes no instructions");
-    assert_eq!(other(Dialect::OpenaiChat, "/v1/chat/completions", "gpt-5.4", false), [Summary]);
+    let chat = fixture(Dialect::OpenaiChat, "/v1/chat/completions", "gpt-5.4");
+    assert_eq!(writers(&chat.request(), OfPolicy), [Summary]);
+    let mut responses = fixture(Dialect::OpenaiResponses, "/v1/responses", "gpt-5.4");
+    assert_eq!(writers(&responses.request(), OfPolicy), [Provider, Summary]);
+    assert_eq!(writers(&responses.request(), OfOperator), [Summary], "it takes no instructions");
+    responses.policy.compact.focus = Some("the second question".to_owned());
+    assert_eq!(writers(&responses.request(), OfPolicy), [Summary], "nor those of the policy");
 }
 
 /// Each part is 100 tokens. Pieces consist of whole steps and are as large as the room allows; a step that is too large

@@ -25,6 +25,8 @@ pub struct PlanRequest<'a> {
     pub upstream: &'a str,
     /// What the upstream does with reasoning that is sent back.
     pub reasoning_rule: ReasoningRule,
+    /// The provider refused to compact contexts of this model.
+    pub compaction_refused: bool,
     /// What may be changed.
     pub policy: &'a Policy,
     /// The mode: observe, shadow or active.

@@ -1,0 +1,90 @@
+//! A retry that gets no response says nothing about what was changed: no decision is revoked.
+
+use plimsoll::telemetry::RefusalOutcome;
+use serde_json::{Value, json};
+
+use crate::overflow::{TOO_LONG, cleared, cuts_alone, thoughtful};
+use crate::play::{Play, anthropic_reply, anthropic_request, message};
+use crate::pruned::history;
+use crate::refused::{BOUND, cut_before};
+use crate::support::http1::Call;
+
+const MODEL: &str = "claude-sonnet-4-5";
+const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
+const MOST_OUTPUT: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: 100000 > 64000, which is the maximum allowed number of output tokens for claude-sonnet-4-5"}}"#;
+
+/// Ends the connection with something that is no response; returns what was asked.
+async fn fail(mut call: Call) -> String {
+    call.wire.send("nonsense\r\n\r\n").await;
+    call.message.text().to_owned()
+}
+
+fn reply() -> Value {
+    anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]))
+}
+
+/// The second repair gets no response: the client gets the first refusal, and its next request has both repairs.
+#[tokio::test]
+async fn a_repair_without_a_response_stays() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let messages = [
+        message("user", json!("Hm.")),
+        message("assistant", json!([{"type": "text", "text": ""}])),
+        message("user", json!("And then?")),
+    ];
+    let mut request = anthropic_request(MODEL, &messages);
+    request["max_tokens"] = json!(100_000);
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", EMPTY).await;
+    let mut call = call.wire.request().await;
+    let repaired = call.message.text().to_owned();
+    assert!(!repaired.contains(r#""text":"""#), "{repaired}");
+    call.answer("400 Bad Request", MOST_OUTPUT).await;
+    let sent = fail(call.wire.request().await).await;
+    assert!(sent.contains(r#""max_tokens":64000"#), "{sent}");
+    assert_eq!(client.response().await.text(), EMPTY);
+    let exchange = play.server.next_exchange().await;
+    assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::Unanswered);
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
+}
+
+/// Room is made, and the model turns out to bind its reasoning to what was cut. The form without that reasoning gets
+/// no response: the cuts stay, and the reasoning stays out.
+#[tokio::test]
+async fn room_without_a_response_stays() {
+    let mut play = Play::of("/v1/messages", cuts_alone()).await;
+    let request = anthropic_request(MODEL, &thoughtful());
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    for refusal in [TOO_LONG, BOUND] {
+        call.answer("400 Bad Request", refusal).await;
+        call = call.wire.request().await;
+    }
+    let sent = fail(call).await;
+    assert!(cleared(&sent) > 0 && !sent.contains("So far."), "{sent}");
+    assert_eq!(client.response().await.text(), TOO_LONG);
+    play.server.next_exchange().await;
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
+}
+
+/// The planned form and the original are refused, and the last accepted form gets no response: whether the new cuts
+/// are at fault is unknown, so they stay.
+#[tokio::test]
+async fn new_decisions_stay_if_the_last_accepted_form_gets_no_response() {
+    let (mut play, reply, _) = cut_before().await;
+    let longer = anthropic_request(MODEL, &history(12));
+    let mut client = play.send_request(&longer).await;
+    let mut call = play.provider.call().await;
+    let planned = call.message.text().to_owned();
+    let refusal = BOUND.replace("The block is bound to a different conversation.", "");
+    for _ in 0..2 {
+        call.answer("400 Bad Request", &refusal).await;
+        call = call.wire.request().await;
+    }
+    assert!(cleared(&fail(call).await) < cleared(&planned));
+    assert_eq!(client.response().await.text(), refusal);
+    let exchange = play.server.next_exchange().await;
+    assert!(exchange.refused.is_none() && exchange.done.resent.is_some());
+    assert_eq!(play.exchange(&longer, &reply).await.bytes, planned);
+}
