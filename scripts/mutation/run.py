@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "target/mutants"
 # The code that decides.
 INCLUDED = ["core/src/context/**", "core/src/dialect/rewrite.rs", "core/src/dialect/rewrite/**", "core/src/tokens/**",
-            "src/store/**", "src/proxy/exchange/retry.rs"]
+            "src/store/**", "src/proxy/exchange/retry.rs", "src/proxy/exchange/retry/**"]
 EXCLUDED = ["**/tests.rs", "**/tests/**", "core/src/dialect/rewrite/invariants*", "core/src/dialect/rewrite/invariants/**",
             "src/store/conformance*", "src/store/sqlite/scale.rs"]
 # A test that takes longer by itself is left out. A mutant runs for LONGEST_MUTANT_S at most.
 LONGEST_TEST_S, LONGEST_MUTANT_S = 20, int(os.environ.get("LONGEST_MUTANT_S", 60))
-FLOORS = ["core/src/context", "core/src/dialect/rewrite", "core/src/tokens", "src/proxy/exchange/retry.rs", "src/store"]
+FLOORS = ["core/src/context", "core/src/dialect/rewrite", "core/src/tokens", "src/proxy/exchange/retry", "src/store"]
 # Tests run in tiers by how long they take, in seconds: the quickest first.
 TIERS = [0.03, 0.2, 1, 4]
 WORKERS = int(os.environ.get("WORKERS", 2))

@@ -260,7 +260,8 @@ impl OpenTurn {
         let in_reply = turn.done.overflow.filter(|seen| seen.sign == OverflowSign::InReply);
         if let (Some(error), Some(_)) = (&reply.error, in_reply) {
             let taught = self.taught(status, error).await;
-            if let Some(window) = info.believes(&taught, size(turn.estimate.as_ref()), proxy) {
+            if let Some(window) = info.window_to_learn(&taught, size(turn.estimate.as_ref()), proxy)
+            {
                 let believed = Some(info.model.window);
                 proxy.learn(&source, Lesson::Window(window), believed).await;
             }
@@ -337,7 +338,7 @@ impl OpenTurn {
         }
         let status = self.head.status.as_u16();
         let (info, taught) = (&self.info, self.taught(status, error).await);
-        let window = info.believes(&taught, size(estimate.as_ref()), &proxy);
+        let window = info.window_to_learn(&taught, size(estimate.as_ref()), &proxy);
         let source = info.lesson_source();
         if demands && taught.holds(Lesson::ReasoningDemanded) {
             proxy.learn(&source, Lesson::ReasoningDemanded, None).await;

@@ -172,7 +172,7 @@ impl PendingExchange {
         recorder.event.window = Some(window);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
         let info = RequestInfo::of(&self.prepared);
-        let Some(window) = info.believes(taught, estimate, &proxy) else { return };
+        let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
             proxy.learn(&info.lesson_source(), Lesson::Window(window), Some(believed)).await;
@@ -193,7 +193,7 @@ impl PendingExchange {
         let is_wild = overflow::contradicts(overflow, estimate, parts);
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = RequestInfo::of(&self.prepared).believes(taught, size, &recorder.proxy);
+            let _ = RequestInfo::of(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }

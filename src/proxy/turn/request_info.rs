@@ -95,8 +95,9 @@ impl RequestInfo {
         }
     }
 
-    /// The window that a message teaches, if it is plausible. `estimate`: that of the request as sent.
-    pub(super) fn believes(
+    /// The window to learn from a message, if it teaches one and that is plausible; counts lessons that are not
+    /// learned. `estimate`: that of the request as sent.
+    pub(super) fn window_to_learn(
         &self,
         taught: &LessonMatch,
         estimate: Option<(u64, EstimateMethod)>,

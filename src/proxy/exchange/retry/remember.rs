@@ -1,0 +1,170 @@
+//! What is remembered of the responses to a request's forms: reported now, and stored, so that the next request is
+//! not refused for the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Retry, SeenOverflow, SeenResponses};
+use crate::context::attempt::{AttemptFinding, RevocationScope};
+use crate::dialect::PartKey;
+use crate::dialect::lesson::{Lesson, LessonMatch};
+use crate::dialect::refusal::RefusalCause;
+use crate::dialect::repair::RepairCause;
+use crate::proxy::state::Proxy;
+use crate::proxy::turn::pending::{RevisedRequest, SessionFact};
+use crate::proxy::turn::request_info::RequestInfo;
+use crate::telemetry::{LessonOutcome, RefusalOutcome};
+
+impl Retry<'_> {
+    /// Reports a finding, and stores its consequences.
+    pub(super) async fn remember(&mut self, finding: AttemptFinding, seen: &mut SeenResponses) {
+        if let AttemptFinding::ChangeRefused(cause)
+        | AttemptFinding::AllRefused { cause, .. }
+        | AttemptFinding::Unsettled(cause) = finding
+        {
+            self.record_original_sent(cause).await;
+        }
+        let mut revoked = self.record_form(finding, seen).await;
+        if let AttemptFinding::ChangeRefused(cause)
+        | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
+        {
+            self.recorder.event.refused = Some(cause);
+        }
+        let consequence = finding.consequence(self.context());
+        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.revokes {
+            revoked = std::mem::take(&mut seen.repair_decisions);
+        }
+        let room = seen.room.as_ref();
+        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, revoked, room));
+        let is_of_room =
+            matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
+        let taught = if is_of_room { &seen.room_taught } else { &seen.taught };
+        let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
+        learned.store_in_time(&self.recorder.proxy, &self.info).await;
+    }
+
+    /// Records which form was final, or the overflow for which room is made next. Returns the keys of the decisions that
+    /// the final form left out.
+    async fn record_form(
+        &mut self,
+        finding: AttemptFinding,
+        seen: &mut SeenResponses,
+    ) -> Vec<PartKey> {
+        let Some(pending) = &mut self.pending else { return Vec::new() };
+        match (finding, seen.overflow.clone()) {
+            (AttemptFinding::Repaired { accepted }, _) => {
+                let causes = if accepted { &seen.repair_causes[..] } else { &[] };
+                if let Some(repaired) = seen.repaired.take() {
+                    pending.set_repaired(repaired, causes, self.recorder);
+                }
+                if causes.contains(&RepairCause::MaxTokens) {
+                    pending.learn_max_output(&seen.output_taught, self.recorder).await;
+                }
+                let outcome = match accepted {
+                    true => RefusalOutcome::Healed,
+                    false => RefusalOutcome::Unanswered,
+                };
+                self.recorder.report_refusal(&seen.repair_causes, outcome);
+            }
+            (AttemptFinding::RepairRefused(_), _) => {
+                let causes = &seen.repair_causes;
+                self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
+            }
+            (
+                AttemptFinding::Overflow { refused_repair },
+                Some(SeenOverflow { sign, reported, taught }),
+            ) => {
+                if refused_repair.is_some() {
+                    let causes = &seen.repair_causes;
+                    self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
+                    seen.repaired = seen.repaired_before.take();
+                }
+                // Room is made in the request with its repairs.
+                if let Some(repaired) = seen.repaired.take() {
+                    pending.set_repaired(repaired, &[], self.recorder);
+                }
+                pending.record_overflow(sign, reported, &taught, self.recorder).await;
+            }
+            (AttemptFinding::RoomMade { accepted }, _) => {
+                if let Some(room) = seen.room.take() {
+                    pending.set_room(room, accepted, self.recorder);
+                }
+            }
+            (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
+                let before = seen.last_accepted.take();
+                return before.map_or_else(Vec::new, |before| {
+                    pending.set_sent_as_last_accepted(before, cause, self.recorder)
+                });
+            }
+            _ => {}
+        }
+        Vec::new()
+    }
+
+    /// Records that the original was sent.
+    async fn record_original_sent(&mut self, cause: RefusalCause) {
+        self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
+        self.recorder.clear_spared();
+        let Some(pending) = &mut self.pending else { return };
+        pending.set_sent_as_original(self.recorder).await;
+        if self.is_rewritten {
+            pending.set_refused(cause);
+        }
+    }
+
+    /// The fact that decisions no longer apply. `own`: those that the last accepted request did not have, or
+    /// those of the last repair.
+    fn revocation(
+        &mut self,
+        scope: RevocationScope,
+        own: Vec<PartKey>,
+        room: Option<&RevisedRequest>,
+    ) -> Option<SessionFact> {
+        let pending = self.pending.as_mut()?;
+        match scope {
+            RevocationScope::InBranch => Some(pending.suspend_branch()),
+            RevocationScope::Room(retry) => pending.revoke(pending.room_decisions(room?), retry),
+            RevocationScope::Own(retry) | RevocationScope::Repair(retry) => {
+                pending.revoke(own, retry)
+            }
+            RevocationScope::All(retry) => {
+                pending.revoke([pending.own_decisions(), own].concat(), retry)
+            }
+        }
+    }
+}
+
+/// What a refusal taught.
+struct RefusalLessons {
+    /// The lesson that its cause points to. It is learned if the message teaches it.
+    lesson: Option<Lesson>,
+    taught: LessonMatch,
+    /// The fact about decisions.
+    fact: Option<SessionFact>,
+}
+
+impl RefusalLessons {
+    /// Stores it, so that it survives restarts, and waits for that for a limited time. If the store cannot, another
+    /// request will be refused.
+    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
+        if self.lesson.is_none() && self.fact.is_none() {
+            return;
+        }
+        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+        let keeping = tokio::spawn(self.store(proxy.clone(), info.clone()));
+        let _ = tokio::time::timeout(timeout, keeping).await;
+    }
+
+    async fn store(self, proxy: Arc<Proxy>, info: RequestInfo) {
+        if let Some(SessionFact { session, fact }) = self.fact {
+            let _ = proxy.ledgers.store_fact(&session, fact).await;
+        }
+        let Some(lesson) = self.lesson else { return };
+        if self.taught.holds(lesson) {
+            return proxy.learn(&info.lesson_source(), lesson, None).await;
+        }
+        let is_quoted = self.taught.quoted.contains(&lesson);
+        let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };
+        proxy.telemetry.lesson(&info.upstream.name, why);
+    }
+}
