@@ -125,11 +125,11 @@ impl WhatIfCall<'_> {
         measured: &MeasuredEstimate,
         before: &[SketchPart],
     ) -> Vec<SketchPart> {
-        if plan.sent.is_as_it_came() {
+        if plan.sent.is_original() {
             return measured.parts.clone();
         }
         let PlanRequest { conversation, body, model, tokenizer, .. } = self.request;
-        let sent = plan::as_it_came(&self.request);
+        let sent = plan::original_overlay(&self.request);
         let anchor = self.anchor.as_ref().map(|(_, turn)| Anchor { turn, sketch: before });
         let learned = self.learned;
         budget::measure(conversation, body, &sent, model, anchor, tokenizer, learned).parts

@@ -82,7 +82,7 @@ async fn a_sampled_count_sends_the_original_request_and_credentials() {
     assert_eq!(client.response().await.text(), reply("m1"));
     let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.saved.unwrap().came, Some(54321));
-    assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 54321 })]);
+    assert_eq!(counted(&play).await, [Some(ProviderCount { of_original: true, tokens: 54321 })]);
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
     turn.answer("200 OK", &reply("m1")).await;
     client.response().await;
     assert_eq!(play.server.next_exchange().await.saved.unwrap().came, None);
-    assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: false, tokens: 99 })]);
+    assert_eq!(counted(&play).await, [Some(ProviderCount { of_original: false, tokens: 99 })]);
     drop((turn, count));
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
@@ -177,7 +177,7 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
     client.response().await;
     play.server.next_exchange().await;
     let last = counted(&play).await.into_iter().flatten().last();
-    assert_eq!(last, Some(ProviderCount { as_it_came: true, tokens: 34_123 }));
+    assert_eq!(last, Some(ProviderCount { of_original: true, tokens: 34_123 }));
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ async fn the_gemini_cli_preset_counts_only_requests_with_media() {
     turn.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     play.server.next_exchange().await;
-    assert_eq!(counted(&play).await, [Some(ProviderCount { as_it_came: true, tokens: 289 })]);
+    assert_eq!(counted(&play).await, [Some(ProviderCount { of_original: true, tokens: 289 })]);
 }
 
 /// The request is counted in the form that was planned, and another form is sent in the end: its count says nothing

@@ -20,7 +20,7 @@ pub use recorded::RecordedDecisions;
 pub(crate) use recorded::ReturnedReply;
 pub(crate) use recorded::{CutOfPart, ForeignReasoning};
 pub(in crate::context) use recorded::{HistoryEnd, clearing_key};
-pub use replay::{as_it_came, replay};
+pub use replay::{original_overlay, replay};
 pub(crate) use report::NewTokens;
 pub(in crate::context) use report::is_default;
 pub use report::{ChangeCounts, MOST_STORED_STEPS, RewriteSummary};

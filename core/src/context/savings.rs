@@ -116,7 +116,7 @@ impl<'a> SavingsInput<'a> {
 
     /// The claim can only be checked if changes were sent, and if the input was reported.
     fn came(&self) -> Option<u64> {
-        let counted = self.counted.filter(|counted| counted.as_it_came)?;
+        let counted = self.counted.filter(|counted| counted.of_original)?;
         let checks = self.done.is_sent() && self.usage.input.is_some() && !self.usage.lower_bound;
         checks.then_some(counted.tokens)
     }

@@ -47,7 +47,8 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderCount {
     /// Whether the client's original request was counted, not the rewritten one.
-    pub as_it_came: bool,
+    #[serde(rename = "as_it_came")]
+    pub of_original: bool,
     /// Input tokens, as the endpoint counted them.
     pub tokens: u64,
 }

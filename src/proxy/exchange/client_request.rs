@@ -242,7 +242,7 @@ impl ClientRequest {
                 latest_request::keep(proxy, prepared, planned, opened, head);
                 outcome
             }
-            None => Box::pin(planned_request::as_it_came(&prepared, &mut opened)).await,
+            None => Box::pin(planned_request::planned_original(&prepared, &mut opened)).await,
         };
         record_plan(&outcome, recorder);
         announce_dequeued(&outcome.dequeued, &opened.scope, recorder);
@@ -278,7 +278,7 @@ impl ClientRequest {
         recorder.record_fail_open(why);
         let prepared = Arc::new(basis.alone());
         recorder.event.estimate = PlannedRequest::alone(&prepared).await;
-        self.count_as_it_came(prepared)
+        self.count_original(prepared)
     }
 
     /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.

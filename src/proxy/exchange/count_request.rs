@@ -31,7 +31,7 @@ impl ClientRequest {
     ) -> PlacedRequest {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.count_as_it_came(Arc::new(basis.alone()));
+            return self.count_original(Arc::new(basis.alone()));
         }
         let is_shadow = basis.mode == Mode::Shadow;
         // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
@@ -56,7 +56,7 @@ impl ClientRequest {
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
                 recorder.record_fail_open(FailOpen::SessionLate);
-                return self.count_as_it_came(Arc::new(basis.alone()));
+                return self.count_original(Arc::new(basis.alone()));
             }
         };
         let prepared =
@@ -72,8 +72,8 @@ impl ClientRequest {
     }
 
     /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
-    pub(super) fn count_as_it_came(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
-        let sent = plan::as_it_came(&prepared.plan_request());
+    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
+        let sent = plan::original_overlay(&prepared.plan_request());
         let count = self.count_fallback(prepared, sent, Arc::default());
         PlacedRequest { count, ..PlacedRequest::default() }
     }

@@ -159,14 +159,14 @@ pub(crate) async fn plan(
 }
 
 /// The plan of a request that can no longer be changed.
-pub(crate) async fn as_it_came(
+pub(crate) async fn planned_original(
     prepared: &Arc<PreparedRequest>,
     opened: &mut OpenedSession,
 ) -> PlanOutcome {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let sent = plan::as_it_came(&prepared.plan_request());
-    let measured = measure_as_it_came(prepared, sent.clone(), anchor.clone()).await;
+    let sent = plan::original_overlay(&prepared.plan_request());
+    let measured = measure_original(prepared, sent.clone(), anchor.clone()).await;
     let plan = Plan { sent, ..Plan::default() };
     let basis = PlanBasis::recorded(Arc::default(), anchor);
     let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured });
@@ -189,7 +189,7 @@ pub(crate) async fn replay_recorded(
     };
     if prepared.mode == Mode::Shadow {
         plan.edits = Vec::new();
-        plan.sent = plan::as_it_came(&prepared.plan_request());
+        plan.sent = plan::original_overlay(&prepared.plan_request());
     }
     let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
     let basis = PlanBasis::recorded(known, None);
@@ -288,7 +288,7 @@ async fn replay(
 }
 
 /// The estimate of a request that is sent as it came; `None` if measuring panicked.
-async fn measure_as_it_came(
+async fn measure_original(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
     anchor: Option<Arc<AnchorTurn>>,
@@ -336,10 +336,10 @@ impl PlannedRequest {
         replayed: MeasuredPlan,
     ) -> Self {
         let MeasuredPlan { mut plan, mut measured } = replayed;
-        if !plan.edits.is_empty() || !plan.sent.is_as_it_came() {
+        if !plan.edits.is_empty() || !plan.sent.is_original() {
             plan.edits = Vec::new();
-            plan.sent = plan::as_it_came(&prepared.plan_request());
-            measured = measure_as_it_came(prepared, plan.sent.clone(), basis.anchor.clone()).await;
+            plan.sent = plan::original_overlay(&prepared.plan_request());
+            measured = measure_original(prepared, plan.sent.clone(), basis.anchor.clone()).await;
         }
         Self::new(prepared, basis, MeasuredPlan { plan, measured })
     }
@@ -466,7 +466,7 @@ impl PlannedRequest {
 
     /// The estimate of a request by itself, without its session.
     pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Option<Estimate> {
-        estimate(prepared, plan::as_it_came(&prepared.plan_request()), &Arc::default()).await
+        estimate(prepared, plan::original_overlay(&prepared.plan_request()), &Arc::default()).await
     }
 
     /// What has to be kept of the sent request to predict what the next one will contain of its turn.
@@ -500,9 +500,9 @@ impl PlannedRequest {
     }
 
     /// Records that the original is sent instead of the rewritten request, and measures it.
-    pub(crate) async fn set_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
-        self.sent = plan::as_it_came(&prepared.plan_request());
-        self.measured = measure_as_it_came(prepared, self.sent.clone(), self.anchor.clone()).await;
+    pub(crate) async fn set_sent_as_original(&mut self, prepared: &Arc<PreparedRequest>) {
+        self.sent = plan::original_overlay(&prepared.plan_request());
+        self.measured = measure_original(prepared, self.sent.clone(), self.anchor.clone()).await;
     }
 }
 

@@ -41,7 +41,7 @@ const NEAR: f64 = 0.8;
 /// A count in flight; empty until it has arrived.
 pub(super) struct PendingCount {
     /// The client's original is counted, and not the form that was planned.
-    as_it_came: bool,
+    of_original: bool,
     /// Another form than the planned one was sent in the end.
     is_replaced: bool,
     found: Arc<CountResult>,
@@ -64,9 +64,9 @@ impl PendingCount {
 
     /// The count, if it has arrived and is of the original or of what was sent in the end.
     pub(super) fn arrived(&self) -> Option<ProviderCount> {
-        let Self { as_it_came, is_replaced, ref found } = *self;
+        let Self { of_original, is_replaced, ref found } = *self;
         let tokens = *found.tokens.get()?;
-        (as_it_came || !is_replaced).then_some(ProviderCount { as_it_came, tokens })
+        (of_original || !is_replaced).then_some(ProviderCount { of_original, tokens })
     }
 
     /// Whether there is no counting endpoint. That is a lesson only if the request itself was answered: a
@@ -99,11 +99,11 @@ pub(super) fn request_count(
         return None;
     }
     // A sample checks the claimed savings, so the client's original is counted.
-    let as_it_came = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
-    let prompt = if as_it_came { prepared.body.clone() } else { sent.whole()? };
+    let of_original = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
+    let prompt = if of_original { prepared.body.clone() } else { sent.whole()? };
     let found = Arc::new(CountResult::default());
     CountRequest::of(proxy, prepared, head, prompt).begin(found.clone());
-    Some(PendingCount { as_it_came, is_replaced: false, found })
+    Some(PendingCount { of_original, is_replaced: false, found })
 }
 
 /// Asks now, because an operator wants to know, and waits for the response.

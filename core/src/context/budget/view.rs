@@ -322,8 +322,8 @@ impl fmt::Display for ContextView {
             let what = "for tools at the provider; they do not stay";
             writeln!(f, "Tool-use prompt: {} tokens ({what})", grouped(tokens))?;
         }
-        if let Some(ProviderCount { as_it_came, tokens }) = self.counted {
-            let how = if as_it_came { "as it came" } else { "as it was sent" };
+        if let Some(ProviderCount { of_original, tokens }) = self.counted {
+            let how = if of_original { "as it came" } else { "as it was sent" };
             writeln!(f, "Counted by the provider: {} tokens, {how}", grouped(tokens))?;
         }
         if self.rewriting != RewriteView::default() {

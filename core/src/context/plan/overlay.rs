@@ -51,7 +51,7 @@ impl Overlay {
     }
 
     /// Whether nothing differs from what the client sent.
-    pub fn is_as_it_came(&self) -> bool {
+    pub fn is_original(&self) -> bool {
         let adds_nothing = self.back.is_empty() && self.injected.is_empty();
         self.replaced.is_empty() && self.gone.is_empty() && adds_nothing
     }

@@ -16,7 +16,7 @@ use crate::dialect::{Dialect, Part, PartIndex, PartKey, PartKind, Span};
 use crate::wire::splice::{self, Edit};
 
 /// What is forwarded if nothing is changed.
-pub fn as_it_came(request: &PlanRequest<'_>) -> Overlay {
+pub fn original_overlay(request: &PlanRequest<'_>) -> Overlay {
     let mut sent = RecordedDecisions::bare(request.conversation).sent();
     sent.thought = reasoning::newest(request, &sent);
     sent
@@ -25,7 +25,7 @@ pub fn as_it_came(request: &PlanRequest<'_>) -> Overlay {
 /// Replays every recorded decision that applies, and nothing else.
 pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     if request.conversation.held.is_some() {
-        return Plan { sent: as_it_came(request), ..Plan::default() };
+        return Plan { sent: original_overlay(request), ..Plan::default() };
     }
     let sent = known.sent().cleared_past(request.clears_past);
     let mut plan = Plan { sent, ..Plan::default() };
@@ -41,7 +41,7 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
             plan
         }
         Ok(()) | Err(_) => {
-            let sent = as_it_came(request).cleared_past(request.clears_past);
+            let sent = original_overlay(request).cleared_past(request.clears_past);
             Plan { sent, conflict: true, ..Plan::default() }
         }
     }

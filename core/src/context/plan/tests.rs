@@ -99,7 +99,7 @@ fn a_cut_is_replayed_in_all_later_requests_of_its_branch() {
     assert_eq!((step.at, step.tokens_before, step.tokens_after), (PartIndex::new(2, 0), 900, 20));
     assert!(step.bytes_before > 900 && step.bytes_after < 50, "{step:?}");
     assert!(plan.sent.replaced(scene.request().part(PartIndex::new(2, 0)).unwrap().span).is_some());
-    assert!(!plan.sent.is_as_it_came() && as_it_came(&scene.request()).is_as_it_came());
+    assert!(!plan.sent.is_original() && original_overlay(&scene.request()).is_original());
     // For the request that decides it, the cut is new.
     let mut scene = plain("ucrau");
     scene.ledger.add(cut(&scene, 2, PRESSURE));
@@ -570,7 +570,7 @@ fn a_request_with_a_held_history_is_sent_unchanged() {
     scene.ledger.add(cut(&scene, 2, PRESSURE));
     scene.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
     let plan = scene.plan();
-    assert!(plan.edits.is_empty() && plan.sent.is_as_it_came() && !plan.conflict);
+    assert!(plan.edits.is_empty() && plan.sent.is_original() && !plan.conflict);
 }
 
 /// Where the user's turn begins, and whether the model waits for results.
@@ -702,7 +702,7 @@ fn injected_messages_are_reported_and_end_the_sent_chain() {
         chain = chain.then(*key);
     }
     assert_eq!(plan.sent.chain(), chain.then(injected.key()));
-    assert!(!plan.sent.is_as_it_came() && plain("uau").plan().sent.is_as_it_came());
+    assert!(!plan.sent.is_original() && plain("uau").plan().sent.is_original());
 }
 
 /// In the chain, a summary replaces the messages before its cut; messages injected before the cut are not sent.

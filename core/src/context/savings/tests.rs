@@ -195,7 +195,7 @@ fn a_provider_count_checks_the_claimed_savings() {
         Mode::Active,
     );
     let (sent, mut counted) =
-        (usage(72_000, 0, 0), ProviderCount { as_it_came: true, tokens: 101_500 });
+        (usage(72_000, 0, 0), ProviderCount { of_original: true, tokens: 101_500 });
     let of = |done: &RewriteSummary, sent: &Usage, counted| {
         SavingsInput { counted, ..exchanged(done, sent, None) }.saved()
     };
@@ -207,7 +207,7 @@ fn a_provider_count_checks_the_claimed_savings() {
     // Exchanges that were not rewritten, not reported, or counted as they were sent check nothing.
     assert_eq!(of(&RewriteSummary::default(), &sent, Some(counted)).came, None);
     assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
-    counted.as_it_came = false;
+    counted.of_original = false;
     assert_eq!(of(&done, &sent, Some(counted)).came, None);
 }
 
@@ -222,7 +222,7 @@ fn a_provider_count_checks_the_savings_of_a_summary_too() {
     let steps = [swap, cut(DecisionReason::Pressure, Decision::Replayed, 30_000)];
     let done = RewriteSummary::of(&steps, Mode::Active);
     let (sent, counted) =
-        (usage(40_000, 0, 0), Some(ProviderCount { as_it_came: true, tokens: 150_000 }));
+        (usage(40_000, 0, 0), Some(ProviderCount { of_original: true, tokens: 150_000 }));
     let mut savings = Savings::default();
     savings.add(&SavingsInput { counted, ..exchanged(&done, &sent, None) }.saved());
     let checked = ClaimCheck { turns: 1, claimed: 110_000, came: 150_000, sent: 40_000 };

@@ -68,11 +68,11 @@ fn sections_are_listed_below_the_item_that_contains_them() {
 
 #[test]
 fn the_token_count_of_the_provider_is_shown_in_the_view() {
-    let counted = Some(ProviderCount { as_it_came: false, tokens: 51_987 });
+    let counted = Some(ProviderCount { of_original: false, tokens: 51_987 });
     let text = ContextView { counted, ..view() }.to_string();
     let line = "+0.6% error\nCounted by the provider: 51,987 tokens, as it was sent\nFree space";
     assert!(text.contains(line), "{text}");
-    let counted = Some(ProviderCount { as_it_came: true, tokens: 90_000 });
+    let counted = Some(ProviderCount { of_original: true, tokens: 90_000 });
     assert!(ContextView { counted, ..view() }.to_string().contains("90,000 tokens, as it came\n"));
 }
 
@@ -328,7 +328,7 @@ fn rewritten() -> (Turn, RewriteView) {
         resent: Some(RefusalCause::Structure),
         ..RewriteSummary::default()
     };
-    turn.counted = Some(ProviderCount { as_it_came: true, tokens: 901 });
+    turn.counted = Some(ProviderCount { of_original: true, tokens: 901 });
     turn.usage.tool_use_prompt = Some(12);
     turn.estimate.as_mut().unwrap().tokens = 990;
     let carry = crate::context::turn::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
