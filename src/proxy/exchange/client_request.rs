@@ -33,8 +33,8 @@ use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::body_reader::{BodyReader, RequestAnalysis};
-use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::body_reader::{BodyReader, ParsedRequest};
+use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration::RecalledState;
@@ -58,30 +58,15 @@ pub(super) struct ClientRequest {
     transport: Transport,
 }
 
-/// The result of reading a request.
+/// How a request is sent, as planned, and what is done with its response.
 #[derive(Default)]
-pub(super) struct AnalyzedRequest {
-    /// Makes a turn from the reply.
-    pub(crate) pending: Option<Box<PendingExchange>>,
-    /// The summary to write after the response.
-    pub(crate) writer: Option<Box<SummaryJob>>,
-    /// The changes of its body.
-    pub(crate) changes: BodyChanges,
-    /// Answers a token count if the upstream does not.
-    pub(crate) count: Option<Box<CountFallback>>,
-}
-
-/// A request with its place in a session.
-#[derive(Default)]
-pub(super) struct PlacedRequest {
+pub(super) struct RequestPlan {
     /// Makes a turn from the reply.
     pub(crate) pending: Option<Box<PendingExchange>>,
     /// The summary to write after the response.
     pub(super) writer: Option<Box<SummaryJob>>,
-    /// The changes of its body, as planned.
-    pub(super) rewrite: Option<PlannedRewrite>,
-    /// What is requested on the client's behalf.
-    pub(super) added: Vec<AddedOption>,
+    /// The changes of its body.
+    pub(super) changes: BodyChanges,
     /// Answers a token count if the upstream does not.
     pub(super) count: Option<Box<CountFallback>>,
 }
@@ -115,21 +100,21 @@ impl ClientRequest {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
-    /// Reads the body and opens the ledger. A panic in here only costs the plan. `head`: the request's, as it
+    /// Reads the body, and plans the request. A panic in here only costs the plan. `head`: the request's, as it
     /// is sent.
-    pub(super) async fn understand(
+    pub(super) async fn plan(
         &self,
         upstream: &Arc<Upstream>,
         body: &Bytes,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
-    ) -> AnalyzedRequest {
-        let understanding = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
-        match understanding.catch_unwind().await {
-            Ok(understood) => understood.unwrap_or_default(),
+    ) -> RequestPlan {
+        let planning = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
+        match planning.catch_unwind().await {
+            Ok(plan) => plan.unwrap_or_default(),
             Err(_) => {
                 recorder.record_fail_open(FailOpen::Panicked);
-                AnalyzedRequest::default()
+                RequestPlan::default()
             }
         }
     }
@@ -141,30 +126,26 @@ impl ClientRequest {
         body: &Bytes,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
-    ) -> Option<AnalyzedRequest> {
+    ) -> Option<RequestPlan> {
         let dialect = self.body_dialect()?;
-        let analysis = match self
+        let parsed = match self
             .reader(dialect, &recorder.proxy, &recorder.memory)
             .read(&self.headers, body)
             .await
         {
-            Ok(analysis) => analysis,
+            Ok(parsed) => parsed,
             Err(why) => {
                 recorder.record_fail_open(why);
                 return None;
             }
         };
-        let notes = &analysis.conversation.notes;
+        let notes = &parsed.conversation.notes;
         recorder.record_notes(notes.iter().copied());
         if notes.contains(&Note::NotJson) {
             recorder.record_fail_open(FailOpen::BodyUnread);
             return None;
         }
-        let placed = self.place_and_plan(upstream, analysis, Some(head), recorder).await;
-        let PlacedRequest { pending, writer, rewrite, added, count } = placed;
-        let may_repair = pending.as_ref().is_some_and(|pending| pending.may_repair());
-        let changes = BodyChanges { rewrite, added, may_repair };
-        Some(AnalyzedRequest { pending, writer, changes, count })
+        Some(self.place_and_plan(upstream, parsed, Some(head), recorder).await)
     }
 
     /// The reader for its body.
@@ -187,23 +168,23 @@ impl ClientRequest {
     pub(super) async fn place_and_plan(
         &self,
         upstream: &Arc<Upstream>,
-        analysis: RequestAnalysis,
+        parsed: ParsedRequest,
         head: Option<&request::Parts>,
         recorder: &mut ExchangeRecorder,
-    ) -> PlacedRequest {
+    ) -> RequestPlan {
         // 5. Open.
-        let identity = identity::identify(&self.headers, &analysis.conversation, self.transport);
+        let identity = identity::identify(&self.headers, &parsed.conversation, self.transport);
         let tenant = self.tenant(&recorder.proxy);
         recorder.event.tenant = tenant.as_ref().ok().cloned();
-        let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
+        let reads = self.read_budget(&parsed.conversation, head.is_some(), recorder);
         let known_tenant = tenant.as_ref().ok();
-        let basis = self.basis(upstream, known_tenant, analysis, &identity, recorder, &reads).await;
+        let basis = self.basis(upstream, known_tenant, parsed, &identity, recorder, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
             // Boxed like the next one, because few requests get here and the futures are large.
             Err(why) => return Box::pin(self.without_tenant(basis, why, recorder)).await,
         };
-        if basis.analysis.conversation.purpose == Purpose::Count {
+        if basis.parsed.conversation.purpose == Purpose::Count {
             let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads);
             let placed = Box::pin(placed).await;
             record_store_wait(&reads, recorder);
@@ -212,14 +193,14 @@ impl ClientRequest {
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
         let lookup = session_lookup(&basis, &tenant, &identity, recorder, &reads);
-        let opened = proxy.ledgers.open(lookup, &basis.analysis.conversation).await;
+        let opened = proxy.ledgers.open(lookup, &basis.parsed.conversation).await;
         record_store_wait(&reads, recorder);
         let Some(mut opened) = opened else {
             // It is sent as it came, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
             let estimate = Box::pin(PlannedRequest::alone(&Arc::new(basis.alone()))).await;
             recorder.event.estimate = estimate;
-            return PlacedRequest::default();
+            return RequestPlan::default();
         };
         record_session(&opened, recorder);
         let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
@@ -263,8 +244,9 @@ impl ClientRequest {
         if pending.estimate().is_none() {
             recorder.record_fail_open(FailOpen::Panicked);
         }
-        let rewrite = pending.rewrite();
-        PlacedRequest { rewrite, pending: Some(pending), writer, added, count: None }
+        let (rewrite, may_repair) = (pending.rewrite(), pending.may_repair());
+        let changes = BodyChanges { rewrite, added, may_repair };
+        RequestPlan { pending: Some(pending), writer, changes, count: None }
     }
 
     /// Handles a request whose tenant is unknown: it gets no place in a session, and its estimate uses no earlier
@@ -274,7 +256,7 @@ impl ClientRequest {
         basis: RequestBasis,
         why: FailOpen,
         recorder: &mut ExchangeRecorder,
-    ) -> PlacedRequest {
+    ) -> RequestPlan {
         recorder.record_fail_open(why);
         let prepared = Arc::new(basis.alone());
         recorder.event.estimate = PlannedRequest::alone(&prepared).await;
@@ -321,21 +303,21 @@ impl ClientRequest {
         &self,
         upstream: &Arc<Upstream>,
         tenant: Option<&TenantId>,
-        mut analysis: RequestAnalysis,
+        mut parsed: ParsedRequest,
         identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
     ) -> RequestBasis {
-        let conversation = &mut analysis.conversation;
+        let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
-        analysis.repeated_calls =
-            analysis.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
+        parsed.repeated_calls =
+            parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
         recorder.event.model.clone_from(&conversation.model);
         recorder.event.family = Some(facts.model.family);
         recorder.event.window = Some(facts.model.window);
         recorder.event.purpose = Some(conversation.purpose);
-        recorder.event.repeated_calls = analysis.repeated_calls;
+        recorder.event.repeated_calls = parsed.repeated_calls;
         recorder.event.session.clone_from(&identity.session);
         RequestBasis {
             exchange: recorder.id.clone(),
@@ -344,7 +326,7 @@ impl ClientRequest {
             mode: self.mode(upstream, &recorder.proxy),
             signed: self.is_signed(),
             now: now(),
-            analysis,
+            parsed,
             facts,
         }
     }

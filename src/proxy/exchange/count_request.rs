@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use super::client_request::{ClientRequest, PlacedRequest, is_held_out, session_lookup};
+use super::client_request::{ClientRequest, RequestPlan, is_held_out, session_lookup};
 use super::count_estimate::CountFallback;
+use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting};
 use crate::context::TenantId;
 use crate::context::plan::{self, Overlay, RecordedDecisions};
@@ -28,7 +29,7 @@ impl ClientRequest {
         identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
-    ) -> PlacedRequest {
+    ) -> RequestPlan {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
             return self.count_original(Arc::new(basis.alone()));
@@ -37,12 +38,12 @@ impl ClientRequest {
         // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
         basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
         let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
+        let mut peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             basis.mode = Mode::Shadow;
             let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
-            peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
+            peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
         }
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
@@ -68,14 +69,15 @@ impl ClientRequest {
         fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
         recorder.event.done = planned.done;
         let count = self.count_fallback(prepared, planned.sent, planned.known);
-        PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
+        let changes = BodyChanges { rewrite, added, may_repair: false };
+        RequestPlan { changes, count, ..RequestPlan::default() }
     }
 
     /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
-    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
+    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> RequestPlan {
         let sent = plan::original_overlay(&prepared.plan_request());
         let count = self.count_fallback(prepared, sent, Arc::default());
-        PlacedRequest { count, ..PlacedRequest::default() }
+        RequestPlan { count, ..RequestPlan::default() }
     }
 
     /// The fallback for a request that counts tokens, if its upstream does not.

@@ -31,7 +31,7 @@ use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::dialect::paths::is_inference;
 use crate::proxy::compaction::summarize::SummaryJob;
-use crate::proxy::exchange::client_request::{AnalyzedRequest, ClientRequest};
+use crate::proxy::exchange::client_request::{ClientRequest, RequestPlan};
 use crate::proxy::exchange::count_estimate::CountFallback;
 use crate::proxy::exchange::outbound::{OutboundRequest, SentResponse};
 use crate::proxy::exchange::websocket::frames::FrameObserver;
@@ -210,12 +210,12 @@ async fn forward_and_respond(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
-    let collected = read_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
-    let collected = match collected {
-        Ok(collected) => collected,
+    let ready = prepare_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
+    let ready = match ready {
+        Ok(ready) => ready,
         Err(fault) => return error_response(&fault, dialect, recorder),
     };
-    let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = collected;
+    let ReadyRequest { outbound, mut pending, writer, count, body_complete_at } = ready;
     // The wait for a summary is reported separately.
     let summary_wait = pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
     let request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
@@ -285,8 +285,8 @@ async fn forward_and_respond(
     tap_response(response, forwarding, actions, recorder).await
 }
 
-/// A request whose body is collected, or streams through unread.
-struct CollectedRequest {
+/// A request that is ready to be sent: its body is collected and planned, or streams through unread.
+struct ReadyRequest {
     outbound: OutboundRequest,
     pending: Option<Box<PendingExchange>>,
     writer: Option<Box<SummaryJob>>,
@@ -294,14 +294,14 @@ struct CollectedRequest {
     body_complete_at: Instant,
 }
 
-async fn read_request(
+async fn prepare_request(
     proxy: &Proxy,
     client_request: &ClientRequest,
     upstream: &Arc<Upstream>,
     head: request::Parts,
     body: Incoming,
     recorder: &mut ExchangeRecorder,
-) -> Result<CollectedRequest, ProxyError> {
+) -> Result<ReadyRequest, ProxyError> {
     // 3. Body.
     let collected = match client_request.body_dialect() {
         Some(_) => {
@@ -312,7 +312,7 @@ async fn read_request(
         None => body::collect_unread(body, &recorder.memory).await,
     };
     let body_complete_at = Instant::now();
-    let mut analyzed = AnalyzedRequest::default();
+    let mut plan = RequestPlan::default();
     let outbound = match collected {
         CollectOutcome::Broken => return Err(ProxyError::RequestBroken),
         CollectOutcome::TimedOut => return Err(ProxyError::BodyTooSlow),
@@ -328,14 +328,14 @@ async fn read_request(
         CollectOutcome::Whole { bytes, trailers } => {
             recorder.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            analyzed = client_request.understand(upstream, &bytes, &head, recorder).await;
+            plan = client_request.plan(upstream, &bytes, &head, recorder).await;
             // 8. Splice.
-            let changes = std::mem::take(&mut analyzed.changes);
+            let changes = std::mem::take(&mut plan.changes);
             OutboundRequest::edited(head, bytes, trailers, changes)
         }
     };
-    let AnalyzedRequest { pending, writer, count, .. } = analyzed;
-    Ok(CollectedRequest { outbound, pending, writer, count, body_complete_at })
+    let RequestPlan { pending, writer, count, .. } = plan;
+    Ok(ReadyRequest { outbound, pending, writer, count, body_complete_at })
 }
 
 /// How a response is forwarded.

@@ -19,13 +19,13 @@ use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::json::{self, Document, most_values};
 use crate::wire::memory::Memory as _;
 
-/// The analysis of any body may use this many bytes; that of a large one, [`TIMES`] its length.
+/// Parsing any body may use this many bytes; that of a large one, [`TIMES`] its length.
 const SMALL: usize = 16 << 20;
 /// See [`SMALL`].
 const TIMES: usize = 6;
 
 /// A request that was read.
-pub(crate) struct RequestAnalysis {
+pub(crate) struct ParsedRequest {
     /// The body, decompressed.
     pub(crate) plain: Bytes,
     pub(crate) conversation: Conversation,
@@ -55,7 +55,7 @@ impl BodyReader {
         self,
         headers: &HeaderMap,
         body: &Bytes,
-    ) -> Result<RequestAnalysis, FailOpen> {
+    ) -> Result<ParsedRequest, FailOpen> {
         let codings = headers::codings(headers);
         let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
         let decoder = decoder.map_err(|unreadable| match unreadable {
@@ -63,12 +63,12 @@ impl BodyReader {
             UnsupportedEncoding::Unknown => FailOpen::BodyUnread,
         })?;
         if decoder.is_identity() && body.len() <= OFF_THREAD {
-            return self.analyse(body.clone());
+            return self.parse(body.clone());
         }
         let body = body.clone();
         let reading = long_work_soon_or_panic(move || {
             let plain = self.decode(decoder, body)?;
-            self.analyse(plain)
+            self.parse(plain)
         });
         reading.await?
     }
@@ -91,7 +91,7 @@ impl BodyReader {
     }
 
     /// Reads an uncompressed body, on this thread.
-    pub(crate) fn analyse(&self, plain: Bytes) -> Result<RequestAnalysis, FailOpen> {
+    pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedRequest, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
         let size = RequestSize::of(&document, &plain);
@@ -104,7 +104,7 @@ impl BodyReader {
         drop(document);
         memory.hold(size.bytes);
         let repeated_calls = repeated_calls(&conversation, &plain);
-        Ok(RequestAnalysis { plain, conversation, repeated_calls, memory })
+        Ok(ParsedRequest { plain, conversation, repeated_calls, memory })
     }
 }
 

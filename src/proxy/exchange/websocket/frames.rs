@@ -21,7 +21,7 @@ use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::body_reader::RequestAnalysis;
+use crate::proxy::plan::body_reader::ParsedRequest;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::proxy::turn::open::ResponseHead;
@@ -310,14 +310,14 @@ impl FrameObserverState {
     }
 
     /// Copies and reads a request's message.
-    fn analyse(&self, message: &[u8]) -> Result<RequestAnalysis, FailOpen> {
+    fn parse(&self, message: &[u8]) -> Result<ParsedRequest, FailOpen> {
         let SocketConnection { proxy, memory, client_request, .. } = &*self.connection;
         let mut held = memory.guard(MemoryKind::Request);
         if !held.hold(message.len()) {
             return Err(FailOpen::MemoryBudget);
         }
         let body = held.with(Bytes::copy_from_slice(message));
-        client_request.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
+        client_request.reader(Dialect::OpenaiResponses, proxy, memory).parse(body)
     }
 
     /// The recorder for one request on the connection.
@@ -375,7 +375,7 @@ impl SocketConversation {
     fn observe_request(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
         let permit = shared.connection.permits.clone().try_acquire_owned().ok();
         let read = |message: &[u8]| match &permit {
-            Some(_) => shared.analyse(message),
+            Some(_) => shared.parse(message),
             None => Err(FailOpen::AnalysisBudget),
         };
         let Some((number, read)) = self.socket.request_by(message, read) else { return };
@@ -426,16 +426,16 @@ fn memory_to_parse(message: &[u8], connection: &SocketConnection) -> Option<Held
 /// Places a request, waits for its reply, and stores the turn.
 async fn record_exchange(
     connection: Arc<SocketConnection>,
-    read: Result<RequestAnalysis, FailOpen>,
+    read: Result<ParsedRequest, FailOpen>,
     mut recorder: ExchangeRecorder,
     _guards: (OwnedSemaphorePermit, GaugeGuard),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     let pending = match read {
-        Ok(analysis) => {
-            recorder.record_notes(analysis.conversation.notes.iter().copied());
+        Ok(parsed) => {
+            recorder.record_notes(parsed.conversation.notes.iter().copied());
             let SocketConnection { client_request, upstream, .. } = &*connection;
-            let placing = client_request.place_and_plan(upstream, analysis, None, &mut recorder);
+            let placing = client_request.place_and_plan(upstream, parsed, None, &mut recorder);
             let placed = AssertUnwindSafe(placing).catch_unwind().await;
             placed
                 .map_err(|_| recorder.record_fail_open(FailOpen::Panicked))
