@@ -56,7 +56,7 @@ scale: N = 5000000
 scale: ## A store with N=5000000 turns: how soon it is ready, and how long each query takes
 	PLIMSOLL_SCALE_TURNS=$(N) cargo test --locked --release --test soak many_turns -- --nocapture
 
-window: ## A chat of 60 turns with a real model through its window of 2,048 tokens (minutes)
+window: ## A chat of 60 turns with a real model through its window of 1,024 tokens (minutes)
 	@scripts/test tools binary window
 
 turns: ## 200 turns with a real model that Plimsoll does not know: how wrong the estimates are (minutes)

@@ -236,5 +236,5 @@ fn reasons_for_refused_compactions_are_counted() {
     let policy = "[prune]\ngate = []\n[model.\"gemini-2.5-pro\"]\nwindow_tokens = 60000\n[compact]\nengine = \"provider\"\n";
     let session = session_of(("gemini-2.5-pro", "gemini"), 40, 40, RESULT);
     let report = played_of("no-provider", policy, &session);
-    assert!(report.summaries == 0 && report.refused["provider"] > 10, "{:?}", report.refused);
+    assert!(report.summaries == 0 && report.declined["provider"] > 10, "{:?}", report.declined);
 }

@@ -75,7 +75,7 @@ pub(super) struct Explanation {
     pub tokens_removed: u64,
     /// Tokens that a summary replaced, less its own, estimated.
     pub tokens_compacted: u64,
-    /// The changes: new ones, refused ones, and replayed ones as far as they can be identified.
+    /// The changes: new ones, declined ones, and replayed ones as far as they can be identified.
     pub steps: Vec<ExplainedChange>,
     /// The number of changes that are not among the steps.
     pub unlisted: u32,
@@ -89,7 +89,7 @@ pub(super) struct Explanation {
     pub saved: Option<ExchangeSavings>,
 }
 
-/// One change, made or refused.
+/// One change, made or declined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ExplainedChange {
     /// The kind of change.
@@ -111,7 +111,7 @@ pub(super) struct ExplainedChange {
     pub bytes_before: Option<u64>,
     /// The length in bytes after.
     pub bytes_after: Option<u64>,
-    /// Tokens before, estimated; `None` if they are not counted (reasoning). For a refused cut: what the
+    /// Tokens before, estimated; `None` if they are not counted (reasoning). For a declined cut: what the
     /// whole batch would save.
     pub tokens_before: Option<u64>,
     /// Tokens after, estimated.
@@ -284,7 +284,7 @@ impl Explanation {
     }
 
     fn unlisted(&self) -> u32 {
-        let made = self.steps.iter().filter(|step| step.decision != Decision::Refused);
+        let made = self.steps.iter().filter(|step| step.decision != Decision::Declined);
         let listed = u32::try_from(made.count()).unwrap_or(u32::MAX);
         self.made.count().saturating_sub(listed)
     }

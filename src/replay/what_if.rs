@@ -99,7 +99,7 @@ struct WhatIfPlan {
     plan: Plan,
     measured: MeasuredEstimate,
     /// What is decided against.
-    refused: Vec<PlanStep>,
+    declined: Vec<PlanStep>,
     /// The summaries that are written because of it.
     summaries: Vec<CompactionRecord>,
 }
@@ -226,14 +226,14 @@ impl<'l> WhatIfSession<'l> {
         let (mut plan, mut measured) = call.planned(&known);
         let (tokens, rules) = (measured.estimate.tokens, request.policy.estimate.deciding());
         let cost = prune::RequestCost { tokens, parts: &measured.parts, rules };
-        let Proposal { facts: cuts, refused } = prune::propose(request, &known, cost);
+        let Proposal { facts: cuts, declined } = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
             (plan, measured) = call.planned(&known);
         }
-        let mut decided = WhatIfPlan { known, plan, measured, refused, summaries: Vec::new() };
+        let mut decided = WhatIfPlan { known, plan, measured, declined, summaries: Vec::new() };
         self.compact(call, &mut decided, options);
-        decided.plan.steps.extend(std::mem::take(&mut decided.refused));
+        decided.plan.steps.extend(std::mem::take(&mut decided.declined));
         decided
     }
 
@@ -262,10 +262,10 @@ impl<'l> WhatIfSession<'l> {
             state = step.state;
             event = match step.action {
                 ScheduleAction::SendSmall | ScheduleAction::Send => return,
-                ScheduleAction::Refuse(why) | ScheduleAction::GiveUp(why) => {
+                ScheduleAction::Decline(why) | ScheduleAction::GiveUp(why) => {
                     let (at, span) = (PartIndex::default(), dialect::Span::new(0, 0));
-                    let step = PlanStep::refused(Change::Compacted, why, at, span, tokens);
-                    decided.refused.push(step);
+                    let step = PlanStep::declined(Change::Compacted, why, at, span, tokens);
+                    decided.declined.push(step);
                     return;
                 }
                 action @ (ScheduleAction::WriteLater | ScheduleAction::WriteNow) => {
@@ -406,7 +406,7 @@ impl<'l> WhatIfSession<'l> {
         }
     }
 
-    /// Adds the new and refused changes: all of them, of which a turn stores only the first.
+    /// Adds the new and declined changes: all of them, of which a turn stores only the first.
     fn list(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
         for step in steps {
             match step.decision {
@@ -420,10 +420,10 @@ impl<'l> WhatIfSession<'l> {
                     tokens_before: step.tokens_before,
                     tokens_after: step.tokens_after,
                 }),
-                Decision::Refused => {
+                Decision::Declined => {
                     let why = serde_json::to_value(step.why).unwrap_or_default();
                     let why = why.as_str().unwrap_or_default().to_owned();
-                    *report.refused.entry(why).or_default() += 1;
+                    *report.declined.entry(why).or_default() += 1;
                 }
                 Decision::Replayed => {}
             }

@@ -415,13 +415,13 @@ fn rewritten() -> Exchange {
     let step = |change, decision, why, before, after| PlanStep {
         decision,
         tokens_after: after,
-        ..PlanStep::refused(change, why, PartIndex::new(3, 0), Span::new(10, 20), before)
+        ..PlanStep::declined(change, why, PartIndex::new(3, 0), Span::new(10, 20), before)
     };
     let steps = [
         step(Change::Cut, Decision::Replayed, DecisionReason::Pressure, 6_000, 100),
         step(Change::Cut, Decision::New, DecisionReason::ColdCache, 6_600, 100),
         step(Change::StandIn, Decision::New, DecisionReason::Demanded, 0, 0),
-        step(Change::PutBack, Decision::Refused, DecisionReason::OtherModel, 0, 0),
+        step(Change::PutBack, Decision::Declined, DecisionReason::OtherModel, 0, 0),
     ];
     let money = Some(Money { spent: 1.0, saved: 0.25, broken: 0.125 });
     let saved = ExchangeSavings {

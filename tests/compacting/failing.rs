@@ -123,7 +123,7 @@ async fn a_request_that_does_not_fit_waits_for_a_limited_time() {
     let last = steps.last().unwrap();
     assert_eq!(
         (last.change, last.decision, last.why),
-        (Change::Compacted, Decision::Refused, DecisionReason::NotReady)
+        (Change::Compacted, Decision::Declined, DecisionReason::NotReady)
     );
     drop(question);
 }

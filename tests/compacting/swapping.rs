@@ -325,7 +325,7 @@ async fn a_request_past_the_threshold_is_sent_whole_if_no_summary_is_ready() {
             break scene;
         }
     };
-    assert_eq!(steps(&scene), [(Change::Compacted, Decision::Refused, DecisionReason::NotReady)]);
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::Declined, DecisionReason::NotReady)]);
     assert_eq!(scene.exchange.compaction_wait_us, None);
     assert!(tokens(&scene) < USABLE);
     drop(question);
@@ -357,7 +357,7 @@ async fn shadow_mode_reports_but_requests_no_summary_and_observe_does_nothing() 
             let scene = play.turn(number).await;
             assert!(scene.sent["messages"].as_array().unwrap().len() == number * 2 + 1);
             reported |=
-                steps(&scene) == [(Change::Compacted, Decision::Refused, DecisionReason::Shadow)];
+                steps(&scene) == [(Change::Compacted, Decision::Declined, DecisionReason::Shadow)];
         }
         assert_eq!(reported, expected);
         assert!(play.take_summary_bodies().is_empty());

@@ -62,7 +62,7 @@ async fn requesting_provider_clearing_changes_nothing_else() {
     assert!(scene.bytes.ends_with(&request.to_string()[1..]), "all else byte for byte");
     assert_eq!(betas(&scene), ["b-1,a-2", &format!("c-3,{BETA}")]);
     // What we would have cut is left to the provider.
-    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Provider)]);
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::Declined, DecisionReason::Provider)]);
     assert!(scene.exchange.done.made.is_nothing());
 
     // The same policy requests the same edit in the same bytes, after a restart too. A beta is listed once.

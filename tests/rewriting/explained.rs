@@ -111,7 +111,7 @@ async fn a_refused_cut_is_explained_with_its_rule() {
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.exchange.id);
     let text = looking.get(&path).await.text().to_owned();
     for part in [
-        "Nothing was changed.\nRefused:\n",
+        "Nothing was changed.\nNot made:\n",
         "    no condition in prune.gate is met (docs/rewriting.md \"Old tool results\")\n",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");

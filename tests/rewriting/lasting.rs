@@ -40,5 +40,5 @@ async fn a_rewind_keeps_what_was_cut_before_it() {
     let newest = sent.len() - 1;
     assert_eq!(sent[..newest], before[..newest]);
     assert_eq!(sent[newest], history(7)[newest]);
-    assert!(scene.exchange.done.steps.iter().all(|step| step.decision == Decision::Refused));
+    assert!(scene.exchange.done.steps.iter().all(|step| step.decision == Decision::Declined));
 }

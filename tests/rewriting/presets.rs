@@ -598,7 +598,7 @@ async fn dexto_compacts_by_the_number_that_it_shows() {
             .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
             .await;
         assert_eq!(scene.exchange.estimate.as_ref().map(|it| it.tokens), Some(1_950));
-        let refused = (Change::Compacted, Decision::Refused, DecisionReason::Shadow);
+        let refused = (Change::Compacted, Decision::Declined, DecisionReason::Shadow);
         assert_eq!(scene.steps().contains(&refused), compacts, "{threshold}");
     }
 }

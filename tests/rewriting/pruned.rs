@@ -218,7 +218,7 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
         let request = anthropic_request(BOUND, &messages);
         let scene = play.exchange(&request, &anthropic_reply("m1", BOUND, json!([]))).await;
         assert_eq!(scene.bytes, request.to_string());
-        assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::OpenLoop)]);
+        assert_eq!(scene.steps(), [(Change::Cut, Decision::Declined, DecisionReason::OpenLoop)]);
     }
 }
 

@@ -437,7 +437,7 @@ async fn no_reasoning_is_put_back_for_a_model_that_cannot_read_it() {
     let scene =
         play.exchange(&request, &anthropic_reply("m2", "claude-sonnet-4-5", json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert_eq!(scene.steps(), [(Change::PutBack, Decision::Refused, DecisionReason::OtherModel)]);
+    assert_eq!(scene.steps(), [(Change::PutBack, Decision::Declined, DecisionReason::OtherModel)]);
 }
 
 /// DeepSeek refuses every request of a session that has lost its reasoning (`docs/protocols.md` 4.2).

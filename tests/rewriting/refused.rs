@@ -153,7 +153,7 @@ async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
     let scene = play
         .exchange(&anthropic_request(MODEL, &thoughtful), &anthropic_reply("m1", MODEL, json!([])))
         .await;
-    assert_eq!(scene.steps(), [(Change::Cut, Decision::Refused, DecisionReason::Bound)]);
+    assert_eq!(scene.steps(), [(Change::Cut, Decision::Declined, DecisionReason::Bound)]);
 }
 
 /// A refusal of a call beside the conversation does not affect the conversation.
@@ -231,7 +231,7 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
         let scene = play.exchange(&anthropic_request(MODEL, &grown), &reply).await;
         // If nothing was learned that would avoid another refusal, nothing more is tried.
         let is_left_alone =
-            scene.steps() == [(Change::Cut, Decision::Refused, DecisionReason::Suspended)];
+            scene.steps() == [(Change::Cut, Decision::Declined, DecisionReason::Suspended)];
         assert_eq!(is_left_alone, rests, "{:?}", scene.steps());
         // What was sent is sent the same way again, after a restart too.
         let now = cleared(&scene.sent);

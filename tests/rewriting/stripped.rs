@@ -81,7 +81,7 @@ async fn bound_reasoning_is_not_stripped() {
     let answer = anthropic_reply("m", "claude-opus-5-5", json!([]));
     let scene = play.exchange(&request_body, &answer).await;
     assert_eq!(scene.bytes, request_body.to_string());
-    assert_eq!(scene.steps(), [(Change::Removed, Decision::Refused, DecisionReason::Bound)]);
+    assert_eq!(scene.steps(), [(Change::Removed, Decision::Declined, DecisionReason::Bound)]);
     let request_body = anthropic_request("claude-opus-4-6", &history);
     play.session = "free";
     let scene = play.exchange(&request_body, &answer).await;
@@ -110,7 +110,7 @@ async fn each_branch_decides_by_itself_to_strip_reasoning() {
     let open = play
         .exchange(&anthropic_request(model, &history), &anthropic_reply("m2", model, reply.clone()))
         .await;
-    assert_eq!(open.steps(), [(Change::Removed, Decision::Refused, DecisionReason::OpenLoop)]);
+    assert_eq!(open.steps(), [(Change::Removed, Decision::Declined, DecisionReason::OpenLoop)]);
     history.push(message("assistant", reply.clone()));
     for question in ["And here?", "And there?"] {
         let branch = [history.clone(), vec![message("user", json!(question))]].concat();

@@ -26,6 +26,8 @@ def main() -> None:
     params.n_parallel = SLOTS
     # Two threads wait for each other in a busy loop: on two cores with other work, for half a minute.
     params.cpuparams.n_threads = 1
+    # A model of this size does not always stop by itself.
+    params.n_predict = 96
     params.sampling.seed = 7
     params.sampling.temp = 0.0
     params.use_jinja = True

@@ -38,7 +38,7 @@ pub struct Plan {
     pub edits: Vec<Edit>,
     /// What is sent, where it differs from what the client sent.
     pub sent: Overlay,
-    /// Each change, made or refused, with its reason.
+    /// Each change, made or declined, with its reason.
     pub steps: Vec<PlanStep>,
     /// The edits contradicted each other, so none is made.
     pub conflict: bool,

@@ -57,8 +57,8 @@ pub fn propose(
         Err(why) => {
             // One step for the whole batch, at the oldest result.
             let oldest = found.old.last();
-            proposal.refused.extend(oldest.map(|result| {
-                PlanStep::refused(Change::Cut, why, result.at, result.part.span, found.saving())
+            proposal.declined.extend(oldest.map(|result| {
+                PlanStep::declined(Change::Cut, why, result.at, result.part.span, found.saving())
             }));
         }
     }
@@ -296,7 +296,7 @@ impl<'a> PruneCandidates<'a> {
         known: &RecordedDecisions,
         cost: RequestCost<'_>,
     ) -> Proposal {
-        let Proposal { mut facts, mut refused } = Proposal::default();
+        let Proposal { mut facts, mut declined } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
         // A window that is only a guess decides nothing.
         let fits = !request.model.known || cost.tokens <= request.usable();
@@ -314,7 +314,7 @@ impl<'a> PruneCandidates<'a> {
                 continue;
             }
             if known.is_suspended {
-                refused.push(PlanStep::refused(
+                declined.push(PlanStep::declined(
                     Change::Cut,
                     DecisionReason::Suspended,
                     at,
@@ -326,7 +326,7 @@ impl<'a> PruneCandidates<'a> {
             let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
             let Some(result) = CutCandidate::trimmed(*newborn, request.body, target, &mut counter)
             else {
-                refused.push(PlanStep::refused(
+                declined.push(PlanStep::declined(
                     Change::Cut,
                     DecisionReason::Structure,
                     at,
@@ -337,7 +337,7 @@ impl<'a> PruneCandidates<'a> {
             };
             facts.push(result.cut(request, DecisionReason::TooLarge));
         }
-        Proposal { facts, refused }
+        Proposal { facts, declined }
     }
 }
 

@@ -236,7 +236,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal
     let has_replies = !known.replies.is_empty();
     let sent = if has_replies { known.sent() } else { Overlay::default() };
     let mut proposed =
-        ReasoningProposal { request, known, sent, facts: Vec::new(), refused: Vec::new() };
+        ReasoningProposal { request, known, sent, facts: Vec::new(), declined: Vec::new() };
     // A call beside the conversation decides nothing that its thread would depend on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
@@ -253,7 +253,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal
         proposed.put_back();
         proposed.stand_in();
     }
-    Proposal { facts: proposed.facts, refused: proposed.refused }
+    Proposal { facts: proposed.facts, declined: proposed.declined }
 }
 
 struct ReasoningProposal<'a> {
@@ -262,7 +262,7 @@ struct ReasoningProposal<'a> {
     /// What is forwarded according to the recorded decisions.
     sent: Overlay,
     facts: Vec<Fact>,
-    refused: Vec<PlanStep>,
+    declined: Vec<PlanStep>,
 }
 
 impl ReasoningProposal<'_> {
@@ -395,7 +395,7 @@ impl ReasoningProposal<'_> {
 
     fn refuse(&mut self, change: Change, why: DecisionReason, at: PartIndex) {
         let span = self.request.part(at).map_or(Span::new(0, 0), |part| part.span);
-        self.refused.push(PlanStep::refused(change, why, at, span, 0));
+        self.declined.push(PlanStep::declined(change, why, at, span, 0));
     }
 }
 

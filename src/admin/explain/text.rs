@@ -44,7 +44,7 @@ impl fmt::Display for Explanation {
         for (title, decision) in [
             ("New:", Decision::New),
             ("Replayed:", Decision::Replayed),
-            ("Refused:", Decision::Refused),
+            ("Not made:", Decision::Declined),
         ] {
             let mut steps = self.steps.iter().filter(|step| step.decision == decision).peekable();
             if steps.peek().is_some() {
@@ -120,7 +120,7 @@ impl fmt::Display for ExplainedChange {
         let bytes = arrow(self.bytes_before, self.bytes_after, "bytes");
         let tokens = match (self.decision, self.tokens_before) {
             // The tokens of a whole batch, which one part represents.
-            (Decision::Refused, Some(tokens)) => {
+            (Decision::Declined, Some(tokens)) => {
                 Some(format!("{} tokens to save", grouped(tokens)))
             }
             _ => arrow(self.tokens_before, self.tokens_after, "tokens"),

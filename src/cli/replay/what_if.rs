@@ -98,9 +98,9 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
         "summaries: {} written, each counted as {summary_tokens} tokens",
         report.summaries
     );
-    if !report.refused.is_empty() {
-        let refused = report.refused.iter().map(|(why, times)| format!("{why} {times}"));
-        let _ = writeln!(out, "decided against: {}", refused.collect::<Vec<_>>().join(", "));
+    if !report.declined.is_empty() {
+        let declined = report.declined.iter().map(|(why, times)| format!("{why} {times}"));
+        let _ = writeln!(out, "decided against: {}", declined.collect::<Vec<_>>().join(", "));
     }
     let batches = batches(&report.events);
     if !batches.is_empty() {

@@ -96,14 +96,14 @@ impl<'a> CompactionContext<'a> {
                     return None;
                 }
                 ScheduleAction::Send => return None,
-                ScheduleAction::Refuse(why) => {
-                    self.refuse(why);
+                ScheduleAction::Decline(why) => {
+                    self.decline(why);
                     return None;
                 }
                 ScheduleAction::GiveUp(why) => {
                     // The exchange's record has the reason.
                     self.close_pending_compaction();
-                    self.refuse(why);
+                    self.decline(why);
                     return None;
                 }
                 ScheduleAction::WriteLater => match self.job(context.need).await {
@@ -318,12 +318,12 @@ impl<'a> CompactionContext<'a> {
     }
 
     /// Records why the request is not compacted.
-    fn refuse(&mut self, why: DecisionReason) {
+    fn decline(&mut self, why: DecisionReason) {
         let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
         let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
-        let step = PlanStep::refused(Change::Compacted, why, PartIndex::default(), span, tokens);
-        self.planned.add_refused(step);
+        let step = PlanStep::declined(Change::Compacted, why, PartIndex::default(), span, tokens);
+        self.planned.add_declined(step);
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct PlannedRequest {
     /// Who wrote the summary that is sent.
     summary_by: Option<SummaryAuthor>,
     /// What was decided against.
-    refused: Vec<PlanStep>,
+    declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
     anchor: Option<Arc<AnchorTurn>>,
     pub(crate) done: RewriteSummary,
@@ -79,7 +79,7 @@ struct PlanBasis {
     /// The recorded decisions before new ones were made.
     before: Arc<RecordedDecisions>,
     /// What was decided against.
-    refused: Vec<PlanStep>,
+    declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
     anchor: Option<Arc<AnchorTurn>>,
 }
@@ -120,7 +120,7 @@ pub(crate) async fn plan(
         Ok(drafted) => drafted,
         Err(why) => return PlanOutcome::unplanned(why),
     };
-    let DraftPlan { mut replayed, new, refused, mut is_spared } = drafted;
+    let DraftPlan { mut replayed, new, declined, mut is_spared } = drafted;
     let before = known.clone();
     let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
     let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
@@ -150,7 +150,7 @@ pub(crate) async fn plan(
     if replayed.plan.conflict {
         fail_open = Some(FailOpen::EditsConflict);
     }
-    let basis = PlanBasis { known, before, refused, anchor };
+    let basis = PlanBasis { known, before, declined, anchor };
     let planned = match prepared.mode {
         Mode::Shadow => Box::pin(PlannedRequest::in_shadow(&prepared, basis, replayed)).await,
         Mode::Observe | Mode::Active => PlannedRequest::new(&prepared, basis, replayed),
@@ -201,7 +201,7 @@ pub(crate) async fn replay_recorded(
 struct DraftPlan {
     replayed: MeasuredPlan,
     new: Vec<Fact>,
-    refused: Vec<PlanStep>,
+    declined: Vec<PlanStep>,
     /// The output limit is lowered, because another request was refused for it.
     is_spared: bool,
 }
@@ -213,7 +213,7 @@ fn draft_plan(
     anchor: Option<&AnchorTurn>,
 ) -> DraftPlan {
     let request = prepared.plan_request();
-    let Proposal { facts: mut new, mut refused } = match prepared.may_decide() {
+    let Proposal { facts: mut new, mut declined } = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
         false => Proposal::default(),
     };
@@ -232,10 +232,15 @@ fn draft_plan(
     if prepared.may_decide() {
         let cuts = prune::propose(&request, &with, prepared.cost(&measured));
         new.extend(cuts.facts.into_iter().filter(|fact| known.may_decide(fact)));
-        refused.extend(cuts.refused);
+        declined.extend(cuts.declined);
     }
     new.extend(inject::propose(&request, &with));
-    DraftPlan { replayed: MeasuredPlan { plan, measured: Some(measured) }, new, refused, is_spared }
+    DraftPlan {
+        replayed: MeasuredPlan { plan, measured: Some(measured) },
+        new,
+        declined,
+        is_spared,
+    }
 }
 
 /// Starts loading the vocabulary, which takes about 30 ms; until then, counting is by length.
@@ -314,19 +319,19 @@ impl PlanOutcome {
 impl PlanBasis {
     /// Recorded decisions, for a request that makes none itself.
     fn recorded(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
-        Self { before: known.clone(), known, refused: Vec::new(), anchor }
+        Self { before: known.clone(), known, declined: Vec::new(), anchor }
     }
 }
 
 impl PlannedRequest {
     /// A request whose plan was replayed.
     fn new(prepared: &PreparedRequest, basis: PlanBasis, replayed: MeasuredPlan) -> Self {
-        let PlanBasis { known, before, refused, anchor } = basis;
+        let PlanBasis { known, before, declined, anchor } = basis;
         let MeasuredPlan { plan, measured } = replayed;
         let Plan { edits, sent, mut steps, conflict: _, summary: summary_by } = plan;
-        steps.extend(refused.iter().cloned());
+        steps.extend(declined.iter().cloned());
         let (edits, done) = (edits.into(), prepared.rewrite_summary(&steps));
-        Self { edits, measured, sent, known, before, summary_by, refused, anchor, done }
+        Self { edits, measured, sent, known, before, summary_by, declined, anchor, done }
     }
 
     /// The same in shadow mode: the summary is of the plan, and the request is sent and measured as it came.
@@ -353,7 +358,7 @@ impl PlannedRequest {
             known: Arc::default(),
             before: Arc::default(),
             summary_by: None,
-            refused: Vec::new(),
+            declined: Vec::new(),
             anchor: None,
             done: RewriteSummary::default(),
         }
@@ -451,17 +456,17 @@ impl PlannedRequest {
         if replayed.plan.conflict {
             return None;
         }
-        let (before, refused) = (self.before.clone(), self.refused.clone());
-        let basis = PlanBasis { known, before, refused, anchor: self.anchor.clone() };
+        let (before, declined) = (self.before.clone(), self.declined.clone());
+        let basis = PlanBasis { known, before, declined, anchor: self.anchor.clone() };
         Some(Self::new(prepared, basis, replayed))
     }
 
     /// Records a step that was decided against.
-    pub(crate) fn add_refused(&mut self, step: PlanStep) {
+    pub(crate) fn add_declined(&mut self, step: PlanStep) {
         if self.done.steps.len() < MOST_STORED_STEPS {
             self.done.steps.push(step.clone());
         }
-        self.refused.push(step);
+        self.declined.push(step);
     }
 
     /// The estimate of a request by itself, without its session.

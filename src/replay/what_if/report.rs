@@ -79,8 +79,9 @@ pub struct WhatIfReport {
     pub requested_again: u64,
     /// Every change, at the call that would have made it first.
     pub events: Vec<WhatIfEvent>,
-    /// The number of refused changes, by reason.
-    pub refused: BTreeMap<String, u64>,
+    /// The number of declined changes, by reason.
+    #[serde(rename = "refused")]
+    pub declined: BTreeMap<String, u64>,
 }
 
 impl WhatIfReport {

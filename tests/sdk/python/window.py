@@ -1,4 +1,4 @@
-"""A real server with a small window: llama.cpp with slots of 2,048 tokens. Plimsoll is not configured with that size.
+"""A real server with a small window: llama.cpp with slots of 1,024 tokens. Plimsoll is not configured with that size.
 
 A chat of 60 turns with the official SDK continues to the end through Plimsoll. The same chat, sent directly, is refused
 with the server's overflow error. Plimsoll recognises that error at every endpoint, and forwards it unchanged.
@@ -14,7 +14,7 @@ from drivers import KEY
 from exchange_events import ExchangeEvents
 from stack import TestStack
 
-SLOT_TOKENS = 2048
+SLOT_TOKENS = 1024
 TURNS = 60
 # The server is slow on a busy machine, and this test is not about time. A request waits for a summary for 45 s at most, so
 # the summaries are short.

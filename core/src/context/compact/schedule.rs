@@ -89,7 +89,7 @@ pub enum ScheduleAction {
     /// Send it as it is.
     Send,
     /// Send it as it is, and report why it is not compacted.
-    Refuse(DecisionReason),
+    Decline(DecisionReason),
     /// The same. If an operator requested a compaction, it ends, because it is impossible.
     GiveUp(DecisionReason),
     /// Send it. Once it is accepted, a summary is written for later requests.
@@ -121,9 +121,9 @@ pub fn next(context: ScheduleContext, state: ScheduleState, event: ScheduleEvent
             context.action(state)
         }
         ScheduleEvent::WriterDone | ScheduleEvent::TimedOut => {
-            ScheduleAction::Refuse(DecisionReason::NotReady)
+            ScheduleAction::Decline(DecisionReason::NotReady)
         }
-        ScheduleEvent::NotSaved => ScheduleAction::Refuse(DecisionReason::NotKept),
+        ScheduleEvent::NotSaved => ScheduleAction::Decline(DecisionReason::NotKept),
         ScheduleEvent::CannotWrite(why) => context.unwritable(why),
     };
     ScheduleStep { action, state: state.after(action) }
@@ -138,7 +138,7 @@ impl ScheduleState {
             }
             ScheduleAction::SendSmall
             | ScheduleAction::Send
-            | ScheduleAction::Refuse(_)
+            | ScheduleAction::Decline(_)
             | ScheduleAction::GiveUp(_)
             | ScheduleAction::WriteLater => self,
         }
@@ -191,13 +191,13 @@ impl ScheduleContext {
             (CompactionNeed::No, _) if state.used == 0 => ScheduleAction::SendSmall,
             (CompactionNeed::No, _) => ScheduleAction::Send,
             _ if self.mode == Mode::Shadow && self.is_due() => {
-                ScheduleAction::Refuse(DecisionReason::Shadow)
+                ScheduleAction::Decline(DecisionReason::Shadow)
             }
             _ if self.mode != Mode::Active || !self.may_decide => ScheduleAction::Send,
             (_, WrittenSummary::Missing) => self.unwritten(state),
             (CompactionNeed::Prepare, _) => ScheduleAction::Send,
             (_, WrittenSummary::Ready) => ScheduleAction::Use,
-            (_, WrittenSummary::AfterLoop) => ScheduleAction::Refuse(DecisionReason::OpenLoop),
+            (_, WrittenSummary::AfterLoop) => ScheduleAction::Decline(DecisionReason::OpenLoop),
         }
     }
 
@@ -210,7 +210,7 @@ impl ScheduleContext {
             SummaryWriter::Here | SummaryWriter::Elsewhere if self.need == CompactionNeed::Must => {
                 ScheduleAction::Wait
             }
-            _ if self.is_due() => ScheduleAction::Refuse(DecisionReason::NotReady),
+            _ if self.is_due() => ScheduleAction::Decline(DecisionReason::NotReady),
             _ => ScheduleAction::Send,
         }
     }
@@ -220,7 +220,7 @@ impl ScheduleContext {
         match why {
             _ if !self.is_due() && !self.is_requested => ScheduleAction::Send,
             // Too many are written already.
-            DecisionReason::NotReady => ScheduleAction::Refuse(why),
+            DecisionReason::NotReady => ScheduleAction::Decline(why),
             _ => ScheduleAction::GiveUp(why),
         }
     }

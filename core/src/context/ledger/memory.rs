@@ -67,8 +67,8 @@ fn the_size_of_a_turn_includes_all_its_content() {
     let sketch = Sketch { added: vec![part(); count], ..Sketch::default() };
     check(grows(Turn { sketch, ..turn() }), 1);
     check(grows(Turn { reply: vec![part(); count], ..turn() }), 1);
-    let (refused, span) = (plan::PlanStep::refused, crate::dialect::Span::new(0, 1));
-    let step = refused(
+    let (declined, span) = (plan::PlanStep::declined, crate::dialect::Span::new(0, 1));
+    let step = declined(
         plan::Change::Cut,
         plan::DecisionReason::NoGate,
         crate::dialect::PartIndex::new(0, 0),

@@ -11,5 +11,5 @@ pub struct Proposal {
     /// New decisions.
     pub facts: Vec<Fact>,
     /// What was decided against, each with its reason.
-    pub refused: Vec<PlanStep>,
+    pub declined: Vec<PlanStep>,
 }

@@ -83,7 +83,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
         if edits.is_empty() {
             // The text that the cut was decided for is not in this body.
             let tokens = u64::from(cut.was);
-            plan.steps.push(PlanStep::refused(
+            plan.steps.push(PlanStep::declined(
                 Change::Cut,
                 DecisionReason::Structure,
                 at,
@@ -121,7 +121,7 @@ fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan)
         let edits = rewrite::inject(request.conversation, request.body, at, &texts);
         for (key, place) in places {
             let tokens = u64::from(place.tokens);
-            let refused = PlanStep::refused(
+            let declined = PlanStep::declined(
                 Change::Injected,
                 DecisionReason::Structure,
                 at,
@@ -129,7 +129,7 @@ fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan)
                 tokens,
             );
             if edits.is_empty() {
-                plan.steps.push(refused);
+                plan.steps.push(declined);
                 continue;
             }
             plan.sent.inject(part.span, key, place.tokens);
@@ -141,7 +141,7 @@ fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan)
                 bytes_after: place.text.len() as u64,
                 tokens_before: 0,
                 tokens_after: tokens,
-                ..refused
+                ..declined
             });
         }
         plan.edits.extend(edits);
@@ -283,7 +283,7 @@ fn step_of(
 ) -> PlanStep {
     if edits.is_empty() {
         let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
-        return PlanStep::refused(change, DecisionReason::Structure, at, span, 0);
+        return PlanStep::declined(change, DecisionReason::Structure, at, span, 0);
     }
     let why = decision.why;
     let decision = known.decision(decision.about.0, &decision.exchange, request.exchange);

@@ -13,7 +13,7 @@ use crate::dialect::repair::RepairCause;
 /// What was done to a request; stored with its turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewriteSummary {
-    /// The steps that are new or refused, at most [`MOST_STORED_STEPS`].
+    /// The steps that are new or declined, at most [`MOST_STORED_STEPS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
@@ -198,7 +198,7 @@ impl RewriteSummary {
             if step.decision != Decision::Replayed && done.steps.len() < MOST_STORED_STEPS {
                 done.steps.push(step.clone());
             }
-            if step.decision == Decision::Refused {
+            if step.decision == Decision::Declined {
                 continue;
             }
             *done.made.of(step.change) += 1;
@@ -324,23 +324,23 @@ mod tests {
     use crate::dialect::{PartIndex, Span};
 
     fn step(change: Change, decision: Decision, before: u64, after: u64) -> PlanStep {
-        let refused = PlanStep::refused(
+        let declined = PlanStep::declined(
             change,
             DecisionReason::Always,
             PartIndex::new(1, 2),
             Span::new(0, 9),
             before,
         );
-        PlanStep { decision, tokens_after: after, ..refused }
+        PlanStep { decision, tokens_after: after, ..declined }
     }
 
     #[test]
-    fn replayed_steps_are_counted_and_new_or_refused_ones_listed() {
+    fn replayed_steps_are_counted_and_new_or_declined_ones_listed() {
         let steps = [
             step(Change::Cut, Decision::Replayed, 900, 10),
             step(Change::Cut, Decision::New, 500, 10),
             step(Change::StandIn, Decision::New, 0, 0),
-            step(Change::Removed, Decision::Refused, 70, 70),
+            step(Change::Removed, Decision::Declined, 70, 70),
         ];
         let done = RewriteSummary::of(&steps, Mode::Active);
         assert_eq!(done.steps, steps[1..]);
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(sums(&steps), all);
         steps.push(of(DecisionReason::TooLarge, Change::Cut, Decision::New));
         steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Replayed));
-        steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Refused));
+        steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Declined));
         steps.push(of(DecisionReason::Queued, Change::Injected, Decision::New));
         assert_eq!(sums(&steps), NewTokens { at_birth: 1_000, ..all });
         steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::New));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::dialect::{PartIndex, Span};
 use crate::wire::splice::Edit;
 
-/// Why something was decided or refused; a metric label. [`DecisionReason::rule`] gives the rule and the
+/// Why something was decided or declined; a metric label. [`DecisionReason::rule`] gives the rule and the
 /// document that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
@@ -122,10 +122,11 @@ pub enum Decision {
     /// Decided for this request.
     New,
     /// Not made.
-    Refused,
+    #[serde(rename = "refused")]
+    Declined,
 }
 
-/// One change, made or refused, with its explanation.
+/// One change, made or declined, with its explanation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanStep {
     /// What kind of change.
@@ -171,7 +172,7 @@ impl PlanStep {
     }
 
     /// A change that is not made.
-    pub fn refused(
+    pub fn declined(
         change: Change,
         why: DecisionReason,
         at: PartIndex,
@@ -180,7 +181,7 @@ impl PlanStep {
     ) -> Self {
         Self {
             change,
-            decision: Decision::Refused,
+            decision: Decision::Declined,
             why,
             at,
             byte: span.start as u64,

@@ -632,7 +632,7 @@ fn a_stand_in_goes_where_it_is_demanded() {
 
 #[test]
 fn the_place_of_a_change_is_written_as_a_pair() {
-    let step = PlanStep::refused(Change::Cut, PRESSURE, PartIndex::new(2, 1), Span::new(0, 9), 1);
+    let step = PlanStep::declined(Change::Cut, PRESSURE, PartIndex::new(2, 1), Span::new(0, 9), 1);
     let written = serde_json::to_value(&step).unwrap();
     assert_eq!(written["at"], json!([2, 1]));
     assert_eq!(serde_json::from_value::<PlanStep>(written).unwrap(), step);

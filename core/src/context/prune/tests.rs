@@ -510,8 +510,8 @@ fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
         let scene = of(name, &messages("utrctrau"), policy);
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let Proposal { facts, refused } = propose(&scene.request(), &scene.known(), cost);
-        assert!(refused.is_empty(), "{refused:?}");
+        let Proposal { facts, declined } = propose(&scene.request(), &scene.known(), cost);
+        assert!(declined.is_empty(), "{declined:?}");
         facts.iter().fold((0, 0), |(cuts, out), fact| match fact {
             Fact::Cut(_) => (cuts + 1, out),
             Fact::ReasoningDecision(decision) if decision.why == DecisionReason::Bound => {
@@ -529,9 +529,9 @@ fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let Proposal { facts, refused } = propose(&scene.request(), &scene.known(), cost);
+    let Proposal { facts, declined } = propose(&scene.request(), &scene.known(), cost);
     assert!(facts.is_empty());
-    let [one] = &refused[..] else { panic!("{refused:?}") };
+    let [one] = &declined[..] else { panic!("{declined:?}") };
     assert_eq!((one.at, one.why), (PartIndex::new(2, 0), DecisionReason::NoGate));
     assert!(one.tokens_before > u64::from(EACH), "of both: {}", one.tokens_before);
 }
@@ -603,10 +603,10 @@ fn results_of_a_suspended_thread_are_not_trimmed() {
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let mut known = scene.known();
     known.is_suspended = true;
-    let Proposal { facts, refused } = propose(&scene.request(), &known, cost);
+    let Proposal { facts, declined } = propose(&scene.request(), &known, cost);
     assert!(facts.is_empty());
     assert_eq!(
-        refused.iter().map(|step| step.why).collect::<Vec<_>>(),
+        declined.iter().map(|step| step.why).collect::<Vec<_>>(),
         [DecisionReason::Suspended]
     );
 }

@@ -87,12 +87,12 @@ fn of(
     scene: &SessionFixture,
     known: &RecordedDecisions,
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
-    let Proposal { facts, refused } = propose(&scene.request(), known);
+    let Proposal { facts, declined } = propose(&scene.request(), known);
     let decided = facts.into_iter().map(|fact| match fact {
         Fact::ReasoningDecision(decision) => (decision.does, decision.why),
         other => panic!("{other:?}"),
     });
-    (decided.collect(), refused.into_iter().map(|step| step.why).collect())
+    (decided.collect(), declined.into_iter().map(|step| step.why).collect())
 }
 
 const DROPS: fn(usize) -> bool = |_| false;
@@ -115,8 +115,8 @@ fn older_reasoning_is_put_back_if_that_is_free_or_required() {
     let of = |letters, reasoning_rule, late: u64| {
         let mut scene = session(FREE, letters, DROPS);
         (scene.reasoning_rule, scene.now) = (reasoning_rule, 1 + late);
-        let (decided, refused) = proposed(&scene);
-        (decided.into_iter().map(|(_, why)| why).collect::<Vec<_>>(), refused)
+        let (decided, declined) = proposed(&scene);
+        (decided.into_iter().map(|(_, why)| why).collect::<Vec<_>>(), declined)
     };
     use DecisionReason::{Birth, ColdCache, Demanded, OpenLoop, TooLate};
     assert_eq!(of("uauau", ReasoningRule::Wanted, 0), (vec![Birth], vec![TooLate]));
@@ -128,18 +128,18 @@ fn older_reasoning_is_put_back_if_that_is_free_or_required() {
 
 #[test]
 fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
-    let refused = |change: fn(&mut SessionFixture)| {
+    let declined = |change: fn(&mut SessionFixture)| {
         let mut scene = session(FREE, "ucr", DROPS);
         change(&mut scene);
-        let (decided, refused) = proposed(&scene);
+        let (decided, declined) = proposed(&scene);
         assert!(decided.is_empty(), "{decided:?}");
-        refused
+        declined
     };
     use DecisionReason::{OtherModel, OtherUpstream, Unwanted};
-    assert_eq!(refused(|scene| scene.name = "claude-opus-4-5"), [OtherModel]);
-    assert_eq!(refused(|scene| scene.upstream = "other"), [OtherUpstream]);
-    assert_eq!(refused(|scene| scene.reasoning_rule = ReasoningRule::Unwanted), [Unwanted]);
-    assert_eq!(refused(|scene| scene.conversation.thinks = Some(false)), [Unwanted]);
+    assert_eq!(declined(|scene| scene.name = "claude-opus-4-5"), [OtherModel]);
+    assert_eq!(declined(|scene| scene.upstream = "other"), [OtherUpstream]);
+    assert_eq!(declined(|scene| scene.reasoning_rule = ReasoningRule::Unwanted), [Unwanted]);
+    assert_eq!(declined(|scene| scene.conversation.thinks = Some(false)), [Unwanted]);
 }
 
 /// Bound reasoning is valid only after the exact prefix that it was made from; other reasoning is valid anywhere.
@@ -195,10 +195,10 @@ fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
         let mut scene = session(name, letters, SENDS);
         scene.policy.reasoning.strip_from_context = strip_from_context;
         scene.reasoning_rule = reasoning_rule;
-        let (decided, refused) = proposed(&scene);
+        let (decided, declined) = proposed(&scene);
         let out = |(does, why)| (does, why) == (ReasoningAction::Remove, DecisionReason::Stripped);
         assert!(decided.iter().cloned().all(out), "{decided:?}");
-        (decided.len(), refused)
+        (decided.len(), declined)
     };
     use DecisionReason::{Bound, Demanded, OpenLoop};
     use ReasoningRule::Wanted;

@@ -10,7 +10,7 @@ const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_w
 
 fn cut(why: DecisionReason, decision: Decision, tokens: u64) -> PlanStep {
     let refused =
-        PlanStep::refused(Change::Cut, why, PartIndex::new(1, 0), Span::new(0, 1), tokens);
+        PlanStep::declined(Change::Cut, why, PartIndex::new(1, 0), Span::new(0, 1), tokens);
     PlanStep { decision, tokens_after: 0, ..refused }
 }
 

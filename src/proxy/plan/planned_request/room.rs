@@ -57,7 +57,7 @@ impl PlannedRequest {
             return None;
         }
         let (before, anchor) = (self.before.clone(), self.anchor.clone());
-        let basis = PlanBasis { known, before, refused: Vec::new(), anchor };
+        let basis = PlanBasis { known, before, declined: Vec::new(), anchor };
         Some(Self::new(prepared, basis, replayed))
     }
 
