@@ -26,7 +26,7 @@ use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
-use crate::proxy::state::scheduler::{CompactionKey, SummaryGuard, wait_until_done};
+use crate::proxy::state::summaries::{CompactionKey, SummaryGuard, wait_until_done};
 use crate::store::ledgers::OpenedSession;
 
 /// How long releasing claims may take at shutdown.
@@ -63,7 +63,7 @@ impl<'a> CompactionContext<'a> {
 
     /// Compacts a request if policy says so: uses a written summary, and waits for a missing one if the
     /// request would not fit. Returns the job to write a summary after the response, if one is due.
-    pub(crate) async fn attend(&mut self) -> Option<SummaryJob> {
+    pub(crate) async fn compact_if_due(&mut self) -> Option<SummaryJob> {
         let state = ScheduleState::default();
         let first = schedule::next(self.schedule_context(state), state, ScheduleEvent::Planned);
         if first.action == ScheduleAction::SendSmall {

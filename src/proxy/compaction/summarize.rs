@@ -30,7 +30,7 @@ use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
-use crate::proxy::state::scheduler::SummaryGuard;
+use crate::proxy::state::summaries::SummaryGuard;
 use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionHandle};
 use crate::store::lessons::LessonSource;

@@ -33,7 +33,7 @@ use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::body_reader::{BodyReader, ParsedRequest};
+use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
 use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
@@ -168,7 +168,7 @@ impl ClientRequest {
     pub(super) async fn place_and_plan(
         &self,
         upstream: &Arc<Upstream>,
-        parsed: ParsedRequest,
+        parsed: ParsedBody,
         head: Option<&request::Parts>,
         recorder: &mut ExchangeRecorder,
     ) -> RequestPlan {
@@ -218,7 +218,7 @@ impl ClientRequest {
                 let (proxy, prepared, opened) = (&proxy, &prepared, &mut opened);
                 let planned = &mut outcome.planned;
                 let mut compaction = CompactionContext::new(proxy, prepared, opened, planned, head);
-                writer = compaction.attend().await.map(Box::new);
+                writer = compaction.compact_if_due().await.map(Box::new);
                 summary_wait = compaction.waited;
                 latest_request::keep(proxy, prepared, planned, opened, head);
                 outcome
@@ -303,7 +303,7 @@ impl ClientRequest {
         &self,
         upstream: &Arc<Upstream>,
         tenant: Option<&TenantId>,
-        mut parsed: ParsedRequest,
+        mut parsed: ParsedBody,
         identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,

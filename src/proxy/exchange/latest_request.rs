@@ -30,7 +30,7 @@ use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
 /// A request, with everything that summarising it needs.
-struct SummaryContext {
+struct KeptRequest {
     proxy: Weak<Proxy>,
     prepared: Arc<PreparedRequest>,
     scope: Scope,
@@ -51,7 +51,7 @@ struct SummaryContext {
 /// How long a client's credential is held after its request.
 const CREDENTIAL_LIFE: Duration = Duration::from_secs(600);
 
-impl Drop for SummaryContext {
+impl Drop for KeptRequest {
     fn drop(&mut self) {
         self.credential_timer.iter().for_each(AbortHandle::abort);
     }
@@ -79,7 +79,7 @@ pub(super) fn keep(
         false => client_head.clone(),
     });
     let count_head = Arc::new(Mutex::new(count_head));
-    let kept = Arc::new(SummaryContext {
+    let kept = Arc::new(KeptRequest {
         proxy: Arc::downgrade(proxy),
         prepared: prepared.clone(),
         scope: opened.scope.clone(),
@@ -134,7 +134,7 @@ fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
     summariser.is_some_and(|upstream| upstream.credential.is_some())
 }
 
-impl SummaryContext {
+impl KeptRequest {
     /// Who would write a summary, and where it would cut.
     fn choice(&self, writers: &[SummaryAuthor]) -> Option<SummaryChoice> {
         let request = self.prepared.plan_request();

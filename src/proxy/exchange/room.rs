@@ -76,10 +76,10 @@ impl PendingExchange {
         let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
         let timeout = timeout.saturating_sub(self.summary_wait());
         let opened = &mut self.opened;
-        let mut attended = CompactionContext::new(&proxy, prepared, opened, planned, head);
-        let compacting = attended.compact_now(timeout, overflows);
+        let mut compaction = CompactionContext::new(&proxy, prepared, opened, planned, head);
+        let compacting = compaction.compact_now(timeout, overflows);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
-        let waited = attended.waited;
+        let waited = compaction.waited;
         waited.into_iter().for_each(|waited| self.add_summary_wait(waited, recorder));
         compacted
     }

@@ -24,8 +24,8 @@ const SMALL: usize = 16 << 20;
 /// See [`SMALL`].
 const TIMES: usize = 6;
 
-/// A request that was read.
-pub(crate) struct ParsedRequest {
+/// A request whose body was read.
+pub(crate) struct ParsedBody {
     /// The body, decompressed.
     pub(crate) plain: Bytes,
     pub(crate) conversation: Conversation,
@@ -55,7 +55,7 @@ impl BodyReader {
         self,
         headers: &HeaderMap,
         body: &Bytes,
-    ) -> Result<ParsedRequest, FailOpen> {
+    ) -> Result<ParsedBody, FailOpen> {
         let codings = headers::codings(headers);
         let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
         let decoder = decoder.map_err(|unreadable| match unreadable {
@@ -91,7 +91,7 @@ impl BodyReader {
     }
 
     /// Reads an uncompressed body, on this thread.
-    pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedRequest, FailOpen> {
+    pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedBody, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
         let size = RequestSize::of(&document, &plain);
@@ -104,7 +104,7 @@ impl BodyReader {
         drop(document);
         memory.hold(size.bytes);
         let repeated_calls = repeated_calls(&conversation, &plain);
-        Ok(ParsedRequest { plain, conversation, repeated_calls, memory })
+        Ok(ParsedBody { plain, conversation, repeated_calls, memory })
     }
 }
 

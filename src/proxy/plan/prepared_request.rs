@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::added_option::{AddedOption, AddedOptionKind};
-use super::body_reader::ParsedRequest;
+use super::body_reader::ParsedBody;
 use crate::config::{Mode, Upstream};
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
@@ -27,7 +27,7 @@ pub(crate) struct RequestBasis {
     pub(crate) exchange: ExchangeId,
     pub(crate) tenant: Option<TenantId>,
     pub(crate) upstream: Arc<Upstream>,
-    pub(crate) parsed: ParsedRequest,
+    pub(crate) parsed: ParsedBody,
     pub(crate) facts: ModelFacts,
     /// How far Plimsoll may go, as configuration and client say.
     pub(crate) mode: Mode,
@@ -140,7 +140,7 @@ impl RequestBasis {
 
     fn on(self, terms: SessionTerms) -> PreparedRequest {
         let Self { exchange, tenant, upstream, parsed, facts, mode: _, signed, now } = self;
-        let ParsedRequest { plain: body, conversation, repeated_calls, memory } = parsed;
+        let ParsedBody { plain: body, conversation, repeated_calls, memory } = parsed;
         let ModelFacts {
             model,
             learned,

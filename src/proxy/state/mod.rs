@@ -6,7 +6,7 @@ mod by_model;
 pub(super) mod calibration;
 mod counting_endpoints;
 pub(super) mod exchange_recorder;
-pub(super) mod scheduler;
+pub(super) mod summaries;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 
 use self::calibration::Calibration;
 use self::counting_endpoints::CountingEndpoints;
-use self::scheduler::CompactionScheduler;
+use self::summaries::SummariesInProgress;
 use crate::config::{Config, Upstream};
 use crate::context::ExchangeId;
 use crate::context::policy::{CompactPolicy, Policy};
@@ -57,7 +57,7 @@ pub struct Proxy {
     /// What responses taught about counting tokens.
     pub(in crate::proxy) calibration: Calibration,
     /// The summaries that are being written.
-    pub(in crate::proxy) compacting: Arc<CompactionScheduler>,
+    pub(in crate::proxy) compacting: Arc<SummariesInProgress>,
     pub(in crate::proxy) counting: CountingEndpoints,
     /// The memory that traffic may use.
     pub(in crate::proxy) memory: Arc<MemoryBudget>,

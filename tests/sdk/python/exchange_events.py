@@ -23,9 +23,13 @@ class ExchangeEvents:
         threading.Thread(target=self.listen, args=(stream,), daemon=True).start()
 
     def listen(self, stream):
+        # The stream has other events, too: what is queued, pruned or compacted.
+        kind = None
         try:
             for line in stream:
-                if line.startswith(b"data:"):
+                if line.startswith(b"event:"):
+                    kind = line[6:].strip()
+                elif line.startswith(b"data:") and kind == b"exchange":
                     self.events.append(json.loads(line[5:]))
         except OSError:
             pass

@@ -100,7 +100,7 @@ def check_chat_through_plimsoll(stack):
         answer = client.send(stream=turn % 2 == 0)
         client.history.append({"role": "assistant", "content": answer})
         events.append(event_stream.next())
-        assert answer.strip() and events[-1].get("status") == 200, events[-1]
+        assert answer.strip() and events[-1]["status"] == 200, events[-1]
         assert events[-1]["usage"]["input"] <= SLOT_TOKENS, events[-1]
     # Plimsoll learns the window from the first overflow, and makes room in that request. Later there are hardly any.
     overflows = [event["done"]["overflow"] for event in events if "overflow" in event["done"]]

@@ -21,7 +21,7 @@ use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::body_reader::ParsedRequest;
+use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::proxy::turn::open::ResponseHead;
@@ -310,7 +310,7 @@ impl FrameObserverState {
     }
 
     /// Copies and reads a request's message.
-    fn parse(&self, message: &[u8]) -> Result<ParsedRequest, FailOpen> {
+    fn parse(&self, message: &[u8]) -> Result<ParsedBody, FailOpen> {
         let SocketConnection { proxy, memory, client_request, .. } = &*self.connection;
         let mut held = memory.guard(MemoryKind::Request);
         if !held.hold(message.len()) {
@@ -426,7 +426,7 @@ fn memory_to_parse(message: &[u8], connection: &SocketConnection) -> Option<Held
 /// Places a request, waits for its reply, and stores the turn.
 async fn record_exchange(
     connection: Arc<SocketConnection>,
-    read: Result<ParsedRequest, FailOpen>,
+    read: Result<ParsedBody, FailOpen>,
     mut recorder: ExchangeRecorder,
     _guards: (OwnedSemaphorePermit, GaugeGuard),
     answered: oneshot::Receiver<(Reply, Outcome)>,

@@ -23,8 +23,8 @@ const AT_ONCE: usize = 16;
 
 /// Which summaries are being written, and how earlier ones ended.
 #[derive(Default)]
-pub(crate) struct CompactionScheduler {
-    threads: Mutex<HashMap<CompactionKey, ScheduledThread>>,
+pub(crate) struct SummariesInProgress {
+    threads: Mutex<HashMap<CompactionKey, ThreadSummary>>,
     /// The names of the claims of this process.
     claims: Mutex<HashSet<String>>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct CompactionScheduler {
 pub(crate) type CompactionKey = (Scope, ThreadId);
 
 #[derive(Default)]
-struct ScheduledThread {
+struct ThreadSummary {
     state: WriterState,
     /// The channel of the summary that is being written. It closes when that is written or has failed.
     writing: Option<watch::Receiver<()>>,
@@ -40,7 +40,7 @@ struct ScheduledThread {
 
 /// Held while a summary is written; dropping it wakes the waiting requests.
 pub(crate) struct SummaryGuard {
-    scheduler: Arc<CompactionScheduler>,
+    summaries: Arc<SummariesInProgress>,
     /// How long the thread cools down if it fails, ms.
     cool_down_ms: Millis,
     key: CompactionKey,
@@ -56,7 +56,7 @@ impl SummaryGuard {
 
     /// Records that another process writes it.
     pub(crate) fn set_elsewhere(&self) {
-        let mut all = self.scheduler.all();
+        let mut all = self.summaries.all();
         let thread = all.entry(self.key.clone()).or_default();
         thread.state = thread.state.found_elsewhere();
     }
@@ -70,15 +70,15 @@ impl SummaryGuard {
 impl Drop for SummaryGuard {
     fn drop(&mut self) {
         let cools_until = now().saturating_add(self.cool_down_ms);
-        let mut all = self.scheduler.all();
+        let mut all = self.summaries.all();
         let thread = all.entry(self.key.clone()).or_default();
         thread.writing = None;
         thread.state = thread.state.ended(self.end, cools_until);
     }
 }
 
-impl CompactionScheduler {
-    fn all(&self) -> MutexGuard<'_, HashMap<CompactionKey, ScheduledThread>> {
+impl SummariesInProgress {
+    fn all(&self) -> MutexGuard<'_, HashMap<CompactionKey, ThreadSummary>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,7 +121,7 @@ impl CompactionScheduler {
         let (ended, writing) = watch::channel(());
         (thread.writing, thread.state) = (Some(writing), thread.state.begun());
         Some(SummaryGuard {
-            scheduler: self.clone(),
+            summaries: self.clone(),
             cool_down_ms,
             key: key.clone(),
             end: WritingEnd::Cancelled,
@@ -170,17 +170,17 @@ mod tests {
 
     #[test]
     fn the_number_of_summaries_written_at_once_is_limited() {
-        let scheduler = Arc::new(CompactionScheduler::default());
+        let summaries = Arc::new(SummariesInProgress::default());
         let key = |number: usize| {
             let session = number.to_string().into();
             (Scope { tenant: "t".into(), session }, ThreadId::from("thread"))
         };
         let mut writing: Vec<SummaryGuard> =
-            (0..AT_ONCE).filter_map(|number| scheduler.begin(&key(number), 0)).collect();
+            (0..AT_ONCE).filter_map(|number| summaries.begin(&key(number), 0)).collect();
         assert_eq!(writing.len(), AT_ONCE, "at the limit");
-        assert!(scheduler.begin(&key(AT_ONCE), 0).is_none(), "past it");
-        assert!(scheduler.writing(&key(AT_ONCE)).is_none(), "nobody waits for it");
+        assert!(summaries.begin(&key(AT_ONCE), 0).is_none(), "past it");
+        assert!(summaries.writing(&key(AT_ONCE)).is_none(), "nobody waits for it");
         drop(writing.pop());
-        assert!(scheduler.begin(&key(AT_ONCE), 0).is_some(), "one has ended");
+        assert!(summaries.begin(&key(AT_ONCE), 0).is_some(), "one has ended");
     }
 }
