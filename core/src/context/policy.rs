@@ -11,11 +11,18 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::tokens::classic::ClassicRules;
 pub(crate) use compact::ThresholdBasis;
 pub use compact::{CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine};
 pub use heal::{ImageRepair, RepairPolicy};
+
+/// Draws a number from 0 to 1 for an id, always the same one: what is done for a share of all ids is done for those
+/// whose number is below it.
+pub fn draw(id: &str) -> f64 {
+    (xxh3_64(id.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
+}
 
 /// How far we may go with a request; a later one goes further.
 #[derive(

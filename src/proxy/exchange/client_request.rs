@@ -11,14 +11,13 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Uri, request};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::count_estimate::CountFallback;
 use super::latest_request;
 use super::outbound::BodyChanges;
 use crate::clock::now;
 use crate::config::{Mode, Tenants, Upstream};
-use crate::context::policy::ReasoningRule;
+use crate::context::policy::{ReasoningRule, draw};
 use crate::context::{SessionId, TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
@@ -36,9 +35,9 @@ use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
 use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
-use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
 use crate::store::ledgers::{self, OpenedSession};
@@ -343,8 +342,7 @@ impl ClientRequest {
         let proxy = recorder.proxy.clone();
         let name = conversation.model.as_deref().unwrap_or_default();
         let mut model = self.model(name, upstream, &proxy);
-        let vouched = upstream.distinguishes_clients();
-        let source = LessonSource { tenant, upstream: &upstream.name, model: name, vouched };
+        let source = lesson_source(tenant, upstream, name);
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
@@ -359,7 +357,7 @@ impl ClientRequest {
             model.binding = ReasoningBinding::Prefix;
         }
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
-        let for_tenant = tenant.filter(|_| !vouched);
+        let for_tenant = tenant.filter(|_| !source.vouched);
         let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
         let recalling =
             calibration.recall(ledgers, &upstream.name, name, for_tenant, model.family, reads);
@@ -521,6 +519,5 @@ pub(super) fn session_lookup<'a>(
 
 /// Whether a session is held out for comparison: a fixed share of all sessions, chosen by hash.
 pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
-    let drawn = (xxh3_64(session.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
-    mode == Mode::Active && drawn < proxy.config.policy.prune.hold_out
+    mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
 }

@@ -17,6 +17,7 @@ use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::proxy::http::memory::HeldMemory;
+use crate::proxy::state::lesson_source;
 use crate::store::ledgers::{AnchorTurn, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::tokens::Tokenizer;
@@ -208,8 +209,7 @@ impl PreparedRequest {
 
     /// The source of a lesson, also to look one up.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
-        let (tenant, vouched) = (self.tenant.as_ref(), self.upstream.distinguishes_clients());
-        LessonSource { tenant, upstream: &self.upstream.name, model: self.model_name(), vouched }
+        lesson_source(self.tenant.as_ref(), &self.upstream, self.model_name())
     }
 
     /// The request in the form that the pure modules use.

@@ -18,8 +18,8 @@ use self::calibration::Calibration;
 use self::counting_endpoints::CountingEndpoints;
 use self::summaries::SummariesInProgress;
 use crate::config::{Config, Upstream};
-use crate::context::ExchangeId;
 use crate::context::policy::{CompactPolicy, Policy};
+use crate::context::{ExchangeId, TenantId};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::models::{Catalogue, is_named};
@@ -28,11 +28,22 @@ use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use crate::proxy::http::upstream::{self, relays};
 use crate::store::ledgers::Ledgers;
+use crate::store::lessons::LessonSource;
 use crate::telemetry::Telemetry;
 use crate::tls::TlsTerminator;
 
 /// Refused connections that get a response at the same time.
 const REJECTED_AT_ONCE: usize = 64;
+
+/// The source of a lesson, also to look one up: this upstream's model, asked by this tenant.
+pub(in crate::proxy) fn lesson_source<'a>(
+    tenant: Option<&'a TenantId>,
+    upstream: &'a Upstream,
+    model: &'a str,
+) -> LessonSource<'a> {
+    let vouched = upstream.distinguishes_clients();
+    LessonSource { tenant, upstream: &upstream.name, model, vouched }
+}
 
 /// The proxy: routes, connections to upstreams, store and telemetry.
 pub struct Proxy {

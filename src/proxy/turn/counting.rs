@@ -11,11 +11,11 @@ use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::OwnedSemaphorePermit;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::config::Upstream;
-use crate::context::policy::CountSchedule;
-use crate::context::{Estimate, EstimateMethod, ExchangeId, ProviderCount, TenantId};
+use crate::context::policy::{CountSchedule, draw};
+use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
@@ -23,8 +23,7 @@ use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::state::Proxy;
-use crate::store::lessons::LessonSource;
+use crate::proxy::state::{Proxy, lesson_source};
 use crate::telemetry::CountOutcome;
 
 /// How long a response is waited for.
@@ -93,7 +92,7 @@ pub(super) fn request_count(
         CountSchedule::Cold => estimate.method == EstimateMethod::Estimated,
         CountSchedule::NearThreshold => estimate.tokens as f64 > near,
         CountSchedule::Media => prepared.conversation.parts().any(|part| is_media(part.kind)),
-        CountSchedule::Sample(share) => is_rewritten && drawn(&prepared.exchange) < share,
+        CountSchedule::Sample(share) => is_rewritten && draw(prepared.exchange.as_str()) < share,
     };
     if !wanted || prepared.conversation.purpose != Purpose::Turn {
         return None;
@@ -130,11 +129,6 @@ pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome
 
 fn is_media(kind: PartKind) -> bool {
     matches!(kind, PartKind::Image | PartKind::Document)
-}
-
-/// A number between 0 and 1 for an exchange, from its id.
-fn drawn(exchange: &ExchangeId) -> f64 {
-    (xxh3_64(exchange.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// The provider's count of a request.
@@ -219,12 +213,7 @@ impl CountRequest {
     async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
         let pause_key = self.pause_key();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
-        let source = LessonSource {
-            tenant: tenant.as_ref(),
-            upstream: &upstream.name,
-            model: &model,
-            vouched: upstream.distinguishes_clients(),
-        };
+        let source = lesson_source(tenant.as_ref(), &upstream, &model);
         if proxy.knows(&source, Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
         }

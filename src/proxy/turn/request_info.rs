@@ -12,7 +12,7 @@ use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
 use crate::dialect::{Dialect, ProviderError, Purpose, repair};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::state::Proxy;
+use crate::proxy::state::{Proxy, lesson_source};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{LessonOutcome, RefusalOutcome, RefusalReport};
 
@@ -85,14 +85,7 @@ impl RequestInfo {
 
     /// The source of a lesson.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
-        let Self { tenant, upstream, model_name, .. } = self;
-        let vouched = upstream.distinguishes_clients();
-        LessonSource {
-            tenant: tenant.as_ref(),
-            upstream: &upstream.name,
-            model: model_name,
-            vouched,
-        }
+        lesson_source(self.tenant.as_ref(), &self.upstream, &self.model_name)
     }
 
     /// The window to learn from a message, if it teaches one and that is plausible; counts lessons that are not
