@@ -333,6 +333,13 @@ impl Ledger {
         self.turns.get(*self.by_exchange.get(exchange)?)
     }
 
+    /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown, and after as many turns as there
+    /// are: facts that contradict each other could make a ring.
+    pub(crate) fn line<'l>(&'l self, turn: Option<&'l Turn>) -> impl Iterator<Item = &'l Turn> {
+        let parent = |turn: &&'l Turn| Some(&**self.turn(turn.position.parent.as_ref()?)?);
+        std::iter::successors(turn, parent).take(self.turns.len() + 1)
+    }
+
     /// The turn whose response has this id.
     pub(super) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_response.get(response)?)
@@ -422,14 +429,9 @@ impl Ledger {
 
     /// The nearest turn, from `turn` through its ancestors, whose reported usage an estimate can be based on.
     pub fn anchor_at(&self, turn: &Arc<Turn>) -> Option<&Arc<Turn>> {
-        let mut at = self.turn(&turn.exchange)?;
-        for _ in 0..self.turns.len() {
-            if is_anchor(at) {
-                return Some(at);
-            }
-            at = self.turn(at.position.parent.as_ref()?)?;
-        }
-        None
+        let nearest = self.turn(&turn.exchange)?;
+        let anchor = self.line(Some(nearest)).find(|turn| is_anchor(turn))?;
+        self.turn(&anchor.exchange)
     }
 
     /// The parts that a turn's request consisted of; `None` if a base of its sketch was dropped.

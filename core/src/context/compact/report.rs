@@ -113,12 +113,7 @@ impl Compactions {
 
 /// The turn's exchange and its ancestors.
 fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
-    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_ref()?)?);
-    let turns = std::iter::successors(Some(turn), parent);
-    let mut line = HashSet::default();
-    // A turn that was seen before means a cycle: the facts contradict each other.
-    turns.map(|turn| &turn.exchange).take_while(|exchange| line.insert(*exchange)).for_each(drop);
-    line
+    ledger.line(Some(turn)).map(|turn| &turn.exchange).collect()
 }
 
 /// The newest unused summary written for one of these exchanges after `since`.

@@ -43,9 +43,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     if main.client_thread != here.client_thread {
         return false;
     }
-    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_ref()?);
-    let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
-    if line.into_iter().any(|turn| turn.position.thread == main.thread) {
+    if ledger.line(placed.parent.as_deref()).any(|turn| turn.position.thread == main.thread) {
         return true;
     }
     main.system == here.system && main.tools == here.tools

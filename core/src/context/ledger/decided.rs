@@ -250,10 +250,7 @@ impl Ledger {
         if resting.peek().is_none() {
             return false;
         }
-        let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_ref()?)?);
-        // No branch is longer than the number of turns.
-        let line = std::iter::successors(parent, before).take(self.turns.len());
-        let line: HashSet<&ExchangeId> = line.map(|turn| &turn.exchange).collect();
+        let line: HashSet<&ExchangeId> = self.line(parent).map(|turn| &turn.exchange).collect();
         resting.any(|revoked| {
             let beside = revoked.thread == *thread && revoked.parent.as_ref() == from;
             beside || line.contains(&revoked.exchange)

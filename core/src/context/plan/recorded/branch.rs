@@ -81,18 +81,8 @@ impl<'l> Branch<'l> {
     }
 
     fn line(&self) -> &HashSet<&'l ExchangeId> {
-        self.line.get_or_init(|| {
-            let before =
-                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.position.parent.as_ref()?)?);
-            let mut line = HashSet::default();
-            // A turn that was seen before means a cycle: the facts contradict each other.
-            for turn in std::iter::successors(self.parent, before) {
-                if !line.insert(&turn.exchange) {
-                    break;
-                }
-            }
-            line
-        })
+        let line = || self.ledger.line(self.parent).map(|turn| &turn.exchange).collect();
+        self.line.get_or_init(line)
     }
 
     /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this branch.
