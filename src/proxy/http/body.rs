@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::future::Future as _;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -48,6 +48,42 @@ pub(crate) struct OutgoingBody {
     streaming: Option<StreamingBody>,
     /// The HTTP/2 stream to the upstream, counted until the body ends.
     stream: Option<CountedBody>,
+    /// For a request: is told when the last byte was written.
+    sent: Option<Arc<SentTime>>,
+}
+
+/// When the last byte of a request was written to its connection: since then its upstream is waited for.
+#[derive(Debug, Default)]
+pub(crate) struct SentTime(Mutex<Option<Instant>>);
+
+impl SentTime {
+    /// How long ago that was; zero if it has not happened yet.
+    pub(crate) fn elapsed(&self) -> Duration {
+        let sent = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.map_or(Duration::ZERO, |sent| sent.elapsed())
+    }
+
+    fn set(&self, sent: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sent;
+    }
+}
+
+/// The last bytes of a request, until they are written.
+struct LastPiece {
+    bytes: Bytes,
+    sent: Arc<SentTime>,
+}
+
+impl AsRef<[u8]> for LastPiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for LastPiece {
+    fn drop(&mut self) {
+        self.sent.set(Some(Instant::now()));
+    }
 }
 
 /// A request's body that streams through.
@@ -138,6 +174,38 @@ impl OutgoingBody {
         self
     }
 
+    /// The body of a request that tells `sent` when its last byte was written, each time it is sent.
+    pub(crate) fn timed(mut self, sent: &Arc<SentTime>) -> Self {
+        self.sent = Some(sent.clone());
+        self
+    }
+
+    /// Called when its request is sent on a connection: without a body, that is the last byte.
+    pub(super) fn begins(&self) {
+        if let Some(sent) = &self.sent {
+            sent.set(self.is_end_stream().then(Instant::now));
+        }
+    }
+
+    /// A frame that leaves; the last one tells when it was written.
+    fn marked(
+        &mut self,
+        frame: Option<Result<Frame<Bytes>, ConnectionError>>,
+    ) -> Option<Result<Frame<Bytes>, ConnectionError>> {
+        let is_last = self.sent.is_some() && self.is_end_stream() && !matches!(frame, Some(Err(_)));
+        let Some(sent) = self.sent.take_if(|_| is_last) else { return frame };
+        match frame {
+            Some(Ok(frame)) if frame.is_data() => {
+                let last = |bytes| Bytes::from_owner(LastPiece { bytes, sent });
+                Some(Ok(frame.map_data(last)))
+            }
+            frame => {
+                sent.set(Some(Instant::now()));
+                frame
+            }
+        }
+    }
+
     /// The same body, carried by `stream`.
     pub(super) fn of_stream(mut self, stream: CountedBody) -> Self {
         self.stream = Some(stream);
@@ -164,9 +232,10 @@ impl OutgoingBody {
     /// A copy of the body, if all of it has been received.
     pub(super) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
+        let sent = self.sent.clone();
         let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
         let is_here = has_ended && self.broken.is_none();
-        is_here.then_some(Self { front, trailers, ..Self::default() })
+        is_here.then_some(Self { front, trailers, sent, ..Self::default() })
     }
 
     /// The whole body as one allocation, if all of it has been received.
@@ -187,11 +256,8 @@ impl OutgoingBody {
     }
 }
 
-impl Body for OutgoingBody {
-    type Data = Bytes;
-    type Error = ConnectionError;
-
-    fn poll_frame(
+impl OutgoingBody {
+    fn poll_unmarked(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
@@ -221,6 +287,19 @@ impl Body for OutgoingBody {
             return Poll::Ready(frame);
         }
         Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+}
+
+impl Body for OutgoingBody {
+    type Data = Bytes;
+    type Error = ConnectionError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
+        let frame = ready!(self.as_mut().poll_unmarked(cx));
+        Poll::Ready(self.marked(frame))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -25,7 +25,7 @@ use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::repair::RepairCause;
 use crate::dialect::{Note, Reply, StopReason, Usage};
 use crate::proxy::http::answer::ProxyError;
-use crate::proxy::http::body::{OutgoingBody, UploadProgress};
+use crate::proxy::http::body::{OutgoingBody, SentTime, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlight;
 use crate::proxy::state::{Proxy, ServingPhase};
@@ -58,6 +58,8 @@ pub(crate) struct ExchangeRecorder {
     pub(crate) stream: Option<GaugeGuard>,
     /// What passed of the response.
     pub(crate) response: ResponseMeter,
+    /// When its request was sent.
+    pub(crate) sent: Arc<SentTime>,
     /// The progress of a request body that streams through.
     upload: Option<Arc<UploadProgress>>,
     /// The task that stores its turn, if no frame waits for that.
@@ -90,6 +92,7 @@ impl ExchangeRecorder {
             proxy: proxy.clone(),
             stream: None,
             response: ResponseMeter::default(),
+            sent: Arc::default(),
             upload: None,
             storing: None,
             memory: memory.clone(),

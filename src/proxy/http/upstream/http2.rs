@@ -143,6 +143,7 @@ impl Http2 {
             let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
             // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
+            body.begins();
             let Sender { mut requests, answered, burst, crossing_time } = sender;
             if self.lanes().streams_on(stream.id()) == 1 {
                 *lock(&burst) = Burst::begins();
