@@ -89,6 +89,71 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     .await;
 }
 
+/// Each 503 can be found in the log: while a few connections are refused, and in a flood.
+#[tokio::test]
+async fn each_503_past_the_limit_has_the_headers_of_our_other_errors() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    (config.limits.connections, config.request_id_header) = (1, true);
+    let mut server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let _call = provider.call().await;
+    for others in [0, 100] {
+        // Connections without a request use up all places for individual 503 responses.
+        let mut silent = Vec::new();
+        for _ in 0..others {
+            silent.push(Wire::connect(server.address).await);
+        }
+        let refused = within("a 503", refused(&server)).await;
+        assert_eq!(code(&refused), (503, "too_many_connections"), "{}", refused.head);
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        assert_eq!(refused.lines().iter().filter(|it| it.starts_with("connection:")).count(), 1);
+        let exchange = server.next_exchange().await;
+        assert_eq!(refused.header("x-plimsoll-request-id"), Some(exchange.id.as_str()));
+        assert_eq!(exchange.response_bytes, refused.body.len() as u64, "past {others}");
+        assert!(exchange.response_bytes > 0);
+    }
+}
+
+/// The response on a connection past the limit, which may be closed if its request came too late.
+async fn refused(server: &TestServer) -> Message {
+    loop {
+        let mut client = Wire::connect(server.address).await;
+        client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        if client.begins().await {
+            return client.response().await;
+        }
+    }
+}
+
+/// Requests that are refused, and one that is none; a response to HEAD has no body.
+#[tokio::test]
+async fn responses_of_our_own_count_as_bytes_of_responses() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.request_id_header = true;
+    let mut server = TestServer::with(config).await;
+    let mut all = 0;
+    for (line, status) in [
+        ("GET /nowhere HTTP/1.1", 404),
+        ("HEAD /nowhere HTTP/1.1", 404),
+        ("GET / HTTP/1.1", 200),
+        ("GET /v1/mo dels HTTP/1.1", 400),
+    ] {
+        let mut client = Wire::connect(server.address).await;
+        client.send(format!("{line}\r\nhost: localhost\r\n\r\n")).await;
+        let response = client.message(!line.starts_with("HEAD")).await;
+        assert_eq!(response.status(), status, "{line}");
+        let exchange = server.next_exchange().await;
+        assert_eq!(exchange.response_bytes, response.body.len() as u64, "{line}");
+        assert_eq!(response.header("x-plimsoll-request-id"), Some(exchange.id.as_str()), "{line}");
+        all += exchange.response_bytes;
+    }
+    let line = format!("plimsoll_response_bytes_total{{dialect=\"none\",upstream=\"none\"}} {all}");
+    counted(&server, &line).await;
+}
+
 #[tokio::test]
 async fn headers_at_the_limit_pass_and_past_it_are_refused() {
     let provider = Provider::start().await;

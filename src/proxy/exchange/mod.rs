@@ -103,9 +103,8 @@ pub(super) fn refuse_connection(
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
     let checked = proxy.client_access.check(request.uri(), request.headers(), &proxy.credentials);
     let fault = checked.err().unwrap_or(ProxyError::TooManyConnections);
-    let response = fault.answer(None);
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = fault.outcome();
+    let mut response = fault.answer(None);
+    recorder.answer(&mut response, fault.outcome());
     response
 }
 
@@ -427,9 +426,7 @@ fn response_edits(
 /// The response to a client that only probes the root path: it says what Plimsoll is.
 fn greeting_response(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
-    recorder.stamp(response.headers_mut());
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = Outcome::Complete;
+    recorder.answer(&mut response, Outcome::Complete);
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
@@ -438,10 +435,7 @@ fn count_response(
     mut response: Response<Bytes>,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    recorder.stamp(response.headers_mut());
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = Outcome::Complete;
-    recorder.response.bytes = response.body().len() as u64;
+    recorder.answer(&mut response, Outcome::Complete);
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
@@ -452,9 +446,7 @@ fn error_response(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let mut response = fault.answer(dialect);
-    recorder.stamp(response.headers_mut());
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = fault.outcome();
+    recorder.answer(&mut response, fault.outcome());
     if *fault == ProxyError::BodyTooSlow {
         recorder.proxy.telemetry.client_timed_out(ClientTimeout::Body);
     }
