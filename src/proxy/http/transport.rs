@@ -149,7 +149,7 @@ impl<S> MeteredSocket<S> {
         }
         loop {
             let needs = self.head + self.most.min(LEAST);
-            if self.head < LEAST || self.heads.hold(DOUBLED * needs) {
+            if self.head < LEAST || self.heads.demand(DOUBLED * needs) {
                 self.retry_timer = None;
                 return Poll::Ready(());
             }

@@ -230,7 +230,7 @@ async fn serve_connection<S>(
 /// Ready when others need the memory of a connection whose client neither sends nor reads.
 async fn stalled(share: &MemoryShare) {
     loop {
-        share.budget().short_of_connections().await;
+        share.needed().await;
         let timeout = share.progress().time_left();
         if timeout.is_zero() {
             return;
