@@ -5,11 +5,8 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::future::Future as _;
-use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -18,12 +15,13 @@ use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, sleep};
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
 use super::pieces::SendWindow;
 use super::progress::InFlight;
+use super::upload::{SentTime, UploadProgress, UploadTimeout};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -50,40 +48,6 @@ pub(crate) struct OutgoingBody {
     stream: Option<CountedBody>,
     /// For a request: is told when the last byte was written.
     sent: Option<Arc<SentTime>>,
-}
-
-/// When the last byte of a request was written to its connection: since then its upstream is waited for.
-#[derive(Debug, Default)]
-pub(crate) struct SentTime(Mutex<Option<Instant>>);
-
-impl SentTime {
-    /// How long ago that was; zero if it has not happened yet.
-    pub(crate) fn elapsed(&self) -> Duration {
-        let sent = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sent.map_or(Duration::ZERO, |sent| sent.elapsed())
-    }
-
-    fn set(&self, sent: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sent;
-    }
-}
-
-/// The last bytes of a request, until they are written.
-struct LastPiece {
-    bytes: Bytes,
-    sent: Arc<SentTime>,
-}
-
-impl AsRef<[u8]> for LastPiece {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for LastPiece {
-    fn drop(&mut self) {
-        self.sent.set(Some(Instant::now()));
-    }
 }
 
 /// A request's body that streams through.
@@ -114,63 +78,11 @@ impl Drop for BodyUnderway {
     }
 }
 
-/// Limits how long the body of a request may stall while it streams through.
-#[derive(Debug)]
-struct UploadTimeout {
-    progress: Arc<UploadProgress>,
-    /// How long it may stall.
-    timeout: Duration,
-    /// The timer that runs while it stalls.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-/// The progress of a request's body that streams through.
-#[derive(Debug, Default)]
-pub(crate) struct UploadProgress {
-    bytes: AtomicU64,
-    timed_out: AtomicBool,
-}
-
-impl UploadProgress {
-    /// Bytes received.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Whether it stalled for too long and was aborted.
-    pub(crate) fn has_timed_out(&self) -> bool {
-        self.timed_out.load(Ordering::Relaxed)
-    }
-}
-
-impl UploadTimeout {
-    /// Passes on a frame; an error if the body stalled for too long.
-    fn poll(
-        &mut self,
-        came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
-        if let Poll::Ready(frame) = came {
-            self.stalled = None;
-            if let Some(Ok(frame)) = &frame {
-                let length = frame.data_ref().map_or(0, Bytes::len) as u64;
-                self.progress.bytes.fetch_add(length, Ordering::Relaxed);
-            }
-            return Poll::Ready(frame.map(|frame| frame.map_err(ConnectionError::from)));
-        }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
-        ready!(stalled.as_mut().poll(cx));
-        self.progress.timed_out.store(true, Ordering::Relaxed);
-        Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())))
-    }
-}
-
 impl OutgoingBody {
     /// Counts a request's body as it is sent, and aborts it if it stalls for `timeout`.
     pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, timeout: Duration) -> Self {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum();
-        progress.bytes.store(front, Ordering::Relaxed);
-        self.upload = Some(UploadTimeout { progress: progress.clone(), timeout, stalled: None });
+        self.upload = Some(UploadTimeout::new(progress, front, timeout));
         self
     }
 
@@ -183,26 +95,7 @@ impl OutgoingBody {
     /// Called when its request is sent on a connection: without a body, that is the last byte.
     pub(super) fn begins(&self) {
         if let Some(sent) = &self.sent {
-            sent.set(self.is_end_stream().then(Instant::now));
-        }
-    }
-
-    /// A frame that leaves; the last one tells when it was written.
-    fn marked(
-        &mut self,
-        frame: Option<Result<Frame<Bytes>, ConnectionError>>,
-    ) -> Option<Result<Frame<Bytes>, ConnectionError>> {
-        let is_last = self.sent.is_some() && self.is_end_stream() && !matches!(frame, Some(Err(_)));
-        let Some(sent) = self.sent.take_if(|_| is_last) else { return frame };
-        match frame {
-            Some(Ok(frame)) if frame.is_data() => {
-                let last = |bytes| Bytes::from_owner(LastPiece { bytes, sent });
-                Some(Ok(frame.map_data(last)))
-            }
-            frame => {
-                sent.set(Some(Instant::now()));
-                frame
-            }
+            sent.begins(self.is_end_stream());
         }
     }
 
@@ -257,7 +150,7 @@ impl OutgoingBody {
 }
 
 impl OutgoingBody {
-    fn poll_unmarked(
+    fn poll_next(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
@@ -298,8 +191,15 @@ impl Body for OutgoingBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
-        let frame = ready!(self.as_mut().poll_unmarked(cx));
-        Poll::Ready(self.marked(frame))
+        let frame = ready!(self.as_mut().poll_next(cx));
+        let sent = match self.sent.is_some() && self.is_end_stream() {
+            true => self.sent.take(),
+            false => None,
+        };
+        Poll::Ready(match sent {
+            Some(sent) => sent.last(frame),
+            None => frame,
+        })
     }
 
     fn is_end_stream(&self) -> bool {

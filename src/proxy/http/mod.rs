@@ -14,4 +14,5 @@ pub(super) mod pieces;
 pub(super) mod progress;
 pub(super) mod transport;
 pub(super) mod tunnel_timeouts;
+pub(super) mod upload;
 pub(super) mod upstream;
