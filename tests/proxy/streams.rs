@@ -143,7 +143,6 @@ async fn a_client_connection_carries_at_most_1000_streams_at_once() {
     assert!(one_more.is_err(), "a stream past the bound");
     assert_eq!(client.metric("plimsoll_upstream_streams"), STREAMS as f64);
     calls[0].end();
-    assert_eq!(ended(asking.join_next().await.unwrap().unwrap()).await.len(), 3);
     let last = provider.call().await;
     last.begin();
     calls.push(last);
