@@ -139,8 +139,8 @@ pub struct Exchange {
     pub headers_us: Option<u64>,
     /// From the request to the first byte of the response body, in µs.
     pub first_byte_us: Option<u64>,
-    /// The longest time that the upstream sent nothing in a stream, including the time before its first
-    /// event, in µs.
+    /// The longest time that the upstream sent nothing in a stream, in µs; before its first event, counted from
+    /// when the last byte of the request was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_us: Option<u64>,
     /// All such times of the stream.

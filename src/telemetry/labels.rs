@@ -107,13 +107,15 @@ pub(crate) enum CacheKind {
     StoreQueue,
 }
 
-/// Why a request was sent to its upstream again, which certainly had not processed it; a metric label.
+/// Why a request was sent to its upstream again: the upstream had not processed it, certainly or, for one cause, almost
+/// certainly; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RepeatCause {
     /// It had not been sent when its connection closed.
     NotSent,
-    /// The upstream had closed the idle connection before it could read the request.
+    /// An idle connection closed without an answer, so soon after the request that the upstream almost certainly had
+    /// closed it before it read the request.
     ClosedWhileIdle,
     /// The upstream refused its HTTP/2 stream.
     RefusedStream,

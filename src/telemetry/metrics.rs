@@ -368,7 +368,7 @@ impl MetricFamilies {
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input tokens (reported, or else estimated) divided by the window.")?,
             gaps: make.histograms("plimsoll_stream_gap_seconds", of, &BOUNDS,
-                "Time between two chunks of a streamed reply from the upstream; for the first chunk, the time since the request.")?,
+                "Time between two chunks of a streamed reply from the upstream; for the first chunk, the time since the last byte of the request was sent.")?,
             silent: make.counters("plimsoll_silent_streams_total", &["upstream"],
                 "Streams that were ended because their upstream sent nothing for `limits.silent_stream_s`.")?,
             repeated_calls: make.counters("plimsoll_repeated_calls_total", of,

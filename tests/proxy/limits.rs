@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::http1::{Message, Provider, Wire};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::support::http1::{Call, Message, Provider, Wire};
 use crate::support::server::{TestServer, config};
 use crate::support::{h2, within};
 
@@ -87,6 +89,112 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
         }
     })
     .await;
+}
+
+/// Each 503 can be found in the log: while a few connections are refused, and in a flood.
+#[tokio::test]
+async fn each_503_past_the_limit_has_the_headers_of_our_other_errors() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    (config.limits.connections, config.request_id_header) = (1, true);
+    let mut server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let _call = provider.call().await;
+    for others in [0, 100] {
+        // Connections without a request use up all places for individual 503 responses.
+        let mut silent = Vec::new();
+        for _ in 0..others {
+            silent.push(Wire::connect(server.address).await);
+        }
+        let refused = within("a 503", refused(&server)).await;
+        assert_eq!(code(&refused), (503, "too_many_connections"), "{}", refused.head);
+        assert_eq!(refused.header("retry-after"), Some("1"));
+        assert_eq!(refused.lines().iter().filter(|it| it.starts_with("connection:")).count(), 1);
+        let exchange = server.next_exchange().await;
+        assert_eq!(refused.header("x-plimsoll-request-id"), Some(exchange.id.as_str()));
+        assert_eq!(exchange.response_bytes, refused.body.len() as u64, "past {others}");
+        assert!(exchange.response_bytes > 0);
+    }
+}
+
+/// The response on a connection past the limit, which may be closed if its request came too late.
+async fn refused(server: &TestServer) -> Message {
+    loop {
+        let mut client = Wire::connect(server.address).await;
+        client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        if client.begins().await {
+            return client.response().await;
+        }
+    }
+}
+
+/// Requests that are refused, and one that is none; a response to HEAD has no body.
+#[tokio::test]
+async fn responses_of_our_own_count_as_bytes_of_responses() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.request_id_header = true;
+    let mut server = TestServer::with(config).await;
+    let mut all = 0;
+    for (line, status) in [
+        ("GET /nowhere HTTP/1.1", 404),
+        ("HEAD /nowhere HTTP/1.1", 404),
+        ("GET / HTTP/1.1", 200),
+        ("GET /v1/mo dels HTTP/1.1", 400),
+    ] {
+        let mut client = Wire::connect(server.address).await;
+        client.send(format!("{line}\r\nhost: localhost\r\n\r\n")).await;
+        let response = client.message(!line.starts_with("HEAD")).await;
+        assert_eq!(response.status(), status, "{line}");
+        let exchange = server.next_exchange().await;
+        assert_eq!(exchange.response_bytes, response.body.len() as u64, "{line}");
+        assert_eq!(response.header("x-plimsoll-request-id"), Some(exchange.id.as_str()), "{line}");
+        all += exchange.response_bytes;
+    }
+    let line = format!("plimsoll_response_bytes_total{{dialect=\"none\",upstream=\"none\"}} {all}");
+    counted(&server, &line).await;
+}
+
+/// They hold all memory for buffers, and there is enough for connections. What they hold is needed for the headers.
+#[tokio::test]
+async fn clients_that_do_not_read_are_closed_if_they_hold_all_memory_for_buffers() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.connection_bytes = 1 << 20;
+    let server = TestServer::with(config).await;
+    let get =
+        |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
+    let mut idle = Wire::connect(server.address).await;
+    idle.send(get("/", "")).await;
+    assert_eq!(idle.response().await.status(), 200);
+    let mut stalled = Vec::new();
+    for _ in 0..5 {
+        let mut client = Wire::connect(server.address).await;
+        client.send(get("/v1/files", "")).await;
+        stalled.push((client, filled(provider.call().await).await));
+    }
+    let large = format!("x: {}\r\n", "a".repeat(48 * 1024));
+    let mut honest = Wire::connect(server.address).await;
+    let asking = async {
+        honest.send(get("/v1/models", &large)).await;
+        provider.call().await.answer("200 OK", "{}").await;
+    };
+    within("the memory of those that do not read", asking).await;
+    assert_eq!(honest.response().await.status(), 200);
+    let refused = server.telemetry.render();
+    assert!(!refused.contains("status=\"5xx\""), "there is memory for connections: {refused}");
+    // It holds nothing that others wait for.
+    idle.send(get("/", "")).await;
+    assert_eq!(idle.response().await.status(), 200);
+}
+
+/// A call whose response is sent until nobody takes more of it.
+async fn filled(mut call: Call) -> Call {
+    call.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await;
+    let stops = Duration::from_millis(500);
+    while tokio::time::timeout(stops, call.wire.stream.write(&[0; 64 * 1024])).await.is_ok() {}
+    call
 }
 
 #[tokio::test]

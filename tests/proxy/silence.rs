@@ -1,5 +1,7 @@
 //! Streams on which the upstream sends nothing: counted, kept open or ended, as configured.
 
+use std::time::Duration;
+
 use plimsoll::context::Outcome;
 
 use crate::support::http1::{Call, Provider, Wire};
@@ -118,5 +120,52 @@ async fn without_silence_limits_a_stream_is_forwarded_unchanged() {
         let gaps: u32 = exchange.gaps.as_ref().unwrap().means().map(|(count, _)| count).sum();
         assert!(gaps as usize >= script.events.len() - 1, "{gaps} of {}", script.events.len());
         assert!(exchange.longest_gap_us.is_some());
+    }
+}
+
+/// The longest gap of a stream before which the client took this long to upload, and its upstream to answer.
+async fn longest_gap(body_bytes: usize, upload: Duration, thinking: Duration) -> Duration {
+    let (script, provider) = (wire::anthropic(), Provider::start().await);
+    let mut config = config(&provider.base());
+    config.limits.body_bytes = body_bytes;
+    let mut server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    let (begin, rest) = script.request.split_at(20);
+    let length = script.request.len();
+    client
+        .send(format!(
+            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{begin}",
+            script.path
+        ))
+        .await;
+    tokio::time::sleep(upload).await;
+    client.send(rest).await;
+    let mut call = provider.call().await;
+    tokio::time::sleep(thinking).await;
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    assert_eq!(client.response().await.status(), 200);
+    Duration::from_micros(server.next_exchange().await.longest_gap_us.unwrap())
+}
+
+/// Whether the body is collected, or streams through because it is too large.
+#[tokio::test]
+async fn a_slow_upload_is_no_silence_of_the_upstream() {
+    let upload = Duration::from_secs(2);
+    for body_bytes in [1 << 20, 16] {
+        let gap = longest_gap(body_bytes, upload, Duration::ZERO).await;
+        assert!(gap < upload / 2, "{gap:?} with {body_bytes}");
+    }
+}
+
+#[tokio::test]
+async fn the_wait_for_the_headers_is_silence_of_the_upstream() {
+    let thinking = Duration::from_millis(300);
+    for body_bytes in [1 << 20, 16] {
+        let gap = longest_gap(body_bytes, Duration::ZERO, thinking).await;
+        assert!(gap >= thinking, "{gap:?} with {body_bytes}");
     }
 }

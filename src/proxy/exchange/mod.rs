@@ -103,9 +103,8 @@ pub(super) fn refuse_connection(
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
     let checked = proxy.client_access.check(request.uri(), request.headers(), &proxy.credentials);
     let fault = checked.err().unwrap_or(ProxyError::TooManyConnections);
-    let response = fault.answer(None);
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = fault.outcome();
+    let mut response = fault.answer(None);
+    recorder.answer(&mut response, fault.outcome());
     response
 }
 
@@ -248,6 +247,7 @@ async fn forward_and_respond(
             };
         }
     };
+    let upstream_time = recorder.sent.elapsed();
     let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
     recorder.event.provider_request_id.clone_from(&id);
     if let (Some(count), Some(head)) = (count, head) {
@@ -264,11 +264,9 @@ async fn forward_and_respond(
         writer.begin();
     }
     let usage_addition = pending.as_ref().and_then(|pending| pending.usage_addition());
-    let summary_wait = pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
     let response_head = ResponseHead { status: response.status(), provider_request_id: id };
     let open = pending.map(|pending| pending.open(proxy, response_head));
-    let headers_after = recorder.began.elapsed();
-    recorder.event.headers_us = Some(headers_after.as_micros() as u64);
+    recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let observer = client_request.response_dialect().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
@@ -280,7 +278,6 @@ async fn forward_and_respond(
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
     let actions = ResponseActions { observer, settle, ..ResponseActions::default() };
-    let upstream_time = headers_after.saturating_sub(request_side + summary_wait);
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
     tap_response(response, forwarding, actions, recorder).await
 }
@@ -346,7 +343,7 @@ struct Forwarding {
     added_usage: bool,
     /// Tokens that are added to the usage.
     usage_addition: Option<UsageAddition>,
-    /// How long the upstream took for its headers.
+    /// How long the upstream took for its headers, once the request was sent.
     upstream_time: Duration,
 }
 
@@ -429,9 +426,7 @@ fn response_edits(
 /// The response to a client that only probes the root path: it says what Plimsoll is.
 fn greeting_response(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
-    recorder.stamp(response.headers_mut());
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = Outcome::Complete;
+    recorder.answer(&mut response, Outcome::Complete);
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
@@ -440,10 +435,7 @@ fn count_response(
     mut response: Response<Bytes>,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    recorder.stamp(response.headers_mut());
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = Outcome::Complete;
-    recorder.response.bytes = response.body().len() as u64;
+    recorder.answer(&mut response, Outcome::Complete);
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
@@ -454,9 +446,7 @@ fn error_response(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let mut response = fault.answer(dialect);
-    recorder.stamp(response.headers_mut());
-    recorder.event.status = Some(response.status().as_u16());
-    recorder.event.outcome = fault.outcome();
+    recorder.answer(&mut response, fault.outcome());
     if *fault == ProxyError::BodyTooSlow {
         recorder.proxy.telemetry.client_timed_out(ClientTimeout::Body);
     }
@@ -495,13 +485,14 @@ async fn upgrade(
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let request = request.map(|()| OutgoingBody::request(body, &recorder.memory));
+    let body = OutgoingBody::request(body, &recorder.memory).timed(&recorder.sent);
+    let request = request.map(|()| body);
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
         Err(error) => return error_response(&proxy_error(&upstream, error), dialect, recorder),
     };
-    let upstream_time = recorder.began.elapsed();
-    recorder.event.headers_us = Some(upstream_time.as_micros() as u64);
+    let upstream_time = recorder.sent.elapsed();
+    recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
     let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
     recorder.event.provider_request_id.clone_from(&id);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {

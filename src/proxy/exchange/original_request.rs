@@ -63,5 +63,6 @@ pub(super) async fn send(
     head: request::Parts,
     body: OutgoingBody,
 ) -> Result<Response<OutgoingBody>, UpstreamError> {
+    let body = body.timed(&recorder.sent);
     recorder.proxy.pool.send(Request::from_parts(head, body)).await
 }

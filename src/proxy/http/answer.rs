@@ -3,7 +3,7 @@
 //! Each has the header `x-plimsoll-error`, and a JSON body in the dialect's error shape, so that a client
 //! reports it like a provider's error. Only this file maps faults to statuses.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 
@@ -24,6 +24,24 @@ pub(crate) fn greeting() -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
+}
+
+/// A response of ours as HTTP/1.1 text, for a connection that ends with it.
+pub(crate) fn http1_text(response: &Response<Bytes>) -> Bytes {
+    let status = response.status();
+    let reason = status.canonical_reason().unwrap_or_default();
+    let mut out = BytesMut::from(format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).as_bytes());
+    for (name, value) in response.headers().iter().filter(|(name, _)| *name != CONNECTION) {
+        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            out.extend_from_slice(piece);
+        }
+    }
+    let length = response.body().len();
+    out.extend_from_slice(
+        format!("connection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
+    );
+    out.extend_from_slice(response.body());
+    out.freeze()
 }
 
 /// Why Plimsoll responds itself.

@@ -5,11 +5,8 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::future::Future as _;
-use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -18,12 +15,13 @@ use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, sleep};
 
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
 use super::pieces::SendWindow;
 use super::progress::InFlight;
+use super::upload::{SentTime, UploadProgress, UploadTimeout};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -48,6 +46,8 @@ pub(crate) struct OutgoingBody {
     streaming: Option<StreamingBody>,
     /// The HTTP/2 stream to the upstream, counted until the body ends.
     stream: Option<CountedBody>,
+    /// For a request: is told when the last byte was written.
+    sent: Option<Arc<SentTime>>,
 }
 
 /// A request's body that streams through.
@@ -78,64 +78,25 @@ impl Drop for BodyUnderway {
     }
 }
 
-/// Limits how long the body of a request may stall while it streams through.
-#[derive(Debug)]
-struct UploadTimeout {
-    progress: Arc<UploadProgress>,
-    /// How long it may stall.
-    timeout: Duration,
-    /// The timer that runs while it stalls.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-/// The progress of a request's body that streams through.
-#[derive(Debug, Default)]
-pub(crate) struct UploadProgress {
-    bytes: AtomicU64,
-    timed_out: AtomicBool,
-}
-
-impl UploadProgress {
-    /// Bytes received.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Whether it stalled for too long and was aborted.
-    pub(crate) fn has_timed_out(&self) -> bool {
-        self.timed_out.load(Ordering::Relaxed)
-    }
-}
-
-impl UploadTimeout {
-    /// Passes on a frame; an error if the body stalled for too long.
-    fn poll(
-        &mut self,
-        came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
-        if let Poll::Ready(frame) = came {
-            self.stalled = None;
-            if let Some(Ok(frame)) = &frame {
-                let length = frame.data_ref().map_or(0, Bytes::len) as u64;
-                self.progress.bytes.fetch_add(length, Ordering::Relaxed);
-            }
-            return Poll::Ready(frame.map(|frame| frame.map_err(ConnectionError::from)));
-        }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
-        ready!(stalled.as_mut().poll(cx));
-        self.progress.timed_out.store(true, Ordering::Relaxed);
-        Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())))
-    }
-}
-
 impl OutgoingBody {
     /// Counts a request's body as it is sent, and aborts it if it stalls for `timeout`.
     pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, timeout: Duration) -> Self {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum();
-        progress.bytes.store(front, Ordering::Relaxed);
-        self.upload = Some(UploadTimeout { progress: progress.clone(), timeout, stalled: None });
+        self.upload = Some(UploadTimeout::new(progress, front, timeout));
         self
+    }
+
+    /// The body of a request that tells `sent` when its last byte was written, each time it is sent.
+    pub(crate) fn timed(mut self, sent: &Arc<SentTime>) -> Self {
+        self.sent = Some(sent.clone());
+        self
+    }
+
+    /// Called when its request is sent on a connection: without a body, that is the last byte.
+    pub(super) fn begins(&self) {
+        if let Some(sent) = &self.sent {
+            sent.begins(self.is_end_stream());
+        }
     }
 
     /// The same body, carried by `stream`.
@@ -164,9 +125,10 @@ impl OutgoingBody {
     /// A copy of the body, if all of it has been received.
     pub(super) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
+        let sent = self.sent.clone();
         let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
         let is_here = has_ended && self.broken.is_none();
-        is_here.then_some(Self { front, trailers, ..Self::default() })
+        is_here.then_some(Self { front, trailers, sent, ..Self::default() })
     }
 
     /// The whole body as one allocation, if all of it has been received.
@@ -187,11 +149,8 @@ impl OutgoingBody {
     }
 }
 
-impl Body for OutgoingBody {
-    type Data = Bytes;
-    type Error = ConnectionError;
-
-    fn poll_frame(
+impl OutgoingBody {
+    fn poll_next(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
@@ -221,6 +180,26 @@ impl Body for OutgoingBody {
             return Poll::Ready(frame);
         }
         Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+}
+
+impl Body for OutgoingBody {
+    type Data = Bytes;
+    type Error = ConnectionError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
+        let frame = ready!(self.as_mut().poll_next(cx));
+        let sent = match self.sent.is_some() && self.is_end_stream() {
+            true => self.sent.take(),
+            false => None,
+        };
+        Poll::Ready(match sent {
+            Some(sent) => sent.last(frame),
+            None => frame,
+        })
     }
 
     fn is_end_stream(&self) -> bool {

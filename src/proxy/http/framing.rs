@@ -1,8 +1,7 @@
 //! Corrects messages that hyper writes in its own way.
 //!
-//! To data that is not a request, hyper responds by itself with a bare status: here that response gets our
-//! error header, and is counted. A 304 keeps its declared length. Must not change a byte of any other
-//! message.
+//! To data that is not a request, hyper responds by itself with a bare status: here one of ours is written
+//! instead. A 304 keeps its declared length. Must not change a byte of any other message.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes};
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -39,18 +38,18 @@ impl LookAlike {
     }
 }
 
-/// A client's connection on which hyper's own refusals are replaced by ours; `refused` is called for each.
+/// A client's connection on which hyper's own refusals are replaced by ours, of which `refusal` makes the bytes.
 pub(crate) struct RefusalReplacer<S, F> {
     stream: S,
     look_alike: LookAlike,
-    refused: F,
+    refusal: F,
     /// What is written instead of hyper's bytes.
     instead: Bytes,
 }
 
-impl<S, F: FnMut(&ProxyError)> RefusalReplacer<S, F> {
-    pub(crate) fn new(stream: S, look_alike: LookAlike, refused: F) -> Self {
-        Self { stream, look_alike, refused, instead: Bytes::new() }
+impl<S, F: FnMut(&ProxyError) -> Bytes> RefusalReplacer<S, F> {
+    pub(crate) fn new(stream: S, look_alike: LookAlike, refusal: F) -> Self {
+        Self { stream, look_alike, refusal, instead: Bytes::new() }
     }
 
     /// Replaces `bytes` by our response if they are one of hyper's.
@@ -60,29 +59,9 @@ impl<S, F: FnMut(&ProxyError)> RefusalReplacer<S, F> {
         let Some((_, fault)) = found.filter(|_| !self.look_alike.0.load(Ordering::Relaxed)) else {
             return false;
         };
-        (self.refused)(fault);
-        self.instead = written(fault);
+        self.instead = (self.refusal)(fault);
         true
     }
-}
-
-/// A response of ours, as HTTP/1.1 text. The connection ends with it.
-fn written(fault: &ProxyError) -> Bytes {
-    let answer = fault.answer(None);
-    let status = answer.status();
-    let reason = status.canonical_reason().unwrap_or_default();
-    let mut out = BytesMut::from(format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).as_bytes());
-    for (name, value) in answer.headers() {
-        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            out.extend_from_slice(piece);
-        }
-    }
-    let length = answer.body().len();
-    out.extend_from_slice(
-        format!("connection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
-    );
-    out.extend_from_slice(answer.body());
-    out.freeze()
 }
 
 impl<S: AsyncWrite + Unpin, F> RefusalReplacer<S, F> {
@@ -107,7 +86,11 @@ impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for RefusalReplacer<S, F> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, F: FnMut(&ProxyError) + Unpin> AsyncWrite for RefusalReplacer<S, F> {
+impl<S, F> AsyncWrite for RefusalReplacer<S, F>
+where
+    S: AsyncWrite + Unpin,
+    F: FnMut(&ProxyError) -> Bytes + Unpin,
+{
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

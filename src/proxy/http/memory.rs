@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::sleep;
 
 use super::progress::ConnectionProgress;
 use crate::telemetry::{MemoryKind, Telemetry};
@@ -38,26 +39,54 @@ struct MemoryPart {
     capped_limit: usize,
     held: AtomicUsize,
     capped_held: AtomicUsize,
-    /// A request for memory was refused, and nothing has been released since.
-    is_short: AtomicBool,
-    /// Notified when a request is refused.
-    refused: Notify,
+    /// A lack of any memory of this part.
+    shortage: Shortage,
+    /// A lack of the capped kind alone, for which somebody waits.
+    capped_shortage: Shortage,
     /// Notified when memory is released.
     released: Notify,
 }
 
-impl MemoryPart {
-    fn refuse(&self) {
-        self.is_short.store(true, Ordering::Relaxed);
+/// Whether a request for memory was refused, and nothing has been released since.
+#[derive(Default)]
+struct Shortage {
+    is_on: AtomicBool,
+    /// Notified when a request is refused.
+    refused: Notify,
+}
+
+impl Shortage {
+    fn begin(&self) {
+        self.is_on.store(true, Ordering::Relaxed);
         self.refused.notify_waiters();
     }
 
-    async fn short(&self) {
+    fn end(&self) {
+        self.is_on.store(false, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Ready when a request is refused; at once if nothing was released since the last refusal.
+    async fn wait(&self) {
         let refused = self.refused.notified();
-        if !self.is_short.load(Ordering::Relaxed) {
+        if !self.is_on() {
             refused.await;
         }
     }
+}
+
+/// What there is not enough of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// The share of the connection.
+    Share,
+    /// The part of the budget.
+    Part,
+    /// The limit of its kind.
+    Cap,
 }
 
 impl MemoryBudget {
@@ -93,6 +122,7 @@ impl MemoryBudget {
         Arc::new(MemoryShare {
             budget: self.clone(),
             held: Default::default(),
+            buffers: AtomicUsize::default(),
             progress: ConnectionProgress::default(),
             permit,
         })
@@ -100,17 +130,7 @@ impl MemoryBudget {
 
     /// Ready when memory for traffic is refused; at once if none was released since the last refusal.
     pub(super) async fn short(&self) {
-        self.traffic.short().await;
-    }
-
-    /// The same for the memory of connections.
-    pub(crate) async fn short_of_connections(&self) {
-        self.connections.short().await;
-    }
-
-    /// Whether memory for connections was refused, and none has been released since.
-    pub(crate) fn is_short_of_connections(&self) -> bool {
-        self.connections.is_short.load(Ordering::Relaxed)
+        self.traffic.shortage.wait().await;
     }
 
     fn part(&self, kind: MemoryKind) -> &MemoryPart {
@@ -132,6 +152,8 @@ pub(crate) struct MemoryShare {
     budget: Arc<MemoryBudget>,
     /// Held for traffic, and for connections.
     held: [AtomicUsize; 2],
+    /// Held for buffers, out of what is held for connections.
+    buffers: AtomicUsize,
     progress: ConnectionProgress,
     /// Its permit, of which there are `limits.connections`.
     permit: Weak<OwnedSemaphorePermit>,
@@ -172,7 +194,39 @@ impl MemoryShare {
     fn held(&self, kind: MemoryKind) -> &AtomicUsize {
         &self.held[usize::from(is_of_connections(kind))]
     }
+
+    /// Whether others need memory that its connection would give back: any memory for connections, or buffers if
+    /// only those have run out.
+    pub(crate) fn is_needed(&self) -> bool {
+        let part = &self.budget.connections;
+        part.shortage.is_on() || part.capped_shortage.is_on() && self.has_buffers()
+    }
+
+    /// Ready when [`MemoryShare::is_needed`].
+    pub(crate) async fn needed(&self) {
+        let part = &self.budget.connections;
+        let buffers_needed = async {
+            loop {
+                part.capped_shortage.wait().await;
+                if self.has_buffers() {
+                    return;
+                }
+                sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::select! {
+            () = part.shortage.wait() => {}
+            () = buffers_needed => {}
+        }
+    }
+
+    fn has_buffers(&self) -> bool {
+        self.buffers.load(Ordering::Relaxed) > 0
+    }
 }
+
+/// While buffers have run out, how often a connection that holds none is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Memory that is held until this is dropped.
 pub(crate) struct HeldMemory {
@@ -183,14 +237,7 @@ pub(crate) struct HeldMemory {
 
 impl Memory for HeldMemory {
     fn hold(&mut self, bytes: usize) -> bool {
-        let wanted = bytes.saturating_add(PIECE - 1) / PIECE * PIECE;
-        if wanted > self.bytes && !self.grow(wanted - self.bytes) {
-            return false;
-        }
-        if wanted < self.bytes {
-            self.release(self.bytes - wanted);
-        }
-        true
+        self.try_hold(bytes).is_ok()
     }
 }
 
@@ -205,6 +252,26 @@ impl Memory for CountedMemory {
 }
 
 impl HeldMemory {
+    fn try_hold(&mut self, bytes: usize) -> Result<(), Lack> {
+        let wanted = bytes.saturating_add(PIECE - 1) / PIECE * PIECE;
+        if wanted > self.bytes {
+            return self.grow(wanted - self.bytes);
+        }
+        if wanted < self.bytes {
+            self.release(self.bytes - wanted);
+        }
+        Ok(())
+    }
+
+    /// [`Memory::hold`] for a caller that cannot go on without: connections that stall have to give theirs back.
+    pub(super) fn demand(&mut self, bytes: usize) -> bool {
+        let held = self.try_hold(bytes);
+        if held == Err(Lack::Cap) {
+            self.share.budget.part(self.kind).capped_shortage.begin();
+        }
+        held.is_ok()
+    }
+
     /// [`Memory::hold`], tried again whenever memory is released, for at most `timeout`.
     pub(super) async fn hold_within(&mut self, bytes: usize, timeout: Duration) -> bool {
         let budget = self.share.budget.clone();
@@ -231,24 +298,27 @@ impl HeldMemory {
         if self.bytes == 0 { bytes } else { Bytes::from_owner(HeldBytes { bytes, _held: self }) }
     }
 
-    fn grow(&mut self, by: usize) -> bool {
+    fn grow(&mut self, by: usize) -> Result<(), Lack> {
         let (held, part) = (self.share.held(self.kind), self.share.budget.part(self.kind));
         if !add(held, by, part.limit / 2) {
-            return false;
+            return Err(Lack::Share);
         }
         if !add(&part.held, by, part.limit) {
             held.fetch_sub(by, Ordering::Relaxed);
-            part.refuse();
-            return false;
+            part.shortage.begin();
+            return Err(Lack::Part);
         }
         if is_capped(self.kind) && !add(&part.capped_held, by, part.capped_limit) {
             held.fetch_sub(by, Ordering::Relaxed);
             part.held.fetch_sub(by, Ordering::Relaxed);
-            return false;
+            return Err(Lack::Cap);
+        }
+        if self.kind == MemoryKind::Buffer {
+            self.share.buffers.fetch_add(by, Ordering::Relaxed);
         }
         self.bytes += by;
         self.share.budget.telemetry.memory_held(self.kind, by as i64);
-        true
+        Ok(())
     }
 
     fn release(&mut self, bytes: usize) {
@@ -258,8 +328,12 @@ impl HeldMemory {
         part.held.fetch_sub(bytes, Ordering::Relaxed);
         if is_capped(self.kind) {
             part.capped_held.fetch_sub(bytes, Ordering::Relaxed);
+            part.capped_shortage.end();
         }
-        part.is_short.store(false, Ordering::Relaxed);
+        if self.kind == MemoryKind::Buffer {
+            self.share.buffers.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        part.shortage.end();
         part.released.notify_waiters();
         self.share.budget.telemetry.memory_held(self.kind, -(bytes as i64));
     }
@@ -293,6 +367,8 @@ impl AsRef<[u8]> for HeldBytes {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     impl MemoryShare {
@@ -377,5 +453,21 @@ mod tests {
         budget.short().await;
         drop(one);
         assert!(three.hold_within(1, Duration::from_secs(9)).await, "what was given back");
+    }
+
+    /// Buffers that would be convenient take nothing from anybody.
+    #[tokio::test]
+    async fn a_connection_with_buffers_is_needed_once_another_waits_for_them() {
+        let budget = budget(8 * PIECE, PIECE);
+        let (full, idle) = (budget.share(), budget.share());
+        let mut held = [full.guard(MemoryKind::Buffer), idle.guard(MemoryKind::Connection)];
+        assert!(held[0].hold(4 * PIECE) && held[1].hold(PIECE));
+        let mut waiting = budget.share().guard(MemoryKind::Buffer);
+        assert!(!waiting.hold(1) && !full.is_needed(), "there is memory for connections");
+        assert!(!waiting.demand(1) && full.is_needed() && !idle.is_needed());
+        full.needed().await;
+        assert!(idle.needed().now_or_never().is_none(), "it has no buffers");
+        drop(held);
+        assert!(!full.is_needed() && waiting.demand(1));
     }
 }

@@ -3,6 +3,7 @@
 //! Knows nothing about sessions or models. Only `upstream` knows providers; it builds on the other files.
 
 pub(super) mod answer;
+mod answers;
 pub(super) mod body;
 pub(super) mod client_access;
 mod close;
@@ -14,4 +15,5 @@ pub(super) mod pieces;
 pub(super) mod progress;
 pub(super) mod transport;
 pub(super) mod tunnel_timeouts;
+pub(super) mod upload;
 pub(super) mod upstream;

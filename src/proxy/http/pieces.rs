@@ -50,7 +50,7 @@ impl SendWindow {
 
     /// Ready if another piece may be sent.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.hold(PIECE) {
+        while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.demand(PIECE) {
             let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(RETRY_PAUSE)));
             ready!(retry_timer.as_mut().poll(cx));
             self.retry_timer = None;

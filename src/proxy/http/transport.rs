@@ -16,6 +16,7 @@ use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::{Sleep, sleep};
 
+use super::answers::AnswerReader;
 use super::close::CloseTimer;
 use super::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
@@ -77,6 +78,8 @@ pub(crate) struct MeteredSocket<S> {
     reserved: Option<HeldMemory>,
     /// For an upstream over HTTP/1: whether it had read the request when it closes.
     close: Option<CloseTimer>,
+    /// For an upstream over HTTP/2: whether it has answered when it closes.
+    answers: Option<AnswerReader>,
 }
 
 /// Reserves memory for a connection; `None` if there is none.
@@ -114,6 +117,7 @@ impl<S> MeteredSocket<S> {
             retry_timer: None,
             reserved: None,
             close: None,
+            answers: None,
         }
     }
 
@@ -126,6 +130,12 @@ impl<S> MeteredSocket<S> {
     /// Attaches the timer that judges a close.
     pub(super) fn watched(mut self, close: CloseTimer) -> Self {
         self.close = Some(close);
+        self
+    }
+
+    /// Attaches what counts the answers.
+    pub(super) fn counting(mut self, answers: AnswerReader) -> Self {
+        self.answers = Some(answers);
         self
     }
 
@@ -149,7 +159,7 @@ impl<S> MeteredSocket<S> {
         }
         loop {
             let needs = self.head + self.most.min(LEAST);
-            if self.head < LEAST || self.heads.hold(DOUBLED * needs) {
+            if self.head < LEAST || self.heads.demand(DOUBLED * needs) {
                 self.retry_timer = None;
                 return Poll::Ready(());
             }
@@ -165,6 +175,9 @@ impl<S> MeteredSocket<S> {
         self.share.progress().record_activity();
         if let Some(close) = &mut self.close {
             close.read();
+        }
+        if let Some(answers) = &mut self.answers {
+            answers.read(bytes);
         }
         if self.is_in_head() {
             self.head += length;

@@ -53,14 +53,14 @@ pub(crate) struct StreamSilence {
     /// When the client last got a comment.
     kept_alive: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// How long the headers took, which counts as part of the first gap.
+    /// How long the headers took once the request was sent, which counts as part of the first gap.
     before: Duration,
     pub(crate) gaps: StreamGaps,
 }
 
 impl StreamSilence {
     /// Watches a response with these headers (as the client gets them); `None` if it is not an event stream.
-    /// `before`: how long the upstream took for the headers.
+    /// `before`: how long the upstream took for the headers, once the request was sent.
     pub(crate) fn new(
         dialect: Option<Dialect>,
         upstream: &str,

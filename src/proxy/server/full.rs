@@ -20,6 +20,8 @@ use tokio::sync::watch;
 
 use super::builder::{NARROW_WINDOW, server};
 use crate::proxy::exchange;
+use crate::proxy::http::answer::ProxyError;
+use crate::proxy::state::exchange_recorder::unread_refusal;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::RejectedConnection;
 use crate::tls::TlsTerminator;
@@ -29,15 +31,11 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Most bytes of a request that are read before its connection is closed: closing it with unread data would
 /// discard the response.
 const UNREAD: usize = 16 * 1024;
-/// The response without a task.
-const ANSWER: &[u8] =
-    b"HTTP/1.1 503 Service Unavailable\r\nx-plimsoll-error: too_many_connections\r\n\
-    retry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// Refuses a connection, and counts how.
 pub(super) fn refuse(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<ServingPhase>) {
     let Ok(permit) = proxy.rejection_permits.clone().try_acquire_owned() else {
-        let is_answered = proxy.tls.is_none() && stream.into_std().and_then(reject).is_ok();
+        let is_answered = proxy.tls.is_none() && reject(&proxy, stream).is_ok();
         proxy.telemetry.connection_refused(if is_answered {
             RejectedConnection::Answered
         } else {
@@ -60,12 +58,13 @@ pub(super) fn refuse(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receive
 }
 
 /// Responds to a request that has already arrived; an error if there is none. The socket is non-blocking.
-fn reject(mut stream: std::net::TcpStream) -> io::Result<()> {
+fn reject(proxy: &Proxy, stream: TcpStream) -> io::Result<()> {
+    let mut stream = stream.into_std()?;
     let mut unread = [0; UNREAD];
     if stream.read(&mut unread)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    stream.write_all(ANSWER)?;
+    stream.write_all(&unread_refusal(proxy, &ProxyError::TooManyConnections))?;
     stream.shutdown(Shutdown::Write)
 }
 

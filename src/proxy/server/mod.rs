@@ -31,7 +31,7 @@ use super::http::framing::{LookAlike, RefusalReplacer, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
 use super::http::{opening, transport};
-use super::state::exchange_recorder::record_non_http;
+use super::state::exchange_recorder::unread_refusal;
 use super::state::{Proxy, ServingPhase};
 use super::turn::drafts;
 use crate::activity::Activity;
@@ -187,9 +187,9 @@ async fn serve_connection<S>(
             },
         )
     });
-    let recorded = proxy.clone();
-    let refused = move |fault: &ProxyError| record_non_http(&recorded, fault);
-    let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refused));
+    let refusing = proxy.clone();
+    let refusal = move |fault: &ProxyError| unread_refusal(&refusing, fault);
+    let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
@@ -230,7 +230,7 @@ async fn serve_connection<S>(
 /// Ready when others need the memory of a connection whose client neither sends nor reads.
 async fn stalled(share: &MemoryShare) {
     loop {
-        share.budget().short_of_connections().await;
+        share.needed().await;
         let timeout = share.progress().time_left();
         if timeout.is_zero() {
             return;

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -24,10 +25,11 @@ use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::repair::RepairCause;
 use crate::dialect::{Note, Reply, StopReason, Usage};
-use crate::proxy::http::answer::ProxyError;
-use crate::proxy::http::body::{OutgoingBody, UploadProgress};
+use crate::proxy::http::answer::{self, ProxyError};
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlight;
+use crate::proxy::http::upload::{SentTime, UploadProgress};
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
@@ -52,12 +54,16 @@ pub(crate) struct ExchangeRecorder {
     /// When the request arrived, by the clock and for measuring.
     pub(crate) at: Millis,
     pub(crate) began: Instant,
+    /// Whether the request is HEAD: its response has no body.
+    is_head: bool,
     /// The event that will be emitted: to be written to, never read.
     pub(crate) event: Box<Exchange>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
     /// What passed of the response.
     pub(crate) response: ResponseMeter,
+    /// When its request was sent.
+    pub(crate) sent: Arc<SentTime>,
     /// The progress of a request body that streams through.
     upload: Option<Arc<UploadProgress>>,
     /// The task that stores its turn, if no frame waits for that.
@@ -84,12 +90,14 @@ impl ExchangeRecorder {
         let (id, at) = (proxy.next_id(), now());
         Self {
             began: Instant::now(),
+            is_head: *request.method() == Method::HEAD,
             event: Box::new(Exchange::begun(id.clone(), at, method, &path)),
             id,
             at,
             proxy: proxy.clone(),
             stream: None,
             response: ResponseMeter::default(),
+            sent: Arc::default(),
             upload: None,
             storing: None,
             memory: memory.clone(),
@@ -109,10 +117,16 @@ impl ExchangeRecorder {
         if let Some(healed) = healed.and_then(|healed| HeaderValue::try_from(healed).ok()) {
             headers.insert(HEALED, healed);
         }
-        if self.proxy.config.request_id_header
-            && let Ok(id) = HeaderValue::from_str(self.id.as_str())
-        {
-            headers.insert(REQUEST_ID, id);
+        add_request_id(headers, &self.id, &self.proxy);
+    }
+
+    /// Adds these headers to a response of our own, and records it.
+    pub(crate) fn answer(&mut self, response: &mut Response<Bytes>, outcome: Outcome) {
+        self.stamp(response.headers_mut());
+        self.event.status = Some(response.status().as_u16());
+        self.event.outcome = outcome;
+        if !self.is_head {
+            self.response.bytes = response.body().len() as u64;
         }
     }
 
@@ -161,12 +175,26 @@ impl ExchangeRecorder {
     }
 }
 
-/// Records data that is not an HTTP request.
-pub(crate) fn record_non_http(proxy: &Proxy, fault: &ProxyError) {
-    let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
+/// Adds the exchange's id to a response, if configured.
+fn add_request_id(headers: &mut HeaderMap, id: &ExchangeId, proxy: &Proxy) {
+    if proxy.config.request_id_header
+        && let Ok(id) = HeaderValue::from_str(id.as_str())
+    {
+        headers.insert(REQUEST_ID, id);
+    }
+}
+
+/// The response to data that is not an HTTP request, or to a request that is not read, as HTTP/1.1 text. The
+/// exchange is recorded.
+pub(crate) fn unread_refusal(proxy: &Proxy, fault: &ProxyError) -> Bytes {
+    let (id, mut response) = (proxy.next_id(), fault.answer(None));
+    add_request_id(response.headers_mut(), &id, proxy);
+    let mut event = Exchange::begun(id, now(), "none", "");
     event.status = Some(fault.status().as_u16());
     event.outcome = fault.outcome();
+    event.response_bytes = response.body().len() as u64;
     proxy.telemetry.report(event);
+    answer::http1_text(&response)
 }
 
 /// What passed of a response's body.

@@ -36,7 +36,7 @@ impl UpstreamConnections {
             waits: make.histograms("plimsoll_upstream_wait_seconds", of, SECONDS,
                 "How long requests waited for a new HTTP/2 connection or for a free stream; only requests that waited.")?,
             repeats: make.counters("plimsoll_upstream_repeats_total", &["upstream", "cause"],
-                "Requests that were retried on another connection, by why the upstream certainly had not processed them.")?,
+                "Requests that were retried on another connection, by cause. The upstream certainly had not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly: an idle connection closed so soon after the request that it was hardly read (`closed_while_idle`).")?,
         })
     }
 

@@ -91,7 +91,7 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
 /// Ready when nothing has passed for as long as a tunnel may be idle.
 async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
-        let is_short = memory.budget().is_short_of_connections();
+        let is_short = memory.is_needed();
         let timeout = timeouts.timeout(half_closed.load(Ordering::Relaxed), is_short);
         if memory.progress().idle_time() >= timeout {
             return;

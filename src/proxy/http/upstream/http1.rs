@@ -101,6 +101,7 @@ impl Http1 {
             let (head, body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
             let sent = Instant::now();
+            body.begins();
             if is_kept {
                 watch.begin();
             }

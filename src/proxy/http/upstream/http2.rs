@@ -2,8 +2,9 @@
 //!
 //! [`Lanes`] makes the decisions; sockets and waiting are here. A stream is counted from its placement until
 //! request and response have both ended, in whatever way. The peer's limit is read after each step of a
-//! connection, so that decisions use the current one. A request that the peer certainly did not process is
-//! sent again, so three times at most, if its body is still available.
+//! connection, so that decisions use the current one. A request that the peer did not process is sent again, so
+//! three times at most, if its body is still available: it was not sent, the peer says so, or an idle connection
+//! closed so soon that it was almost certainly not read.
 
 use std::error::Error as _;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ use super::error::{UpstreamError, unanswered};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
 use super::limits::{ATTEMPTS, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
+use crate::proxy::http::answers::AnswerCount;
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::crossing_time;
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
@@ -80,8 +82,8 @@ enum StreamPlacement {
 #[derive(Clone)]
 struct Sender {
     requests: SendRequest<OutgoingBody>,
-    /// Whether it has received a response.
-    answered: Arc<AtomicBool>,
+    /// The responses that it has received.
+    answers: AnswerCount,
     /// Its streams since it was last idle.
     burst: Arc<Mutex<Burst>>,
     /// How long after a request was sent a close means that the request was not read.
@@ -89,15 +91,16 @@ struct Sender {
 }
 
 /// The streams of a connection since it was last idle.
+#[derive(Clone, Copy)]
 struct Burst {
     since: Instant,
-    /// Whether one of them was answered: then the connection was still open.
-    is_answered: bool,
+    /// The responses before. If one came since, the connection was still open.
+    answers: usize,
 }
 
 impl Burst {
-    fn begins() -> Self {
-        Self { since: Instant::now(), is_answered: false }
+    fn begins(answers: &AnswerCount) -> Self {
+        Self { since: Instant::now(), answers: answers.get() }
     }
 }
 
@@ -142,9 +145,10 @@ impl Http2 {
             let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
             // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
-            let Sender { mut requests, answered, burst, crossing_time } = sender;
+            body.begins();
+            let Sender { mut requests, answers, burst, crossing_time } = sender;
             if self.lanes().streams_on(stream.id()) == 1 {
-                *lock(&burst) = Burst::begins();
+                *lock(&burst) = Burst::begins(&answers);
             }
             let sending = requests.try_send_request(Request::from_parts(head, body));
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
@@ -152,8 +156,6 @@ impl Http2 {
             drop(requests);
             let mut failed = match sending.await {
                 Ok(response) => {
-                    answered.store(true, Ordering::Relaxed);
-                    lock(&burst).is_answered = true;
                     let body = |body| OutgoingBody::through(body).of_stream(stream.0);
                     return Ok(SendOutcome::Answered(response.map(body)));
                 }
@@ -162,12 +164,10 @@ impl Http2 {
             let unsent = failed.take_message();
             let error = failed.into_error();
             // Its close may have crossed with all requests that were sent since it was idle.
-            let may_have_crossed = {
-                let burst = lock(&burst);
-                !burst.is_answered && burst.since.elapsed() < crossing_time
-            };
-            let was_idle =
-                may_have_crossed && answered.load(Ordering::Relaxed) && is_broken(&error);
+            let burst = *lock(&burst);
+            let may_have_crossed =
+                burst.answers == answers.get() && burst.since.elapsed() < crossing_time;
+            let was_idle = may_have_crossed && burst.answers > 0 && is_broken(&error);
             let cause = match &unsent {
                 Some(_) => Some(RepeatCause::NotSent),
                 None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
@@ -398,6 +398,7 @@ impl Http2 {
         }
         let watch =
             Arc::new(LimitWatch { lane: OnceLock::new(), seen: AtomicUsize::new(NO_LIMIT_YET) });
+        let answers = AnswerCount::default();
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(NO_LIMIT_YET)
@@ -406,11 +407,11 @@ impl Http2 {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake(transport)
+            .handshake(transport.counting(answers.reader()))
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
-        let burst = Arc::new(Mutex::new(Burst::begins()));
-        let sender = Sender { requests, answered: Arc::default(), burst, crossing_time };
+        let burst = Arc::new(Mutex::new(Burst::begins(&answers)));
+        let sender = Sender { requests, answers, burst, crossing_time };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
