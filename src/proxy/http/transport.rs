@@ -16,7 +16,7 @@ use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::{Sleep, sleep};
 
-use super::answers::AnswerReader;
+use super::answer_count::AnswerReader;
 use super::close::CloseTimer;
 use super::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;

@@ -29,7 +29,7 @@ use super::error::{UpstreamError, unanswered};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
 use super::limits::{ATTEMPTS, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
-use crate::proxy::http::answers::AnswerCount;
+use crate::proxy::http::answer_count::AnswerCount;
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::crossing_time;
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
