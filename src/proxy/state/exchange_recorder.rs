@@ -58,6 +58,8 @@ pub(crate) struct ExchangeRecorder {
     is_head: bool,
     /// The event that will be emitted: to be written to, never read.
     pub(crate) event: Box<Exchange>,
+    /// What a retry, or a repair before the first attempt, found out about a refusal.
+    refusal: Option<RefusalReport>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
     /// What passed of the response.
@@ -95,6 +97,7 @@ impl ExchangeRecorder {
             id,
             at,
             proxy: proxy.clone(),
+            refusal: None,
             stream: None,
             response: ResponseMeter::default(),
             sent: Arc::default(),
@@ -113,7 +116,7 @@ impl ExchangeRecorder {
 
     /// Adds response headers: what was repaired after a refusal, and the exchange's id if configured.
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
-        let healed = self.event.refusal.as_ref().and_then(RefusalReport::healed);
+        let healed = self.refusal.as_ref().and_then(RefusalReport::healed);
         if let Some(healed) = healed.and_then(|healed| HeaderValue::try_from(healed).ok()) {
             headers.insert(HEALED, healed);
         }
@@ -134,13 +137,12 @@ impl ExchangeRecorder {
     pub(crate) fn report_refusal(&mut self, causes: &[RepairCause], outcome: RefusalOutcome) {
         let mut causes = causes.to_vec();
         causes.dedup();
-        self.event.refusal = Some(RefusalReport { causes, outcome });
+        self.refusal = Some(RefusalReport { causes, outcome });
     }
 
     /// Removes the record that a refusal was prevented, because there was one, or the original was sent.
     pub(crate) fn clear_spared(&mut self) {
-        let refusal = &mut self.event.refusal;
-        refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
+        self.refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
     }
 
     /// Counts a request body that streams through, and aborts it if it stalls.
@@ -270,8 +272,7 @@ impl ReplyRecord {
         (event.error_kind, event.usage) = (self.error_kind, self.usage);
         self.fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
         self.notes.into_iter().for_each(|note| add_once(&mut event.notes, note));
-        // What a retry found out comes first.
-        event.refusal = event.refusal.take().or(refusal);
+        event.refusal = refusal;
         event.done.overflow = overflow.or(event.done.overflow);
         event.done.measured = measured.or(event.done.measured);
         event.saved = saved.or(event.saved);
@@ -311,6 +312,8 @@ impl Drop for ExchangeRecorder {
         self.memory.progress().end(InFlight::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
+        // What a retry found out comes before what a reply says.
+        event.refusal = self.refusal.take().or(event.refusal);
         event.duration_us = self.began.elapsed().as_micros() as u64;
         let ResponseMeter { first_byte_us, frames, bytes, side_ns } = self.response;
         (event.first_byte_us, event.frames) = (first_byte_us, frames);
