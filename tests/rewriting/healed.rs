@@ -479,3 +479,29 @@ async fn a_response_header_names_what_was_repaired() {
     let response = client.response().await;
     assert!(response.head.contains("x-plimsoll-healed: empty"), "{}", response.head);
 }
+
+/// The reply is so long that it is read after its end, and its client leaves before: the record still has the repair.
+#[tokio::test]
+async fn a_repair_is_recorded_if_the_client_leaves_during_a_long_reply() {
+    let mut play = Play::of(CLAUDE, Policy::default()).await;
+    let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", EMPTY).await;
+    let mut call = call.wire.request().await;
+    let text = "Go on. ".repeat(80_000);
+    let reply = anthropic_reply("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": text}]));
+    let reply = reply.to_string();
+    let length = reply.len();
+    call.send(format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    ))
+    .await;
+    let (start, _) = reply.split_at(length / 2 + 100_000);
+    call.send(start).await;
+    client.head().await;
+    client.exactly(start.len()).await;
+    drop(client);
+    let exchange = play.server.next_exchange().await;
+    assert_eq!(exchange.refusal, healed(RepairCause::Empty));
+}

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::overflow::{TOO_LONG, cleared, cuts_alone, thoughtful};
 use crate::play::{Play, anthropic_reply, anthropic_request, message};
-use crate::pruned::history;
+use crate::pruned::{eager, history};
 use crate::refused::{BOUND, cut_before};
 use crate::support::http1::Call;
 
@@ -47,6 +47,57 @@ async fn a_repair_without_a_response_stays() {
     let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::Unanswered);
     assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
+}
+
+/// A request in which results are cut, and whose text is refused as empty, before its first accepted turn.
+async fn cut_with_empty_text() -> (Play, Value) {
+    let play = Play::of("/v1/messages", eager()).await;
+    let mut messages = history(6);
+    messages.push(message("assistant", json!([{"type": "text", "text": ""}])));
+    messages.push(message("user", json!("And then?")));
+    let mut request = anthropic_request(MODEL, &messages);
+    request["max_tokens"] = json!(100_000);
+    (play, request)
+}
+
+/// The repair gets no response, and the original is refused for something else: the cuts are revoked, and the repair,
+/// which nobody judged, is not.
+#[tokio::test]
+async fn a_repair_without_a_response_is_not_revoked_with_the_cuts() {
+    let (mut play, request) = cut_with_empty_text().await;
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    assert!(cleared(call.message.text()) > 0);
+    call.answer("400 Bad Request", EMPTY).await;
+    let sent = fail(call.wire.request().await).await;
+    assert!(!sent.contains(r#""text":"""#), "{sent}");
+    let mut call = play.provider.call().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", BOUND).await;
+    assert_eq!(client.response().await.text(), BOUND);
+    drop(call);
+    play.server.next_exchange().await;
+    let next = play.exchange(&request, &reply()).await.bytes;
+    assert!(cleared(&next) == 0 && !next.contains(r#""text":"""#), "{next}");
+}
+
+/// A second repair is refused, and so is the original: the first repair is revoked as well.
+#[tokio::test]
+async fn if_every_form_is_refused_all_repairs_are_revoked() {
+    let (mut play, request) = cut_with_empty_text().await;
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    let other = r#"{"type":"error","error":{"message":"tool_result: no such thing"}}"#;
+    for refusal in [EMPTY, MOST_OUTPUT, other] {
+        call.answer("400 Bad Request", refusal).await;
+        call = call.wire.request().await;
+    }
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", BOUND).await;
+    assert_eq!(client.response().await.text(), BOUND);
+    drop(call);
+    play.server.next_exchange().await;
+    assert_eq!(play.exchange(&request, &reply()).await.bytes, request.to_string());
 }
 
 /// Room is made, and the model turns out to bind its reasoning to what was cut. The form without that reasoning gets

@@ -64,16 +64,16 @@ struct SeenResponses {
     held: Vec<HeldResponse>,
     /// The newest overflow that may be answered with room.
     overflow: Option<SeenOverflow>,
-    /// The lessons of the first one.
-    taught: LessonMatch,
+    /// The lessons of the refusal of the planned form.
+    planned_taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
     /// The request with all repairs.
     repaired: Option<RevisedRequest>,
     /// The same without the newest repair.
     repaired_before: Option<RevisedRequest>,
-    /// The keys of the decisions of the newest repair.
-    repair_decisions: Vec<PartKey>,
+    /// The keys of the decisions of each repair that got a response and is not revoked.
+    repair_decisions: Vec<Vec<PartKey>>,
     /// The causes of all repairs.
     repair_causes: Vec<RepairCause>,
     /// The lessons of a refusal of the output limit.
@@ -149,7 +149,6 @@ impl Retry<'_> {
         let Some(RepairedRequest { revised, decisions }) = repair else {
             return Verdict::Unavailable;
         };
-        seen.repair_decisions = decisions;
         seen.repair_causes.push(refusal.cause);
         seen.repaired_before = seen.repaired.take();
         let (response, repaired) = match self.send_revised(Some(revised)).await {
@@ -164,6 +163,7 @@ impl Retry<'_> {
             }
         };
         seen.repaired = Some(repaired);
+        seen.repair_decisions.push(decisions);
         self.judge(RequestForm::Repaired(round), response, seen).await
     }
 

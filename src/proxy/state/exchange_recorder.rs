@@ -312,8 +312,6 @@ impl Drop for ExchangeRecorder {
         self.memory.progress().end(InFlight::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
-        // What a retry found out comes before what a reply says.
-        event.refusal = self.refusal.take().or(event.refusal);
         event.duration_us = self.began.elapsed().as_micros() as u64;
         let ResponseMeter { first_byte_us, frames, bytes, side_ns } = self.response;
         (event.first_byte_us, event.frames) = (first_byte_us, frames);
@@ -323,8 +321,10 @@ impl Drop for ExchangeRecorder {
         }
         // Boxed here, so that only a pointer is moved afterwards.
         let mut event = Box::new(event);
-        let proxy = self.proxy.clone();
-        let report = move |event: Box<Exchange>| {
+        let (proxy, refusal) = (self.proxy.clone(), self.refusal.take());
+        let report = move |mut event: Box<Exchange>| {
+            // What a retry found out comes before what a reply says.
+            event.refusal = refusal.or(event.refusal.take());
             proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
             proxy.telemetry.report(Arc::from(event));
         };

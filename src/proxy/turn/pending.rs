@@ -352,8 +352,8 @@ impl PendingExchange {
         self.planned.decided_beyond(None, &self.prepared.exchange)
     }
 
-    /// Records that the rewrite was refused.
-    pub(crate) fn set_refused(&mut self, cause: RefusalCause) {
+    /// Records that the original was sent, because the rewritten request was refused for this cause.
+    pub(crate) fn set_resent(&mut self, cause: RefusalCause) {
         self.planned.done.resent = Some(cause);
     }
 

@@ -30,7 +30,6 @@ struct ReadRefusal {
     cause: Option<RefusalCause>,
     /// What it says about the window.
     overflow: Option<Overflow>,
-    taught: LessonMatch,
 }
 
 impl ReadRefusal {
@@ -66,15 +65,15 @@ impl Retry<'_> {
         let refused = ReadRefusal {
             cause: blames_request(status).then(|| refusal::cause(&response.start)),
             overflow: self.window_of(&response),
-            taught: self.taught(&response).await,
         };
         let verdict = match form {
             RequestForm::Planned | RequestForm::Repaired(_) => {
+                let taught = self.taught(&response).await;
                 seen.refusal = self.repairable(&response);
-                self.judge_repairable(form, refused, seen)
+                self.judge_repairable(form, refused, taught, seen)
             }
             RequestForm::WithRoom | RequestForm::WithRoomUnbound => {
-                seen.room_taught = refused.taught.clone();
+                seen.room_taught = self.taught(&response).await;
                 refused.verdict()
             }
             RequestForm::Original | RequestForm::LastAccepted => refused.verdict(),
@@ -88,19 +87,19 @@ impl Retry<'_> {
         &self,
         form: RequestForm,
         refused: ReadRefusal,
+        taught: LessonMatch,
         seen: &mut SeenResponses,
     ) -> Verdict {
-        let taught = &refused.taught;
         if form == RequestForm::Planned {
-            seen.taught = taught.clone();
+            seen.planned_taught = taught.clone();
         }
         if seen.is_about_output() {
             seen.output_taught = taught.clone();
         }
         let believed =
-            refused.overflow.filter(|overflow| self.agrees_with_estimate(overflow, taught));
+            refused.overflow.filter(|overflow| self.agrees_with_estimate(overflow, &taught));
         if let Some(reported) = believed {
-            let (sign, taught) = (OverflowSign::Refused, taught.clone());
+            let sign = OverflowSign::Refused;
             seen.overflow = Some(SeenOverflow { sign, reported, taught });
         }
         match &seen.refusal {

@@ -11,7 +11,7 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 use crate::proxy::state::Proxy;
-use crate::proxy::turn::pending::{RevisedRequest, SessionFact};
+use crate::proxy::turn::pending::SessionFact;
 use crate::proxy::turn::request_info::RequestInfo;
 use crate::telemetry::{LessonOutcome, RefusalOutcome};
 
@@ -24,21 +24,17 @@ impl Retry<'_> {
         {
             self.record_original_sent(cause).await;
         }
-        let mut revoked = self.record_form(finding, seen).await;
+        let left_out = self.record_form(finding, seen).await;
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
         {
             self.recorder.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.context());
-        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.revokes {
-            revoked = std::mem::take(&mut seen.repair_decisions);
-        }
-        let room = seen.room.as_ref();
-        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, revoked, room));
+        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out, seen));
         let is_of_room =
             matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
-        let taught = if is_of_room { &seen.room_taught } else { &seen.taught };
+        let taught = if is_of_room { &seen.room_taught } else { &seen.planned_taught };
         let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
         learned.store_in_time(&self.recorder.proxy, &self.info).await;
     }
@@ -108,27 +104,32 @@ impl Retry<'_> {
         let Some(pending) = &mut self.pending else { return };
         pending.set_sent_as_original(self.recorder).await;
         if self.is_rewritten {
-            pending.set_refused(cause);
+            pending.set_resent(cause);
         }
     }
 
-    /// The fact that decisions no longer apply. `own`: those that the last accepted request did not have, or
-    /// those of the last repair.
+    /// The fact that decisions no longer apply. `left_out`: those that the last accepted request did not have.
     fn revocation(
         &mut self,
         scope: RevocationScope,
-        own: Vec<PartKey>,
-        room: Option<&RevisedRequest>,
+        left_out: Vec<PartKey>,
+        seen: &mut SeenResponses,
     ) -> Option<SessionFact> {
         let pending = self.pending.as_mut()?;
         match scope {
             RevocationScope::InBranch => Some(pending.suspend_branch()),
-            RevocationScope::Room(retry) => pending.revoke(pending.room_decisions(room?), retry),
-            RevocationScope::Own(retry) | RevocationScope::Repair(retry) => {
-                pending.revoke(own, retry)
+            RevocationScope::Room(retry) => {
+                pending.revoke(pending.room_decisions(seen.room.as_ref()?), retry)
             }
+            RevocationScope::Own(retry) => pending.revoke(left_out, retry),
+            RevocationScope::Repair(retry) => pending.revoke(seen.repair_decisions.pop()?, retry),
             RevocationScope::All(retry) => {
-                pending.revoke([pending.own_decisions(), own].concat(), retry)
+                let mut keys = pending.own_decisions();
+                let repairs = std::mem::take(&mut seen.repair_decisions).concat();
+                keys.extend(
+                    repairs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>(),
+                );
+                pending.revoke(keys, retry)
             }
         }
     }
