@@ -76,14 +76,18 @@ impl OutboundRequest {
         if !rewritten && changes.added.is_empty() && is_small {
             return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
         }
-        let original = OriginalRequest { head, bytes, trailers, added: changes.added };
-        match original.changed(changes.rewrite) {
+        let mut original = OriginalRequest { head, bytes, trailers, added: changes.added };
+        let changed = original.changed(changes.rewrite.clone()).or_else(|| {
+            // What is requested on the client's behalf does not fit in: the plan counts as sent, so it stays.
+            original.added.clear();
+            original.changed(changes.rewrite)
+        });
+        match changed {
             Some((head, body)) => {
                 let adds = original.added.iter().map(|added| added.kind).collect();
                 Self { head, body, original: Some(Box::new(original)), adds, rewritten }
             }
             None => {
-                let original = OriginalRequest { added: Vec::new(), ..original };
                 let head = original.head.clone();
                 let slices = vec![original.bytes.clone()];
                 let body = OutgoingBody::slices(slices, original.trailers.clone());
@@ -129,6 +133,7 @@ impl OutboundRequest {
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
+    use std::sync::Arc;
 
     use http::header::ACCEPT_ENCODING;
     use http_body::Body;
@@ -189,6 +194,21 @@ mod tests {
         let (head, original) = outbound.original.unwrap().untouched();
         assert_eq!(head.headers[CONTENT_LENGTH], "15");
         assert_eq!(self::frames(original)[0].as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn an_added_option_that_contradicts_the_plan_is_left_out() {
+        let body = Bytes::from_static(b"{\"stream\":true}");
+        let edit = |with: &'static [u8]| Edit {
+            at: crate::wire::json::Span::new(1, 9),
+            with: Bytes::from_static(with),
+        };
+        let edits = Arc::from([edit(b"\"a\"")]);
+        let rewrite = Some(PlannedRewrite { plain: body.clone(), edits, beta: None });
+        let changes = BodyChanges { rewrite, ..usage(Some(edit(b"\"b\""))) };
+        let outbound = OutboundRequest::edited(head(), body, None, changes);
+        assert!(outbound.rewritten && outbound.adds.is_empty());
+        assert_eq!(frames(outbound.body).concat(), b"{\"a\":true}");
     }
 
     #[test]

@@ -92,6 +92,7 @@ struct MeasuredPlan {
 }
 
 /// The changes of a plan.
+#[derive(Clone)]
 pub(crate) struct PlannedRewrite {
     /// The body, decompressed.
     pub(crate) plain: Bytes,
