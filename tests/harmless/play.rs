@@ -30,7 +30,7 @@ use crate::random;
 use crate::stage::{Stage, client_headers};
 use crate::stream;
 use crate::support::server::config;
-use checks::{CheckedExchange, Original, for_each_signature};
+use checks::{CheckedExchange, Original, REASONING, for_each_signature, for_each_string};
 use sibling::Answered;
 
 /// A request of fewer bytes cannot have 210,000 tokens.
@@ -102,6 +102,7 @@ pub async fn conversation_with(
         demands_reasoning: false,
         reply_broke_off: false,
         signature_prefixes: HashMap::new(),
+        reasoning_models: HashMap::new(),
         hostile: Hostile::new(seed),
         sibling_dice: Dice::new(seed.rotate_left(32)),
         last_exchange: None,
@@ -154,6 +155,8 @@ struct Play {
     reply_broke_off: bool,
     /// Hash of the client's own history when a signature was made, by signature.
     signature_prefixes: HashMap<String, u64>,
+    /// Which model wrote each piece of reasoning.
+    reasoning_models: HashMap<String, &'static str>,
     /// The other tenant of the proxy.
     hostile: Hostile,
     /// Decides about requests of the same session at the same time.
@@ -429,6 +432,9 @@ impl Play {
         let prefix = self.prefix_hash(&client::history(self.dialect, &body));
         for_each_signature(&answer, &mut |signature| {
             self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);
+        });
+        for_each_string(&answer, REASONING, &mut |reasoning| {
+            self.reasoning_models.entry(reasoning.to_owned()).or_insert(self.head.model);
         });
         hostile::collect_reasoning(&answer, &mut self.secrets);
         if exchange.outcome != Outcome::Complete {

@@ -34,7 +34,7 @@ const RELEASING: Duration = Duration::from_secs(1);
 
 /// Begins a summary for a thread; `None` if one is being written, or too many others are.
 pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<SummaryGuard> {
-    proxy.compacting.begin(key, proxy.config.policy.compact.cool_down_s * 1000)
+    proxy.summaries.begin(key, proxy.config.policy.compact.cool_down_s * 1000)
 }
 
 /// A request, with everything that compacting it needs.
@@ -139,11 +139,11 @@ impl<'a> CompactionContext<'a> {
     }
 
     fn reset_failures(&self) {
-        self.proxy.compacting.reset_failures(|| self.key());
+        self.proxy.summaries.reset_failures(|| self.key());
     }
 
     fn writing(&self) -> Option<watch::Receiver<()>> {
-        self.proxy.compacting.writing(&self.key())
+        self.proxy.summaries.writing(&self.key())
     }
 
     /// The request as it is planned now.
@@ -162,7 +162,7 @@ impl<'a> CompactionContext<'a> {
             writer: match need {
                 // Most requests need none, and nobody has to look it up.
                 CompactionNeed::No => SummaryWriter::Nobody,
-                _ => self.proxy.compacting.writer(&self.key(), max_failures, now()),
+                _ => self.proxy.summaries.writer(&self.key(), max_failures, now()),
             },
             is_requested,
         }
@@ -329,7 +329,7 @@ impl<'a> CompactionContext<'a> {
 
 /// Releases the claims of this process, so that other processes and its own next start can write.
 pub(crate) async fn finish(proxy: &Proxy) {
-    let claims = std::mem::take(&mut *proxy.compacting.claims());
+    let claims = std::mem::take(&mut *proxy.summaries.claims());
     let releasing = async {
         for claim in claims {
             // A claim that cannot be released expires by itself.

@@ -147,9 +147,9 @@ impl SummaryJob {
         let claims = self.proxy.ledgers.claims();
         let written = match claims.claim(&claim_name, self.proxy.run, at, until).await {
             Ok(true) => {
-                self.proxy.compacting.add_claim(claim_name.clone());
+                self.proxy.summaries.add_claim(claim_name.clone());
                 let written = self.write_with_first_able(at, deadline).await;
-                self.proxy.compacting.remove_claim(&claim_name);
+                self.proxy.summaries.remove_claim(&claim_name);
                 written
             }
             Ok(false) => {

@@ -195,7 +195,7 @@ impl ClientRequest {
         let opened = proxy.ledgers.open(lookup, &basis.parsed.conversation).await;
         record_store_wait(&reads, recorder);
         let Some(mut opened) = opened else {
-            // It is sent as it came, and not stored as a turn; the next request will find the session.
+            // It is sent unchanged, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
             let estimate = Box::pin(PlannedRequest::alone(&Arc::new(basis.alone()))).await;
             recorder.event.estimate = estimate;

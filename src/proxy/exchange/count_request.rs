@@ -73,7 +73,7 @@ impl ClientRequest {
         RequestPlan { changes, count, ..RequestPlan::default() }
     }
 
-    /// A request that is sent as it came and is not stored; if it counts tokens, with its fallback.
+    /// A request that is sent unchanged and is not stored; if it counts tokens, with its fallback.
     pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> RequestPlan {
         let sent = plan::original_overlay(&prepared.plan_request());
         let count = self.count_fallback(prepared, sent, Arc::default());

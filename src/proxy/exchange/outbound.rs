@@ -112,10 +112,10 @@ impl OutboundRequest {
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
         let is_judged = blames_us && pending.is_some() || mendable.is_some();
-        let may_not_fit = is_judged && (may_not_fit(status) || blames_request(status));
+        let may_be_overflow = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
-        let original = original.filter(|_| blames_us || may_not_fit || may_overflow);
+        let original = original.filter(|_| blames_us || may_be_overflow || may_overflow);
         let prepared = pending.as_deref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
             return Ok(SentResponse { response, added_usage: requests_usage && !blames_us });

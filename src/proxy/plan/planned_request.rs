@@ -293,7 +293,7 @@ async fn replay(
     off_thread(size, replaying).await.ok()
 }
 
-/// The estimate of a request that is sent as it came; `None` if measuring panicked.
+/// The estimate of a request that is sent unchanged; `None` if measuring panicked.
 async fn measure_original(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
@@ -306,7 +306,7 @@ async fn measure_original(
 }
 
 impl PlanOutcome {
-    /// A request without a plan: it is sent as it came.
+    /// A request without a plan: it is sent unchanged.
     fn unplanned(why: FailOpen) -> Self {
         Self::of(PlannedRequest::unplanned(), Some(why))
     }
@@ -335,7 +335,7 @@ impl PlannedRequest {
         Self { edits, measured, sent, known, before, summary_by, declined, anchor, done }
     }
 
-    /// The same in shadow mode: the summary is of the plan, and the request is sent and measured as it came.
+    /// The same in shadow mode: the summary is of the plan, and the original is sent and measured.
     async fn in_shadow(
         prepared: &Arc<PreparedRequest>,
         basis: PlanBasis,
@@ -350,7 +350,7 @@ impl PlannedRequest {
         Self::new(prepared, basis, MeasuredPlan { plan, measured })
     }
 
-    /// A request without a plan: it is sent as it came.
+    /// A request without a plan: it is sent unchanged.
     fn unplanned() -> Self {
         Self {
             edits: Arc::default(),

@@ -68,7 +68,7 @@ pub struct Proxy {
     /// What responses taught about counting tokens.
     pub(in crate::proxy) calibration: Calibration,
     /// The summaries that are being written.
-    pub(in crate::proxy) compacting: Arc<SummariesInProgress>,
+    pub(in crate::proxy) summaries: Arc<SummariesInProgress>,
     pub(in crate::proxy) counting: CountingEndpoints,
     /// The memory that traffic may use.
     pub(in crate::proxy) memory: Arc<MemoryBudget>,
@@ -143,7 +143,7 @@ impl Proxy {
             pool: upstream::UpstreamPool::new(&config, matcher, &telemetry, &memory)?,
             tls,
             calibration: Calibration::new(telemetry.clone()),
-            compacting: Arc::default(),
+            summaries: Arc::default(),
             counting: CountingEndpoints::default(),
             memory,
             tunnel_timeouts,

@@ -406,6 +406,16 @@ impl Play {
         in_place
     }
 
+    /// Whether a request has reasoning that another model wrote. Not every provider drops that.
+    fn has_foreign_reasoning(&self, body: &Value) -> bool {
+        let mut is_foreign = false;
+        for_each_string(body, REASONING, &mut |reasoning| {
+            let model = self.reasoning_models.get(reasoning);
+            is_foreign |= model.is_some_and(|model| *model != self.head.model);
+        });
+        is_foreign
+    }
+
     /// Hash of a history and its head.
     pub(super) fn prefix_hash(&self, history: &[Value]) -> u64 {
         let head = (&self.head.system, &self.head.tools);
@@ -431,7 +441,9 @@ impl Play {
             let is_in_place = checked.original.unrewritten.is_some();
             let is_kept = |entry: &&LoggedRequest| {
                 self.style.kept_reasoning != KeptReasoning::OpenLoop
-                    || is_in_place && !drops_foreign_reasoning(&entry.verdict)
+                    || is_in_place
+                        && !drops_foreign_reasoning(&entry.verdict)
+                        && !self.has_foreign_reasoning(&entry.request.body)
             };
             self.last_sent = log.last().filter(accepted).filter(is_kept).map(history);
         }
@@ -459,16 +471,26 @@ impl Play {
     }
 }
 
+/// Members that hold signatures of reasoning.
+const SIGNATURES: &[&str] = &["signature", "data", "encrypted_content"];
+/// Members that hold reasoning, or its signature.
+pub(super) const REASONING: &[&str] =
+    &["signature", "data", "encrypted_content", "reasoning_content", "reasoning"];
+
 /// Calls `found` with each reasoning signature anywhere in a value.
 pub(super) fn for_each_signature(value: &Value, found: &mut impl FnMut(&str)) {
+    for_each_string(value, SIGNATURES, found);
+}
+
+/// Calls `found` with each string in a member of these names, anywhere in a value.
+pub(super) fn for_each_string(value: &Value, names: &[&str], found: &mut impl FnMut(&str)) {
     match value {
-        Value::Array(items) => items.iter().for_each(|item| for_each_signature(item, found)),
+        Value::Array(items) => items.iter().for_each(|item| for_each_string(item, names, found)),
         Value::Object(members) => {
-            let fields = ["signature", "data", "encrypted_content"];
             for (name, value) in members {
                 match value {
-                    Value::String(signature) if fields.contains(&&**name) => found(signature),
-                    value => for_each_signature(value, found),
+                    Value::String(text) if names.contains(&&**name) => found(text),
+                    value => for_each_string(value, names, found),
                 }
             }
         }
