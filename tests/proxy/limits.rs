@@ -348,6 +348,13 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
         let line = format!("plimsoll_client_timeouts_total{{kind=\"body\"}} {}", number + 1);
         counted(&server, &line).await;
     }
+    // Nor is an upgrade kept waiting by its body.
+    let mut client = Wire::connect(server.address).await;
+    client
+        .send("GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\ncontent-length: 9\r\n\r\n{")
+        .await;
+    provider.accept().await.gone().await;
+    assert_eq!(code(&client.response().await), (408, "body_too_slow"));
     // A slow body is not a stalled one.
     let mut client = Wire::connect(server.address).await;
     client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n").await;
@@ -358,6 +365,20 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
+}
+
+/// Over HTTP/2 the upstream's error does not say that the body was aborted.
+#[tokio::test]
+async fn a_request_body_that_stalls_is_not_an_http2_upstreams_failure() {
+    let mut provider = h2::Provider::start().await;
+    let mut config = provider.config();
+    config.limits.body_s = 1;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{").await;
+    let _call = provider.call().await;
+    assert_eq!(code(&client.response().await), (408, "body_too_slow"));
+    counted(&server, "plimsoll_client_timeouts_total{kind=\"body\"} 1").await;
 }
 
 /// Waits until the metrics contain this line.

@@ -239,12 +239,8 @@ async fn forward_and_respond(
             if let Some(pending) = &mut pending {
                 pending.requeue_messages(proxy).await;
             }
-            return match error {
-                UpstreamError::RequestBroken if recorder.body_timed_out() => {
-                    error_response(&ProxyError::BodyTooSlow, dialect, recorder)
-                }
-                error => error_response(&proxy_error(&upstream, error), dialect, recorder),
-            };
+            let fault = unanswered(&upstream, error, &recorder);
+            return error_response(&fault, dialect, recorder);
         }
     };
     let upstream_time = recorder.sent.elapsed();
@@ -459,7 +455,16 @@ fn unrequested_upgrade(upstream: &Upstream) -> ProxyError {
     proxy_error(upstream, UpstreamError::Failed(why))
 }
 
-/// The error for a request that got no response from its upstream.
+/// The error for a request that got no response from its upstream, if it was not the client that broke it off.
+fn unanswered(
+    upstream: &Upstream,
+    error: UpstreamError,
+    recorder: &ExchangeRecorder,
+) -> ProxyError {
+    recorder.upload_fault().unwrap_or_else(|| proxy_error(upstream, error))
+}
+
+/// The same, whoever broke it off.
 fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     let upstream = upstream.name.clone();
     match error {
@@ -485,11 +490,15 @@ async fn upgrade(
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let body = OutgoingBody::request(body, &recorder.memory).timed(&recorder.sent);
+    let body = OutgoingBody::request(body, &recorder.memory);
+    let body = recorder.count_upload(body).timed(&recorder.sent);
     let request = request.map(|()| body);
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
-        Err(error) => return error_response(&proxy_error(&upstream, error), dialect, recorder),
+        Err(error) => {
+            let fault = unanswered(&upstream, error, &recorder);
+            return error_response(&fault, dialect, recorder);
+        }
     };
     let upstream_time = recorder.sent.elapsed();
     recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
@@ -510,6 +519,7 @@ async fn upgrade(
     let (mut parts, _) = response.into_parts();
     let filter = HopByHopFilter { keep_upgrade: true, keep_chunked: false };
     parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, filter);
+    recorder.stamp(&mut parts.headers);
     // The connection's permit is held until the tunnel ends.
     let permit = recorder.memory.permit();
     tokio::spawn(async move {

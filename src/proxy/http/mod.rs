@@ -3,7 +3,6 @@
 //! Knows nothing about sessions or models. Only `upstream` knows providers; it builds on the other files.
 
 pub(super) mod answer;
-mod answer_count;
 pub(super) mod body;
 pub(super) mod client_access;
 mod close;
@@ -11,6 +10,7 @@ pub(super) mod framing;
 pub(super) mod headers;
 pub(super) mod memory;
 pub(super) mod opening;
+mod peer_activity;
 pub(super) mod pieces;
 pub(super) mod progress;
 pub(super) mod transport;

@@ -16,9 +16,9 @@ use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::{Sleep, sleep};
 
-use super::answer_count::AnswerReader;
 use super::close::CloseTimer;
 use super::memory::{HeldMemory, MemoryShare};
+use super::peer_activity::ActivityReader;
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
@@ -78,8 +78,8 @@ pub(crate) struct MeteredSocket<S> {
     reserved: Option<HeldMemory>,
     /// For an upstream over HTTP/1: whether it had read the request when it closes.
     close: Option<CloseTimer>,
-    /// For an upstream over HTTP/2: whether it has answered when it closes.
-    answers: Option<AnswerReader>,
+    /// For an upstream over HTTP/2: whether it has shown that it reads when it closes.
+    activity: Option<ActivityReader>,
 }
 
 /// Reserves memory for a connection; `None` if there is none.
@@ -117,7 +117,7 @@ impl<S> MeteredSocket<S> {
             retry_timer: None,
             reserved: None,
             close: None,
-            answers: None,
+            activity: None,
         }
     }
 
@@ -133,9 +133,9 @@ impl<S> MeteredSocket<S> {
         self
     }
 
-    /// Attaches what counts the answers.
-    pub(super) fn counting(mut self, answers: AnswerReader) -> Self {
-        self.answers = Some(answers);
+    /// Attaches what counts the signs that the peer reads.
+    pub(super) fn counting(mut self, activity: ActivityReader) -> Self {
+        self.activity = Some(activity);
         self
     }
 
@@ -176,8 +176,8 @@ impl<S> MeteredSocket<S> {
         if let Some(close) = &mut self.close {
             close.read();
         }
-        if let Some(answers) = &mut self.answers {
-            answers.read(bytes);
+        if let Some(activity) = &mut self.activity {
+            activity.read(bytes);
         }
         if self.is_in_head() {
             self.head += length;

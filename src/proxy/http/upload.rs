@@ -14,6 +14,8 @@ use bytes::Bytes;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::answer::ProxyError;
+
 /// Why a body broke.
 type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -31,7 +33,10 @@ pub(super) struct UploadTimeout {
 #[derive(Debug, Default)]
 pub(crate) struct UploadProgress {
     bytes: AtomicU64,
+    /// It stalled for too long and was aborted.
     timed_out: AtomicBool,
+    /// Its client broke it off.
+    broken: AtomicBool,
 }
 
 impl UploadProgress {
@@ -40,9 +45,11 @@ impl UploadProgress {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it stalled for too long and was aborted.
-    pub(crate) fn has_timed_out(&self) -> bool {
-        self.timed_out.load(Ordering::Relaxed)
+    /// Why it did not end, if that was not the upstream's doing. Over HTTP/2 the error of the request does not say so.
+    pub(crate) fn fault(&self) -> Option<ProxyError> {
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        let broken = is(&self.broken).then_some(ProxyError::RequestBroken);
+        if is(&self.timed_out) { Some(ProxyError::BodyTooSlow) } else { broken }
     }
 }
 
@@ -61,9 +68,13 @@ impl UploadTimeout {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Poll::Ready(frame) = came {
             self.stalled = None;
-            if let Some(Ok(frame)) = &frame {
-                let length = frame.data_ref().map_or(0, Bytes::len) as u64;
-                self.progress.bytes.fetch_add(length, Ordering::Relaxed);
+            match &frame {
+                Some(Ok(frame)) => {
+                    let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                    self.progress.bytes.fetch_add(length, Ordering::Relaxed);
+                }
+                Some(Err(_)) => self.progress.broken.store(true, Ordering::Relaxed),
+                None => {}
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
         }

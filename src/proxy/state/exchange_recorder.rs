@@ -151,9 +151,9 @@ impl ExchangeRecorder {
         body.upload(self.upload.get_or_insert_default(), timeout)
     }
 
-    /// Whether the request's body stalled for too long and was aborted.
-    pub(crate) fn body_timed_out(&self) -> bool {
-        self.upload.as_ref().is_some_and(|upload| upload.has_timed_out())
+    /// Why the request's body did not end, if that was not the upstream's doing.
+    pub(crate) fn upload_fault(&self) -> Option<ProxyError> {
+        self.upload.as_ref()?.fault()
     }
 
     /// Records why the exchange is forwarded without some of our functions; each reason once.
@@ -317,7 +317,7 @@ impl Drop for ExchangeRecorder {
         (event.first_byte_us, event.frames) = (first_byte_us, frames);
         (event.response_bytes, event.response_side_us) = (bytes, side_ns / 1000);
         if let Some(upload) = &self.upload {
-            event.request_bytes = upload.bytes();
+            event.request_bytes += upload.bytes();
         }
         // Boxed here, so that only a pointer is moved afterwards.
         let mut event = Box::new(event);

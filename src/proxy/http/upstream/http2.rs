@@ -29,9 +29,9 @@ use super::error::{UpstreamError, unanswered};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
 use super::limits::{ATTEMPTS, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
-use crate::proxy::http::answer_count::AnswerCount;
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::crossing_time;
+use crate::proxy::http::peer_activity::PeerActivity;
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Most bytes of a response that are buffered for a slow client.
@@ -82,8 +82,8 @@ enum StreamPlacement {
 #[derive(Clone)]
 struct Sender {
     requests: SendRequest<OutgoingBody>,
-    /// The responses that it has received.
-    answers: AnswerCount,
+    /// What shows that the peer reads it.
+    activity: PeerActivity,
     /// Its streams since it was last idle.
     burst: Arc<Mutex<Burst>>,
     /// How long after a request was sent a close means that the request was not read.
@@ -94,13 +94,13 @@ struct Sender {
 #[derive(Clone, Copy)]
 struct Burst {
     since: Instant,
-    /// The responses before. If one came since, the connection was still open.
-    answers: usize,
+    /// The peer's activity before. If there was more since, the peer was still there.
+    activity: usize,
 }
 
 impl Burst {
-    fn begins(answers: &AnswerCount) -> Self {
-        Self { since: Instant::now(), answers: answers.get() }
+    fn begins(activity: &PeerActivity) -> Self {
+        Self { since: Instant::now(), activity: activity.count() }
     }
 }
 
@@ -146,9 +146,9 @@ impl Http2 {
             // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
             body.begins();
-            let Sender { mut requests, answers, burst, crossing_time } = sender;
+            let Sender { mut requests, activity, burst, crossing_time } = sender;
             if self.lanes().streams_on(stream.id()) == 1 {
-                *lock(&burst) = Burst::begins(&answers);
+                *lock(&burst) = Burst::begins(&activity);
             }
             let sending = requests.try_send_request(Request::from_parts(head, body));
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
@@ -166,8 +166,8 @@ impl Http2 {
             // Its close may have crossed with all requests that were sent since it was idle.
             let burst = *lock(&burst);
             let may_have_crossed =
-                burst.answers == answers.get() && burst.since.elapsed() < crossing_time;
-            let was_idle = may_have_crossed && burst.answers > 0 && is_broken(&error);
+                burst.activity == activity.count() && burst.since.elapsed() < crossing_time;
+            let was_idle = may_have_crossed && burst.activity > 0 && is_broken(&error);
             let cause = match &unsent {
                 Some(_) => Some(RepeatCause::NotSent),
                 None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
@@ -398,7 +398,7 @@ impl Http2 {
         }
         let watch =
             Arc::new(LimitWatch { lane: OnceLock::new(), seen: AtomicUsize::new(NO_LIMIT_YET) });
-        let answers = AnswerCount::default();
+        let activity = PeerActivity::default();
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(NO_LIMIT_YET)
@@ -407,11 +407,11 @@ impl Http2 {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake(transport.counting(answers.reader()))
+            .handshake(transport.counting(activity.reader()))
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
-        let burst = Arc::new(Mutex::new(Burst::begins(&answers)));
-        let sender = Sender { requests, answers, burst, crossing_time };
+        let burst = Arc::new(Mutex::new(Burst::begins(&activity)));
+        let sender = Sender { requests, activity, burst, crossing_time };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
