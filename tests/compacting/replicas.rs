@@ -59,6 +59,28 @@ async fn a_lost_summary_is_requested_again_once_its_claim_expires() {
     play.wait_until_written(1).await;
 }
 
+/// Another process writes the summary, and another thread of the session has one: that is not the one to wait for.
+#[tokio::test]
+async fn a_summary_of_another_thread_does_not_end_the_wait() {
+    let mut policy = policy();
+    policy.compact.timeout_s = 1;
+    let mut play = Play::of(policy).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, SUMMARY).await;
+    play.wait_until_written(1).await;
+    play.history.clear();
+    let mut number = 100;
+    while tokens(&play.turn(number).await) <= MARK {
+        number += 1;
+    }
+    let question = play.next_summary_request().await;
+    play.restart().await;
+    play.turn(number + 1).await;
+    // It waited until the claim had expired.
+    play.wait_for_count("outcome=\"not_kept\"", 1).await;
+    drop(question);
+}
+
 /// A clean stop releases the claim, so the next start need not wait until it expires.
 #[tokio::test]
 async fn a_clean_stop_gives_its_claim_back() {

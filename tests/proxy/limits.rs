@@ -111,9 +111,15 @@ async fn each_503_past_the_limit_has_the_headers_of_our_other_errors() {
         assert_eq!(code(&refused), (503, "too_many_connections"), "{}", refused.head);
         assert_eq!(refused.header("retry-after"), Some("1"));
         assert_eq!(refused.lines().iter().filter(|it| it.starts_with("connection:")).count(), 1);
+        let id = refused.header("x-plimsoll-request-id").unwrap();
+        if others > 0 {
+            // A flood does not push other exchanges out of the lists.
+            server.expect_no_exchange();
+            continue;
+        }
         let exchange = server.next_exchange().await;
-        assert_eq!(refused.header("x-plimsoll-request-id"), Some(exchange.id.as_str()));
-        assert_eq!(exchange.response_bytes, refused.body.len() as u64, "past {others}");
+        assert_eq!(id, exchange.id.as_str());
+        assert_eq!(exchange.response_bytes, refused.body.len() as u64);
         assert!(exchange.response_bytes > 0);
     }
 }

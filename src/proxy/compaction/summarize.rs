@@ -8,6 +8,7 @@ mod provider;
 mod send;
 mod sums;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::summary::{self, SummaryQuestion};
-use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
+use crate::dialect::{Chain, PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
@@ -269,11 +270,12 @@ impl SummaryJob {
         format!("summary {:032x}", xxh3_128(what.as_bytes()))
     }
 
-    /// Waits for a summary that another replica writes.
+    /// Waits for a summary of this history that another replica writes.
     async fn wait_for_other_replica(
         &self,
         until: tokio::time::Instant,
     ) -> Result<Option<CompactionRecord>, SummaryError> {
+        let history: HashSet<Chain> = self.prepared.conversation.chains().collect();
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(POLL_INTERVAL).await;
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
@@ -281,7 +283,10 @@ impl SummaryJob {
             }
             let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
             let is_new = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
-                ledger.summaries(DecisionMode::Active).any(|summary| summary.at > last)
+                // Other threads of the session have summaries of their own.
+                let is_ours =
+                    |one: &CompactionRecord| one.at > last && history.contains(&one.about);
+                ledger.summaries(DecisionMode::Active).any(|summary| is_ours(summary))
             });
             if is_new.await.unwrap_or(false) {
                 return Ok(None);

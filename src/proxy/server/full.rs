@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use super::builder::{NARROW_WINDOW, server};
 use crate::proxy::exchange;
 use crate::proxy::http::answer::ProxyError;
-use crate::proxy::state::exchange_recorder::unread_refusal;
+use crate::proxy::state::exchange_recorder::unread_response;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::RejectedConnection;
 use crate::tls::TlsTerminator;
@@ -64,7 +64,7 @@ fn reject(proxy: &Proxy, stream: TcpStream) -> io::Result<()> {
     if stream.read(&mut unread)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    stream.write_all(&unread_refusal(proxy, &ProxyError::TooManyConnections))?;
+    stream.write_all(&unread_response(proxy, &ProxyError::TooManyConnections))?;
     stream.shutdown(Shutdown::Write)
 }
 

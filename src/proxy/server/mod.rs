@@ -31,7 +31,7 @@ use super::http::framing::{LookAlike, RefusalReplacer, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
 use super::http::{opening, transport};
-use super::state::exchange_recorder::unread_refusal;
+use super::state::exchange_recorder::non_http_response;
 use super::state::{Proxy, ServingPhase};
 use super::turn::drafts;
 use crate::activity::Activity;
@@ -188,7 +188,7 @@ async fn serve_connection<S>(
         )
     });
     let refusing = proxy.clone();
-    let refusal = move |fault: &ProxyError| unread_refusal(&refusing, fault);
+    let refusal = move |fault: &ProxyError| non_http_response(&refusing, fault);
     let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);

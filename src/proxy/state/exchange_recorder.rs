@@ -186,17 +186,27 @@ fn add_request_id(headers: &mut HeaderMap, id: &ExchangeId, proxy: &Proxy) {
     }
 }
 
-/// The response to data that is not an HTTP request, or to a request that is not read, as HTTP/1.1 text. The
-/// exchange is recorded.
-pub(crate) fn unread_refusal(proxy: &Proxy, fault: &ProxyError) -> Bytes {
-    let (id, mut response) = (proxy.next_id(), fault.answer(None));
-    add_request_id(response.headers_mut(), &id, proxy);
+/// The response to data that is not an HTTP request, as HTTP/1.1 text. The exchange is recorded.
+pub(crate) fn non_http_response(proxy: &Proxy, fault: &ProxyError) -> Bytes {
+    let (id, response) = own_response(proxy, fault);
     let mut event = Exchange::begun(id, now(), "none", "");
     event.status = Some(fault.status().as_u16());
     event.outcome = fault.outcome();
     event.response_bytes = response.body().len() as u64;
     proxy.telemetry.report(event);
     answer::http1_text(&response)
+}
+
+/// The response to a request that is not read, because there are too many, as HTTP/1.1 text. It is no exchange: so
+/// many would push out of the lists what people look for there.
+pub(crate) fn unread_response(proxy: &Proxy, fault: &ProxyError) -> Bytes {
+    answer::http1_text(&own_response(proxy, fault).1)
+}
+
+fn own_response(proxy: &Proxy, fault: &ProxyError) -> (ExchangeId, Response<Bytes>) {
+    let (id, mut response) = (proxy.next_id(), fault.answer(None));
+    add_request_id(response.headers_mut(), &id, proxy);
+    (id, response)
 }
 
 /// What passed of a response's body.
