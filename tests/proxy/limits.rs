@@ -91,7 +91,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     .await;
 }
 
-/// Each 503 can be found in the log: while a few connections are refused, and in a flood.
+/// While a few connections are refused, each 503 is an exchange that can be found by its id; in a flood it is not.
 #[tokio::test]
 async fn each_503_past_the_limit_has_the_headers_of_our_other_errors() {
     let provider = Provider::start().await;

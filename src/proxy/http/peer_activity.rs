@@ -4,21 +4,34 @@
 //! earlier counts. Must not know what the frames contain.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The length of a frame's head (RFC 9113, 4.1).
 const HEAD: usize = 9;
-/// The type of the frame that announces the end of a connection (RFC 9113, 6.8).
-const GOAWAY: u8 = 7;
+/// The type of the frame with which a response begins (RFC 9113, 6.2).
+const HEADERS: u8 = 1;
+/// The types of frames that a peer sends whatever it was sent: SETTINGS and PING (RFC 9113, 6.5, 6.7).
+const ANY_TIME: [u8; 2] = [4, 6];
 
-/// How many frames of one connection show that the peer was there: those of a stream (headers, data, credit, a reset),
-/// and the announcement that the connection ends.
+/// What the frames of one connection show of its peer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PeerActivity(Arc<AtomicUsize>);
+pub(super) struct PeerActivity(Arc<SeenFrames>);
+
+#[derive(Debug, Default)]
+struct SeenFrames {
+    has_answered: AtomicBool,
+    telling: AtomicUsize,
+}
 
 impl PeerActivity {
+    /// Whether it has begun a response.
+    pub(super) fn has_answered(&self) -> bool {
+        self.0.has_answered.load(Ordering::Acquire)
+    }
+
+    /// How many frames show that it reads: responses, credit, resets, and the announcement that the connection ends.
     pub(super) fn count(&self) -> usize {
-        self.0.load(Ordering::Acquire)
+        self.0.telling.load(Ordering::Acquire)
     }
 
     /// What counts them.
@@ -48,11 +61,15 @@ impl ActivityReader {
             self.filled += head.len();
             bytes = rest;
             if self.filled == HEAD {
-                let [high, middle, low, kind, _, stream @ ..] = self.head;
+                let [high, middle, low, kind, ..] = self.head;
                 self.left = u32::from_be_bytes([0, high, middle, low]) as usize;
                 self.filled = 0;
-                if kind == GOAWAY || stream != [0; 4] {
-                    self.activity.0.fetch_add(1, Ordering::Release);
+                let SeenFrames { has_answered, telling } = &*self.activity.0;
+                if kind == HEADERS {
+                    has_answered.store(true, Ordering::Release);
+                }
+                if !ANY_TIME.contains(&kind) {
+                    telling.fetch_add(1, Ordering::Release);
                 }
             }
         }
@@ -67,20 +84,21 @@ mod tests {
         [&[0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream], payload].concat()
     }
 
-    /// Settings, a ping, and credit for the whole connection may have been sent before the peer read anything.
+    /// Settings and a ping, which contains what looks like headers, show nothing.
     #[test]
-    fn frames_of_streams_are_counted_however_the_bytes_are_split() {
-        let quiet = [frame(4, 0, &[]), frame(6, 0, &frame(1, 1, &[])), frame(8, 0, &[1; 4])];
-        let quiet = quiet.concat();
-        let [headers, credit] = [frame(1, 1, &[0x88]), frame(8, 3, &[1; 4])];
-        let whole = [&*quiet, &headers, &quiet, &credit, &frame(GOAWAY, 0, &[0; 8])].concat();
-        for (bytes, expected) in [(quiet, 0), (whole, 3)] {
+    fn telling_frames_are_counted_however_the_bytes_are_split() {
+        let quiet = [frame(4, 0, &[]), frame(6, 0, &frame(1, 1, &[]))].concat();
+        let [credit, end] = [frame(8, 0, &[1; 4]), frame(7, 0, &[0; 8])];
+        let unanswered = [&*quiet, &credit, &end].concat();
+        let answered = [&*unanswered, &frame(HEADERS, 1, &[0x88]), &quiet].concat();
+        for (bytes, expected) in [(quiet, 0), (unanswered, 2), (answered, 3)] {
             for cut in 0..bytes.len() {
                 let activity = PeerActivity::default();
                 let (mut reader, (one, two)) = (activity.reader(), bytes.split_at(cut));
                 reader.read(one);
                 reader.read(two);
-                assert_eq!(activity.count(), expected, "cut at {cut}");
+                let found = (activity.count(), activity.has_answered());
+                assert_eq!(found, (expected, expected == 3), "cut at {cut}");
             }
         }
     }

@@ -94,13 +94,16 @@ struct Sender {
 #[derive(Clone, Copy)]
 struct Burst {
     since: Instant,
+    /// Whether the peer had answered before.
+    had_answered: bool,
     /// The peer's activity before. If there was more since, the peer was still there.
     activity: usize,
 }
 
 impl Burst {
     fn begins(activity: &PeerActivity) -> Self {
-        Self { since: Instant::now(), activity: activity.count() }
+        let (had_answered, activity) = (activity.has_answered(), activity.count());
+        Self { since: Instant::now(), had_answered, activity }
     }
 }
 
@@ -167,7 +170,7 @@ impl Http2 {
             let burst = *lock(&burst);
             let may_have_crossed =
                 burst.activity == activity.count() && burst.since.elapsed() < crossing_time;
-            let was_idle = may_have_crossed && burst.activity > 0 && is_broken(&error);
+            let was_idle = may_have_crossed && burst.had_answered && is_broken(&error);
             let cause = match &unsent {
                 Some(_) => Some(RepeatCause::NotSent),
                 None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
