@@ -79,7 +79,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
     ),
     ("`run.log`, the log of `plimsoll run` on disk", &[("src/store/folder.rs", "RUN_LOG_BYTES")]),
-    ("summaries being written", &[("src/proxy/state/scheduler.rs", "AT_ONCE")]),
+    ("summaries being written", &[("src/proxy/state/summaries.rs", "AT_ONCE")]),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
     (
