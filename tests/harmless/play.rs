@@ -429,13 +429,7 @@ impl Play {
             true => stream::assemble(self.dialect, &text),
             false => serde_json::from_str(&text).unwrap(),
         };
-        let prefix = self.prefix_hash(&client::history(self.dialect, &body));
-        for_each_signature(&answer, &mut |signature| {
-            self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);
-        });
-        for_each_string(&answer, REASONING, &mut |reasoning| {
-            self.reasoning_models.entry(reasoning.to_owned()).or_insert(self.head.model);
-        });
+        self.remember_reasoning(&body, &answer);
         hostile::collect_reasoning(&answer, &mut self.secrets);
         if exchange.outcome != Outcome::Complete {
             self.handle_broken_reply(answer);
@@ -446,6 +440,17 @@ impl Play {
             self.history.push(HistoryItem::Reply(reply));
         }
         Ok(Some(calls))
+    }
+
+    /// Remembers after what, and by which model, the reasoning of an answer was written.
+    fn remember_reasoning(&mut self, body: &Value, answer: &Value) {
+        let prefix = self.prefix_hash(&client::history(self.dialect, body));
+        for_each_signature(answer, &mut |signature| {
+            self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);
+        });
+        for_each_string(answer, REASONING, &mut |reasoning| {
+            self.reasoning_models.entry(reasoning.to_owned()).or_insert(self.head.model);
+        });
     }
 
     /// How the provider would judge the client's own request.
