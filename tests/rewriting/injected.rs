@@ -261,27 +261,6 @@ async fn messages_of_a_request_that_failed_wait_again() {
     }
 }
 
-/// An error response, and one that breaks off, in an encoding that Plimsoll does not know.
-#[tokio::test]
-async fn messages_wait_again_if_the_response_cannot_be_read() {
-    for (status, length) in [("529 Overloaded", 5), ("200 OK", 50)] {
-        let mut play = Play::of("/v1/messages", Policy::default()).await;
-        let scope = begun(&mut play).await;
-        queue(&play, &scope, 1, "Mind the tide.").await;
-        let mut client = play.send_request(&anthropic_request(MODEL, &history(2))).await;
-        let mut call = play.provider.call().await;
-        assert!(call.message.text().contains("Mind the tide."));
-        let head =
-            format!("HTTP/1.1 {status}\r\ncontent-encoding: x-other\r\ncontent-length: {length}");
-        call.send(format!("{head}\r\n\r\nwhat?")).await;
-        client.head().await;
-        client.exactly(5).await;
-        drop(call);
-        play.server.next_exchange().await;
-        assert_eq!(waiting(&play, &scope).await, 1, "{status}");
-    }
-}
-
 /// If the client leaves before the reply ends, its messages wait again.
 #[tokio::test]
 async fn messages_of_a_client_that_left_wait_again() {

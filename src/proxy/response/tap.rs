@@ -371,15 +371,7 @@ fn settle_reply(
     record.streamed = observed.streamed;
     record.notes.extend(observed.note);
     record.fail_open.extend(observed.gave_up);
-    let reply = match observed.reply {
-        Some(reply) => reply,
-        // It could not be read. If it may not have reached its client, what the request delivered is queued again.
-        None if record.outcome != Outcome::Complete => {
-            let commit = settle.map(|settle| settle(record, Reply::default()));
-            return ReplyOutcome { commit, ended_early: false };
-        }
-        None => return ReplyOutcome::default(),
-    };
+    let Some(reply) = observed.reply else { return ReplyOutcome::default() };
     let mut ended_early = false;
     if record.outcome == Outcome::Complete && observed.streamed && !reply.complete {
         record.outcome = Outcome::UpstreamFailed;
