@@ -273,7 +273,7 @@ async fn invariant_6_a_client_that_leaves_ends_its_exchange_once() {
 async fn a_partial_turn_is_kept_when_the_client_leaves() {
     let (kept, keeping) = oneshot::channel();
     let settle: SettleReply = Box::new(move |event, reply| {
-        let _ = kept.send((event.outcome, reply.usage.input));
+        let _ = kept.send((event.outcome, reply.unwrap().usage.input));
         Box::pin(std::future::ready(None))
     });
     let mut bench = Bench::new(ResponseActions { settle: Some(settle), ..reading() }).await;
