@@ -283,6 +283,18 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
     assert_eq!(keeping.await.unwrap(), (Outcome::ClientLeft, Some(7)));
 }
 
+/// No frame waits for a turn whose client left, so nothing else says that it is late.
+#[tokio::test]
+async fn a_turn_that_is_stored_late_after_its_client_left_is_reported_as_late() {
+    let (actions, _never_done) = committing();
+    let mut bench = Bench::new(actions).await;
+    bench.send(EVENTS[0]);
+    bench.text().await;
+    let Bench { tap, mut reported, .. } = bench;
+    drop(tap);
+    assert_eq!(reported.recv().await.unwrap().fail_open, [FailOpen::CommitLate]);
+}
+
 #[tokio::test]
 async fn a_stream_without_its_terminal_event_ends_with_an_error() {
     let mut bench = Bench::new(reading()).await;
