@@ -24,7 +24,7 @@ pub enum FailOpen {
     SessionLate,
     /// The response could not be read.
     ReplyUnread,
-    /// The turn was not durable when its terminal event was forwarded.
+    /// The turn was not durable when its terminal event was forwarded, or a few seconds after its client left.
     CommitLate,
     /// Edits of one body contradicted each other; it was sent as it came.
     EditsConflict,

@@ -5,7 +5,7 @@ use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
 use plimsoll::context::{Fact, InjectedMessage, InjectionState, QueuedMessage};
 use plimsoll::store::Scope;
-use plimsoll::telemetry::MessageStep;
+use plimsoll::telemetry::{FailOpen, MessageStep};
 use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, anthropic_reply, anthropic_request, message};
@@ -258,6 +258,43 @@ async fn messages_of_a_request_that_failed_wait_again() {
         next.push(message("user", json!("And now?")));
         let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("On.")).await;
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "they stay there");
+    }
+}
+
+/// An error that cannot be read is an error: its messages wait again. A reply that passed whole delivered them, read or
+/// not, and its turn is stored.
+#[tokio::test]
+async fn messages_of_a_request_with_an_unread_response_are_not_lost() {
+    let cases = [
+        ("429 Too Many Requests", "content-encoding: rot13\r\n", "ohfl", 1),
+        ("529 Overloaded", "content-encoding: rot13\r\n", "ohfl", 1),
+        ("529 Overloaded", "content-encoding: gzip\r\n", "neither gzip nor JSON", 1),
+        ("200 OK", "content-encoding: rot13\r\n", "nlr", 0),
+        ("200 OK", "content-encoding: gzip\r\n", "neither gzip nor JSON", 0),
+    ];
+    for (status, more, body, queued) in cases {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let scope = begun(&mut play).await;
+        queue(&play, &scope, 1, "Mind the tide.").await;
+        let mut client = play.send_request(&anthropic_request(MODEL, &history(2))).await;
+        let mut call = play.provider.call().await;
+        assert!(call.message.text().contains("Mind the tide."));
+        let head = format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\n\r\n", body.len());
+        call.send(format!("{head}{body}")).await;
+        assert_eq!(client.response().await.text(), body);
+        drop(call);
+        let exchange = play.server.next_exchange().await;
+        assert!(exchange.fail_open.contains(&FailOpen::ReplyUnread), "{:?}", exchange.fail_open);
+        assert_eq!(waiting(&play, &scope).await, queued, "{status} {more}");
+        let is_turn = play.server.ledgers.look(&scope, |it| it.turn(&exchange.id).is_some()).await;
+        assert_eq!(is_turn.unwrap(), queued == 0, "{status} {more}");
+
+        let mut next = history(2);
+        next.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
+        next.push(message("user", json!("And now?")));
+        let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("On.")).await;
+        assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "{}", scene.bytes);
+        assert_eq!(waiting(&play, &scope).await, 0);
     }
 }
 

@@ -1,7 +1,7 @@
-//! Injected messages of a request that got no response: they are queued again, in whatever way the request ends.
+//! Injected messages of a request that was not answered: they are queued again, in whatever way the request ends.
 //!
-//! Held from the moment when the messages are taken until the provider responds. If it is dropped before
-//! that, it queues the messages again. Must not delay anybody.
+//! Held from the moment when the messages are taken until it is known whether they were delivered. If it is
+//! dropped before that, it queues the messages again. Must not delay anybody.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionHandle};
 use crate::telemetry::{MessageEvent, MessageStep};
 
-/// Messages at the end of a request without a response yet.
+/// Messages at the end of a request that are not known to be delivered.
 pub(crate) struct UndeliveredMessages {
     proxy: Arc<Proxy>,
     handle: SessionHandle,
@@ -32,11 +32,25 @@ impl UndeliveredMessages {
         exchange: &ExchangeId,
     ) -> Option<Self> {
         let facts = inject::requeue(known, exchange, now(), DeliveryFailure::NoReply);
+        Self::with(proxy, opened, facts)
+    }
+
+    /// The messages that these facts queue again; `None` if there are none.
+    pub(crate) fn with(
+        proxy: &Arc<Proxy>,
+        opened: &OpenedSession,
+        facts: Vec<Fact>,
+    ) -> Option<Self> {
         let guard = |facts| Self { proxy: proxy.clone(), handle: opened.handle(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }
 
-    /// Called when there is a response, or the messages are queued again already.
+    /// The facts that queue the messages again, which the caller stores.
+    pub(crate) fn into_facts(mut self) -> Vec<Fact> {
+        std::mem::take(&mut self.facts)
+    }
+
+    /// Called when the messages are delivered, held elsewhere, or queued again already.
     pub(crate) fn end(mut self) {
         self.facts.clear();
     }

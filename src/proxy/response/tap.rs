@@ -39,7 +39,7 @@ const BEFORE_BREAK: Duration = Duration::from_millis(10);
 const SMALL_REPLY: usize = 64 * 1024;
 
 /// Stores a turn; returns the reason if it could not.
-type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
 
 /// The error of a stream that its upstream ended before its terminal event.
 const CUT: &str = "the upstream ended the stream before its terminal event";
@@ -47,8 +47,10 @@ const CUT: &str = "the upstream ended the stream before its terminal event";
 /// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
 
-/// Makes a turn from a reply, once the exchange has ended, and adds what came of it to the record.
-pub(crate) type SettleReply = Box<dyn FnOnce(&mut ReplyRecord, Reply) -> CommitFuture + Send>;
+/// Makes a turn from a reply, once the exchange has ended, and adds what came of it to the record. Without a
+/// reply, it was not read.
+pub(crate) type SettleReply =
+    Box<dyn FnOnce(&mut ReplyRecord, Option<Reply>) -> CommitFuture + Send>;
 
 /// A turn that is being stored; if reading its reply takes long, that comes first.
 enum TurnWrite {
@@ -307,14 +309,20 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.recorder.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
         }
         self.recorder.event.outcome = outcome;
-        let observer = self.actions.observer.take()?;
-        let settle = self.actions.settle.take();
+        let ResponseActions { observer, settle, .. } = &mut self.actions;
+        let (observer, settle) = (observer.take(), settle.take());
+        if observer.is_none() && settle.is_none() {
+            return None;
+        }
         let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
-        let commit = match observer.is_long() {
-            true => TurnWrite::Reading(Box::pin(read_then_settle(observer, record, settle))),
-            false => {
+        let commit = match observer {
+            Some(observer) if observer.is_long() => {
+                TurnWrite::Reading(Box::pin(read_then_settle(observer, record, settle)))
+            }
+            observer => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
-                    settle_reply(&mut record, observer.finish(body_end(outcome)), settle)
+                    let observed = observer.map(|observer| observer.finish(body_end(outcome)));
+                    settle_reply(&mut record, observed, settle)
                 }));
                 let settled = settled.unwrap_or_else(|_| {
                     record.fail_open.push(FailOpen::Panicked);
@@ -362,29 +370,32 @@ struct ReplyOutcome {
     ended_early: bool,
 }
 
-/// Records the data of a reply, and begins to store its turn.
+/// Records the data of a reply, and begins to store its turn. A reply that was not read has a turn all the same.
 fn settle_reply(
     record: &mut ReplyRecord,
-    observed: ObservedReply,
+    observed: Option<ObservedReply>,
     settle: Option<SettleReply>,
 ) -> ReplyOutcome {
-    record.streamed = observed.streamed;
-    record.notes.extend(observed.note);
-    record.fail_open.extend(observed.gave_up);
-    let Some(reply) = observed.reply else { return ReplyOutcome::default() };
+    let read = observed.and_then(|observed| {
+        record.streamed = observed.streamed;
+        record.notes.extend(observed.note);
+        record.fail_open.extend(observed.gave_up);
+        Some((observed.reply?, observed.memory))
+    });
+    let Some((reply, memory)) = read else {
+        let commit = settle.map(|settle| settle(record, None));
+        return ReplyOutcome { commit, ended_early: false };
+    };
     let mut ended_early = false;
-    if record.outcome == Outcome::Complete && observed.streamed && !reply.complete {
+    if record.outcome == Outcome::Complete && record.streamed && !reply.complete {
         record.outcome = Outcome::UpstreamFailed;
         // A stream that was not understood at all is not of this dialect, and ends as the upstream ended it.
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
         ended_early = has_begun && reply.error.is_none();
     }
     record.take(&reply);
-    let commit = settle.map(|settle| settle(record, reply));
-    ReplyOutcome {
-        commit: commit.map(|commit| held_until_kept(commit, observed.memory)),
-        ended_early,
-    }
+    let commit = settle.map(|settle| settle(record, Some(reply)));
+    ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, memory)), ended_early }
 }
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
@@ -394,12 +405,15 @@ async fn read_then_settle(
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
     let end = body_end(record.outcome);
-    let Ok(observed) = long_work(move || observer.finish(end)).await else {
-        return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
-    };
+    let observed = long_work(move || observer.finish(end)).await.ok();
+    if observed.is_none() {
+        record.fail_open.push(FailOpen::Panicked);
+    }
     // A client that left with the whole stream has the whole reply.
-    let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
-    if record.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
+    let has_whole_stream = |observed: &ObservedReply| {
+        observed.streamed && observed.reply.as_ref().is_some_and(|reply| reply.complete)
+    };
+    if record.outcome == Outcome::ClientLeft && observed.as_ref().is_some_and(has_whole_stream) {
         record.outcome = Outcome::Complete;
     }
     let ReplyOutcome { commit, ended_early } = settle_reply(&mut record, observed, settle);

@@ -346,8 +346,8 @@ impl Drop for ExchangeRecorder {
             match timeout(REPORTED_WITHIN, storing).await {
                 Ok(Ok(turn)) => turn.write(&mut event),
                 Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
-                // That it was not stored in time is already recorded.
-                Err(_) => {}
+                // Only if a frame waited for it, that is already recorded.
+                Err(_) => add_once(&mut event.fail_open, FailOpen::CommitLate),
             }
             report(event);
             drop(phase);

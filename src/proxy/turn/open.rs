@@ -29,7 +29,7 @@ use crate::proxy::offload::{OFF_THREAD, long_work_if};
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
-use crate::proxy::response::tap::SettleReply;
+use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
 use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
@@ -58,8 +58,9 @@ pub(crate) struct OpenTurn {
     info: RequestInfo,
     body: Arc<RequestBody>,
     counted: Option<PendingCount>,
-    /// Messages injected at the end of the request, to be queued again if the reply does not arrive.
-    undelivered: Vec<Fact>,
+    /// Messages injected at the end of the request. They are queued again if the reply does not arrive, or if
+    /// this is dropped before its end is known.
+    undelivered: Option<UndeliveredMessages>,
     /// The data for calibration, and the calibration before it.
     seen: Option<Box<Observation>>,
     learned: Arc<EstimatorState>,
@@ -79,8 +80,8 @@ pub(crate) struct OpenTurn {
 impl PendingExchange {
     /// Called when the request was sent for the last time and its response has begun: releases what was
     /// parsed of the request.
-    pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> Box<OpenTurn> {
-        let undelivered = self.unsent_messages();
+    pub(crate) fn open(mut self, proxy: &Arc<Proxy>, head: ResponseHead) -> Box<OpenTurn> {
+        let undelivered = UndeliveredMessages::with(proxy, &self.opened, self.unsent_messages());
         // From now on, the end of the exchange decides whether they were delivered.
         self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
         self.revise_draft();
@@ -136,44 +137,70 @@ impl OpenTurn {
 
     /// Stores the turn once its reply is known.
     pub(crate) fn settle(self: Box<Self>, proxy: Arc<Proxy>) -> SettleReply {
-        Box::new(move |record: &mut ReplyRecord, reply: Reply| {
-            let mut turn = Box::new(self.draft.turn());
-            if record.outcome == Outcome::Refused {
-                // A refusal is no turn; requests that wait for this turn may continue.
-                let overflow = self.overflow_in(&turn, record.has_body, &reply);
-                record.turn = TurnRecord {
-                    refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
-                    overflow,
-                    window: overflow.and_then(|overflow| overflow.reported.window),
-                    ..TurnRecord::default()
-                };
-                return Box::pin(self.learn_from_refusal(
-                    proxy,
-                    reply,
-                    turn.estimate,
-                    overflow.is_some(),
-                ));
-            }
-            let overflow = self.overflow_shown(&turn, &reply);
-            turn.done.overflow = turn.done.overflow.or(overflow);
-            turn.usage = reply.usage.clone();
-            turn.measure_removed(self.opened.placed.parent.as_deref());
-            record.turn = TurnRecord {
-                overflow,
-                measured: turn.done.measured,
-                saved: Some(self.saved(&turn, &reply)),
-                ..TurnRecord::default()
-            };
-            let ending = ExchangeEnding {
-                ended: now(),
-                provider_request_id: self.head.provider_request_id.clone(),
-                outcome: record.outcome,
-            };
-            Box::pin(self.store(proxy, turn, ending, reply))
+        Box::new(move |record, reply| match record.outcome {
+            Outcome::Refused => self.settle_refusal(proxy, record, reply.unwrap_or_default()),
+            _ => self.settle_turn(proxy, record, reply),
         })
     }
 
-    /// Completes the turn, stores it with the reply's reasoning and the content, and learns from it.
+    /// Settles a refusal, which is no turn; requests that wait for this turn may continue.
+    fn settle_refusal(
+        self: Box<Self>,
+        proxy: Arc<Proxy>,
+        record: &mut ReplyRecord,
+        reply: Reply,
+    ) -> CommitFuture {
+        let turn = self.draft.turn();
+        let overflow = self.overflow_in(&turn, record.has_body, &reply);
+        record.turn = TurnRecord {
+            refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
+            overflow,
+            window: overflow.and_then(|overflow| overflow.reported.window),
+            ..TurnRecord::default()
+        };
+        Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
+    }
+
+    /// Settles an accepted request. If its reply was not read, its turn has an empty one, from which nothing is
+    /// concluded.
+    fn settle_turn(
+        mut self: Box<Self>,
+        proxy: Arc<Proxy>,
+        record: &mut ReplyRecord,
+        reply: Option<Reply>,
+    ) -> CommitFuture {
+        let mut turn = Box::new(self.draft.turn());
+        let is_read = reply.is_some();
+        if !is_read {
+            // The next request will contain a reply of unknown size.
+            self.prospect = None;
+        }
+        let reply = reply.unwrap_or_default();
+        let overflow = self.overflow_shown(&turn, &reply);
+        turn.done.overflow = turn.done.overflow.or(overflow);
+        turn.usage = reply.usage.clone();
+        turn.measure_removed(self.opened.placed.parent.as_deref());
+        record.turn = TurnRecord {
+            overflow,
+            measured: turn.done.measured,
+            saved: Some(self.saved(&turn, &reply)),
+            ..TurnRecord::default()
+        };
+        let ending = ExchangeEnding {
+            ended: now(),
+            provider_request_id: self.head.provider_request_id.clone(),
+            outcome: record.outcome,
+        };
+        Box::pin(async move {
+            let reply = reply.delivered();
+            if is_read {
+                self.learn(&proxy, &turn, ending.outcome, &reply).await;
+            }
+            self.store(proxy, turn, ending, reply).await
+        })
+    }
+
+    /// Completes the turn, stores it with the reply's reasoning and the content, and calibrates with it.
     async fn store(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
@@ -181,8 +208,6 @@ impl OpenTurn {
         ending: ExchangeEnding,
         reply: Reply,
     ) -> Option<FailOpen> {
-        let reply = reply.delivered();
-        self.learn(&proxy, &turn, ending.outcome, &reply).await;
         let sample = self.calibration_sample(&turn, &ending, &reply);
         let applied = sample.map(|sample| sample.applied_to(&self.learned));
         let learned = applied.as_ref().map_or_else(|| self.learned.clone(), |it| it.after.clone());
@@ -231,8 +256,9 @@ impl OpenTurn {
         turn.carry =
             prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));
         let mut facts = build::facts(turn, reply, self.forwarded);
+        let messages = self.undelivered.take().map(UndeliveredMessages::into_facts);
         if !is_delivered {
-            facts.append(&mut self.undelivered);
+            facts.extend(messages.into_iter().flatten());
         }
         facts
     }
@@ -327,7 +353,8 @@ impl OpenTurn {
         overflows: bool,
     ) -> Option<FailOpen> {
         let handle = self.opened.handle();
-        for fact in std::mem::take(&mut self.undelivered) {
+        let messages = self.undelivered.take().map(UndeliveredMessages::into_facts);
+        for fact in messages.into_iter().flatten() {
             requeue(&proxy, &handle, fact).await;
         }
         let error = reply.error.as_ref()?;

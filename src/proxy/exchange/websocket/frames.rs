@@ -459,7 +459,7 @@ async fn record_exchange(
     let mut record = ReplyRecord::new(outcome, has_body);
     record.streamed = true;
     record.take(&reply);
-    let commit = settle.map(|settle| settle(&mut record, reply));
+    let commit = settle.map(|settle| settle(&mut record, Some(reply)));
     recorder.record_reply(record);
     if let Some(commit) = commit
         && let Some(why) = commit.await

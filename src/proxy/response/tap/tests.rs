@@ -273,7 +273,7 @@ async fn invariant_6_a_client_that_leaves_ends_its_exchange_once() {
 async fn a_partial_turn_is_kept_when_the_client_leaves() {
     let (kept, keeping) = oneshot::channel();
     let settle: SettleReply = Box::new(move |event, reply| {
-        let _ = kept.send((event.outcome, reply.usage.input));
+        let _ = kept.send((event.outcome, reply.unwrap().usage.input));
         Box::pin(std::future::ready(None))
     });
     let mut bench = Bench::new(ResponseActions { settle: Some(settle), ..reading() }).await;
@@ -281,6 +281,18 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
     bench.text().await;
     drop(bench);
     assert_eq!(keeping.await.unwrap(), (Outcome::ClientLeft, Some(7)));
+}
+
+/// No frame waits for a turn whose client left, so nothing else says that it is late.
+#[tokio::test]
+async fn a_turn_that_is_stored_late_after_its_client_left_is_reported_as_late() {
+    let (actions, _never_done) = committing();
+    let mut bench = Bench::new(actions).await;
+    bench.send(EVENTS[0]);
+    bench.text().await;
+    let Bench { tap, mut reported, .. } = bench;
+    drop(tap);
+    assert_eq!(reported.recv().await.unwrap().fail_open, [FailOpen::CommitLate]);
 }
 
 #[tokio::test]
