@@ -8,7 +8,6 @@ mod provider;
 mod send;
 mod sums;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,7 +26,7 @@ use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::summary::{self, SummaryQuestion};
-use crate::dialect::{Chain, PartKind, ReplyPart, Usage, rewrite};
+use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
@@ -275,18 +274,14 @@ impl SummaryJob {
         &self,
         until: tokio::time::Instant,
     ) -> Result<Option<CompactionRecord>, SummaryError> {
-        let history: HashSet<Chain> = self.prepared.conversation.chains().collect();
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(POLL_INTERVAL).await;
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
-            let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
+            let conversation = &self.prepared.conversation;
             let is_new = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
-                // Other threads of the session have summaries of their own.
-                let is_ours =
-                    |one: &CompactionRecord| one.at > last && history.contains(&one.about);
-                ledger.summaries(DecisionMode::Active).any(|summary| is_ours(summary))
+                self.known.has_new_summary(ledger, conversation, DecisionMode::Active)
             });
             if is_new.await.unwrap_or(false) {
                 return Ok(None);

@@ -197,8 +197,7 @@ impl ClientRequest {
         let Some(mut opened) = opened else {
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
-            let estimate = Box::pin(PlannedRequest::alone(&Arc::new(basis.alone()))).await;
-            recorder.event.estimate = estimate;
+            Box::pin(estimate_alone(&Arc::new(basis.alone()), recorder)).await;
             return RequestPlan::default();
         };
         record_session(&opened, recorder);
@@ -240,9 +239,6 @@ impl ClientRequest {
         recorder.event.classic = pending.classic().cloned();
         let shown = pending.open_exchange(recorder.at);
         shown.into_iter().for_each(|it| proxy.telemetry.exchange_opened(it));
-        if pending.estimate().is_none() {
-            recorder.record_fail_open(FailOpen::Panicked);
-        }
         let (rewrite, may_repair) = (pending.rewrite(), pending.may_repair());
         let changes = BodyChanges { rewrite, added, may_repair };
         RequestPlan { pending: Some(pending), writer, changes, count: None }
@@ -258,7 +254,7 @@ impl ClientRequest {
     ) -> RequestPlan {
         recorder.record_fail_open(why);
         let prepared = Arc::new(basis.alone());
-        recorder.event.estimate = PlannedRequest::alone(&prepared).await;
+        estimate_alone(&prepared, recorder).await;
         self.count_original(prepared)
     }
 
@@ -467,6 +463,14 @@ fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
     }
 }
 
+/// Records the estimate of a request by itself.
+async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
+    match PlannedRequest::alone(prepared).await {
+        Ok(estimate) => recorder.event.estimate = Some(estimate),
+        Err(why) => recorder.record_fail_open(why),
+    }
+}
+
 /// Records what is done to a request.
 fn record_plan(outcome: &PlanOutcome, recorder: &mut ExchangeRecorder) {
     outcome.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
@@ -521,3 +525,6 @@ pub(super) fn session_lookup<'a>(
 pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
     mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
 }
+
+#[cfg(test)]
+mod tests;

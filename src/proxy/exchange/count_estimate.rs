@@ -106,7 +106,8 @@ impl CountFallback {
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
         let estimate =
-            planned_request::estimate(&self.prepared, self.sent.clone(), &self.known).await?;
+            planned_request::estimate(&self.prepared, self.sent.clone(), &self.known).await;
+        let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;
         let exact = Band { low: estimate.tokens, high: estimate.tokens };

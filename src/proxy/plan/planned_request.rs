@@ -42,7 +42,7 @@ pub(crate) struct PlannedRequest {
     /// The edits of the body; none in shadow mode. They stay here once they are sent, because a retry begins
     /// with them.
     pub(crate) edits: Arc<[Edit]>,
-    /// The estimate of what is sent; `None` if measuring panicked.
+    /// The estimate of what is sent; `None` if it could not be measured.
     pub(crate) measured: Option<Box<MeasuredEstimate>>,
     /// What is sent in place of what the client sent.
     pub(crate) sent: Overlay,
@@ -89,6 +89,13 @@ struct MeasuredPlan {
     plan: Plan,
     /// `None` if it was not measured.
     measured: Option<Box<MeasuredEstimate>>,
+}
+
+/// A plan in shadow mode.
+struct ShadowPlan {
+    planned: PlannedRequest,
+    /// Why the original could not be measured, if so.
+    unmeasured: Option<FailOpen>,
 }
 
 /// The changes of a plan.
@@ -143,17 +150,21 @@ pub(crate) async fn plan(
             .into_iter()
             .for_each(UndeliveredMessages::end);
         let replanned = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
-        let Some(replanned) = replanned else {
-            return PlanOutcome::unplanned(FailOpen::Panicked);
+        replayed = match replanned {
+            Ok(replanned) => replanned,
+            Err(why) => return PlanOutcome::unplanned(why),
         };
-        replayed = replanned;
     }
     if replayed.plan.conflict {
         fail_open = Some(FailOpen::EditsConflict);
     }
     let basis = PlanBasis { known, before, declined, anchor };
     let planned = match prepared.mode {
-        Mode::Shadow => Box::pin(PlannedRequest::in_shadow(&prepared, basis, replayed)).await,
+        Mode::Shadow => {
+            let shadow = Box::pin(PlannedRequest::in_shadow(&prepared, basis, replayed)).await;
+            fail_open = shadow.unmeasured.or(fail_open);
+            shadow.planned
+        }
         Mode::Observe | Mode::Active => PlannedRequest::new(&prepared, basis, replayed),
     };
     PlanOutcome { planned, dequeued, undelivered, fail_open, is_spared }
@@ -168,10 +179,11 @@ pub(crate) async fn planned_original(
     let anchor = opened.anchor.take().map(Arc::new);
     let sent = plan::original_overlay(&prepared.plan_request());
     let measured = measure_original(prepared, sent.clone(), anchor.clone()).await;
+    let (measured, unmeasured) = ok_or_why(measured);
     let plan = Plan { sent, ..Plan::default() };
     let basis = PlanBasis::recorded(Arc::default(), anchor);
     let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured });
-    PlanOutcome::of(planned, None)
+    PlanOutcome::of(planned, unmeasured)
 }
 
 /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
@@ -277,11 +289,14 @@ fn trimmed(fact: &Fact) -> Option<PartKey> {
 }
 
 /// Replays with the decisions that are known now.
+///
+/// # Errors
+/// The reason why it was not done.
 async fn replay(
     prepared: &Arc<PreparedRequest>,
     known: &Arc<RecordedDecisions>,
     anchor: Option<&Arc<AnchorTurn>>,
-) -> Option<MeasuredPlan> {
+) -> Result<MeasuredPlan, FailOpen> {
     let (size, prepared) = (prepared.body.len(), prepared.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replaying = move || {
@@ -290,19 +305,30 @@ async fn replay(
         prepared.fit_output(&mut plan, &known, &measured);
         MeasuredPlan { plan, measured: Some(measured) }
     };
-    off_thread(size, replaying).await.ok()
+    off_thread(size, replaying).await
 }
 
-/// The estimate of a request that is sent unchanged; `None` if measuring panicked.
+/// The estimate of a request that is sent unchanged.
+///
+/// # Errors
+/// The reason why there is none.
 async fn measure_original(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
     anchor: Option<Arc<AnchorTurn>>,
-) -> Option<Box<MeasuredEstimate>> {
+) -> Result<Box<MeasuredEstimate>, FailOpen> {
     let size = prepared.body.len();
     let prepared = prepared.clone();
     let measure = move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
-    off_thread(size, measure).await.ok()
+    off_thread(size, measure).await
+}
+
+/// A value, or the reason why there is none.
+fn ok_or_why<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
+    match result {
+        Ok(value) => (Some(value), None),
+        Err(why) => (None, Some(why)),
+    }
 }
 
 impl PlanOutcome {
@@ -340,14 +366,18 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         basis: PlanBasis,
         replayed: MeasuredPlan,
-    ) -> Self {
+    ) -> ShadowPlan {
         let MeasuredPlan { mut plan, mut measured } = replayed;
+        let mut unmeasured = None;
         if !plan.edits.is_empty() || !plan.sent.is_original() {
             plan.edits = Vec::new();
             plan.sent = plan::original_overlay(&prepared.plan_request());
-            measured = measure_original(prepared, plan.sent.clone(), basis.anchor.clone()).await;
+            let original =
+                measure_original(prepared, plan.sent.clone(), basis.anchor.clone()).await;
+            (measured, unmeasured) = ok_or_why(original);
         }
-        Self::new(prepared, basis, MeasuredPlan { plan, measured })
+        let planned = Self::new(prepared, basis, MeasuredPlan { plan, measured });
+        ShadowPlan { planned, unmeasured }
     }
 
     /// A request without a plan: it is sent unchanged.
@@ -415,7 +445,7 @@ impl PlannedRequest {
     /// if there are no such cuts.
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
         let known = Arc::new(self.known.as_cached(&prepared.exchange)?);
-        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await.ok()?;
         let is_whole = !replayed.plan.conflict;
         let basis = PlanBasis::recorded(known, self.anchor.clone());
         is_whole.then(|| Self::new(prepared, basis, replayed))
@@ -453,7 +483,7 @@ impl PlannedRequest {
     ) -> Option<Self> {
         known.drop_cuts_that_void_reasoning(&prepared.plan_request());
         let known = Arc::new(known);
-        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await.ok()?;
         if replayed.plan.conflict {
             return None;
         }
@@ -471,7 +501,10 @@ impl PlannedRequest {
     }
 
     /// The estimate of a request by itself, without its session.
-    pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Option<Estimate> {
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Result<Estimate, FailOpen> {
         estimate(prepared, plan::original_overlay(&prepared.plan_request()), &Arc::default()).await
     }
 
@@ -505,23 +538,33 @@ impl PlannedRequest {
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
-    /// Records that the original is sent instead of the rewritten request, and measures it.
-    pub(crate) async fn set_sent_as_original(&mut self, prepared: &Arc<PreparedRequest>) {
+    /// Records that the original is sent instead of the rewritten request, and measures it. Returns the reason
+    /// if it could not be measured.
+    pub(crate) async fn set_sent_as_original(
+        &mut self,
+        prepared: &Arc<PreparedRequest>,
+    ) -> Option<FailOpen> {
         self.sent = plan::original_overlay(&prepared.plan_request());
-        self.measured = measure_original(prepared, self.sent.clone(), self.anchor.clone()).await;
+        let measured = measure_original(prepared, self.sent.clone(), self.anchor.clone()).await;
+        let (measured, unmeasured) = ok_or_why(measured);
+        self.measured = measured;
+        unmeasured
     }
 }
 
 /// The estimate of a request in this form, without an earlier turn.
+///
+/// # Errors
+/// The reason why there is none.
 pub(crate) async fn estimate(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
     known: &Arc<RecordedDecisions>,
-) -> Option<Estimate> {
+) -> Result<Estimate, FailOpen> {
     load_vocabulary(prepared.model.family);
     let measure = {
         let (prepared, known) = (prepared.clone(), known.clone());
         move || prepared.measure(&sent, &known, None).estimate
     };
-    off_thread(prepared.body.len(), measure).await.ok()
+    off_thread(prepared.body.len(), measure).await
 }

@@ -145,7 +145,8 @@ impl PendingExchange {
 
     /// Records that the original is sent instead of the refused form.
     pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
-        self.planned.set_sent_as_original(&self.prepared).await;
+        let unmeasured = self.planned.set_sent_as_original(&self.prepared).await;
+        unmeasured.into_iter().for_each(|why| recorder.record_fail_open(why));
         self.counted.iter_mut().for_each(PendingCount::set_replaced);
         recorder.event.estimate = self.estimate().cloned();
         recorder.event.classic = self.classic().cloned();

@@ -52,7 +52,7 @@ impl PlannedRequest {
         let saved = save(proxy, opened, new, self.known.epoch).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
-        let replayed = replay(prepared, &known, self.anchor.as_ref()).await?;
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await.ok()?;
         if replayed.plan.edits.is_empty() {
             return None;
         }

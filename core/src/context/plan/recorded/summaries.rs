@@ -53,8 +53,7 @@ impl RecordedDecisions {
         if written.peek().is_none() {
             return;
         }
-        let chains = conversation.chains().enumerate().map(|(index, chain)| (chain, index));
-        let chains: HashMap<Chain, usize> = chains.collect();
+        let chains = indexed(conversation);
         let model = conversation.model.as_deref();
         let suits = |one: &&Arc<CompactionRecord>| one.is_for(model);
         let placed = |one: &Arc<CompactionRecord>| {
@@ -70,6 +69,27 @@ impl RecordedDecisions {
         self.compact = used;
         let kept = self.kept_from();
         self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
+    }
+
+    /// Whether `ledger` has a summary for this history that is not known here and replaces more than
+    /// the one in use.
+    pub fn has_new_summary(
+        &self,
+        ledger: &Ledger,
+        conversation: &Conversation,
+        mode: DecisionMode,
+    ) -> bool {
+        let model = conversation.model.as_deref();
+        let is_known = |one: &CompactionRecord| {
+            self.summaries.iter().any(|(_, known)| (known.about, known.at) == (one.about, one.at))
+        };
+        let new = ledger.summaries_holding(mode, self.epoch);
+        let mut new = new.filter(|one| one.is_for(model) && !is_known(one)).peekable();
+        if new.peek().is_none() {
+            return false;
+        }
+        let chains = indexed(conversation);
+        new.any(|one| self.cut_of(&chains, one).is_some_and(|cut| cut > self.kept_from()))
     }
 
     /// A summary in the form in which it is sent before the message at `cut`. It may have been written in another
@@ -149,4 +169,9 @@ impl RecordedDecisions {
         let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         ForwardedHistory { head: self.head, sent: self.sent().before(before) }
     }
+}
+
+/// The chains of a history, each with the index of its part.
+fn indexed(conversation: &Conversation) -> HashMap<Chain, usize> {
+    conversation.chains().enumerate().map(|(index, chain)| (chain, index)).collect()
 }

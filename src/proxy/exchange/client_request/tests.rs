@@ -1,0 +1,47 @@
+use http::Request;
+use hyper_util::client::proxy::matcher::Matcher;
+use tokio::sync::watch;
+
+use super::*;
+use crate::proxy::offload::all_permits;
+use crate::proxy::state::ServingPhase;
+use crate::proxy::tests::{config, upstream};
+use crate::store::ledgers::Ledgers;
+use crate::store::memory::MemoryStore;
+use crate::telemetry::Telemetry;
+
+/// A body that is planned off the async threads.
+fn large_body() -> Bytes {
+    let text = "all is well ".repeat(30_000);
+    let message = serde_json::json!({"role": "user", "content": text});
+    let request = serde_json::json!({"model": "claude-sonnet-4-5", "messages": [message]});
+    request.to_string().into()
+}
+
+/// The request may be changed, or not any more, as on a WebSocket.
+#[tokio::test]
+async fn a_request_that_waits_too_long_to_be_planned_is_not_recorded_as_a_panic() {
+    let telemetry = Telemetry::silent().unwrap();
+    let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
+    let (config, matcher) = (Arc::new(config(20)), Matcher::builder().build());
+    let proxy = Proxy::through(config, ledgers, telemetry.clone(), matcher).await.unwrap();
+    let upstream = Arc::new(upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic]));
+    let (_phase, watching) = watch::channel(ServingPhase::Serving);
+    for can_change in [true, false] {
+        let mut reported = telemetry.subscribe();
+        let request = Request::post("/v1/messages").header("x-api-key", "k").body(()).unwrap();
+        let share = proxy.memory.share();
+        let mut recorder = ExchangeRecorder::open(&proxy, &request, &share, watching.clone());
+        let (head, ()) = request.into_parts();
+        let client_request = ClientRequest::new(&head);
+        let reader = client_request.reader(Dialect::Anthropic, &proxy, &share);
+        let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
+        let permits = all_permits().await;
+        let head = can_change.then_some(&head);
+        client_request.place_and_plan(&upstream, parsed, head, &mut recorder).await;
+        drop((permits, recorder));
+        let event = reported.recv().await.unwrap();
+        assert_eq!(event.fail_open, [FailOpen::AnalysisBudget], "{can_change}");
+        assert_eq!(event.estimate, None);
+    }
+}
