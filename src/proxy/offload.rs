@@ -105,9 +105,9 @@ async fn run_in<T: Send + 'static>(
 
 /// Takes every permit, so that other long work is queued.
 #[cfg(test)]
-pub(super) async fn all_permits() -> tokio::sync::SemaphorePermit<'static> {
+pub(super) async fn all_permits() -> Option<tokio::sync::SemaphorePermit<'static>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    AT_ONCE.acquire_many((cores / 2).max(1) as u32).await.unwrap()
+    AT_ONCE.acquire_many((cores / 2).max(1) as u32).await.ok()
 }
 
 /// Runs a computation here if it is small, else off the async threads. An error if there was no permit in

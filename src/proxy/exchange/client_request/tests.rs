@@ -36,7 +36,7 @@ async fn a_request_that_waits_too_long_to_be_planned_is_not_recorded_as_a_panic(
         let client_request = ClientRequest::new(&head);
         let reader = client_request.reader(Dialect::Anthropic, &proxy, &share);
         let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
-        let permits = all_permits().await;
+        let permits = all_permits().await.unwrap();
         let head = can_change.then_some(&head);
         client_request.place_and_plan(&upstream, parsed, head, &mut recorder).await;
         drop((permits, recorder));
