@@ -99,3 +99,32 @@ async fn a_count_after_a_restart_says_that_no_request_is_in_memory() {
     assert_eq!(refused.status(), 409, "{}", refused.text());
     assert!(refused.text().contains("after the session's next request"), "{}", refused.text());
 }
+
+/// A request is repaired after a refusal: what was accepted is counted, not what was planned.
+#[tokio::test]
+async fn a_context_is_counted_as_it_was_sent_after_a_repair() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let request = r#"{"model":"claude-sonnet-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":[{"type":"text","text":""}]},{"role":"user","content":"And then?"}]}"#;
+    let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
+    let mut client = serving.post("/v1/messages", request, &headers).await;
+    let mut call = provider.call().await;
+    let empty = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
+    call.answer("400 Bad Request", empty).await;
+    let mut call = call.wire.request().await;
+    let repaired: Value = serde_json::from_str(call.message.text()).unwrap();
+    let reply = r#"{"id":"m","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"On."}],"stop_reason":"end_turn","usage":{"input_tokens":20,"output_tokens":7}}"#;
+    call.answer("200 OK", reply).await;
+    client.response().await;
+    serving.wait_for_log("output=7").await;
+    drop(call);
+    let asking = serving.look(&["context", "the-session", "--count"]);
+    let answering = async {
+        let mut call = provider.call().await;
+        let counted: Value = serde_json::from_str(call.message.text()).unwrap();
+        assert_eq!(counted["messages"], repaired["messages"]);
+        call.answer("200 OK", r#"{"input_tokens": 4321}"#).await;
+    };
+    let (done, ()) = tokio::join!(asking, answering);
+    assert!(done.out.contains("Counted now by the provider: 4,321 tokens"), "{}", done.err);
+}

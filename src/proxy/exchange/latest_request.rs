@@ -39,6 +39,8 @@ struct KeptRequest {
     parts: Vec<SketchPart>,
     tokens: u64,
     edits: Arc<[Edit]>,
+    /// The edits of what was sent: none if that was the original.
+    sent: Arc<[Edit]>,
     /// Without its credentials; only if a summary can be started with it.
     head: Option<request::Parts>,
     /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
@@ -57,7 +59,8 @@ impl Drop for KeptRequest {
     }
 }
 
-/// Keeps the request, if it is on the session's main line.
+/// Keeps the request, if it is on the session's main line: as planned before it is sent, and again if another form was
+/// sent in the end.
 pub(super) fn keep(
     proxy: &Arc<Proxy>,
     prepared: &Arc<PreparedRequest>,
@@ -88,6 +91,10 @@ pub(super) fn keep(
         parts: measured.parts.clone(),
         tokens: measured.estimate.tokens,
         edits: planned.edits.clone(),
+        sent: match planned.done.resent {
+            Some(_) => Arc::default(),
+            None => planned.edits.clone(),
+        },
         head,
         credential_timer: (has_endpoint && !has_own)
             .then(|| drop_credential_later(&count_head, CREDENTIAL_LIFE)),
@@ -161,7 +168,7 @@ impl KeptRequest {
         }
         let head = self.count_head.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(RecountError::NoCredential)?;
-        let sent = splice::splice(&self.prepared.body, self.edits.to_vec());
+        let sent = splice::splice(&self.prepared.body, self.sent.to_vec());
         let prompt = sent.map_err(|_| RecountError::Failed)?.concat().into();
         let request = CountRequest::of(&proxy, &self.prepared, &head, prompt);
         let tokens = counting::count_now(request).await.map_err(|outcome| match outcome {

@@ -9,6 +9,7 @@ mod remember;
 
 use http::Response;
 
+use super::latest_request;
 use super::original_request::{OriginalRequest, send};
 use crate::context::attempt::{
     AttemptContext, NextAction, RefusableOption, RequestForm, RetryState, Verdict, next,
@@ -106,6 +107,7 @@ impl Retry<'_> {
             state = match step.then {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
+                    self.keep_latest(form);
                     return seen.take(form).map(|response| FinalResponse { response, form });
                 }
             };
@@ -125,6 +127,16 @@ impl Retry<'_> {
                     self.send_last_accepted(cause, &mut seen).await
                 }
             };
+        }
+    }
+
+    /// Keeps the request in the form that was final, in place of the planned one.
+    fn keep_latest(&self, form: RequestForm) {
+        if let Some(PendingExchange { opened, prepared, planned, .. }) = self.pending.as_deref()
+            && form != RequestForm::Planned
+        {
+            let (proxy, head) = (&self.recorder.proxy, &self.original.head);
+            latest_request::keep(proxy, prepared, planned, opened, head);
         }
     }
 
