@@ -298,6 +298,31 @@ async fn messages_of_a_request_with_an_unread_response_are_not_lost() {
     }
 }
 
+/// A message is not blamed for a request that is refused without it, too, however often it was tried.
+#[tokio::test]
+async fn a_message_waits_again_if_its_request_is_refused_without_it_too() {
+    let wrong = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    for number in 0..3 {
+        let mut next = history(2);
+        next.pop();
+        next.push(message("user", json!(format!("Never mind that. What now, {number}?"))));
+        let mut client = play.send_request(&anthropic_request(MODEL, &next)).await;
+        let mut call = play.provider.call().await;
+        assert!(call.message.text().contains("Mind the tide."), "{number}");
+        call.answer("400 Bad Request", wrong).await;
+        let mut call = call.wire.request().await;
+        assert!(!call.message.text().contains("Mind the tide."), "{number}");
+        call.answer("400 Bad Request", wrong).await;
+        assert_eq!(client.response().await.status(), 400);
+        drop(call);
+        play.server.next_exchange().await;
+        assert_eq!(waiting(&play, &scope).await, 1, "{number}");
+    }
+}
+
 /// If the client leaves before the reply ends, its messages wait again.
 #[tokio::test]
 async fn messages_of_a_client_that_left_wait_again() {

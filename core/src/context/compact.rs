@@ -365,6 +365,32 @@ pub fn shorten(
     shortened.flatten().collect()
 }
 
+/// The calls of a history that have a result. One without, such as that of a client that was killed, waits for nothing.
+struct AnsweredCalls<'c> {
+    ids: HashSet<&'c str>,
+    /// A result without an id may be that of any call.
+    any: bool,
+}
+
+impl<'c> AnsweredCalls<'c> {
+    fn of(messages: &'c [Message]) -> Self {
+        let parts = messages.iter().flat_map(|message| &message.parts);
+        let results = parts.filter(|part| part.kind == PartKind::ToolResult);
+        let (mut ids, mut any) = (HashSet::default(), false);
+        for result in results {
+            match result.id.as_deref() {
+                Some(id) => drop(ids.insert(id)),
+                None => any = true,
+            }
+        }
+        Self { ids, any }
+    }
+
+    fn includes(&self, id: &str) -> bool {
+        self.any || self.ids.contains(id)
+    }
+}
+
 /// The tokens of messages, and where calls are open.
 struct MessageWeights {
     messages: Vec<u64>,
@@ -377,6 +403,7 @@ impl MessageWeights {
         let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
         let from = known.kept_from();
         let summary = known.compact().map_or(0, |(_, compact)| u64::from(compact.tokens));
+        let answered = AnsweredCalls::of(&request.conversation.messages);
         let mut calls: HashSet<&str> = HashSet::default();
         let mut unnamed = 0usize;
         let (mut messages, mut open) = (Vec::new(), Vec::new());
@@ -398,8 +425,13 @@ impl MessageWeights {
             });
             for part in &message.parts {
                 match (part.kind, part.id.as_deref()) {
-                    (PartKind::ToolCall, Some(id)) => drop(calls.insert(id)),
-                    (PartKind::ToolResult, Some(id)) => drop(calls.remove(id)),
+                    (PartKind::ToolCall, Some(id)) if answered.includes(id) => {
+                        calls.insert(id);
+                    }
+                    (PartKind::ToolResult, Some(id)) if !calls.remove(id) => {
+                        // Its call may have had no id.
+                        unnamed = unnamed.saturating_sub(1);
+                    }
                     (PartKind::ToolCall, None) => unnamed += 1,
                     (PartKind::ToolResult, None) => unnamed = unnamed.saturating_sub(1),
                     _ => {}

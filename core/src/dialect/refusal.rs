@@ -103,9 +103,9 @@ impl RefusalCause {
     }
 
     /// Whether a request that is refused for this cause both rewritten and in its original form is the
-    /// client's own fault: our rewrites do not cause such a refusal.
+    /// client's own fault: our rewrites do not cause such a refusal. Most of them make a request smaller.
     pub(crate) fn is_own_fault(self) -> bool {
-        matches!(self, RefusalCause::Structure | RefusalCause::Other)
+        matches!(self, RefusalCause::Structure | RefusalCause::Overflow | RefusalCause::Other)
     }
 
     /// Whether it is about something that Plimsoll requests on the client's behalf, so that it says nothing

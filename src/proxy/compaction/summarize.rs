@@ -127,7 +127,7 @@ enum SummaryError {
     TooLarge,
     /// Another replica writes one, or the store does not answer.
     NotOurs,
-    /// The store did not save it.
+    /// The store did not save it, or one that was given up in this branch stands in its place.
     NotStored,
 }
 
@@ -205,7 +205,11 @@ impl SummaryJob {
                     let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
                     let stored = self.proxy.ledgers.store_fact_if_absent(&self.handle, fact).await;
-                    stored.map(|_| Some(compact)).map_err(|_| SummaryError::NotStored)
+                    match stored {
+                        // One that was given up in this branch stays so: another attempt would be paid for nothing.
+                        Ok(_) if self.has_summary().await => Ok(Some(compact)),
+                        _ => Err(SummaryError::NotStored),
+                    }
                 }
                 Err(failed) => Err(failed),
             };
@@ -279,15 +283,20 @@ impl SummaryJob {
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
-            let conversation = &self.prepared.conversation;
-            let is_new = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
-                self.known.has_new_summary(ledger, conversation, DecisionMode::Active)
-            });
-            if is_new.await.unwrap_or(false) {
+            if self.has_summary().await {
                 return Ok(None);
             }
         }
         Err(SummaryError::NotOurs)
+    }
+
+    /// Whether there is a summary now that the request could use, and did not know of.
+    async fn has_summary(&self) -> bool {
+        let conversation = &self.prepared.conversation;
+        let look = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
+            self.known.has_new_summary(ledger, conversation, DecisionMode::Active)
+        });
+        look.await.unwrap_or(false)
     }
 
     /// The upstream and model that write it. A provider's own summary is for the request's model.

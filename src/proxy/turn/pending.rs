@@ -49,6 +49,8 @@ pub(crate) struct PendingExchange {
     pub(super) undelivered: Option<UndeliveredMessages>,
     /// How long it waited for summaries; all these waits together are bounded.
     summary_wait: Duration,
+    /// It was refused with our changes, and accepted without them.
+    is_blamed: bool,
 }
 
 impl PendingExchange {
@@ -66,7 +68,8 @@ impl PendingExchange {
         let draft = build::draft(&opened, &prepared, &planned, at);
         let draft = proxy.ledgers.draft(&opened, draft, delay);
         let summary_wait = Duration::ZERO;
-        Self { opened, prepared, planned, counted: None, draft, undelivered, summary_wait }
+        let (counted, is_blamed) = (None, false);
+        Self { opened, prepared, planned, counted, draft, undelivered, summary_wait, is_blamed }
     }
 
     /// Updates the draft to what was sent in the end.
@@ -358,6 +361,11 @@ impl PendingExchange {
         self.planned.done.resent = Some(cause);
     }
 
+    /// Records that it was accepted without our changes.
+    pub(crate) fn set_blamed(&mut self) {
+        self.is_blamed = true;
+    }
+
     /// Suspends its branch; returns the fact for that.
     pub(crate) fn suspend_branch(&mut self) -> SessionFact {
         let at = now();
@@ -397,9 +405,9 @@ impl PendingExchange {
 
     /// Messages injected at the end of the request, to be queued again if they were not delivered.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
-        let failure = match self.planned.done.resent {
-            Some(_) => DeliveryFailure::Refused,
-            None => DeliveryFailure::NoReply,
+        let failure = match self.is_blamed {
+            true => DeliveryFailure::Refused,
+            false => DeliveryFailure::NoReply,
         };
         inject::requeue(&self.planned.known, &self.prepared.exchange, now(), failure)
     }

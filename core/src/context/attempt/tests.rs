@@ -256,6 +256,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (all(BOUND, SIGNATURE),                              REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), Some(Lesson::ReasoningBound)),
     (all(RefusalCause::ReasoningDemanded, SIGNATURE),           REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), None),
     (all(STRUCTURE, STRUCTURE),                          REWRITTEN, None, None),
+    (all(OVERFLOW, OVERFLOW),                            REASONING_BACK, None, None),
     (all(STRUCTURE, RefusalCause::Other),                       REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), None),
     (all(RefusalCause::Usage, STRUCTURE),                       USAGE_AND_REWRITTEN, None, None),
     (all(RefusalCause::Usage, RefusalCause::Usage),                    USAGE_ASKED, None, None),

@@ -187,11 +187,15 @@ fn without_blocks(text: &str) -> String {
 fn block(text: &str, from: usize) -> Option<(usize, String)> {
     let mut tags = text[from..].match_indices('<').map(|(at, _)| from + at);
     tags.find_map(|at| {
-        let line = text[..at].rsplit_once('\n').map_or(&text[..at], |(_, line)| line);
         let after = &text[at + 1..];
-        let is_block = BLOCKS.iter().any(|name| after.starts_with(name));
+        if !BLOCKS.iter().any(|name| after.starts_with(name)) {
+            return None;
+        }
+        // Only the space before it is searched, not the whole line, which may be very long.
+        let before = text[..at].trim_end_matches(|c: char| c.is_whitespace() && c != '\n');
+        let begins_line = before.is_empty() || before.ends_with('\n');
         let ends = after.find(['>', ' ', '\n', '/']).unwrap_or(after.len());
-        (line.trim().is_empty() && is_block).then(|| (at, after[..ends].to_owned()))
+        begins_line.then(|| (at, after[..ends].to_owned()))
     })
 }
 

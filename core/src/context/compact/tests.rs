@@ -569,6 +569,37 @@ fn calls_without_ids_are_open_until_as_many_results_came() {
     assert_eq!(weights.open, [false, false, true, true, false, false]);
 }
 
+/// A client was killed during a call, and goes on without its result: the history after it can still be cut.
+#[test]
+fn a_call_without_a_result_does_not_stay_open() {
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "ls", "input": {}});
+    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "a"});
+    let turn = |role: &str, parts: Value| json!({"role": role, "content": parts});
+    let text = |text: &str| json!([{"type": "text", "text": text}]);
+    let body = json!({"messages": [turn("user", text("Look.")), turn("assistant", json!([call("lost")])),
+        turn("user", text("Go on.")), turn("assistant", json!([call("kept")])),
+        turn("user", json!([result("kept")])), turn("assistant", text("Aye.")), turn("user", text("And?"))]});
+    let path = "/v1/messages";
+    let scene = scene::SessionFixture::read(Dialect::Anthropic, path, "claude-sonnet-4-5", &body);
+    let weights = MessageWeights::of(&scene.request(), &scene.known(), &[]);
+    assert_eq!(weights.open, [false, false, false, false, true, false, false]);
+}
+
+/// A call without an id may have a result with one.
+#[test]
+fn a_result_with_an_id_answers_a_call_without() {
+    let call = json!({"functionCall": {"name": "ls", "args": {}}});
+    let result =
+        json!({"functionResponse": {"id": "x", "name": "ls", "response": {"output": "a"}}});
+    let turn = |role, parts: Value| json!({"role": role, "parts": parts});
+    let body = json!({"contents": [turn("user", json!([{"text": "Look."}])),
+        turn("model", json!([call])), turn("user", json!([result])), turn("model", json!([{"text": "Aye."}]))]});
+    let path = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let scene = scene::SessionFixture::read(Dialect::Gemini, path, "gemini-2.5-pro", &body);
+    let weights = MessageWeights::of(&scene.request(), &scene.known(), &[]);
+    assert_eq!(weights.open, [false, false, true, false]);
+}
+
 /// Results that are too large for the summary's request are shortened to head and tail, unless they are already cut.
 #[test]
 fn results_too_large_to_be_summarised_are_shortened() {

@@ -24,6 +24,9 @@ impl Retry<'_> {
         {
             self.record_original_sent(cause).await;
         }
+        if let (AttemptFinding::ChangeRefused(_), Some(pending)) = (finding, &mut self.pending) {
+            pending.set_blamed();
+        }
         let left_out = self.record_form(finding, seen).await;
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
