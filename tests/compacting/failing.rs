@@ -6,7 +6,8 @@ use plimsoll::dialect::refusal::RefusalCause;
 use serde_json::json;
 
 use crate::play::{
-    DEMANDS, MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, send_summary, tokens,
+    DEMANDS, HOLDS, MARK, Play, TOO_LONG, UNTOLD, USABLE, WHOLE, answer, policy, send_summary,
+    tokens,
 };
 use crate::support::http1::Call;
 
@@ -235,6 +236,38 @@ async fn after_a_refused_summary_the_history_is_summarised_again() {
     let scene = play.turn(100).await;
     assert!(scene.bytes.contains("Numbered questions were asked."), "{}", scene.bytes);
     assert_eq!(scene.exchange.done.made.compacted, 1);
+}
+
+/// Every form of a request was refused, so its summary is given up for good. Another one of the same history would take
+/// its place in the store: it counts as a failure, after which none is paid for, for a while.
+#[tokio::test]
+async fn a_summary_that_was_given_up_is_not_paid_for_again_and_again() {
+    let mut play = Play::of(policy()).await;
+    let (_, question) = play.fill_to_mark().await;
+    send_summary(question, "The person asks numbered questions.").await;
+    play.wait_until_written(1).await;
+    // With the summary it is refused, and without it is too large.
+    play.add_user_message(99, 2200);
+    let holds = play.request().to_string().len() - 1500;
+    let text = play.history.last().unwrap()["content"].as_str().unwrap();
+    let text = format!("{text} {WHOLE} {UNTOLD} {HOLDS}{holds}.");
+    *play.history.last_mut().unwrap() = json!({"role": "user", "content": text});
+    let refused = async |play: &mut Play, asks: bool| {
+        let mut client = play.send_request().await;
+        if asks {
+            send_summary(play.next_summary_request().await, "Numbered questions.").await;
+        }
+        assert_eq!(client.response().await.status(), 400);
+        play.server.next_exchange().await.done.resent
+    };
+    assert_eq!(refused(&mut play, false).await, Some(RefusalCause::Signature));
+    // Another one, of more of the history.
+    assert_eq!(refused(&mut play, true).await, Some(RefusalCause::Signature));
+    play.wait_until_written(2).await;
+    assert_eq!(refused(&mut play, true).await, None, "it has no summary");
+    play.wait_for_count("outcome=\"not_kept\"", 1).await;
+    assert_eq!(refused(&mut play, false).await, None);
+    assert!(play.take_summary_bodies().is_empty(), "it is paid for again");
 }
 
 /// The provider demands the reasoning of an open tool loop, which a summary would invalidate. It refuses such a summary
