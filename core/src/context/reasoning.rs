@@ -292,9 +292,9 @@ impl ReasoningProposal<'_> {
                     self.decide(returned.reasoning.after.0, ReasoningAction::PutBack, *why);
                 }
                 Some(Ok(_)) => {
-                    self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.start());
+                    self.decline(Change::PutBack, DecisionReason::OtherPrefix, returned.start());
                 }
-                Some(Err(why)) => self.refuse(Change::PutBack, *why, returned.start()),
+                Some(Err(why)) => self.decline(Change::PutBack, *why, returned.start()),
                 None => {}
             }
         }
@@ -383,7 +383,7 @@ impl ReasoningProposal<'_> {
                 }
                 match may_leave(request, index, begins) {
                     Ok(()) => self.decide(about, ReasoningAction::Remove, DecisionReason::Stripped),
-                    Err(why) => self.refuse(Change::Removed, why, PartIndex::new(index, part_at)),
+                    Err(why) => self.decline(Change::Removed, why, PartIndex::new(index, part_at)),
                 }
             }
         }
@@ -393,7 +393,7 @@ impl ReasoningProposal<'_> {
         self.facts.push(decision(self.request, about, does, why));
     }
 
-    fn refuse(&mut self, change: Change, why: DecisionReason, at: PartIndex) {
+    fn decline(&mut self, change: Change, why: DecisionReason, at: PartIndex) {
         let span = self.request.part(at).map_or(Span::new(0, 0), |part| part.span);
         self.declined.push(PlanStep::declined(change, why, at, span, 0));
     }

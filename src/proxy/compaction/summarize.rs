@@ -31,9 +31,9 @@ use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::summaries::SummaryGuard;
-use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionHandle};
 use crate::store::lessons::LessonSource;
+use crate::store::{Scope, StoreError};
 use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
@@ -207,7 +207,7 @@ impl SummaryJob {
                     let stored = self.proxy.ledgers.store_fact_if_absent(&self.handle, fact).await;
                     match stored {
                         // One that was given up in this branch stays so: another attempt would be paid for nothing.
-                        Ok(_) if self.has_summary().await => Ok(Some(compact)),
+                        Ok(_) if self.has_summary().await.unwrap_or(true) => Ok(Some(compact)),
                         _ => Err(SummaryError::NotStored),
                     }
                 }
@@ -283,7 +283,7 @@ impl SummaryJob {
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
-            if self.has_summary().await {
+            if self.has_summary().await.unwrap_or(false) {
                 return Ok(None);
             }
         }
@@ -291,12 +291,15 @@ impl SummaryJob {
     }
 
     /// Whether there is a summary now that the request could use, and did not know of.
-    async fn has_summary(&self) -> bool {
+    ///
+    /// # Errors
+    /// The store's [`StoreError`]: then it is not known.
+    async fn has_summary(&self) -> Result<bool, StoreError> {
         let conversation = &self.prepared.conversation;
         let look = self.proxy.ledgers.look(&self.handle.scope, |ledger| {
             self.known.has_new_summary(ledger, conversation, DecisionMode::Active)
         });
-        look.await.unwrap_or(false)
+        look.await
     }
 
     /// The upstream and model that write it. A provider's own summary is for the request's model.

@@ -9,9 +9,9 @@ use crate::dialect::{PartIndex, Span};
 const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 };
 
 fn cut(why: DecisionReason, decision: Decision, tokens: u64) -> PlanStep {
-    let refused =
+    let declined =
         PlanStep::declined(Change::Cut, why, PartIndex::new(1, 0), Span::new(0, 1), tokens);
-    PlanStep { decision, tokens_after: 0, ..refused }
+    PlanStep { decision, tokens_after: 0, ..declined }
 }
 
 fn usage(input: u64, read: u64, write: u64) -> Usage {
