@@ -1,0 +1,3 @@
+//! Responses in the background: polled, resumed, and counted once.
+//!
+//! The inputs are in `tests/data/cases`.
