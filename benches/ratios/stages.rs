@@ -229,6 +229,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
             system: PartKey(0),
             tools: PartKey(0),
             client_thread: None,
+            has_reply: false,
             suspended: None,
         },
         after: Chain::START,

@@ -181,6 +181,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
             system: PartKey(1),
             tools: PartKey(2),
             client_thread: None,
+            has_reply: false,
             suspended: None,
         },
         after: Chain(u128::from(at) + 1),

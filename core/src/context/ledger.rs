@@ -80,6 +80,11 @@ impl BoundaryHash {
         Self(Chain(request_end.0).then(reply_start).0)
     }
 
+    /// Hashes the end of a request that a reply follows, whichever: its client may have edited it.
+    pub fn of_end(request_end: Chain) -> Self {
+        Self(request_end.then(PartKey(1)).0)
+    }
+
     /// Hashes a part of the reply that is unique by itself: see [`anchor_keys`].
     pub fn of_anchor_key(key: PartKey) -> Self {
         Self(Chain::START.then(key).0)

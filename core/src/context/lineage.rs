@@ -101,8 +101,13 @@ fn position(conversation: &Conversation, client_thread: Option<&str>) -> Positio
         system: fold(&conversation.system),
         tools: fold(&conversation.tools),
         client_thread: client_thread.map(Into::into),
+        has_reply: conversation.parts().any(|part| part.key.is_some() && is_reply(part)),
         suspended: None,
     }
+}
+
+fn is_reply(part: &Part) -> bool {
+    part.role == Role::Assistant
 }
 
 fn fold(parts: &[Part]) -> PartKey {
@@ -132,7 +137,8 @@ struct AncestorMatch<'l> {
 /// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
 ///    call, a rewind). This proves less, so system prompt and tools must be the same. They may differ for a call
 ///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
-///    ([`continues_a_reply`]). Of several such turns, the newest that may have reached its provider is the
+///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
+///    which has one itself. Of several such turns, the newest that may have reached its provider is the
 ///    parent, because no reply tells them apart.
 fn grown_from<'l>(
     ledger: &'l Ledger,
@@ -158,6 +164,7 @@ fn longest_prefix<'l>(
     position: &Position,
 ) -> Option<AncestorMatch<'l>> {
     let newest = newest_reasoning(ledger, conversation);
+    let replies = replies(conversation);
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
         let is_later = |turn: &&Arc<Turn>| {
@@ -174,12 +181,18 @@ fn longest_prefix<'l>(
             let goes_on = covers < chains.len();
             let is_proven = |turn: &&Arc<Turn>| {
                 let is_main = || continues_a_reply(ledger, turn, &chains[..index]);
-                has_head(turn, position) || goes_on && is_main()
+                let is_edited = turn.position.has_reply && replies.get(covers) == Some(&true);
+                has_head(turn, position) || is_edited || goes_on && is_main()
             };
             prefer(ended.filter(is_proven), position, may_be_cached)
         };
         made.or_else(replied).or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
+}
+
+/// Which keyed parts of a request are replies of the model.
+fn replies(conversation: &Conversation) -> Vec<bool> {
+    conversation.parts().filter(|part| part.key.is_some()).map(is_reply).collect()
 }
 
 /// The turn that made the newest reasoning in a request whose maker is known, after how many keyed parts. Arrivals are
@@ -304,8 +317,8 @@ fn has_head(turn: &Turn, position: &Position) -> bool {
 
 /// A request stays on its parent's thread, with six exceptions: another turn already continues the parent (a
 /// fork), it repeats the parent's request after that was answered, the client names another thread, both
-/// system prompt and tools differ (a side call with the same history), one of them differs and the parent's
-/// reply is not there, or it or the parent is not a turn (title, count, compaction). Then it begins a thread,
+/// system prompt and tools differ (a side call with the same history), one of them differs and no reply
+/// follows the parent's request, or it or the parent is not a turn (title, count, compaction). Then it begins a thread,
 /// but its estimate may still be based on that turn.
 fn growth(
     ledger: &Ledger,
@@ -316,8 +329,10 @@ fn growth(
     let other_head =
         turn.position.system != position.system && turn.position.tools != position.tools;
     let no_turn = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
-    let has = |chain| conversation.chains().any(|it| it == chain);
-    let lacks_reply = || has(turn.position.chain) && (turn.reply.is_empty() || !has(turn.after));
+    let lacks_reply = || {
+        let end = conversation.chains().position(|chain| chain == turn.position.chain);
+        end.is_some_and(|end| replies(conversation).get(end + 1) != Some(&true))
+    };
     let beside = other_head || no_turn || !has_head(turn, position) && lacks_reply();
     if turn.position.client_thread != position.client_thread || beside {
         return Growth::Forks;

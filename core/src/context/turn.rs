@@ -176,6 +176,9 @@ pub struct Position {
     /// The thread that the client names, if it names one.
     #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
     pub client_thread: Option<Box<str>>,
+    /// Whether the request has a reply of the model in it: then its messages belong to one conversation.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_reply: bool,
     /// When a rewrite of this request, or of one of its ancestors, was last refused.
     #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
     pub suspended: Option<Millis>,

@@ -124,7 +124,8 @@ fn of_tenant(tenant: &TenantId, fingerprint: u128) -> u128 {
 }
 
 /// The fingerprints that a turn leaves: the end of its reply, its anchor keys and boundary, its response's
-/// id, and if it has no complete reply, the end of its request.
+/// id, and the end of its request: if it has no complete reply, for whatever follows; if the request has a reply in it,
+/// for an edited one. A request without a reply proves nothing: many conversations begin with the same words.
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     let Fact::Turn(turn) = fact else { return Vec::new() };
     let mut fingerprints: Vec<u128> = boundary_hashes(turn).map(|boundary| boundary.0).collect();
@@ -133,6 +134,9 @@ pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     }
     if turn.outcome != Outcome::Complete {
         fingerprints.push(turn.position.chain.0);
+    }
+    if turn.position.has_reply {
+        fingerprints.push(BoundaryHash::of_end(turn.position.chain).0);
     }
     fingerprints.extend(turn.response.as_deref().map(of_response));
     let fingerprint =
@@ -151,11 +155,16 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
     if let Some(HeldHistory::After(id)) = &conversation.held {
         found_by.push(of_response(id));
     }
+    let first_reply = keyed.iter().position(|(_, answered)| *answered).unwrap_or(keyed.len());
     let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
+        let next = keyed.get(index + 1).map(|(_, next)| *next);
         // A turn ends where the role changes, or at the end.
-        if keyed.get(index + 1).is_none_or(|(_, next)| next != answered) {
+        if next != Some(*answered) {
             found_by.push(chains[index].0);
+        }
+        if !*answered && next == Some(true) && index > first_reply {
+            found_by.push(BoundaryHash::of_end(chains[index]).0);
         }
         if *answered {
             found_by.push(BoundaryHash::of_anchor_key(*key).0);

@@ -150,6 +150,27 @@ async fn an_unnamed_session_is_found_by_its_content() {
     assert_eq!(add_turn(&ledgers(&store), lookup("t", None, "4"), &of_alike, "D").await.0, alike);
 }
 
+/// A client that edits replies is found by the end of its last request, from the second turn on, and after a restart.
+#[tokio::test]
+async fn an_unnamed_session_is_found_although_its_replies_are_edited() {
+    let store = Arc::new(MemoryStore::default());
+    let ours = ledgers(&store);
+    let (first, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
+    let second = [user("hi"), model("a"), user("go")].join(",");
+    let (second_scope, _) = add_turn(&ours, lookup("t", None, "2"), &second, "B").await;
+    assert_ne!(second_scope, first, "others begin with the same words");
+    let third = [second.clone(), model("b"), user("on")].join(",");
+    let (scope, placed) = add_turn(&ours, lookup("t", None, "3"), &third, "C").await;
+    assert_eq!((scope, placed.growth), (second_scope.clone(), Growth::Grows));
+    let fourth = [third, model("c"), user("end")].join(",");
+    let (scope, placed) = add_turn(&ledgers(&store), lookup("t", None, "4"), &fourth, "D").await;
+    assert_eq!((scope, placed.growth), (second_scope.clone(), Growth::Grows));
+    let (again, _) = add_turn(&ours, lookup("t", None, "5"), &second, "E").await;
+    assert_ne!(again, second_scope, "it only repeats the request");
+    let (other, _) = add_turn(&ours, lookup("u", None, "6"), &fourth, "D").await;
+    assert_ne!(other.session, second_scope.session);
+}
+
 #[tokio::test]
 async fn invariant_11_one_tenant_does_not_find_anothers_session() {
     let store = Arc::new(MemoryStore::default());

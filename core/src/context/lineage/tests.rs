@@ -417,6 +417,28 @@ fn the_boundary_nearest_to_the_end_decides_the_parent() {
     assert_eq!(parent(&quoted), None, "the person only quotes it");
 }
 
+/// The client edits the reply, and its instructions hold the time: what the turn sent is there, and a reply follows it.
+/// The first request of a conversation has no reply, so others may begin like it.
+#[test]
+fn an_edited_reply_stays_on_its_thread_under_other_instructions() {
+    let mut play = Play::default();
+    let mut ask = |messages: &[String], time: &str, answer: &str| {
+        let asks = body(&messages.join(","), time, "");
+        play.send(&asks, &words(answer), Outcome::Complete, None)
+    };
+    let first = [user("one")];
+    ask(&first, "It is one.", "1");
+    let second = [user("one"), model("1, edited"), user("two")];
+    let second_turn = ask(&second, "It is two.", "2");
+    assert_eq!((second_turn.growth, parent(&second_turn)), (Growth::Begins, None));
+    let third = [second.as_slice(), &[model("2, edited"), user("three")]].concat();
+    let third_turn = ask(&third, "It is three.", "3");
+    assert_eq!((third_turn.growth, parent(&third_turn)), (Growth::Grows, Some("req-2")));
+    assert_eq!(third_turn.position.thread, second_turn.position.thread);
+    let beside = [second.as_slice(), &[user("suggest")]].concat();
+    assert_eq!(parent(&ask(&beside, "You suggest.", "x")), None, "no reply follows");
+}
+
 #[test]
 fn a_client_that_drops_text_beside_a_call_stays_on_its_thread() {
     let mut play = Play::default();

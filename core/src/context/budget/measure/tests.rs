@@ -68,6 +68,7 @@ impl Case {
                 system: PartKey(0),
                 tools: PartKey(0),
                 client_thread: None,
+                has_reply: false,
                 suspended: None,
             },
             after: Chain::START,
