@@ -202,13 +202,6 @@ def plain_results(name):
     return bool(re.match(r"gemini-(1\.|2\.0)", name))
 
 
-def picture_cost(name):
-    """How a picture is counted, if recorded calls differ from the family."""
-    if name.startswith("grok"):
-        return "tiles"
-    return "shape" if name.startswith("gemini") and reads_reasoning(name) else None
-
-
 def tool_offering(name):
     """Tokens of the instructions on how to call tools, if recorded first calls differ from the family."""
     if not name.startswith("claude"):
@@ -252,8 +245,6 @@ def line(maker, name, window, output, price):
         fields.append("plain_results = true")
     if tool_offering(name):
         fields.append(f"tool_offering = {tool_offering(name)}")
-    if picture_cost(name):
-        fields.append(f'picture_cost = "{picture_cost(name)}"')
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         names = ("input", "output", "cache_read", "cache_write")
@@ -307,8 +298,8 @@ def main():
 # turns stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered:
 # a turn's reasoning is dropped if text comes with tool results; plain_results: tool results cost no more
 # than their text and their tool's name; tool_offering: what the first tool costs beside itself;
-# picture_cost: how a picture is counted, if not as in its family; cache_min: smallest cached prefix;
-# cache_ttl_s: how long it lives unused; price: US dollars per million tokens, lowest tier.
+# cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
+# tokens, lowest tier.
 
 [models]""")
     makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))

@@ -10,9 +10,10 @@ pub use report::{OverflowReport, OverflowSign};
 
 use super::budget::Anchor;
 use super::{Estimate, EstimateMethod, SketchPart};
+use crate::dialect::models::PictureRule;
 use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
 use crate::dialect::{Conversation, PartKind, Purpose, Reply, StopReason, Usage};
-use crate::tokens::media::LARGEST_PICTURE;
+use crate::tokens::media::largest_picture;
 
 /// A reported input below this share of what was sent is much too low.
 const FAR_BELOW: f64 = 0.7;
@@ -31,13 +32,18 @@ const FAR_BELOW_ANY: u64 = 2;
 /// Whether a message about the window contradicts the estimate so much that it cannot be true: its numbers are
 /// far above what was sent, or it has none and the request would fit any window. Not if the provider holds
 /// history, or if there are documents or opaque parts: their size is unknown here.
-pub fn contradicts(stated: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
+pub fn contradicts(
+    stated: &Overflow,
+    estimate: &Estimate,
+    sent: &Conversation,
+    rule: &PictureRule,
+) -> bool {
     let unseen = [PartKind::Document, PartKind::Opaque];
     let is_seen = estimate.method != EstimateMethod::Held
         && sent.held.is_none()
         && sent.parts().all(|part| !unseen.contains(&part.kind));
     let pictures = sent.parts().filter(|part| part.kind == PartKind::Image).count() as u64;
-    let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(LARGEST_PICTURE));
+    let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(largest_picture(rule)));
     let most = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
     let is_wild = match stated.input.or(stated.window) {
         Some(tokens) => tokens > most,

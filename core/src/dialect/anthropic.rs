@@ -229,11 +229,11 @@ impl Reader {
                 part.key = self.keyer.value(kind, role, source);
             }
             (Some("base64"), Some(data)) => {
-                part.media = Some(Media { data: Some(data.span()), mime });
+                part.media = Some(Media { data: Some(data.span()), mime, detail: None });
                 part.key = self.keyer.media(kind, role, data);
             }
             (_, Some(address)) => {
-                part.media = Some(Media { data: None, mime });
+                part.media = Some(Media { data: None, mime, detail: None });
                 part.key = self.keyer.media(kind, role, address);
             }
             (_, None) => {

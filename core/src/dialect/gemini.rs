@@ -17,7 +17,7 @@ use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
     Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartIndex, PartKey, PartKind,
-    Purpose, Role,
+    PictureDetail, Purpose, Role,
 };
 use crate::wire::json::{Document, Kind, Value, first, members};
 
@@ -50,7 +50,9 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let cached = root.get_any(&["cachedContent", "cached_content"]).and_then(|name| name.text());
     conversation.held = cached.map(|name| HeldHistory::Named(name.into()));
 
-    let mut reader = Reader { keyer: Keyer::default(), conversation, run: ModelTextRun::default() };
+    let resolution = generation_config(root).and_then(resolution);
+    let (keyer, run) = Default::default();
+    let mut reader = Reader { keyer, conversation, run, resolution };
     reader.head(root);
     reader.contents(root);
     reader.conversation
@@ -60,6 +62,8 @@ struct Reader {
     keyer: Keyer,
     conversation: Conversation,
     run: ModelTextRun,
+    /// The resolution of all media that have none of their own.
+    resolution: Option<PictureDetail>,
 }
 
 /// Adjacent texts of the model. Some clients send a streamed reply back in its pieces, others as one text:
@@ -98,7 +102,7 @@ impl Reader {
                 }
             }
         }
-        let Some(config) = root.get_any(&["generationConfig", "generation_config"]) else { return };
+        let Some(config) = generation_config(root) else { return };
         let limit = config.get_any(&["maxOutputTokens", "max_output_tokens"]);
         self.conversation.max_output = limit.and_then(|limit| limit.as_u64());
         let schema = config.get_any(&[
@@ -185,6 +189,9 @@ impl Reader {
                 note_once(&mut self.conversation.notes, Note::UnknownPart);
                 part = Part::opaque(role, value, &mut self.keyer);
             }
+        }
+        if let Some(media) = &mut part.media {
+            media.detail = resolution(value).or(self.resolution);
         }
         if part.key.is_some() && part.kind != PartKind::Text {
             self.end_run(parts);
@@ -313,6 +320,16 @@ const HOSTED: [&str; 8] = [
     "tool_response",
 ];
 
+fn generation_config(root: Value<'_>) -> Option<Value<'_>> {
+    root.get_any(&["generationConfig", "generation_config"])
+}
+
+/// The media resolution that a part or the configuration asks for.
+fn resolution(value: Value<'_>) -> Option<PictureDetail> {
+    let asked = value.get_any(&["mediaResolution", "media_resolution"])?;
+    PictureDetail::of(asked.get("level").or(Some(asked)))
+}
+
 fn signature(part: Value<'_>) -> Option<Value<'_>> {
     part.get_any(&["thoughtSignature", "thought_signature"])
         .filter(|signature| signature.kind() == Kind::String)
@@ -342,7 +359,7 @@ fn inline_media(keyer: &mut Keyer, role: Role, inline: Value<'_>) -> MediaPart {
     let (kind, mime) = kind_of_media(inline);
     let data = inline.get("data").filter(|data| data.kind() == Kind::String);
     let text = data.and_then(|data| data.text()).unwrap_or_default();
-    let media = Media { data: data.map(|data| data.span()), mime };
+    let media = Media { data: data.map(|data| data.span()), mime, detail: None };
     MediaPart { kind, media, key: keyer.media(kind, role, &text) }
 }
 
@@ -350,7 +367,7 @@ fn file_media(keyer: &mut Keyer, role: Role, file: Value<'_>) -> MediaPart {
     let (kind, mime) = kind_of_media(file);
     let address = file.get_any(&["fileUri", "file_uri"]).and_then(|address| address.text());
     let key = keyer.media(kind, role, address.unwrap_or_default());
-    MediaPart { kind, media: Media { data: None, mime }, key }
+    MediaPart { kind, media: Media { data: None, mime, detail: None }, key }
 }
 
 fn kind_of_media(value: Value<'_>) -> (PartKind, Option<Box<str>>) {

@@ -49,7 +49,7 @@ pub use conversation::{Conversation, HeldHistory, Message};
 pub use key::{Chain, PartKey};
 pub use kinds::{Dialect, PartKind, Purpose, Role};
 pub use note::Note;
-pub use part::{Media, Part, PartIndex};
+pub use part::{Media, Part, PartIndex, PictureDetail};
 pub use progress::ReplyProgress;
 pub use provider_error::ProviderError;
 pub use reading::ResponseReader;

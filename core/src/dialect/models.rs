@@ -4,7 +4,12 @@
 //! overrides. Names have many spellings (provider prefixes, dates, tags); an unknown name gets
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
+mod pictures;
+
 use std::sync::OnceLock;
+
+pub use pictures::PictureRule;
+pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
@@ -69,9 +74,9 @@ pub struct Model {
     /// that of the family.
     #[serde(default)]
     pub tool_offering: Option<u32>,
-    /// How images are counted, if that differs from the family.
-    #[serde(default)]
-    pub picture_cost: PictureCost,
+    /// How pictures are counted: by the name and the family.
+    #[serde(skip)]
+    pub pictures: PictureRule,
     /// Prices, US dollars per million tokens; `None` if unknown.
     #[serde(default)]
     pub price: Option<Price>,
@@ -85,20 +90,6 @@ pub struct Model {
     /// once.
     #[serde(skip, default = "yes")]
     pub known: bool,
-}
-
-/// How a model counts an image (`docs/estimates.md` 1.4).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PictureCost {
-    /// Like its family.
-    #[default]
-    Family,
-    /// By tiles with a side of 448 pixels (Grok).
-    Tiles,
-    /// The same for any size, depending only on its shape (Gemini from 3 on).
-    #[serde(rename = "shape")]
-    AspectRatio,
 }
 
 fn free() -> ReasoningBinding {
@@ -151,12 +142,17 @@ impl Model {
             drops_steered: false,
             plain_results: false,
             tool_offering: None,
-            picture_cost: PictureCost::Family,
+            pictures: PictureRule::default(),
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,
             known: false,
         }
+    }
+
+    /// The same, with the rule for pictures that its names or its family have.
+    fn with_pictures(self, names: &[String]) -> Self {
+        Self { pictures: PictureRule::of(names, self.family), ..self }
     }
 
     /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.
@@ -223,7 +219,10 @@ impl Catalogue {
             model.known |= better.window.is_some();
             model.window = better.window.unwrap_or(model.window);
             model.max_output = better.max_output.unwrap_or(model.max_output);
-            model.family = better.family.unwrap_or(model.family);
+            if let Some(family) = better.family {
+                model.family = family;
+                model.pictures = PictureRule::of_family(family);
+            }
             model.price = better.price.or(model.price);
         }
         model
@@ -254,20 +253,21 @@ fn find(name: &str) -> Model {
     };
     // Most names are spelled as in the catalogue.
     if let Some(model) = listed(name) {
-        return model.clone();
+        return model.clone().with_pictures(&[name.to_owned()]);
     }
     let spellings = spellings(name);
     if let Some(model) = spellings.iter().skip(1).find_map(|name| listed(name)) {
-        return model.clone();
+        return model.clone().with_pictures(&spellings);
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));
         fitting.max_by_key(|(start, _)| start.len())
     });
-    match guess {
+    let model = match guess {
         Some((_, guess)) => Model { known: false, ..guess.clone() },
         None => Model::unknown(),
-    }
+    };
+    model.with_pictures(&spellings)
 }
 
 /// Names of vendors and clouds that are put before a model's name with a dash.

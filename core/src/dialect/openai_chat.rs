@@ -15,7 +15,9 @@ pub use usage::USAGE;
 
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
-use super::{Conversation, Dialect, Media, Message, Note, Part, PartKind, Purpose, Role, Span};
+use super::{
+    Conversation, Dialect, Media, Message, Note, Part, PartKind, PictureDetail, Purpose, Role, Span,
+};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// Reads a request. The path adds nothing to the body, except on Azure, where [`super::read`] takes the model
@@ -292,7 +294,8 @@ impl Reader {
             }),
         };
         let data = address.filter(|_| is_data).map(|address| address.span());
-        part.media = Some(Media { data, mime });
+        let detail = PictureDetail::of(inner.get("detail").or_else(|| block.get("detail")));
+        part.media = Some(Media { data, mime, detail });
         part.key = self.keyer.media(kind, role, &text);
         part
     }

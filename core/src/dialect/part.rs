@@ -161,4 +161,33 @@ pub struct Media {
     pub data: Option<Span>,
     /// The type that the client declared.
     pub mime: Option<Box<str>>,
+    /// How finely the client wants it to be read; `None`: as the model does by default.
+    pub detail: Option<PictureDetail>,
+}
+
+/// How finely a picture is read, if a client says so: OpenAI's `detail`, Gemini's `mediaResolution`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureDetail {
+    /// `low`.
+    Low,
+    /// `medium` (Gemini).
+    Medium,
+    /// `high`.
+    High,
+    /// `original` (OpenAI), `ULTRA_HIGH` (Gemini).
+    Original,
+}
+
+impl PictureDetail {
+    /// The detail in this member; `None` for `auto` and what is not known.
+    pub(super) fn of(value: Option<Value<'_>>) -> Option<Self> {
+        let written = value?.text()?.to_ascii_lowercase();
+        match written.strip_prefix("media_resolution_").unwrap_or(&written) {
+            "low" => Some(Self::Low),
+            "medium" => Some(Self::Medium),
+            "high" => Some(Self::High),
+            "original" | "ultra_high" => Some(Self::Original),
+            _ => None,
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::bpe::{self, Encoding};
 use super::costs::{self, Costs, FamilyCosts};
 use super::features::ClassCounts;
 use super::media;
-use crate::dialect::models::{Family, Model, PictureCost, ReasoningBinding};
+use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
@@ -136,8 +136,7 @@ impl TokenCounter<'_> {
     /// Counts the tokens of a part of the request, with its share of structure.
     pub(crate) fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
-            let (family, cost) = (self.tokenizer.family, self.structure.picture_cost);
-            let tokens = media::tokens(part, media, self.body, family, cost);
+            let tokens = media::tokens(part, media, self.body, &self.structure.pictures);
             return tokens.unwrap_or_else(|guess| {
                 self.counting = CountingMethod::Length;
                 guess
@@ -400,7 +399,7 @@ struct StructureCost {
     /// Added with the first tool that appears in the history.
     loading: u32,
     reasoning: u32,
-    picture_cost: PictureCost,
+    pictures: PictureRule,
     /// Whether a carriage return before a line feed costs nothing.
     folds_line_ends: bool,
     /// Added once to every prompt.
@@ -418,7 +417,7 @@ impl StructureCost {
         let folds_line_ends = model.folds_line_ends();
         let structure = Self::around(model, dialect);
         let offering = model.tool_offering.unwrap_or(structure.offering);
-        Self { offering, picture_cost: model.picture_cost, folds_line_ends, ..structure }
+        Self { offering, pictures: model.pictures, folds_line_ends, ..structure }
     }
 
     fn around(model: &Model, dialect: Dialect) -> Self {

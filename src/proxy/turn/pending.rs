@@ -194,7 +194,8 @@ impl PendingExchange {
     ) -> bool {
         let parts = &self.prepared.conversation;
         let Some(estimate) = self.estimate() else { return false };
-        let is_wild = overflow::contradicts(overflow, estimate, parts);
+        let pictures = &self.prepared.model.pictures;
+        let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
             let _ = RequestInfo::of(&self.prepared).window_to_learn(taught, size, &recorder.proxy);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::context::{Breakdown, PromptSection, Turn};
+use crate::dialect::models::Catalogue;
 use crate::dialect::{PartKey, ProviderError, ReplyPart};
 use crate::tokens::learn::CostPrediction;
 
@@ -176,12 +177,19 @@ fn an_overflow_message_far_above_the_estimate_is_not_believed() {
     let plain = sent(r#""Look.""#);
     let of = |window, input| Overflow { window, input };
     let is_wild = |reported: Overflow| {
-        contradicts(&reported, &estimate(100, EstimateMethod::Anchored), &plain)
+        contradicts(
+            &reported,
+            &estimate(100, EstimateMethod::Anchored),
+            &plain,
+            &PictureRule::default(),
+        )
     };
     assert!(!is_wild(of(Some(200), Some(850))) && is_wild(of(Some(200), Some(851))));
     assert!(!is_wild(of(Some(850), None)) && is_wild(of(Some(851), None)));
     let reported = of(None, Some(9_999));
-    let unseen = |method, sent| contradicts(&reported, &estimate(100, method), sent);
+    let unseen = |method, sent| {
+        contradicts(&reported, &estimate(100, method), sent, &PictureRule::default())
+    };
     assert!(unseen(EstimateMethod::Anchored, &plain) && !unseen(EstimateMethod::Held, &plain));
     let held = Some(crate::dialect::HeldHistory::After("r".into()));
     let held = Conversation { held, ..plain.clone() };
@@ -189,7 +197,12 @@ fn an_overflow_message_far_above_the_estimate_is_not_believed() {
     let document = r#"[{"type":"document","source":{"type":"url","url":"https://a/b.pdf"}}]"#;
     let opaque = r#"[{"type":"server_thing","of":"somewhere"}]"#;
     for other in [sent(document), sent(opaque)] {
-        let is_wild = contradicts(&reported, &estimate(100, EstimateMethod::Anchored), &other);
+        let is_wild = contradicts(
+            &reported,
+            &estimate(100, EstimateMethod::Anchored),
+            &other,
+            &PictureRule::default(),
+        );
         assert!(!is_wild, "nobody here knows its size");
     }
 }
@@ -198,6 +211,7 @@ fn an_overflow_message_far_above_the_estimate_is_not_believed() {
 #[test]
 fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
     let picture = r#"{"type":"image","source":{"type":"url","url":"https://a/b.png"}}"#;
+    let rule = Catalogue::default().model("claude-opus-4-8", "").pictures;
     let is_wild = |pictures: usize, input| {
         let content = vec![picture; pictures].join(",");
         let body = format!(r#"{{"messages":[{{"role":"user","content":[{content}]}}]}}"#);
@@ -207,9 +221,9 @@ fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
             body.as_bytes(),
         );
         let reported = Overflow { window: None, input };
-        contradicts(&reported, &estimate(400, EstimateMethod::Anchored), &sent)
+        contradicts(&reported, &estimate(400, EstimateMethod::Anchored), &sent, &rule)
     };
-    let most = |pictures: u64| Some(8 * (400 + pictures * u64::from(LARGEST_PICTURE)));
+    let most = |pictures: u64| Some(8 * (400 + pictures * u64::from(largest_picture(&rule))));
     for pictures in [1, 3] {
         let most = most(pictures as u64);
         assert!(!is_wild(pictures, most), "{pictures}");
@@ -223,8 +237,9 @@ fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
 fn an_overflow_without_numbers_is_not_believed_of_a_small_request() {
     let body = br#"{"max_tokens":64000,"messages":[{"role":"user","content":"Look."}]}"#;
     let sent = crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body);
-    let is_wild =
-        |tokens, method| contradicts(&Overflow::default(), &estimate(tokens, method), &sent);
+    let is_wild = |tokens, method| {
+        contradicts(&Overflow::default(), &estimate(tokens, method), &sent, &PictureRule::default())
+    };
     assert!(is_wild(749, EstimateMethod::Anchored) && !is_wild(750, EstimateMethod::Anchored));
     assert!(!is_wild(749, EstimateMethod::Held), "nobody here knows what it holds");
 }

@@ -30,7 +30,9 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let edit = media::replaced(request.body, found, data);
                     let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
                     let key = PartKey::of_bytes(data.as_bytes());
-                    plan.sent.replace(found.span, key, base64_tokens(data, request.model));
+                    let detail = found.media.as_ref().and_then(|media| media.detail);
+                    let tokens = base64_tokens(data, &request.model.pictures, detail);
+                    plan.sent.replace(found.span, key, tokens);
                     add_step(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }

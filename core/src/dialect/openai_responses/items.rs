@@ -5,7 +5,7 @@
 //! not calls that need a result, and have no key, because clients shorten or drop them.
 
 use crate::dialect::key::{Keyer, ToolArguments};
-use crate::dialect::{Chain, Media, Part, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Media, Part, PartKey, PartKind, PictureDetail, Role};
 use crate::wire::json::{Kind, Value, first};
 
 /// An item that was read.
@@ -146,6 +146,7 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
         part.key = keyer.value(kind, role, block);
         return part;
     };
+    let detail = PictureDetail::of(block.get("detail").or_else(|| source.get("detail")));
     // The form of Chat Completions, which some clients keep: `{"image_url": {"url": …}}`.
     let source = source.get("url").unwrap_or(source);
     let address = source.text().unwrap_or_default();
@@ -155,7 +156,7 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
     };
     let typed = address.strip_prefix("data:").and_then(|rest| rest.split([';', ',']).next());
     let mime = typed.filter(|mime| !mime.is_empty()).map(Into::into);
-    part.media = Some(Media { data: has_data.then(|| source.span()), mime });
+    part.media = Some(Media { data: has_data.then(|| source.span()), mime, detail });
     part.name = block.get_text("filename").map(Into::into);
     part.key = keyer.media(kind, role, &address);
     part
@@ -276,8 +277,8 @@ fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
 fn picture_made(item: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Image, Role::Assistant, item);
     part.name = Some("image_generation".into());
-    part.media =
-        Some(Media { data: item.get_any(&["result"]).map(|data| data.span()), mime: None });
+    let data = item.get_any(&["result"]).map(|data| data.span());
+    part.media = Some(Media { data, mime: None, detail: None });
     part
 }
 
