@@ -35,8 +35,6 @@ pub(crate) struct LessonView {
     pub believed: Option<u64>,
     /// The number of credentials that met it.
     pub tenants: usize,
-    /// The number of these that the upstream has also answered successfully: they count towards agreement.
-    pub agree: usize,
     /// When it was first met, ms since 1970.
     pub since: Millis,
     /// When it expires, ms since 1970; absent if it does not.
@@ -55,9 +53,7 @@ pub(crate) struct LessonDecision {
 
 impl From<LessonLine> for LessonView {
     fn from(line: LessonLine) -> Self {
-        let LessonLine {
-            id, upstream, model, believed, tenants, agree, since, expires, reach, ..
-        } = line;
+        let LessonLine { id, upstream, model, believed, tenants, since, expires, reach, .. } = line;
         let (lesson, window) = match line.lesson {
             Lesson::UsageRefused => ("include_usage refused", None),
             Lesson::ReasoningDemanded => ("reasoning demanded", None),
@@ -72,19 +68,7 @@ impl From<LessonLine> for LessonView {
             Lesson::MaxOutput(most) => ("most output", Some(most)),
         };
         let lesson = lesson.to_owned();
-        Self {
-            id,
-            upstream,
-            model,
-            lesson,
-            window,
-            believed,
-            tenants,
-            agree,
-            since,
-            expires,
-            reach,
-        }
+        Self { id, upstream, model, lesson, window, believed, tenants, since, expires, reach }
     }
 }
 

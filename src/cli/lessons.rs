@@ -69,12 +69,7 @@ fn table(lessons: &[LessonView], now: Millis) -> String {
         });
         let holds = match view.reach {
             LessonScope::Tenants => "those who got it",
-            LessonScope::Agreed => "all: they agree",
             LessonScope::Shared => "all: shared",
-        };
-        let counted = match view.agree {
-            1 => "1 counts".to_owned(),
-            agree => format!("{agree} count"),
         };
         let model = if view.model.is_empty() { "all" } else { &view.model };
         rows.push([
@@ -82,7 +77,7 @@ fn table(lessons: &[LessonView], now: Millis) -> String {
             view.upstream.clone(),
             model.to_owned(),
             what,
-            format!("{} ({counted})", view.tenants),
+            view.tenants.to_string(),
             age(now, view.since),
             expires,
             holds.to_owned(),
@@ -105,7 +100,6 @@ mod tests {
             window,
             believed: window.map(|_| 200_000),
             tenants: 2,
-            agree: 1,
             since: 0,
             expires,
             reach,
@@ -116,10 +110,7 @@ mod tests {
         ];
         let table = table(&lessons, 3_600_000);
         let lines: Vec<&str> = table.lines().map(str::trim_end).collect();
-        assert!(
-            lines[0].ends_with("APPLIES TO") && lines[1].contains("  2 (1 counts)  "),
-            "{table}"
-        );
+        assert!(lines[0].ends_with("APPLIES TO") && lines[1].contains("  2  "), "{table}");
         assert!(lines[1].contains("window 9,000, not 200,000") && lines[1].contains("in 1 h"));
         assert!(lines[2].contains("  all  ") && lines[2].ends_with("all: shared"), "{table}");
     }

@@ -6,7 +6,7 @@ mod what_if;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -129,13 +129,23 @@ fn is_recording(path: &Path) -> bool {
     name.ends_with(".jsonl") || name.ends_with(".jsonl.zst")
 }
 
+/// The largest text of a compressed file that is read, bytes.
+const LARGEST: u64 = 256 << 20;
+
 /// The text of a file, decompressed if it is a `.zst` file.
 fn text(file: &Path) -> std::io::Result<String> {
     if file.extension().is_none_or(|extension| extension != "zst") {
         return std::fs::read_to_string(file);
     }
-    let plain = zstd::decode_all(std::fs::File::open(file)?)?;
-    String::from_utf8(plain).map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error))
+    let mut text = String::new();
+    let plain = zstd::Decoder::new(std::fs::File::open(file)?)?;
+    // A few kilobytes can become gigabytes.
+    plain.take(LARGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LARGEST {
+        let why = "it decompresses to more than 256 MiB: split it, or decompress it first";
+        return Err(std::io::Error::new(ErrorKind::FileTooLarge, why));
+    }
+    Ok(text)
 }
 
 fn read(file: &Path, lines: &mut Vec<TranscriptLine>) -> Result<(), CliError> {

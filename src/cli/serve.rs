@@ -12,6 +12,7 @@ mod threads;
 mod timed;
 
 use std::fs::File;
+use std::io::IsTerminal as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -146,8 +147,8 @@ impl Server {
             |store: DeferredStore| timed::TimedStore { store, telemetry: telemetry.clone() };
         let (traffic, admin_store) =
             (timed(DeferredStore::clone(&store)), timed(store.for_admin()));
-        let LessonSettings { tenants, days } = config.lessons;
-        let terms = LessonTerms { tenants, days };
+        let LessonSettings { days } = config.lessons;
+        let terms = LessonTerms { days };
         let ledgers = Ledgers::with_admin_store(Arc::new(traffic), Arc::new(admin_store), terms);
         let ledgers = Arc::new(ledgers);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
@@ -212,12 +213,12 @@ impl Server {
         lines
     }
 
-    /// A link to the page. It has the token if that was generated here and our output is not stored where others can read
-    /// it.
+    /// A link to the page. It has the token if that was generated here and a terminal shows it: any other output may be
+    /// stored where others can read it.
     fn page(&self) -> String {
         let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };
         let page = format!("{scheme}://{}", self.admin_at);
-        if self.config.admin_token.is_some() || is_output_collected() {
+        if self.config.admin_token.is_some() || !std::io::stdout().is_terminal() {
             return page;
         }
         format!("{page}/#token={}", self.access.admin.0)
@@ -450,14 +451,6 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
         }
     });
     Ok(stopped)
-}
-
-/// Whether our standard output is stored where others can read it: a service's journal, the logs of a
-/// cluster.
-fn is_output_collected() -> bool {
-    ["JOURNAL_STREAM", "KUBERNETES_SERVICE_HOST"]
-        .iter()
-        .any(|name| std::env::var_os(name).is_some())
 }
 
 fn warn_no_socket(config: &Config, error: &std::io::Error) {

@@ -126,7 +126,8 @@ pub struct RawConfig {
     /// The text of conversations: whether it is stored, in addition to usage and sizes.
     pub content: RawContent,
     /// Lessons: what refusals of upstreams teach, such as a window or an unknown field. A lesson applies to the
-    /// credential whose request was refused. `plimsoll lessons` lists, shares and deletes them.
+    /// credential whose request was refused, and to all only if you share it. `plimsoll lessons` lists, shares and
+    /// deletes them.
     pub lessons: RawLessons,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are built in; yours come
     /// before them, in the order of the file. `/NAME/…` always selects one.
@@ -259,13 +260,10 @@ pub struct RawContent {
     pub session_bytes: u64,
 }
 
-/// Lessons, which refusals of upstreams teach: to whom they apply, and for how long.
+/// Lessons, which refusals of upstreams teach: how long they apply.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLessons {
-    /// How many credentials must get the same refusal before the lesson applies to everyone. Only credentials
-    /// that also had successful responses from the upstream count.
-    pub tenants: u64,
     /// Days until a lesson expires, 1 to 90. The next such refusal teaches it again.
     pub days: u64,
 }
@@ -428,7 +426,7 @@ impl Default for RawContent {
 
 impl Default for RawLessons {
     fn default() -> Self {
-        Self { tenants: 3, days: 7 }
+        Self { days: 7 }
     }
 }
 

@@ -141,8 +141,7 @@ fn content(raw: &RawConfig) -> ContentSettings {
 }
 
 fn lessons(raw: &RawConfig) -> LessonSettings {
-    let tenants = usize::try_from(raw.lessons.tenants).unwrap_or(usize::MAX);
-    LessonSettings { tenants, days: raw.lessons.days }
+    LessonSettings { days: raw.lessons.days }
 }
 
 fn limits(raw: &RawConfig) -> ServerLimits {
@@ -279,10 +278,6 @@ impl Resolver<'_> {
             if value == 0 {
                 self.wrong(&["retention", key], "0 stores nothing", "Write 1 or more.");
             }
-        }
-        if raw.lessons.tenants == 0 {
-            let remedy = "Write 1 or more; with 1, every lesson applies to all at once.";
-            self.wrong(&["lessons", "tenants"], "0 credentials cannot agree", remedy);
         }
         if !LESSON_DAYS.contains(&raw.lessons.days) {
             let what = format!("{} is not from 1 to 90", raw.lessons.days);

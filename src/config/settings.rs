@@ -72,7 +72,7 @@ pub struct Config {
     pub on_failure: OnFailure,
     /// Whether the text of conversations is stored.
     pub content: ContentSettings,
-    /// To whom lessons apply, and for how long.
+    /// How long lessons apply.
     pub lessons: LessonSettings,
     /// Which form of a request its token counting calls count.
     pub count: ProviderCounting,
@@ -206,11 +206,9 @@ pub struct Retention {
     pub bytes: u64,
 }
 
-/// To whom lessons apply, and for how long.
+/// How long lessons apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LessonSettings {
-    /// How many tenants must get the same refusal before its lesson applies to all.
-    pub tenants: usize,
     /// Days until a lesson expires.
     pub days: u64,
 }

@@ -52,7 +52,7 @@ pub(super) fn config(commit_ms: u64) -> Config {
             drain_s: 1,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
-        lessons: crate::config::LessonSettings { tenants: 3, days: 7 },
+        lessons: crate::config::LessonSettings { days: 7 },
         on_failure: Default::default(),
         content: ContentSettings { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: ProviderCounting::Sent,

@@ -100,14 +100,19 @@ pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
     let found = std::fs::metadata(path)?;
     let was = found.mode() & 0o7777;
     let shown = path.display();
-    if was & OTHERS == 0 || found.file_type().is_socket() {
+    if found.file_type().is_socket() {
         return Ok(None);
     }
-    if found.uid() != rustix::process::geteuid().as_raw() {
+    let owner = found.uid();
+    // Root can see everything anyhow; any other owner can, whatever the mode.
+    let is_strangers = owner != 0 && owner != rustix::process::geteuid().as_raw();
+    if was & OTHERS == 0 && !is_strangers {
+        return Ok(None);
+    }
+    if owner != rustix::process::geteuid().as_raw() {
         return Ok(Some(format!(
-            "{shown} belongs to another user (id {}), and its mode is {was:04o}: others may see or \
+            "{shown} belongs to another user (id {owner}), and its mode is {was:04o}: others may see or \
              change what is kept here. It was left as it is",
-            found.uid()
         )));
     }
     if is_shared(&found) {

@@ -1,8 +1,8 @@
 //! Lessons: what refusals of upstreams taught, which tenants met them, and for whom they apply.
 //!
-//! A lesson applies to the tenant that met it. It applies to all once enough tenants agree whose requests the
-//! upstream also accepted, or once the operator shares it. It expires after some days, and ends at once if it
-//! is forgotten. Kept in memory, bounded. If the store fails, another request is refused; no response is
+//! A lesson applies to the tenant that met it, and to all only once the operator shares it: nobody can tell
+//! how many people hold a number of keys, so tenants cannot vote. It expires after some days, and ends at once
+//! if it is forgotten. Kept in memory, bounded. If the store fails, another request is refused; no response is
 //! lost.
 
 mod entry;
@@ -95,9 +95,9 @@ impl Lessons {
         outcome
     }
 
-    /// Records that an upstream accepted a request. `held`: tokens that its model read and wrote, which
-    /// disprove any smaller window.
-    pub(crate) fn answered(&self, source: &LessonSource<'_>, held: Option<u64>, now: Millis) {
+    /// Records that an upstream accepted a request whose model read and wrote `held` tokens, which disproves any
+    /// smaller window that the tenant had met.
+    pub(crate) fn answered(&self, source: &LessonSource<'_>, held: u64, now: Millis) {
         let notes = self.state().answered(source, held, now);
         if !notes.is_empty() {
             let lessons = self.clone();
@@ -127,7 +127,7 @@ impl Lessons {
     ///
     /// # Errors
     /// The store's [`StoreError`]; in this process it applies all the same.
-    pub(crate) async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
+    pub async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Shared, now).await
     }
 

@@ -181,8 +181,6 @@ pub(crate) enum AdminRefusal {
 pub(crate) enum LessonOutcome {
     /// It holds for the tenant that received the refusal.
     Learned,
-    /// Enough tenants agree: it holds for all.
-    Agreed,
     /// Not learned: the refusal's text quotes the refused request.
     Quoted,
     /// Not learned: a window that contradicts what was sent.

@@ -384,7 +384,7 @@ impl MetricFamilies {
             counts_estimated: make.counters("plimsoll_token_estimates_total", &["upstream", "reason"],
                 "Token counting requests of clients that Plimsoll answered with its estimate: because the configuration says so (`configured`), because the upstream answered that it has no such endpoint (`missing`), or because it had answered so before (`learned`).")?,
             lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
-                "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to apply to all, or not learned because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).")?,
+                "Lessons that refusals could teach: `learned` by a tenant, or not learned because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).")?,
             session_load: make.histogram("plimsoll_session_load_seconds", FIRST_LOAD,
                 "How long requests waited for their session and its model to be loaded from the store; only requests that had to load. After a restart the first request of a session waits up to `limits.first_load_ms`.")?,
             store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,

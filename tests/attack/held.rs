@@ -179,6 +179,23 @@ async fn replaying_a_hostile_recording_never_crashes() {
     }
 }
 
+/// A few kilobytes become a gigabyte: it is not read into memory.
+#[tokio::test]
+async fn a_recording_that_inflates_without_end_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bomb.jsonl.zst");
+    let mut bomb = zstd::Encoder::new(std::fs::File::create(&file).unwrap(), 1).unwrap();
+    let spaces = vec![b' '; 1 << 20];
+    for _ in 0..257 {
+        std::io::Write::write_all(&mut bomb, &spaces).unwrap();
+    }
+    bomb.finish().unwrap();
+    assert!(std::fs::metadata(&file).unwrap().len() < 1 << 20);
+    let done = program::run(&["replay", file.to_str().unwrap()]).await;
+    assert_eq!(done.code, 1);
+    assert!(done.err.contains("decompresses to more than 256 MiB"), "{}", done.err);
+}
+
 #[tokio::test]
 async fn plain_http_on_a_tls_port_gets_no_http_response() {
     let (echo, base) = Echo::start().await;

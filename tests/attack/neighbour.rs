@@ -150,6 +150,33 @@ async fn a_false_server_at_the_admin_address_gets_no_token() {
     assert!(!heard.to_lowercase().contains("authorization"), "{heard}");
 }
 
+/// A file, a pipe, a journal or `docker logs` may be read by others. The file case is in each start of `Serving`, which
+/// expects the whole line.
+#[tokio::test]
+async fn the_token_is_shown_to_a_terminal_and_to_nobody_else() {
+    let serving = Serving::start("http://127.0.0.1:9", &[]).await;
+    assert!(!serving.first_steps.join("\n").contains(&serving.token));
+    let data = tempfile::tempdir().unwrap();
+    let program = env!("CARGO_BIN_EXE_plimsoll");
+    let folder = data.path().display();
+    let serve = format!("{program} serve --listen {FREE} --admin {FREE} --data {folder}");
+    let mut terminal = tokio::process::Command::new("script")
+        .args(["-qec", &format!("echo pid $$; exec {serve}"), "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut out = super::program::lines(terminal.stdout.take().unwrap());
+    let pid = within("its id", out.next_line()).await.unwrap().unwrap();
+    let ready = within("the ready line", out.next_line()).await.unwrap().unwrap();
+    let pid = pid.trim().strip_prefix("pid ").unwrap();
+    assert!(Command::new("kill").arg(pid).status().await.unwrap().success());
+    let token = std::fs::read_to_string(data.path().join("admin.token")).unwrap();
+    assert!(ready.contains(&format!("/#token={}", token.trim())), "{ready}");
+    terminal.wait().await.unwrap();
+}
+
 /// Even if the false server is a process of this user, commands send nothing to another machine.
 #[tokio::test]
 async fn a_base_url_that_is_not_loopback_is_refused() {

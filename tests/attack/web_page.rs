@@ -182,3 +182,45 @@ async fn cors_headers_are_dropped_if_the_key_is_the_operators() {
     let answer = client.response().await;
     assert_eq!(answer.lines(), ["request-id: r", "content-length: 2"]);
 }
+
+/// A gateway does what headers say: only those that are known to choose neither a backend nor an account go with the
+/// operator's key, and of its account the client learns nothing.
+#[tokio::test]
+async fn the_operators_key_goes_where_the_operator_said() {
+    let stage = Stage::with("").await;
+    let mut client = Wire::connect(stage.serving.clients).await;
+    let steering = [
+        "helicone-openai-api-base",
+        "helicone-target-url",
+        "openai-organization",
+        "openai-project",
+        "x-forwarded-host",
+        "x-goog-user-project",
+        "x-original-uri",
+        "x-portkey-provider",
+        "x-portkey-custom-host",
+        "x-some-gateway-target",
+    ];
+    let steers: String = steering.map(|name| format!("{name}: evil.example\r\n")).concat();
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nanthropic-version: 2023-06-01\r\n\
+             anthropic-beta: b\r\nx-stainless-lang: js\r\n{steers}content-length: 2\r\n\r\n{{}}"
+        ))
+        .await;
+    let mut call = stage.provider.call().await;
+    for name in steering {
+        assert_eq!(call.message.header(name), None, "{name}");
+    }
+    for name in ["anthropic-version", "anthropic-beta", "x-stainless-lang", "content-length"] {
+        assert!(call.message.header(name).is_some(), "{name}");
+    }
+    call.send(
+        "HTTP/1.1 200 OK\r\nset-cookie: session=operators\r\nopenai-organization: org-1\r\n\
+         anthropic-organization-id: org-2\r\nx-plimsoll-healed: forged\r\n\
+         anthropic-ratelimit-tokens-remaining: 7\r\ncontent-length: 2\r\n\r\n{}",
+    )
+    .await;
+    let answer = client.response().await;
+    assert_eq!(answer.lines(), ["anthropic-ratelimit-tokens-remaining: 7", "content-length: 2"]);
+}

@@ -50,6 +50,25 @@ async fn check_says_what_would_be_served() {
     assert_eq!(served["upstreams"][1]["base_url"], "https://api.openai.com/v1");
 }
 
+/// On loopback it is no error: the machine may be one person's.
+#[tokio::test]
+async fn check_notes_a_key_that_every_local_program_can_use() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let config = "[upstream.anthropic]\ncredential = \"env:OPERATORS_KEY\"\n";
+    std::io::Write::write_all(&mut file, config.as_bytes()).unwrap();
+    let check = async |variables: &[(&str, &str)]| {
+        let mut command = program::plimsoll(&["check", "--config", file.path().to_str().unwrap()]);
+        let done = command.envs(variables.iter().copied()).output().await.unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let key = ("OPERATORS_KEY", "sk-operators");
+    let note = "note: upstream.anthropic.credential: every user and program of this machine";
+    assert!(check(&[key]).await.contains(note));
+    let token = ("PLIMSOLL_CLIENT_TOKEN", "a-token-of-some-length");
+    assert!(!check(&[key, token]).await.contains("note:"));
+}
+
 #[tokio::test]
 async fn check_prints_all_faults_at_once() {
     let folder = tempfile::tempdir().unwrap();

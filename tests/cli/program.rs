@@ -1,6 +1,7 @@
 //! The binary as a child process, without this machine's configuration.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
@@ -60,7 +61,7 @@ pub struct Serving {
     child: Child,
     pub clients: SocketAddr,
     pub admin: SocketAddr,
-    /// The admin listener's token, from the link in the ready line; empty if one is configured.
+    /// The admin listener's token, from its file; empty if one is configured.
     pub token: String,
     /// What is printed after the ready line: the mode, the data folder, and on loopback an example.
     pub first_steps: Vec<String>,
@@ -94,18 +95,19 @@ impl Serving {
         let mut addresses = pieces.iter().filter_map(|word| word.parse().ok());
         let (clients, admin): (SocketAddr, SocketAddr) =
             (addresses.next().unwrap(), addresses.next().unwrap());
-        let token = pieces.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
-        let link = if token.is_empty() { String::new() } else { format!("/#token={token}") };
         let scheme = |before: &str| {
             if ready.contains(&format!("{before}https:")) { "https" } else { "http" }
         };
         let expected = format!(
-            "plimsoll: listening on {}://{clients} (admin {}://{admin}{link})",
+            "plimsoll: listening on {}://{clients} (admin {}://{admin})",
             scheme("on "),
             scheme("(admin "),
         );
         assert_eq!(ready, expected);
-        let token = token.to_owned();
+        let folder = more.iter().skip_while(|word| **word != "--data").nth(1);
+        let folder = folder.map_or(data.path(), |folder| Path::new(*folder));
+        let token = std::fs::read_to_string(folder.join("admin.token")).unwrap_or_default();
+        let token = token.trim().to_owned();
         let mut first_steps = Vec::new();
         for _ in 0..if clients.ip().is_loopback() { 3 } else { 2 } {
             let line = within("the lines after it", out.next_line()).await.unwrap();

@@ -55,14 +55,14 @@ impl Replica {
             while let Some(line) = lines.next_line().await.unwrap() {
                 if let Some((_, rest)) = line.split_once("listening on http://") {
                     let (clients, rest) = rest.split_once(" (admin http://").unwrap();
-                    let (admin, token) = rest.split_once("/#token=").unwrap();
-                    let token = token.trim_end_matches(')').to_owned();
-                    return (clients.parse().unwrap(), admin.parse().unwrap(), token);
+                    let admin = rest.trim_end_matches(')');
+                    return (clients.parse().unwrap(), admin.parse().unwrap());
                 }
             }
             panic!("it ended before it was ready");
         };
-        let (clients, admin, token) = within("a process that serves", ready).await;
+        let (clients, admin) = within("a process that serves", ready).await;
+        let token = std::fs::read_to_string(data.join("admin.token")).unwrap().trim().to_owned();
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Self { child, clients, admin, token }
     }

@@ -171,8 +171,7 @@ impl Running {
         let pieces: Vec<&str> = ready.split(['/', ' ', ')']).collect();
         let mut addresses = pieces.iter().filter_map(|word| word.parse().ok());
         let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
-        let token = pieces.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
-        let token = token.to_owned();
+        let token = std::fs::read_to_string(data.join("admin.token")).unwrap().trim().to_owned();
         Self { child, clients, admin, token }
     }
 

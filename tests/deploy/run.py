@@ -235,7 +235,7 @@ def dashboard_follows_the_rules():
 def kubernetes_objects_are_valid():
     import kubernetes_validate
 
-    for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+    for file in sorted((DEPLOY / "kubernetes").glob("*sidecar.yaml")):
         for document in yaml.safe_load_all(file.read_text()):
             for version in KUBERNETES_VERSIONS:
                 kubernetes_validate.validate(document, version, strict=True)
@@ -252,12 +252,27 @@ def kubernetes_objects_are_valid():
             assert (plimsoll.get("restartPolicy") == "Always") == native, "a native sidecar needs restartPolicy Always"
 
 
+def network_policy_opens_the_admin_port_to_prometheus_alone():
+    import kubernetes_validate
+
+    policy = yaml.safe_load((DEPLOY / "kubernetes/network-policy.yaml").read_text())
+    for version in KUBERNETES_VERSIONS:
+        kubernetes_validate.validate(policy, version, strict=True)
+    agent = yaml.safe_load((DEPLOY / "kubernetes/native-sidecar.yaml").read_text())
+    labels = agent["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items(), "it selects no pod of the example"
+    (rule,) = policy["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == ["admin"], rule
+    (source,) = rule["from"]
+    assert {"namespaceSelector", "podSelector"} <= source.keys(), "a whole namespace could reach the port"
+
+
 def configuration_of_image_and_manifests_is_valid():
     """`plimsoll check` has no error or warning for the environment that the image and the manifests set."""
     image = dict(re.findall(r"(PLIMSOLL_[A-Z_]+)=(\S+)", re.search(r"^ENV (PLIMSOLL.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1]))
     assert image["PLIMSOLL_LISTEN"] == "0.0.0.0:8787" and image["PLIMSOLL_DATA"] == "/data"
     check_configuration(image)
-    for file in (DEPLOY / "kubernetes").glob("*.yaml"):
+    for file in (DEPLOY / "kubernetes").glob("*sidecar.yaml"):
         env = {entry["name"]: entry.get("value", f"a secret for {entry['name']}") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
         verdict = check_configuration(image | env)
         assert verdict["listen"].startswith("127.0.0.1:"), "only containers of the same pod may connect"
@@ -305,7 +320,7 @@ def image_version_is_the_same_everywhere():
     assert run.endswith(f" {image}"), run
     drain = int(re.search(r"^#?\s*drain_s = (\d+)", (ROOT / "config/default.toml").read_text(), re.M)[1])
     assert int(re.search(r"--stop-timeout (\d+)", run)[1]) > drain, "the stop timeout is too short for draining"
-    for file in (DEPLOY / "kubernetes").glob("*.yaml"):
+    for file in (DEPLOY / "kubernetes").glob("*sidecar.yaml"):
         assert plimsoll_of(yaml.safe_load(file.read_text()))["image"] == image, file
     assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["plimsoll"]["image"] == image
 
@@ -333,7 +348,8 @@ def main():
             print(f"ok {check.__name__}", flush=True)
 
     for check in (rules_are_valid_and_tested, rules_and_dashboard_use_existing_metrics, dashboard_follows_the_rules,
-                  kubernetes_objects_are_valid, configuration_of_image_and_manifests_is_valid, compose_is_hardened,
+                  kubernetes_objects_are_valid, network_policy_opens_the_admin_port_to_prometheus_alone,
+                  configuration_of_image_and_manifests_is_valid, compose_is_hardened,
                   prometheus_of_compose_is_reachable, image_version_is_the_same_everywhere,
                   user_of_the_image_owns_only_the_data_folder):
         run(check)

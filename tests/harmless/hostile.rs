@@ -24,8 +24,8 @@ use crate::support::server::TestServer;
 
 /// A word in all its own requests, and nowhere else.
 const MARK: &str = "buccaneer";
-/// Two of them, so that they are never enough to agree on a lesson for all.
-const KEYS: [&str; 2] = ["hostile-1", "hostile-2"];
+/// Its credentials.
+const KEYS: [&str; 4] = ["hostile-1", "hostile-2", "hostile-3", "hostile-4"];
 /// Providers' error messages.
 const REFUSALS: [&str; 10] = [
     "prompt is too long: 1000 tokens > 900 maximum",
@@ -103,6 +103,15 @@ pub async fn learned_state(server: &TestServer, exchange: &Exchange) -> LearnedS
         lessons.window(&source, UNKNOWN_WINDOW, now),
         lessons.max_output(&source, now),
     )
+}
+
+/// Shares all lessons with all tenants.
+pub async fn share_lessons(server: &TestServer) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+    let lessons = server.ledgers.lessons();
+    for line in lessons.list(now).await.unwrap() {
+        lessons.share(&line.id, now).await.unwrap();
+    }
 }
 
 /// What the hostile tenant may not receive of the first tenant.

@@ -110,14 +110,12 @@ async fn play_many(count: u64, configure: fn(u64, &mut Config)) -> Counts {
     counts
 }
 
-/// Lessons that hold for all once one tenant met them: the play has to see that a hostile tenant teaches then.
+/// Lessons that hold for all, whoever met them: the play has to see that a hostile tenant teaches then.
 #[tokio::test(flavor = "multi_thread")]
-async fn lessons_shared_after_one_tenant_are_detected_as_harm() {
+async fn lessons_shared_with_all_are_detected_as_harm() {
     // The loop ends with the first seed that notices it.
     for seed in 180..500 {
-        let played =
-            play::conversation_with(seed, false, |config| config.lessons.tenants = 1).await;
-        if let Err(harm) = played {
+        if let Err(harm) = play::conversation_with_shared_lessons(seed).await {
             println!("seed {seed}");
             assert!(harm.contains("learned from a hostile tenant"), "seed {seed}: {harm}");
             return;

@@ -44,6 +44,14 @@ pub async fn conversation(seed: u64, verbose: bool) -> Result<Counts, String> {
     conversation_with(seed, verbose, |_| {}).await
 }
 
+/// The same, where the operator shares all lessons at once, whoever met them.
+///
+/// # Errors
+/// What harm was done.
+pub async fn conversation_with_shared_lessons(seed: u64) -> Result<Counts, String> {
+    play_conversation(seed, false, |_| {}, true).await
+}
+
 /// The same, where the configuration says something else.
 ///
 /// # Errors
@@ -52,6 +60,15 @@ pub async fn conversation_with(
     seed: u64,
     verbose: bool,
     configure: impl FnOnce(&mut Config),
+) -> Result<Counts, String> {
+    play_conversation(seed, verbose, configure, false).await
+}
+
+async fn play_conversation(
+    seed: u64,
+    verbose: bool,
+    configure: impl FnOnce(&mut Config),
+    shares_lessons: bool,
 ) -> Result<Counts, String> {
     let mut dice = Dice::new(seed);
     let dialect =
@@ -107,6 +124,7 @@ pub async fn conversation_with(
         sibling_dice: Dice::new(seed.rotate_left(32)),
         last_exchange: None,
         secrets: HashSet::new(),
+        shares_lessons,
         counts,
         verbose,
     };
@@ -166,6 +184,8 @@ struct Play {
     /// Text that no other tenant may receive.
     secrets: HashSet<String>,
     counts: Counts,
+    /// The operator shares each lesson at once, whoever met it.
+    shares_lessons: bool,
     verbose: bool,
 }
 
@@ -614,6 +634,9 @@ impl Play {
         let result = self.hostile.make_move(self.stage.server.address, &victim).await;
         self.stage.server.next_exchange().await;
         result.check_isolation(&victim, &self.stage.provider.take_log())?;
+        if self.shares_lessons {
+            hostile::share_lessons(&self.stage.server).await;
+        }
         self.counts.hostile_moves += 1;
         match self.lessons().await {
             after if after == before => Ok(()),

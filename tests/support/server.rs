@@ -70,12 +70,9 @@ impl TestServer {
         matcher: Matcher,
         timeouts: TunnelTimeouts,
     ) -> Self {
-        let LessonSettings { tenants, days } = config.lessons;
-        let ledgers = Arc::new(Ledgers::with_admin_store(
-            store.clone(),
-            store,
-            LessonTerms { tenants, days },
-        ));
+        let LessonSettings { days } = config.lessons;
+        let ledgers =
+            Arc::new(Ledgers::with_admin_store(store.clone(), store, LessonTerms { days }));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
         let (config, counted) = (Arc::new(config), telemetry.clone());
@@ -178,7 +175,7 @@ pub fn config(base: &str) -> Config {
             drain_s: 10,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },
-        lessons: LessonSettings { tenants: 3, days: 7 },
+        lessons: LessonSettings { days: 7 },
         on_failure: Default::default(),
         content: ContentSettings { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
         count: ProviderCounting::Sent,

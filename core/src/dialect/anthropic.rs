@@ -42,6 +42,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.clears_past =
         request.context_management.and_then(|_| super::editing::trigger_in(root));
     conversation.session = super::identity::session_in_body(&root);
+    conversation.backend = super::backend::choice_in(body, root);
     conversation.purpose = purpose(&request, conversation.max_output);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };

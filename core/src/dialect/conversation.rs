@@ -2,6 +2,9 @@
 //!
 //! What is not known is `None` or empty. Must not know how a dialect writes it.
 
+use std::borrow::Cow;
+
+use super::backend::model_behind;
 use super::ids::SessionId;
 use super::key::Chain;
 use super::kinds::{Dialect, Purpose, Role};
@@ -38,6 +41,8 @@ pub struct Conversation {
     pub purpose: Purpose,
     /// The requested model, from the body or the path.
     pub model: Option<Box<str>>,
+    /// A hash of the backend that the request chose at a router, if it chose one.
+    pub backend: Option<u64>,
     /// Whether a streamed response is requested.
     pub stream: bool,
     /// The output limit, tokens.
@@ -78,12 +83,18 @@ impl Conversation {
         self.held.is_none() && self.purpose == Purpose::Turn
     }
 
+    /// The model that a refusal speaks of: its name, and the backend that the request chose.
+    pub fn model_and_backend(&self) -> Cow<'_, str> {
+        model_behind(self.model.as_deref().unwrap_or_default(), self.backend)
+    }
+
     /// A conversation without content.
     pub fn empty(dialect: Dialect) -> Self {
         Self {
             dialect,
             purpose: Purpose::Turn,
             model: None,
+            backend: None,
             stream: false,
             max_output: None,
             system: Vec::new(),

@@ -13,7 +13,8 @@ use http::{HeaderMap, HeaderName};
 
 use super::ids::TenantId;
 use super::percent::decoded;
-use harmless::{is_harmless_header, is_harmless_parameter};
+pub use harmless::is_harmless_header;
+use harmless::is_harmless_parameter;
 
 /// The tenant of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,11 +279,14 @@ pub fn redact(target: &str) -> Cow<'_, str> {
     if !has_key && !pairs(target).any(is_parameter) {
         return Cow::Borrowed(target);
     }
-    let segments = path_of(target).split('/');
-    let segments: Vec<&str> = segments.map(|it| if is_key(it) { HIDDEN } else { it }).collect();
-    let path = segments.join("/");
-    let hidden: Vec<Cow<'_, str>> = pairs(target).map(hidden_pair).collect();
-    Cow::Owned(if hidden.is_empty() { path } else { format!("{path}?{}", hidden.join("&")) })
+    let segments: Vec<Cow<'_, str>> = path_of(target).split('/').map(hidden_segment).collect();
+    let mut shown = segments.join("/");
+    if let Some((_, query)) = target.split_once('?') {
+        let pairs: Vec<Cow<'_, str>> = query.split('&').map(hidden_pair).collect();
+        shown += "?";
+        shown += &pairs.join("&");
+    }
+    Cow::Owned(shown)
 }
 
 const HIDDEN: &str = "REDACTED";
@@ -310,7 +314,7 @@ struct RequestCredentials<'r> {
 
 impl RequestCredentials<'_> {
     fn tenant(mut self, key: &[u8; 32]) -> Tenant {
-        self.secrets.retain(|secret| !secret.is_empty());
+        self.secrets.retain(|secret| !secret.is_empty() && !is_placeholder(secret));
         if let Some(id) = self.amazon {
             // Access key ids appear in policies and logs: by itself, one proves nothing about the client.
             if self.secrets.is_empty() {
@@ -370,6 +374,52 @@ fn is_rotating(cookie: &[u8]) -> bool {
     cookie.is_empty() || ROTATING_COOKIES.iter().any(begins)
 }
 
+/// What people write where a client insists on a key and the server wants none: strangers would share it.
+const PLACEHOLDERS: &[&str] = &[
+    "changeme",
+    "dummy",
+    "dummy-key",
+    "empty",
+    "fake",
+    "fake-key",
+    "llama.cpp",
+    "lm-studio",
+    "lmstudio",
+    "local",
+    "localai",
+    "n/a",
+    "na",
+    "no-key",
+    "no-key-required",
+    "no_key",
+    "nokey",
+    "none",
+    "not-needed",
+    "not-required",
+    "not-used",
+    "not_needed",
+    "null",
+    "ollama",
+    "placeholder",
+    "sk-dummy",
+    "sk-fake",
+    "sk-no-key-required",
+    "sk-not-needed",
+    "sk-placeholder",
+    "undefined",
+    "unused",
+    "vllm",
+    "xxx",
+    "your-api-key",
+    "your_api_key",
+];
+
+/// Whether a secret is none.
+fn is_placeholder(secret: &[u8]) -> bool {
+    let secret = String::from_utf8_lossy(secret).to_ascii_lowercase();
+    PLACEHOLDERS.binary_search(&&*secret).is_ok()
+}
+
 fn is_key(segment: &str) -> bool {
     segment.len() >= SHORTEST_KEY && KEYS_BEGIN.iter().any(|with| segment.starts_with(with))
 }
@@ -378,9 +428,13 @@ fn path_of(target: &str) -> &str {
     target.split_once('?').map_or(target, |(path, _)| path)
 }
 
+/// The parameters of the query and of the path's segments (`;key=…`).
 fn pairs(target: &str) -> impl Iterator<Item = &str> {
-    let query = target.split_once('?').map(|(_, query)| query);
-    query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty())
+    let query = target.split_once('?').map_or("", |(_, query)| query);
+    let segments = path_of(target).split('/');
+    let after_semicolon =
+        segments.chain(query.split('&')).flat_map(|piece| piece.split(';').skip(1));
+    query.split('&').chain(after_semicolon).filter(|pair| !pair.is_empty())
 }
 
 fn is_parameter(pair: &str) -> bool {
@@ -392,12 +446,27 @@ fn is_credential(name: &str) -> bool {
     PARAMETERS.binary_search(&name).is_ok()
 }
 
-fn hidden_pair(pair: &str) -> Cow<'_, str> {
-    if !is_parameter(pair) {
-        return Cow::Borrowed(pair);
+fn hidden_segment(segment: &str) -> Cow<'_, str> {
+    if is_key(segment) {
+        return Cow::Borrowed(HIDDEN);
     }
-    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
-    Cow::Owned(format!("{name}={HIDDEN}"))
+    match segment.split_once(';') {
+        Some((name, parameters)) => format!("{name};{}", hidden_pair(parameters)).into(),
+        None => Cow::Borrowed(segment),
+    }
+}
+
+/// A parameter, or several with `;` between them: what follows the name of a credential is hidden to the end.
+fn hidden_pair(pair: &str) -> Cow<'_, str> {
+    let mut start = 0;
+    for part in pair.split(';') {
+        if is_parameter(part) {
+            let name = part.split_once('=').map_or(part, |(name, _)| name);
+            return Cow::Owned(format!("{}{name}={HIDDEN}", &pair[..start]));
+        }
+        start += part.len() + 1;
+    }
+    Cow::Borrowed(pair)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! body that was read.
 
 pub mod anthropic;
+mod backend;
 pub mod cache;
 mod conversation;
 pub mod counting;

@@ -50,6 +50,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let option = request.stream_options.and_then(|options| options.get("include_usage"));
     conversation.include_usage = option.and_then(|option| option.as_bool());
     conversation.session = super::identity::session_in_body(&root);
+    conversation.backend = super::backend::choice_in(body, root);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
     reader.head(&request);

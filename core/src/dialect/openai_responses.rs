@@ -38,6 +38,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.stored = request.store.and_then(|store| store.as_bool());
     conversation.held = held(&request);
     conversation.session = identity::session_in_body(&root);
+    conversation.backend = super::backend::choice_in(body, root);
     let reasoning = request.reasoning.map(|reasoning| reasoning.members(["context", "effort"]));
     let [context, effort] = reasoning.unwrap_or_default().map(|it| it.and_then(|it| it.text()));
     conversation.reasoning_context = context.map(Into::into);

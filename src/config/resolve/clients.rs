@@ -119,7 +119,19 @@ pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
             "upstream.{name}.base_url: prompts and credentials go to another machine unencrypted; use https:// if possible"
         )
     });
-    plain.chain(keyless_summariser(config)).collect()
+    plain.chain(keyless_summariser(config)).chain(open_credential(config)).collect()
+}
+
+/// A key of the operator's that whoever reaches the listener may use. Where other machines can, that is an error
+/// ([`Resolver::credentials_are_safe`]).
+fn open_credential(config: &Config) -> Option<String> {
+    let own = config.upstreams.iter().find(|upstream| upstream.credential.is_some())?;
+    config.client_token.is_none().then(|| {
+        format!(
+            "upstream.{}.credential: every user and program of this machine can use it; set client_token to prevent that",
+            own.name
+        )
+    })
 }
 
 /// A summariser at another host gets no client's credential; one on this machine may need none.

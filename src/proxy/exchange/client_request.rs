@@ -338,7 +338,8 @@ impl ClientRequest {
         let proxy = recorder.proxy.clone();
         let name = conversation.model.as_deref().unwrap_or_default();
         let mut model = self.model(name, upstream, &proxy);
-        let source = lesson_source(tenant, upstream, name);
+        let lesson_model = conversation.model_and_backend();
+        let source = lesson_source(tenant, upstream, &lesson_model);
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
@@ -348,7 +349,7 @@ impl ClientRequest {
         }
         let max_output = lessons.max_output(&source, now());
         model.window = window;
-        let reasoning_rule = self.reasoning_rule(&proxy, upstream, &source);
+        let reasoning_rule = self.reasoning_rule(&proxy, upstream, &source, name);
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
@@ -368,6 +369,7 @@ impl ClientRequest {
             policy: proxy.policy(upstream, name),
             max_output,
             reserve: model.reserve(proxy.config.output_reserve),
+            lesson_model: lesson_model.into(),
             lessons_missed: taught != RecallOutcome::Known,
             model,
         }
@@ -419,6 +421,7 @@ impl ClientRequest {
         proxy: &Proxy,
         upstream: &Upstream,
         source: &LessonSource<'_>,
+        model: &str,
     ) -> ReasoningRule {
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
@@ -429,7 +432,7 @@ impl ClientRequest {
             ReasoningRule::Demanded
         } else {
             let dialect = self.dialect.unwrap_or(Dialect::OpenaiChat);
-            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), source.model)
+            reasoning::rule(dialect, upstream.base.host().unwrap_or_default(), model)
         }
     }
 

@@ -18,10 +18,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
-    request, response,
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, request, response,
 };
 use hyper::body::Incoming;
 use tokio::sync::watch;
@@ -171,12 +170,9 @@ fn outgoing_headers(
         headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
     }
     let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
-    let is_clients = |name: &HeaderName| {
-        credentials.is_header(name) || *name == COOKIE || headers::overrides_routing(name)
-    };
     let mut headers = headers::without_lines(headers, |name, value| {
         headers::is_for_us(name)
-            || own.is_some() && is_clients(name)
+            || own.is_some() && !headers::may_join_credential(name)
             || credentials.is_token(name, value.as_bytes())
     });
     if let Some((name, secret)) = own
@@ -191,12 +187,12 @@ fn outgoing_headers(
     headers::set_host(headers, &upstream.base)
 }
 
-/// The upstream's headers as the client gets them. If the operator's credential was used, no web page may
-/// read the response, whatever the upstream allows.
+/// The upstream's headers as the client gets them. If the operator's credential was used, they say nothing of its
+/// account, and no web page may read the response, whatever the upstream allows.
 fn response_headers(headers: HeaderMap, upstream: &Upstream, filter: HopByHopFilter) -> HeaderMap {
     let headers = headers::without_hop_by_hop(headers, filter);
     match upstream.credential.is_some() {
-        true => headers::without(headers, headers::opens_to_pages),
+        true => headers::without(headers, headers::is_operators),
         false => headers,
     }
 }

@@ -11,6 +11,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::config::Mode;
+use crate::dialect::credentials::is_harmless_header;
 
 /// A client's header for Plimsoll only: the mode for this request.
 const MODE: &str = "x-plimsoll-mode";
@@ -145,29 +146,26 @@ pub(crate) fn is_for_us(name: &HeaderName) -> bool {
     name == MODE || name == SESSION || name == TOKEN
 }
 
-/// Whether a header could make a server or gateway do something other than path and method say, or send its
-/// caller's key elsewhere.
-pub(crate) fn overrides_routing(name: &HeaderName) -> bool {
-    ROUTING_OVERRIDES.contains(&name.as_str())
+/// Whether an upstream that gets the operator's credential gets this header of a client, too: only if it is known to
+/// say nothing of who pays or where the request goes. Gateways invent headers that do faster than a list of them grows.
+pub(crate) fn may_join_credential(name: &HeaderName) -> bool {
+    is_harmless_header(name.as_str()) && !STEERING.contains(&name.as_str())
 }
 
-const ROUTING_OVERRIDES: &[&str] = &[
-    "x-http-method-override",
-    "x-http-method",
-    "x-method-override",
-    "x-original-url",
-    "x-rewrite-url",
-    "x-forwarded-host",
-    "x-forwarded-prefix",
-    "x-portkey-custom-host",
-    "helicone-target-url",
-    "helicone-openai-api-base",
-    "x-litellm-api-base",
-];
+/// Headers of providers that choose whose account is charged, or which backend answers.
+const STEERING: &[&str] =
+    &["openai-organization", "openai-project", "x-goog-request-params", "x-goog-user-project"];
 
-/// Whether a response header allows pages of other sites to read the response.
-pub(crate) fn opens_to_pages(name: &HeaderName) -> bool {
-    name.as_str().starts_with("access-control-") || name == "timing-allow-origin"
+/// Whether a response to the operator's credential keeps this header from the client: it allows pages of other sites to
+/// read the response, sets a cookie for the operator's account, names that account, or pretends to be ours.
+pub(crate) fn is_operators(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("access-control-")
+        || name.starts_with("x-plimsoll-")
+        || ["timing-allow-origin", "set-cookie", "set-cookie2"].contains(&name)
+        || ["organization", "organisation", "workspace", "project", "account"]
+            .iter()
+            .any(|word| name.contains(word))
 }
 
 /// The mode that the client asks for with this request; `None` if it asks for none.

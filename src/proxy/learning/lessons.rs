@@ -94,17 +94,12 @@ impl Proxy {
         let outcome = self.ledgers.lessons().learn(source, lesson, believed, now()).await;
         let report = match outcome {
             LessonOffer::New => LessonOutcome::Learned,
-            LessonOffer::Agreed => LessonOutcome::Agreed,
             LessonOffer::Full => LessonOutcome::Full,
             LessonOffer::Known | LessonOffer::Nothing => return,
         };
         self.telemetry.lesson(upstream, report);
-        match outcome {
-            LessonOffer::New => tracing::info!("{upstream} {}", LessonNotice(lesson)),
-            LessonOffer::Agreed => {
-                tracing::info!("{upstream} {}: this applies to all now", LessonNotice(lesson));
-            }
-            _ => {}
+        if outcome == LessonOffer::New {
+            tracing::info!("{upstream} {}", LessonNotice(lesson));
         }
     }
 

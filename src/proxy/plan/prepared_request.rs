@@ -45,6 +45,8 @@ pub(crate) struct ModelFacts {
     pub(crate) policy: Arc<Policy>,
     pub(crate) max_output: Option<u64>,
     pub(crate) reserve: u64,
+    /// What lessons about the model are kept under.
+    pub(crate) lesson_model: Box<str>,
     /// The store did not return the lessons in time.
     pub(crate) lessons_missed: bool,
 }
@@ -91,6 +93,8 @@ pub(crate) struct PreparedRequest {
     pub(crate) counted_input: Option<u64>,
     /// The model's maximum output in tokens, learned from another request's refusal.
     pub(crate) max_output: Option<u64>,
+    /// What lessons about the model are kept under.
+    pub(crate) lesson_model: Box<str>,
     pub(crate) now: Millis,
 }
 
@@ -150,6 +154,7 @@ impl RequestBasis {
             policy,
             max_output,
             reserve,
+            lesson_model,
             lessons_missed,
         } = facts;
         let SessionTerms { mode, held_out, store_missed } = terms;
@@ -174,6 +179,7 @@ impl RequestBasis {
             reserve,
             counted_input: None,
             max_output,
+            lesson_model,
             now,
         }
     }
@@ -209,7 +215,7 @@ impl PreparedRequest {
 
     /// The source of a lesson, also to look one up.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
-        lesson_source(self.tenant.as_ref(), &self.upstream, self.model_name())
+        lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model)
     }
 
     /// The request in the form that the pure modules use.

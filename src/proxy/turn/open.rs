@@ -36,6 +36,7 @@ use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
 use crate::proxy::turn::counting::PendingCount;
 use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
+use crate::store::lessons::LessonSource;
 use crate::telemetry::FailOpen;
 use crate::tokens::learn::{EstimatorState, Observation};
 
@@ -231,7 +232,9 @@ impl OpenTurn {
         let mut kept = proxy.ledgers.commit(opened, facts).await;
         draft.release();
         if let Some(applied) = applied {
-            proxy.calibration.learn(&proxy.ledgers, &info.lesson_source(), &applied);
+            // Backends of a router count alike: only what they refuse differs.
+            let source = LessonSource { model: &info.model_name, ..info.lesson_source() };
+            proxy.calibration.learn(&proxy.ledgers, &source, &applied);
         }
         if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;
@@ -295,9 +298,10 @@ impl OpenTurn {
         if outcome != Outcome::Complete {
             return;
         }
-        let held = reply.usage.context();
-        let held = held.map(|held| held.input.saturating_add(held.output));
-        proxy.ledgers.lessons().answered(&source, held, now());
+        if let Some(held) = reply.usage.context() {
+            let held = held.input.saturating_add(held.output);
+            proxy.ledgers.lessons().answered(&source, held, now());
+        }
         let is_missing = self.counted.as_ref().is_some_and(PendingCount::is_missing);
         if proxy.counting.take_missing(&source) || is_missing {
             proxy.learn(&source, Lesson::CountMissing, None).await;

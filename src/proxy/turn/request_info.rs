@@ -27,6 +27,8 @@ pub(crate) struct RequestInfo {
     pub(crate) upstream: Arc<Upstream>,
     /// The model, as the client named it; empty if it named none.
     pub(crate) model_name: Box<str>,
+    /// What lessons about the model are kept under.
+    lesson_model: Box<str>,
     pub(crate) model: Model,
     pub(crate) dialect: Dialect,
     pub(crate) purpose: Purpose,
@@ -48,6 +50,7 @@ impl RequestInfo {
             tenant: prepared.tenant.clone(),
             upstream: prepared.upstream.clone(),
             model_name: prepared.model_name().into(),
+            lesson_model: prepared.lesson_model.clone(),
             model: prepared.model.clone(),
             dialect: conversation.dialect,
             purpose: conversation.purpose,
@@ -85,7 +88,7 @@ impl RequestInfo {
 
     /// The source of a lesson.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
-        lesson_source(self.tenant.as_ref(), &self.upstream, &self.model_name)
+        lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model)
     }
 
     /// The window to learn from a message, if it teaches one and that is plausible; counts lessons that are not

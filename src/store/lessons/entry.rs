@@ -15,9 +15,7 @@ use crate::context::{Millis, TenantId};
 pub(super) enum LessonEvent {
     /// A tenant met it.
     Met,
-    /// The upstream also accepted a request of that tenant, so that it counts.
-    Answered,
-    /// The upstream accepted a request that would not fit a window of that size.
+    /// The upstream accepted a request of the tenant that would not fit a window of that size.
     Outgrown,
     /// The operator made it apply to all.
     Shared,
@@ -55,7 +53,7 @@ impl LessonNote {
         let Self { about, event, tenant, at, after } = self;
         let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
         let when = match event {
-            LessonEvent::Met | LessonEvent::Answered => at / DAY,
+            LessonEvent::Met => at / DAY,
             LessonEvent::Outgrown | LessonEvent::Shared | LessonEvent::Forgotten => *at,
         };
         format!("{} {event:?} {tenant} {when} {after}", about.id())
@@ -71,27 +69,17 @@ pub(super) struct LessonEntry {
     forgotten: Millis,
     /// When it was last disproved.
     outgrown: Millis,
-    /// Until when enough tenants agree; 0 if they do not.
-    agreed_until: Millis,
 }
 
 #[derive(Clone, Copy)]
 struct LessonSighting {
     first: Millis,
     last: Millis,
-    is_answered: bool,
 }
 
 impl LessonEntry {
     pub(super) fn new(about: LessonSubject) -> Self {
-        Self {
-            about,
-            met: HashMap::default(),
-            shared: None,
-            forgotten: 0,
-            outgrown: 0,
-            agreed_until: 0,
-        }
+        Self { about, met: HashMap::default(), shared: None, forgotten: 0, outgrown: 0 }
     }
 
     /// Applies a note.
@@ -108,29 +96,15 @@ impl LessonEntry {
             _ if is_void => {}
             LessonEvent::Shared => self.shared = self.shared.max(Some(*at)),
             LessonEvent::Met => {
-                let begins = LessonSighting { first: *at, last: *at, is_answered: false };
+                let begins = LessonSighting { first: *at, last: *at };
                 let met = self.met.entry(tenant.into()).or_insert(begins);
                 met.last = met.last.max(*at);
-            }
-            LessonEvent::Answered => {
-                let met = self.met.get_mut(tenant).filter(|met| met.first <= *at);
-                met.into_iter().for_each(|met| met.is_answered = true);
             }
             LessonEvent::Outgrown => {
                 self.outgrown = self.outgrown.max(*at);
                 self.met.retain(|whose, met| *whose != tenant || met.last > *at);
             }
         }
-    }
-
-    /// Counts again which tenants agree. `is_contradicted`: a request was accepted that the lesson says is
-    /// impossible.
-    pub(super) fn count(&mut self, terms: LessonTerms, is_contradicted: bool) {
-        let counts = self.met.values().filter(|met| met.is_answered && met.last > self.outgrown);
-        let mut last: Vec<Millis> = counts.map(|met| met.last).collect();
-        last.sort_unstable_by(|a, b| b.cmp(a));
-        let enough = last.get(terms.tenants.saturating_sub(1)).filter(|_| !is_contradicted);
-        self.agreed_until = enough.map_or(0, |at| at.saturating_add(terms.life()));
     }
 
     /// When a tenant last met it, if that still applies.
@@ -148,19 +122,7 @@ impl LessonEntry {
         self.met.contains_key(tenant)
     }
 
-    pub(super) fn is_counted(&self, tenant: &TenantId) -> bool {
-        self.met.get(tenant).is_none_or(|met| met.is_answered)
-    }
-
     /// Whether it applies to tenants that never met it.
-    pub(super) fn is_for_all(&self, now: Millis) -> bool {
-        self.shared.is_some() || self.is_agreed(now)
-    }
-
-    pub(super) fn is_agreed(&self, now: Millis) -> bool {
-        self.agreed_until > now
-    }
-
     pub(super) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
@@ -186,11 +148,7 @@ impl LessonEntry {
         let met: Vec<&LessonSighting> =
             self.met.values().filter(|met| met.last.saturating_add(life) > now).collect();
         let since = met.iter().map(|met| met.first).chain(self.shared).min()?;
-        let reach = match () {
-            () if self.is_shared() => LessonScope::Shared,
-            () if self.is_agreed(now) => LessonScope::Agreed,
-            () => LessonScope::Tenants,
-        };
+        let reach = if self.is_shared() { LessonScope::Shared } else { LessonScope::Tenants };
         let last = met.iter().map(|met| met.last).max().unwrap_or(0);
         let ends = last.saturating_add(life);
         let LessonSubject { upstream, model, lesson, believed } = &self.about;
@@ -201,7 +159,6 @@ impl LessonEntry {
             lesson: *lesson,
             believed: *believed,
             tenants: met.len(),
-            agree: met.iter().filter(|met| met.is_answered).count(),
             since,
             expires: (reach != LessonScope::Shared).then_some(ends),
             reach,

@@ -2,10 +2,7 @@
 //!
 //! Pure, except for its own state. Every request asks it, so common questions take two look-ups.
 
-use std::collections::VecDeque;
-
 use foldhash::HashMap;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::entry::{LessonEntry, LessonEvent, LessonNote};
 use super::terms::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms};
@@ -14,13 +11,12 @@ use crate::dialect::lesson::Lesson;
 
 /// How often the lessons of other processes are read, ms.
 pub(super) const REFRESH: Millis = 30_000;
+
 /// The result of offering a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LessonOffer {
     /// It is new to the tenant.
     New,
-    /// It is new to the tenant, and now enough tenants agree, so that it applies to all.
-    Agreed,
     /// The tenant had met it before.
     Known,
     /// There is no room for more.
@@ -37,9 +33,6 @@ const OF_TENANT: usize = 64;
 const MEETINGS: usize = 8192;
 /// Longest name of a model that lessons are learned about, bytes.
 const NAME_BYTES: usize = 256;
-/// Most tenants and models whose accepted requests are remembered; past it, the oldest is dropped until its
-/// next accepted request.
-const ANSWERED: usize = 16_384;
 /// How many times a window can be corrected.
 const CORRECTIONS: usize = 8;
 
@@ -47,19 +40,13 @@ const CORRECTIONS: usize = 8;
 pub(super) struct LessonState {
     terms: LessonTerms,
     by_upstream: HashMap<Box<str>, HashMap<Box<str>, Vec<LessonEntry>>>,
-    /// Tenants with an accepted request at an upstream, and the most tokens that a model accepted: by hash,
-    /// with the time.
-    answered: HashMap<u64, (u64, Millis)>,
-    /// The keys of `answered`, in the order of arrival.
-    came: VecDeque<u64>,
     is_loaded: bool,
     due: Millis,
 }
 
 impl LessonState {
     pub(super) fn new(terms: LessonTerms) -> Self {
-        let (by_upstream, answered, came) = Default::default();
-        Self { terms, by_upstream, answered, came, is_loaded: false, due: 0 }
+        Self { terms, by_upstream: HashMap::default(), is_loaded: false, due: 0 }
     }
 
     pub(super) fn terms(&self) -> LessonTerms {
@@ -92,9 +79,6 @@ impl LessonState {
             self.entry(&note.about).apply(note);
         }
         self.expire(now);
-        for note in &notes {
-            self.count(&note.about, now);
-        }
     }
 
     pub(super) fn holds(&self, source: &LessonSource<'_>, lesson: Lesson, now: Millis) -> bool {
@@ -102,7 +86,7 @@ impl LessonState {
         let mut entries = self.of(source.upstream, model).iter();
         entries.any(|entry| {
             let own = || entry.own(source.tenant, self.terms, now).is_some();
-            entry.about.lesson == lesson && (entry.is_for_all(now) || own())
+            entry.about.lesson == lesson && (entry.is_shared() || own())
         })
     }
 
@@ -151,7 +135,7 @@ impl LessonState {
         for entry in self.of(source.upstream, source.model) {
             let Some(limit) = read(&entry.about) else { continue };
             own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, limit)));
-            if entry.is_for_all(now) {
+            if entry.is_shared() {
                 shared = Some(shared.map_or(limit, |other| other.min(limit)));
             }
         }
@@ -169,76 +153,48 @@ impl LessonState {
         let Some(tenant) = source.tenant.filter(|_| is_new) else {
             return (LessonOffer::Nothing, Vec::new());
         };
-        let before = self.find(&about).and_then(|it| it.own(Some(tenant), self.terms, now));
+        let before = self.find(&about).and_then(|entry| entry.own(Some(tenant), self.terms, now));
         if before.is_none() && !self.has_room(&about, tenant, now) {
             return (LessonOffer::Full, Vec::new());
         }
-        let is_answered = self.was_answered(tenant, source.upstream, now);
         let entry = self.entry(&about);
-        let was_for_all = entry.is_for_all(now);
         let after = entry.after();
         // What was forgotten in this millisecond stays forgotten.
         let at = now.max(after.saturating_add(1));
-        let met = LessonNote {
-            about: about.clone(),
-            event: LessonEvent::Met,
-            tenant: Some(tenant.clone()),
-            at,
-            after,
-        };
-        let answered =
-            is_answered.then(|| LessonNote { event: LessonEvent::Answered, ..met.clone() });
-        let mut notes: Vec<LessonNote> = [met].into_iter().chain(answered).collect();
-        notes.iter().for_each(|note| entry.apply(note));
-        self.count(&about, now);
-        let is_agreed = self.find(&about).is_some_and(|entry| entry.is_agreed(now));
-        if before.is_some_and(|before| before / DAY == at / DAY) {
+        let met =
+            LessonNote { about, event: LessonEvent::Met, tenant: Some(tenant.clone()), at, after };
+        entry.apply(&met);
+        match before {
             // It is already stored.
-            notes.clear();
+            Some(before) if before / DAY == at / DAY => (LessonOffer::Known, Vec::new()),
+            Some(_) => (LessonOffer::Known, vec![met]),
+            None => (LessonOffer::New, vec![met]),
         }
-        let outcome = match () {
-            () if is_agreed && !was_for_all => LessonOffer::Agreed,
-            () if before.is_some() => LessonOffer::Known,
-            () => LessonOffer::New,
-        };
-        (outcome, notes)
     }
 
-    /// Records an accepted request; returns the notes to store.
+    /// Records an accepted request, whose model read and wrote `held` tokens; returns the notes to store.
     pub(super) fn answered(
         &mut self,
         source: &LessonSource<'_>,
-        held: Option<u64>,
+        held: u64,
         now: Millis,
     ) -> Vec<LessonNote> {
-        let LessonSource { tenant: Some(tenant), upstream, model, vouched } = *source else {
+        let LessonSource { tenant: Some(tenant), upstream, model, .. } = *source else {
             return Vec::new();
         };
-        let is_first = vouched && !self.was_answered(tenant, upstream, now);
-        if vouched {
-            self.remember(named(&[tenant.as_str(), upstream]), 0, now);
-        }
-        if let Some(held) = held {
-            self.remember(most(upstream, model), held, now);
-        }
-        let terms = self.terms;
-        let Some(models) = self.by_upstream.get_mut(upstream) else { return Vec::new() };
         let mut notes = Vec::new();
-        let note = |about: &LessonSubject, event, after| {
-            let (about, tenant) = (about.clone(), Some(tenant.clone()));
-            LessonNote { about, event, tenant, at: now, after }
-        };
-        if is_first {
-            let uncounted = models.values_mut().flatten().filter(|it| !it.is_counted(tenant));
-            notes.extend(uncounted.map(|it| note(&it.about, LessonEvent::Answered, it.after())));
+        for entry in self.of(upstream, model) {
+            let is_outgrown = matches!(entry.about.lesson, Lesson::Window(window) if held > window);
+            if is_outgrown && entry.own(Some(tenant), self.terms, now).is_some() {
+                notes.push(LessonNote {
+                    about: entry.about.clone(),
+                    event: LessonEvent::Outgrown,
+                    tenant: Some(tenant.clone()),
+                    at: now,
+                    after: entry.after(),
+                });
+            }
         }
-        let entries = models.get_mut(model).map_or(&mut [][..], |entries| entries.as_mut_slice());
-        let outgrown = entries.iter().filter(|entry| {
-            let is_small = matches!(entry.about.lesson, Lesson::Window(it) if held.is_some_and(|held| held > it));
-            let is_used = entry.own(Some(tenant), terms, now).is_some() || entry.is_agreed(now);
-            is_small && is_used
-        });
-        notes.extend(outgrown.map(|it| note(&it.about, LessonEvent::Outgrown, it.after())));
         if !notes.is_empty() {
             self.apply(notes.clone(), now);
         }
@@ -261,7 +217,6 @@ impl LessonState {
             .clone();
         let note = LessonNote { about: about.clone(), event, tenant: None, at: now, after: 0 };
         self.entry(&about).apply(&note);
-        self.count(&about, now);
         Some(note)
     }
 
@@ -291,20 +246,6 @@ impl LessonState {
             entries.len() - 1
         });
         &mut entries[at]
-    }
-
-    fn count(&mut self, about: &LessonSubject, now: Millis) {
-        let terms = self.terms;
-        let held = self.answered.get(&most(&about.upstream, &about.model)).copied();
-        let is_fresh = |at: Millis| at.saturating_add(terms.life()) > now;
-        let is_contradicted = match (about.lesson, held) {
-            (Lesson::Window(window), Some((held, at))) => held > window && is_fresh(at),
-            _ => false,
-        };
-        let models = self.by_upstream.get_mut(&about.upstream);
-        let entries = models.and_then(|models| models.get_mut(&about.model));
-        let entry = entries.into_iter().flatten().find(|entry| entry.about == *about);
-        entry.into_iter().for_each(|entry| entry.count(terms, is_contradicted));
     }
 
     /// Whether another lesson fits; expired ones make room.
@@ -338,35 +279,6 @@ impl LessonState {
             models.retain(|_, entries| !entries.is_empty());
         }
     }
-
-    fn was_answered(&self, tenant: &TenantId, upstream: &str, now: Millis) -> bool {
-        let known = self.answered.get(&named(&[tenant.as_str(), upstream]));
-        known.is_some_and(|(_, at)| at.saturating_add(self.terms.life()) > now)
-    }
-
-    /// Remembers the most tokens that were accepted lately, and when.
-    fn remember(&mut self, what: u64, held: u64, now: Millis) {
-        if !self.answered.contains_key(&what) {
-            if self.answered.len() >= ANSWERED {
-                self.came.pop_front().and_then(|first| self.answered.remove(&first));
-            }
-            self.came.push_back(what);
-        }
-        let life = self.terms.life();
-        let known = self.answered.entry(what).or_insert((held, now));
-        if held >= known.0 || known.1.saturating_add(life) <= now {
-            *known = (held, now);
-        }
-    }
-}
-
-fn named(names: &[&str]) -> u64 {
-    xxh3_64(names.join("\n").as_bytes())
-}
-
-/// The key for the most tokens that a model accepted from anybody.
-fn most(upstream: &str, model: &str) -> u64 {
-    named(&["", upstream, model])
 }
 
 #[cfg(test)]
@@ -387,14 +299,5 @@ mod tests {
         };
         assert_eq!([written(NOW), written(NOW + 5), written(NOW + DAY - 1)], [1, 0, 0]);
         assert_eq!([written(NOW + DAY), written(NOW + DAY + 1)], [1, 0]);
-    }
-
-    #[test]
-    fn a_full_table_of_accepted_requests_drops_the_oldest_entry() {
-        let mut state = LessonState::new(LessonTerms::default());
-        (0..=ANSWERED as u64).for_each(|what| state.remember(what, 0, 1));
-        state.remember(7, 0, 2);
-        assert_eq!((state.answered.len(), state.came.len()), (ANSWERED, ANSWERED));
-        assert!(!state.answered.contains_key(&0) && state.answered.contains_key(&1));
     }
 }

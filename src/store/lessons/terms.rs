@@ -11,18 +11,16 @@ use crate::dialect::lesson::Lesson;
 /// Milliseconds.
 pub(super) const DAY: Millis = 24 * 3600 * 1000;
 
-/// When a lesson applies to all, and how long it lasts.
+/// How long a lesson lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LessonTerms {
-    /// How many tenants must agree.
-    pub tenants: usize,
     /// How long a lesson applies after it was met, days.
     pub days: u64,
 }
 
 impl Default for LessonTerms {
     fn default() -> Self {
-        Self { tenants: 3, days: 7 }
+        Self { days: 7 }
     }
 }
 
@@ -35,14 +33,14 @@ impl LessonTerms {
 /// The source of a lesson, also to look one up.
 #[derive(Clone, Copy, Debug)]
 pub struct LessonSource<'a> {
-    /// The tenant; `None` if unknown: it then neither teaches nor counts.
+    /// The tenant; `None` if unknown: it then teaches nothing.
     pub tenant: Option<&'a TenantId>,
     /// The configured name of the upstream.
     pub upstream: &'a str,
     /// The model; empty if a lesson is about the whole upstream.
     pub model: &'a str,
-    /// Whether the upstream can tell the tenant from others. If clients use the operator's credential,
-    /// anybody could make up tenants: they then learn for themselves, and do not count for an agreement.
+    /// Whether the upstream can tell the tenant from others. If clients use the operator's credential, anybody
+    /// could make up tenants: each then has a calibration of its own.
     pub vouched: bool,
 }
 
@@ -73,8 +71,6 @@ impl LessonSubject {
 pub enum LessonScope {
     /// For each tenant that met it.
     Tenants,
-    /// For all: enough tenants agree.
-    Agreed,
     /// For all, until it is forgotten: the operator shared it.
     Shared,
 }
@@ -94,8 +90,6 @@ pub struct LessonLine {
     pub believed: Option<u64>,
     /// How many tenants met it.
     pub tenants: usize,
-    /// How many of them count for an agreement, because the upstream also accepted their requests.
-    pub agree: usize,
     /// When it was first met or shared, ms since 1970.
     pub since: Millis,
     /// When it expires, ms since 1970; absent if it does not.

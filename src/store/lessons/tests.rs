@@ -59,63 +59,41 @@ fn by(tenant: &str) -> LessonSource<'static> {
 }
 
 #[tokio::test]
-async fn tenants_that_the_upstream_cannot_tell_apart_never_agree() {
-    let server = LessonsFixture::new().await;
-    for made_up in ["x", "y", "z"] {
-        server.met(made_up, Lesson::UsageRefused, NOW).await;
-        server.lessons.answered(&LessonSource { vouched: false, ..by(made_up) }, None, NOW);
-    }
-    assert!(server.holds("x", NOW) && !server.holds("b", NOW));
-    for vouched in ["x", "y", "z"] {
-        server.lessons.answered(&by(vouched), None, NOW);
-    }
-    assert!(server.holds("b", NOW), "real ones do");
-}
-
-#[tokio::test]
-async fn a_lesson_applies_to_all_once_enough_accepted_tenants_agree() {
+async fn a_lesson_applies_to_those_who_met_it() {
     let server = LessonsFixture::new().await;
     assert_eq!(server.met("a", Lesson::UsageRefused, NOW).await, LessonOffer::New);
     assert_eq!(server.met("a", Lesson::UsageRefused, NOW).await, LessonOffer::Known);
-    assert!(server.holds("a", NOW) && !server.holds("b", NOW));
-    for made_up in ["x", "y", "z", "0"] {
-        assert_eq!(server.met(made_up, Lesson::UsageRefused, NOW).await, LessonOffer::New);
+    for tenant in ["x", "y", "z"] {
+        assert_eq!(server.met(tenant, Lesson::UsageRefused, NOW).await, LessonOffer::New);
     }
-    assert!(!server.holds("b", NOW), "who was never answered does not count");
-    for (tenant, all) in [("a", false), ("x", false), ("y", true)] {
-        server.lessons.answered(&by(tenant), None, NOW);
-        assert_eq!(server.holds("b", NOW), all, "{tenant}");
-    }
+    assert!(server.holds("a", NOW));
+    assert!(!server.holds("b", NOW));
     let nobody = LessonSource { tenant: None, ..by("") };
     let outcome = server.lessons.learn(&nobody, Lesson::EditingRefused, None, NOW).await;
     assert_eq!(outcome, LessonOffer::Nothing);
-    assert!(server.lessons.holds(&nobody, Lesson::UsageRefused, NOW), "it holds for all");
-    tokio::task::yield_now().await;
     let restarted_server = server.restarted(NOW).await;
-    assert!(
-        restarted_server.holds("b", NOW)
-            && !restarted_server.lessons.holds(&by("a"), Lesson::EditingRefused, NOW)
-    );
+    assert!(restarted_server.holds("a", NOW));
+    assert!(!restarted_server.holds("b", NOW));
     let line = &restarted_server.lessons.list(NOW).await.unwrap()[0];
-    assert_eq!((line.reach, line.tenants, line.agree), (LessonScope::Agreed, 5, 3));
+    assert_eq!(line.reach, LessonScope::Tenants);
+    assert_eq!(line.tenants, 4);
 }
 
 #[tokio::test]
-async fn max_output_is_the_tenants_last_lesson_or_else_the_agreed_one() {
+async fn max_output_is_the_tenants_last_lesson_or_else_the_shared_one() {
     let server = LessonsFixture::new().await;
     let most = |tenant| server.lessons.max_output(&by(tenant), NOW + 2);
     assert_eq!(most("a"), None);
     server.met("a", Lesson::MaxOutput(8_192), NOW).await;
-    assert_eq!((most("a"), most("b")), (Some(8_192), None));
-    for tenant in ["a", "x", "y"] {
-        server.met(tenant, Lesson::MaxOutput(8_192), NOW).await;
-        server.lessons.answered(&by(tenant), None, NOW);
-    }
+    assert_eq!(most("a"), Some(8_192));
+    assert_eq!(most("b"), None);
+    let id = server.lessons.list(NOW).await.unwrap()[0].id.clone();
+    assert!(server.lessons.share(&id, NOW).await.unwrap());
     server.met("a", Lesson::MaxOutput(4_096), NOW + 1).await;
-    assert_eq!((most("a"), most("b")), (Some(4_096), Some(8_192)));
+    assert_eq!(most("a"), Some(4_096));
+    assert_eq!(most("b"), Some(8_192));
     let other = LessonSource { model: "other", ..by("a") };
     assert_eq!(server.lessons.max_output(&other, NOW + 2), None);
-    tokio::task::yield_now().await;
     let restarted_server = server.restarted(NOW + 2).await;
     assert_eq!(restarted_server.lessons.max_output(&by("a"), NOW + 2), Some(4_096));
 }
@@ -190,30 +168,20 @@ async fn a_window_is_the_last_one_learned_or_the_smallest_of_a_cycle() {
 #[tokio::test]
 async fn an_accepted_request_larger_than_a_window_ends_that_lesson() {
     let server = LessonsFixture::new().await;
-    for tenant in ["a", "b", "c"] {
-        server.lessons.answered(&by(tenant), Some(8_000), NOW);
+    for tenant in ["a", "b"] {
         server.offer_window(tenant, (200_000, 9_000), NOW).await;
     }
-    assert_eq!(server.window("d", NOW), 9_000, "they agree");
-    server.lessons.answered(&by("d"), Some(9_000), NOW + 1);
-    assert_eq!(server.window("d", NOW + 1), 9_000, "that fits");
-    server.lessons.answered(&by("d"), Some(9_001), NOW + 2);
-    assert_eq!((server.window("d", NOW + 2), server.window("a", NOW + 2)), (200_000, 9_000));
-    server.lessons.answered(&by("a"), Some(9_001), NOW + 3);
-    assert_eq!(server.window("a", NOW + 3), 200_000);
+    server.lessons.answered(&by("a"), 9_000, NOW + 1);
+    assert_eq!(server.window("a", NOW + 1), 9_000, "that fits");
+    server.lessons.answered(&by("a"), 9_001, NOW + 2);
+    assert_eq!(server.window("a", NOW + 2), 200_000);
+    assert_eq!(server.window("b", NOW + 2), 9_000, "another tenant's stays");
     tokio::task::yield_now().await;
-    tokio::task::yield_now().await;
-    let restarted_server = server.restarted(NOW + 4).await;
-    assert_eq!(
-        (restarted_server.window("d", NOW + 4), restarted_server.window("a", NOW + 4)),
-        (200_000, 200_000)
-    );
-    // A tenant that is refused after that learns the lesson for itself only, and it is not shared.
-    for tenant in ["a", "b", "c", "e"] {
-        server.lessons.answered(&by(tenant), None, NOW + 4);
-        server.offer_window(tenant, (200_000, 9_000), NOW + 4).await;
-    }
-    assert_eq!((server.window("a", NOW + 4), server.window("d", NOW + 4)), (9_000, 200_000));
+    let restarted_server = server.restarted(NOW + 3).await;
+    assert_eq!(restarted_server.window("a", NOW + 3), 200_000);
+    assert_eq!(restarted_server.window("b", NOW + 3), 9_000);
+    server.offer_window("a", (200_000, 9_000), NOW + 4).await;
+    assert_eq!(server.window("a", NOW + 4), 9_000, "it was refused again");
 }
 
 #[tokio::test]
@@ -303,84 +271,20 @@ async fn lessons_that_cannot_be_read_in_time_are_not_waited_for() {
     assert!(lessons.holds(&by("a"), Lesson::UsageRefused, NOW + 2));
 }
 
-/// If enough tenants agree, and the upstream accepted earlier requests of theirs, the lesson applies at once. Later
-/// tenants join it.
-#[tokio::test]
-async fn the_tenant_that_completes_an_agreement_is_told_and_agreements_expire() {
-    let server = LessonsFixture::new().await;
-    let expected = [
-        ("a", LessonOffer::New),
-        ("b", LessonOffer::New),
-        ("c", LessonOffer::Agreed),
-        ("d", LessonOffer::New),
-    ];
-    for (tenant, offer) in expected {
-        server.lessons.answered(&by(tenant), None, NOW);
-        assert_eq!(server.met(tenant, Lesson::UsageRefused, NOW).await, offer, "{tenant}");
-    }
-    let last = NOW + 7 * DAY - 1;
-    assert!(server.holds("e", last) && !server.holds("e", last + 1));
-}
-
-/// Each process remembers which tenants' requests were accepted, from the last such request on.
-#[tokio::test]
-async fn an_accepted_request_counts_for_as_long_as_a_lesson_lasts() {
-    let server = LessonsFixture::new().await;
-    server.lessons.answered(&by("a"), None, NOW);
-    server.lessons.answered(&by("b"), None, NOW);
-    server.lessons.answered(&by("b"), None, NOW + 5 * DAY);
-    let agree = async |now| {
-        let lines = server.lessons.list(now).await.unwrap();
-        (lines[0].tenants, lines[0].agree)
-    };
-    let later = NOW + 7 * DAY;
-    server.met("a", Lesson::UsageRefused, later).await;
-    assert_eq!(agree(later).await, (1, 0), "a's was too long ago");
-    server.met("b", Lesson::UsageRefused, later + 1).await;
-    assert_eq!(agree(later + 1).await, (2, 1));
-}
-
-/// A larger request that an upstream accepted disproves a smaller window of that model for everybody, for as long as a
-/// lesson lasts.
-#[tokio::test]
-async fn a_large_accepted_request_disproves_smaller_windows_for_a_while() {
-    let server = LessonsFixture::new().await;
-    let other = LessonSource { model: "n", ..by("z") };
-    let offer_from = async |tenants: [&str; 3], now: Millis| {
-        for tenant in tenants {
-            server.lessons.answered(&by(tenant), None, now);
-            server.offer_window(tenant, (200_000, 9_000), now).await;
-        }
-    };
-    server.lessons.answered(&other, Some(50_000), NOW);
-    server.lessons.answered(&by("z"), Some(9_000), NOW);
-    offer_from(["a", "b", "c"], NOW).await;
-    assert_eq!(server.window("d", NOW), 9_000, "that fits, and another model says nothing of it");
-    server.lessons.answered(&by("z"), Some(9_001), NOW + 1);
-    server.lessons.answered(&by("z"), Some(100), NOW + 2);
-    offer_from(["a", "b", "c"], NOW + 2).await;
-    assert_eq!(server.window("d", NOW + 2), 200_000, "the most counts, whatever came since");
-    let until = NOW + 1 + 7 * DAY;
-    offer_from(["a", "b", "c"], until - 1).await;
-    assert_eq!(server.window("d", until - 1), 200_000);
-    offer_from(["a", "b", "c"], until).await;
-    assert_eq!(server.window("d", until), 9_000, "that was long ago");
-}
-
 /// If a lesson was met and disproved or forgotten in the same millisecond, it is gone. Only a later refusal brings it
 /// back.
 #[tokio::test]
 async fn a_lesson_learned_and_ended_in_the_same_millisecond_is_gone() {
     let server = LessonsFixture::new().await;
-    for tenant in ["a", "b", "c", "e"] {
-        server.lessons.answered(&by(tenant), None, NOW);
+    for tenant in ["a", "b"] {
         server.offer_window(tenant, (200_000, 9_000), NOW).await;
     }
-    server.lessons.answered(&by("a"), Some(9_001), NOW);
+    server.lessons.answered(&by("a"), 9_001, NOW);
     assert_eq!(server.window("a", NOW), 200_000);
     tokio::task::yield_now().await;
     let again = server.restarted(NOW).await;
-    assert_eq!((again.window("d", NOW), again.window("b", NOW)), (200_000, 9_000));
+    assert_eq!(again.window("a", NOW), 200_000);
+    assert_eq!(again.window("b", NOW), 9_000);
     server.met("a", Lesson::UsageRefused, NOW).await;
     let lines = server.lessons.list(NOW).await.unwrap();
     let id = &lines.iter().find(|line| line.lesson == Lesson::UsageRefused).unwrap().id;
@@ -408,7 +312,7 @@ async fn a_repeated_lesson_is_stored_once_a_day_per_tenant() {
     let other = server.restarted(NOW).await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     other.met("a", Lesson::UsageRefused, NOW + 5).await;
-    server.lessons.answered(&by("b"), None, NOW);
+    server.lessons.answered(&by("b"), 9_000, NOW);
     tokio::task::yield_now().await;
     let stored = async |at: Millis| server.store.scan(scope_of(at / DAY), 99).await.unwrap().len();
     assert_eq!(stored(NOW).await, 1);

@@ -2,7 +2,7 @@
 // Each is a child process on a free loopback port. `close` stops them.
 
 import { spawn } from 'node:child_process';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { createInterface } from 'node:readline';
@@ -32,9 +32,10 @@ export class TestStack {
     }
     const serve = [BINARY, 'serve', '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0', '--data', data];
     serve.push(...upstreams.flatMap((upstream) => ['--upstream', upstream]));
-    // The link to the page contains the admin token.
-    const ready = /listening on (http:\/\/\S+) \(admin ((http:\/\/[^)\s\/]+)\/#token=([\w-]+))\)/;
-    [stack.proxy, stack.pageUrl, stack.admin, stack.token] = await stack.#spawn(serve, ready, env);
+    const ready = /listening on (http:\/\/\S+) \(admin (http:\/\/[^)\s\/]+)\)/;
+    [stack.proxy, stack.admin] = await stack.#spawn(serve, ready, env);
+    stack.token = (await readFile(path.join(data, 'admin.token'), 'utf8')).trim();
+    stack.pageUrl = `${stack.admin}/#token=${stack.token}`;
     return stack;
   }
 

@@ -43,9 +43,9 @@ class TestStack:
         serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", self.data.name]
         for upstream in upstreams:
             serve += ["--upstream", upstream]
-        # The link to the page contains the admin token.
-        ready = r"listening on (http://\S+) \(admin (http://[^)\s/]+)/#token=([\w-]+)\)"
-        self.proxy, self.admin, self.token = self.start(serve, ready, self.env)
+        ready = r"listening on (http://\S+) \(admin (http://[^)\s/]+)\)"
+        self.proxy, self.admin = self.start(serve, ready, self.env)
+        self.token = (pathlib.Path(self.data.name) / "admin.token").read_text().strip()
         return self
 
     def __exit__(self, *_):

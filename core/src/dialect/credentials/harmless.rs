@@ -148,7 +148,7 @@ const PARAMETERS: &[&str] = &[
 ];
 
 /// Whether a header does not identify the client.
-pub(super) fn is_harmless_header(name: &str) -> bool {
+pub fn is_harmless_header(name: &str) -> bool {
     HEADERS.binary_search(&name).is_ok() || is_of_family(name) || is_session(name)
 }
 

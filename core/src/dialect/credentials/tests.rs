@@ -18,6 +18,18 @@ fn of(pairs: &[(&str, &str)], target: &str) -> Tenant {
 #[test]
 fn the_tables_of_credential_names_are_sorted() {
     assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
+    assert!(PLACEHOLDERS.is_sorted());
+}
+
+#[test]
+fn a_placeholder_is_no_credential() {
+    for placeholder in ["EMPTY", "ollama", "Dummy", "sk-no-key-required"] {
+        let bearer = format!("Bearer {placeholder}");
+        assert_eq!(of(&[("authorization", &bearer)], "/"), Tenant::Everyone, "{placeholder}");
+        let both = [("authorization", &*bearer), ("x-api-key", "sk-1")];
+        assert_eq!(of(&both, "/"), of(&[("x-api-key", "sk-1")], "/"), "{placeholder}");
+    }
+    assert!(matches!(of(&[("x-api-key", "dummy-1")], "/"), Tenant::Known(_)));
 }
 
 #[test]
@@ -154,6 +166,10 @@ fn credentials_in_addresses_are_hidden() {
         ("/v1/models?access_token=a=b", "/v1/models?access_token=REDACTED"),
         ("/v1/messages?beta=true", "/v1/messages?beta=true"),
         ("/key=1", "/key=1"),
+        ("/v1/models;key=AIza/1?alt=sse", "/v1/models;key=REDACTED/1?alt=sse"),
+        ("/v1/models;a=b;KEY=AIza;c/x", "/v1/models;a=b;KEY=REDACTED/x"),
+        ("/v1/models?a=b;key=AIza;c&d=e", "/v1/models?a=b;key=REDACTED&d=e"),
+        ("/v1/models?key=a;b", "/v1/models?key=REDACTED"),
         ("/sk-0123456789abcdef/v1/messages", "/REDACTED/v1/messages"),
         ("/v1/models/sk-small", "/v1/models/sk-small"),
     ] {
