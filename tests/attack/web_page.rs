@@ -39,10 +39,10 @@ impl Stage {
         let mut client = Wire::connect(self.serving.clients).await;
         let host = self.serving.clients;
         client
-            .send(format!("POST /v1/messages HTTP/1.1\r\nhost: {host}\r\nx-mark: honest\r\ncontent-length: 2\r\n\r\n{{}}"))
+            .send(format!("POST /v1/messages HTTP/1.1\r\nhost: {host}\r\nx-request-id: honest\r\ncontent-length: 2\r\n\r\n{{}}"))
             .await;
         let mut call = self.provider.call().await;
-        assert_eq!(call.message.header("x-mark"), Some("honest"), "{}", call.message.head);
+        assert_eq!(call.message.header("x-request-id"), Some("honest"), "{}", call.message.head);
         assert_eq!(call.message.header("x-api-key"), Some(KEY));
         call.answer("200 OK", "{}").await;
         assert_eq!(client.response().await.status(), 200);
