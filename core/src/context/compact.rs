@@ -394,7 +394,7 @@ impl<'c> AnsweredCalls<'c> {
 /// The tokens of messages, and where calls are open.
 struct MessageWeights {
     messages: Vec<u64>,
-    /// Before each message: whether an earlier call still waits for its result.
+    /// Before each message: whether an earlier call still waits for its result, or runs at the provider.
     open: Vec<bool>,
 }
 
@@ -406,9 +406,10 @@ impl MessageWeights {
         let answered = AnsweredCalls::of(&request.conversation.messages);
         let mut calls: HashSet<&str> = HashSet::default();
         let mut unnamed = 0usize;
-        let (mut messages, mut open) = (Vec::new(), Vec::new());
+        let (mut messages, mut open) = (Vec::new(), request.conversation.open_server_steps());
+        open.pop();
         for (index, message) in request.conversation.messages.iter().enumerate() {
-            open.push(!calls.is_empty() || unnamed > 0);
+            open[index] |= !calls.is_empty() || unnamed > 0;
             let tokens = |part: &Part| {
                 let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
                 let cut = part.key.and_then(|key| own.get(&key.cut()));

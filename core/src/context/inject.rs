@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::plan::{HistoryEnd, PlanRequest, RecordedDecisions};
 use super::policy::Mode;
 use super::{ExchangeId, Fact, Millis};
-use crate::dialect::PartKey;
+use crate::dialect::{Audience, Conversation, Message, PartIndex, PartKey, Role};
 
 /// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
@@ -42,7 +42,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     });
     let needless: Vec<Fact> = needless.collect();
     let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
-    if texts.is_empty() {
+    if texts.is_empty() || !takes_text(conversation, at) {
         return needless;
     }
     if crate::dialect::rewrite::inject(conversation, request.body, at, &texts).is_empty() {
@@ -66,6 +66,19 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         Fact::InjectedMessage(Box::new(InjectedMessage { id, at: request.now, state }))
     });
     needless.into_iter().chain(injected).collect()
+}
+
+/// Whether a text may follow a part at the end of the history: not while something runs at the provider, not beside
+/// results that a program waits for, and not before what the model wrote since (`docs/protocols.md` 12.3).
+fn takes_text(conversation: &Conversation, at: PartIndex) -> bool {
+    let is_models = |message: &Message| message.role == Role::Assistant;
+    let is_for_program =
+        |message: &Message| message.parts.iter().any(|part| part.audience == Audience::Program);
+    let end = conversation.messages.iter().rev().take_while(|message| !is_models(message));
+    let is_last =
+        conversation.messages.iter().rposition(is_models).is_none_or(|it| it < at.message);
+    let is_open = conversation.open_server_steps().last() == Some(&true);
+    is_last && !is_open && !end.into_iter().any(is_for_program)
 }
 
 /// Prefix of the ids of messages that are queued again.

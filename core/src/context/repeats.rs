@@ -5,7 +5,7 @@
 use foldhash::HashMap;
 
 use crate::dialect::key::{Keyer, ToolArguments};
-use crate::dialect::{Conversation, Part, PartKey, PartKind, Role};
+use crate::dialect::{Audience, Conversation, Part, PartKey, PartKind, Role};
 use crate::wire::json::{Document, Span};
 
 /// How many of the model's last turns are checked.
@@ -50,7 +50,8 @@ fn turns(conversation: &Conversation) -> Vec<ModelTurn<'_>> {
     let mut turns = Vec::new();
     let (mut turn, mut is_models) = (ModelTurn::default(), false);
     let mut media = Vec::new();
-    for part in conversation.parts().rev() {
+    // What a program calls, however often, is one step of the model.
+    for part in conversation.parts().rev().filter(|part| part.audience == Audience::Model) {
         if is_models && part.role != Role::Assistant {
             turns.push(std::mem::take(&mut turn));
             if turns.len() == TURNS {

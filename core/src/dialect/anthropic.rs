@@ -11,10 +11,10 @@ pub use reply::{ReplyStream, USAGE};
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
-    Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
-    Role,
+    Audience, Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind,
+    Purpose, Role, ServerStep,
 };
-use crate::wire::json::{Document, Kind, Value, members};
+use crate::wire::json::{Document, Kind, Span, Value, members};
 
 /// Reads a request's body; its path is read by `paths`.
 pub fn read(body: &[u8]) -> Conversation {
@@ -96,12 +96,15 @@ impl Reader {
             self.conversation.system = parts;
         }
         for tool in request.tools.iter().flat_map(Value::items) {
-            let [name, deferred] = tool.members(["name", "defer_loading"]);
-            let name = name.and_then(|name| name.text()).map(Into::into);
-            let mut part = Part::tool(tool, name, &mut self.keyer);
-            if deferred.and_then(|deferred| deferred.as_bool()) == Some(true) {
-                part.texts.clear(); // not in the prompt until it is referenced
-            }
+            let name = tool.get_text("name").map(Into::into);
+            // Those of an MCP server are deferred together.
+            let deferred = tool.get("defer_loading");
+            let deferred = deferred.or_else(|| tool.path(&["default_config", "defer_loading"]));
+            let is_deferred = deferred.and_then(|deferred| deferred.as_bool()) == Some(true);
+            let part = match is_deferred {
+                true => Part::deferred_tool(tool, name, &mut self.keyer),
+                false => Part::tool(tool, name, &mut self.keyer),
+            };
             self.conversation.tools.push(part);
         }
         if let Some(format) = request.format() {
@@ -147,7 +150,10 @@ impl Reader {
             "document" | "container_upload" => {
                 parts.push(self.media(PartKind::Document, role, block));
             }
-            "tool_use" | "server_tool_use" | "mcp_tool_use" => parts.push(self.tool_call(block)),
+            "tool_use" => parts.push(self.tool_call(block)),
+            "server_tool_use" | "mcp_tool_use" => {
+                parts.push(Part { server_step: Some(ServerStep::Begins), ..self.tool_call(block) })
+            }
             _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
             "compaction" => {
                 let content = block.get_any(&["content"]);
@@ -159,7 +165,14 @@ impl Reader {
                     ..Part::at(PartKind::Opaque, role, block)
                 });
             }
-            "search_result" | "fallback" | "tool_reference" | "tool_addition" | "tool_removal" => {
+            "tool_reference" | "tool_addition" => {
+                parts.push(Part {
+                    loads: referenced(block),
+                    texts: loaded_texts(block),
+                    ..Part::opaque(role, block, &mut self.keyer)
+                });
+            }
+            "search_result" | "fallback" | "tool_removal" => {
                 parts.push(Part::opaque(role, block, &mut self.keyer));
             }
             _ => {
@@ -171,6 +184,7 @@ impl Reader {
 
     fn tool_call(&mut self, block: Value<'_>) -> Part {
         let mut part = Part::at(PartKind::ToolCall, Role::Assistant, block);
+        part.audience = Audience::by_caller(block);
         let [id, name, input] = block.members(["id", "name", "input"]);
         part.id = id.and_then(|id| id.text()).map(Into::into);
         part.name = name.and_then(|name| name.text()).map(Into::into);
@@ -184,12 +198,14 @@ impl Reader {
     /// A tool result with its text; images and documents in it become parts of their own.
     fn tool_result(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, role, block);
+        part.audience = Audience::by_caller(block);
         let [kind, id, error, content] =
             block.members(["type", "tool_use_id", "is_error", "content"]);
         part.id = id.and_then(|id| id.text()).map(Into::into);
         part.is_error = error.and_then(|error| error.as_bool()).unwrap_or(false);
         // A provider's own tool responds with its own objects: they are its result, not further parts.
         let hosted = kind.and_then(|kind| kind.text()).is_some_and(|kind| kind != "tool_result");
+        part.server_step = hosted.then_some(ServerStep::Ends);
         let content = content.filter(|content| !content.is_null());
         part.content = content.filter(|it| !hosted && may_give_way(*it)).map(|it| it.span());
         let mut texts = Vec::new();
@@ -203,12 +219,18 @@ impl Reader {
                         Some("image") => inner.push(self.media(PartKind::Image, role, item)),
                         Some("document") => inner.push(self.media(PartKind::Document, role, item)),
                         _ if hosted => texts.push(item),
+                        Some("tool_reference") => self.block(role, item, &mut inner),
                         _ => inner.push(Part::opaque(role, item, &mut self.keyer)),
                     }
                 }
             }
             Some(content) if content.kind() == Kind::String => texts.push(content),
-            Some(content) if content.kind() == Kind::Object => texts.push(content),
+            Some(content) if content.kind() == Kind::Object => {
+                part.loads = content.get("tool_references").iter().flat_map(found).collect();
+                if part.loads.is_empty() {
+                    texts.push(content);
+                }
+            }
             _ => {}
         }
         part.texts = texts.iter().map(Value::span).collect();
@@ -255,6 +277,25 @@ fn may_give_way(content: Value<'_>) -> bool {
         Kind::Array => !content.items().any(loads),
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => false,
     }
+}
+
+/// The tools that the provider's search found.
+fn found(references: &Value<'_>) -> Vec<Box<str>> {
+    references.items().flat_map(referenced).collect()
+}
+
+/// The tool that a reference names, or that is added with a reference or with its definition.
+fn referenced(block: Value<'_>) -> Vec<Box<str>> {
+    let tool = block.get("tool").unwrap_or(block);
+    let tool = tool.get("definition").unwrap_or(tool);
+    let name = tool.get_any(&["tool_name", "name"]).and_then(|name| name.text());
+    name.map(Into::into).into_iter().collect()
+}
+
+/// What the model reads of a block that loads a tool besides the definition in `tools`.
+fn loaded_texts(block: Value<'_>) -> Vec<Span> {
+    let definition = block.path(&["tool", "definition"]);
+    definition.iter().map(Value::span).collect()
 }
 
 fn reasoning(role: Role, block: Value<'_>) -> Part {

@@ -5,6 +5,7 @@
 //! body that was read.
 
 pub mod anthropic;
+mod audience;
 mod backend;
 pub mod cache;
 mod conversation;
@@ -46,6 +47,7 @@ pub mod summary;
 mod usage;
 
 pub use crate::wire::json::Span;
+pub use audience::{Audience, ServerStep};
 pub use conversation::{Conversation, HeldHistory, Message};
 pub use key::{Chain, PartKey};
 pub use kinds::{Dialect, PartKind, Purpose, Role};

@@ -84,7 +84,12 @@ impl Reader {
         for tool in request.tools.iter().flat_map(Value::items) {
             let inner = tool.get_any(&["function", "custom"]).unwrap_or(tool);
             let name = inner.get_text("name").map(Into::into);
-            self.conversation.tools.push(Part::tool(tool, name, &mut self.keyer));
+            let deferred = first([tool.get("defer_loading"), inner.get("defer_loading")]);
+            let part = match deferred.and_then(|deferred| deferred.as_bool()) {
+                Some(true) => Part::deferred_tool(tool, name, &mut self.keyer),
+                _ => Part::tool(tool, name, &mut self.keyer),
+            };
+            self.conversation.tools.push(part);
         }
         for function in request.functions.iter().flat_map(Value::items) {
             let name = function.get_text("name").map(Into::into);
@@ -239,7 +244,10 @@ impl Reader {
         (part.id, part.name) = (known(id), known(name));
         let content = first([content]);
         let is_text = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
-        part.content = content.filter(is_text).map(|content| content.span());
+        part.loads = content.iter().flat_map(Value::items).filter_map(referenced).collect();
+        // Later calls depend on a result that loads tools.
+        let may_give_way = part.loads.is_empty();
+        part.content = content.filter(is_text).filter(|_| may_give_way).map(|it| it.span());
         let mut pieces = Vec::new();
         let mut inner = Vec::new();
         match content {
@@ -248,6 +256,8 @@ impl Reader {
                     match block.get("text").filter(|text| text.kind() == Kind::String) {
                         Some(text) => pieces.push(text),
                         None if block.kind() == Kind::String => pieces.push(block),
+                        // Instead of it the model reads the tool's definition.
+                        None if referenced(block).is_some() => {}
                         None => self.block(Role::Tool, block, &mut inner),
                     }
                 }
@@ -309,6 +319,12 @@ fn role_of(message: Value<'_>) -> Role {
         Some("tool" | "function") => Role::Tool,
         _ => Role::User,
     }
+}
+
+/// The tool that a reference loads (`docs/protocols.md` 12.2).
+fn referenced(block: Value<'_>) -> Option<Box<str>> {
+    block.get_text("type").filter(|kind| kind == "tool_reference")?;
+    block.get_any(&["tool_name", "name"]).and_then(|name| name.text()).map(Into::into)
 }
 
 /// A non-empty string: some servers send `""` or `null` instead of an id.

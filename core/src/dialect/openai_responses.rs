@@ -111,10 +111,31 @@ impl Reader {
     /// Reads definitions from the request's `tools`, or from an `additional_tools` item.
     fn tools(&mut self, tools: Option<Value<'_>>, in_history: bool) {
         for tool in tools.iter().flat_map(Value::items) {
-            let named = tool.get_any(&["name", "server_label", "type"]);
-            let name = named.and_then(|name| name.text()).map(Into::into);
-            let part = Part::tool(tool, name, &mut self.keyer);
-            self.conversation.tools.push(Part { in_history, ..part });
+            self.tool(tool, in_history);
+        }
+    }
+
+    /// Of a deferred function or server, and of a namespace with deferred functions, the model reads the name and the
+    /// description; the rest is a part that nobody reads until it is loaded (`docs/protocols.md` 12.2).
+    fn tool(&mut self, tool: Value<'_>, in_history: bool) {
+        let part = Part::tool(tool, name_of(tool), &mut self.keyer);
+        let functions = tool.get("tools").filter(|_| tool.get("parameters").is_none());
+        let functions = functions.iter().flat_map(Value::items);
+        let (mut deferred, loaded): (Vec<_>, Vec<_>) = functions.partition(|it| is_deferred(*it));
+        deferred.extend(is_deferred(tool).then_some(tool));
+        let texts = match deferred.is_empty() {
+            true => part.texts,
+            false => {
+                let description = tool.get_any(&["description", "server_description"]);
+                let shown = items::tool_name(tool).into_iter().chain(description).chain(loaded);
+                shown.map(|value| value.span()).collect()
+            }
+        };
+        self.conversation.tools.push(Part { in_history, texts, ..part });
+        for hidden in deferred {
+            let part = Part::deferred_tool(hidden, name_of(hidden), &mut self.keyer);
+            // Its bytes are in the key of the tool.
+            self.conversation.tools.push(Part { in_history, key: None, ..part });
         }
     }
 
@@ -153,6 +174,14 @@ impl Reader {
         let items::ResponseItem { role, parts, .. } = read;
         self.conversation.messages.push(Message { role, span: item.span(), parts });
     }
+}
+
+fn name_of(tool: Value<'_>) -> Option<Box<str>> {
+    items::tool_name(tool).and_then(|name| name.text()).map(Into::into)
+}
+
+fn is_deferred(tool: Value<'_>) -> bool {
+    tool.get("defer_loading").and_then(|deferred| deferred.as_bool()) == Some(true)
 }
 
 /// The history that the provider holds (`docs/protocols.md` 3.2).

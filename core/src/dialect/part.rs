@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::audience::{Audience, ServerStep};
 use super::key::{Chain, Keyer, PartKey};
 use super::kinds::{PartKind, Role};
 use crate::wire::json::{Span, Value};
@@ -51,13 +52,15 @@ pub struct Part {
     pub kind: PartKind,
     /// Who speaks in it.
     pub role: Role,
+    /// Who reads it.
+    pub audience: Audience,
     /// The range of the whole block in the body.
     pub span: Span,
     /// The JSON values whose content the model reads, in order: string literals (with quotes), or objects
     /// (tool input, schemas). Empty for images.
     pub texts: Vec<Span>,
     /// The range of the content that a cut replaces, for tool results whose content may be replaced. Not for
-    /// those of the provider's own tools, nor for unknown structures.
+    /// those of the provider's own tools, those that a program reads, nor for unknown structures.
     pub content: Option<Span>,
     /// The call id of a tool call or tool result.
     pub id: Option<Box<str>>,
@@ -65,6 +68,10 @@ pub struct Part {
     pub name: Option<Box<str>>,
     /// A result that reports a failure.
     pub is_error: bool,
+    /// The names of the tools that it loads: their definitions are in the context from here on.
+    pub loads: Vec<Box<str>>,
+    /// It begins or ends something that runs at the provider.
+    pub server_step: Option<ServerStep>,
     /// Reasoning's signature, encrypted content or redacted data (Gemini: `thoughtSignature`): a string literal.
     pub signature: Option<Span>,
     /// The data of an image or document.
@@ -89,12 +96,15 @@ impl Part {
         Self {
             kind,
             role,
+            audience: Audience::Model,
             span: value.span(),
             texts: Vec::new(),
             content: None,
             id: None,
             name: None,
             is_error: false,
+            loads: Vec::new(),
+            server_step: None,
             signature: None,
             media: None,
             in_history: false,
@@ -146,6 +156,15 @@ impl Part {
             key: keyer.value(PartKind::Tool, Role::System, value),
             ..Self::at(PartKind::Tool, Role::System, value)
         }
+    }
+
+    /// A deferred tool, of which the model reads nothing until it is loaded.
+    pub(super) fn deferred_tool(
+        value: Value<'_>,
+        name: Option<Box<str>>,
+        keyer: &mut Keyer,
+    ) -> Self {
+        Self { audience: Audience::Nobody, ..Self::tool(value, name, keyer) }
     }
 
     /// The response format.

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::audience::Audience;
 use super::key::{Chain, PartKey};
 use super::kinds::PartKind;
 use super::note::Note;
@@ -42,6 +43,8 @@ pub enum StopReason {
 pub struct ReplyPart {
     /// What it is to the client.
     pub kind: PartKind,
+    /// Who wrote it and will read it: calls of a program are not the model's.
+    pub audience: Audience,
     /// Text, reasoning text, or a tool call's arguments as the provider wrote them.
     pub text: String,
     /// The call id of a tool call.
@@ -63,6 +66,7 @@ impl ReplyPart {
     pub fn of(kind: PartKind) -> Self {
         Self {
             kind,
+            audience: Audience::Model,
             text: String::new(),
             id: None,
             name: None,

@@ -7,7 +7,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::dialect::{Conversation, Message, Part, PartKind, Span};
+use crate::dialect::{Audience, Conversation, Message, Part, PartKind, Span};
 
 /// How an agent counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -195,8 +195,9 @@ impl ClassicRules {
     }
 
     fn raw_tools(&self, conversation: &Conversation, body: &[u8]) -> f64 {
-        let tools = conversation.tools.iter().filter(|tool| !tool.texts.is_empty());
-        tools.map(|tool| self.json(tool.span, body, self.json_tokens_per_char)).sum()
+        let tools = conversation.tools.iter().filter(|tool| tool.audience == Audience::Model);
+        let texts = tools.flat_map(|tool| &tool.texts);
+        texts.map(|text| self.json(*text, body, self.json_tokens_per_char)).sum()
     }
 
     fn message<'s>(
@@ -233,7 +234,7 @@ impl ClassicRules {
 
     /// A part's tokens, before `factor` and the final rounding.
     fn raw(&self, body: &[u8], part: &Part, seen: SentContent<'_>) -> f64 {
-        if seen == SentContent::Gone {
+        if seen == SentContent::Gone || part.audience != Audience::Model {
             return 0.0;
         }
         let json = || self.json(part.span, body, self.json_tokens_per_char);

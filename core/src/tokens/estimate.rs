@@ -12,7 +12,7 @@ use super::costs::{self, Costs, FamilyCosts};
 use super::features::ClassCounts;
 use super::media;
 use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
-use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
+use crate::dialect::{Audience, Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
 /// The most bytes of text that are tokenised for one request, at some 30 MB/s; past it, tokens are estimated
@@ -135,6 +135,9 @@ pub struct TokenCounter<'c> {
 impl TokenCounter<'_> {
     /// Counts the tokens of a part of the request, with its share of structure.
     pub(crate) fn part(&mut self, part: &Part) -> u32 {
+        if part.audience != Audience::Model {
+            return 0; // not in the prompt
+        }
         if let Some(media) = &part.media {
             let tokens = media::tokens(part, media, self.body, &self.structure.pictures);
             return tokens.unwrap_or_else(|guess| {
@@ -157,9 +160,10 @@ impl TokenCounter<'_> {
             return (encrypted.len().saturating_sub(COMPACTION_AROUND) / COMPACTION_BYTES) as u32;
         }
         if part.texts.is_empty() && matches!(part.kind, PartKind::Tool | PartKind::Opaque) {
-            return 0; // not in the prompt: deferred, or a mere marker
+            return 0; // not in the prompt: a mere marker
         }
-        if part.kind == PartKind::Tool {
+        // A deferred tool is shown by its name and description, which are text.
+        if part.kind == PartKind::Tool && part.texts.len() == 1 {
             count = (u64::from(count) * u64::from(self.structure.tool_percent) / 100) as u32;
         }
         count + self.structure(part)

@@ -86,7 +86,8 @@ impl MessageTokens {
     }
 
     /// Adds a tool that is not loaded.
-    pub(super) fn defers(&mut self, name: &str) {
+    pub(super) fn defers(&mut self, name: Option<&str>) {
+        let Some(name) = name else { return };
         if self.deferred.len() < MOST_DEFERRED {
             self.deferred.push(ToolTokens { tool: plain(name), tokens: 0 });
         } else {
@@ -307,13 +308,13 @@ mod tests {
     fn only_the_first_deferred_tools_are_named() {
         let mut contents = MessageTokens::default();
         for n in 0..MOST_DEFERRED {
-            contents.defers(&format!("mcp__a.b-c:{n}/x"));
+            contents.defers(Some(&format!("mcp__a.b-c:{n}/x")));
         }
         assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 0));
         assert!(!contents.to_string().contains(" more"), "{contents}");
         assert!(contents.to_string().starts_with("mcp__a.b-c:0/x, mcp__a.b-c:1/x, "));
-        contents.defers("one");
-        contents.defers("two");
+        contents.defers(Some("one"));
+        contents.defers(Some("two"));
         assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 2));
         assert!(contents.to_string().ends_with(":15/x and 2 more"), "{contents}");
         assert_eq!(plain(&"é(".repeat(80)).len(), NAME);

@@ -22,7 +22,9 @@ use crate::context::{
     Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn,
 };
 use crate::dialect::models::Model;
-use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span};
+use crate::dialect::{
+    Audience, Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span,
+};
 use crate::tokens::learn::{EstimatorState, NewContent, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::{TokenCounter, Tokenizer, unsent::UnsentReasoning};
@@ -258,6 +260,10 @@ impl<'a> PartScale<'a> {
         let conversation = self.conversation;
         let first = FirstTools::of(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
+            if tool.audience == Audience::Nobody {
+                self.contents.defers(tool.name.as_deref());
+                continue;
+            }
             let extra = first.extra(index, &self.counter);
             let place =
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
@@ -394,6 +400,9 @@ impl<'a> PartScale<'a> {
         let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
         let key = replaced.map_or_else(own, |(key, _)| key);
         let known = self.sent.take(key).or_else(|| self.brought.take(key));
+        if part.audience != Audience::Model {
+            return SketchPart { key, tokens: 0, place, by_length: false };
+        }
         let (tokens, by_length) = match (known, replaced) {
             (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
             (None, Some((_, tokens))) => (tokens, false),
@@ -413,18 +422,10 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// Adds a part to the contents of the messages, or to the tools that are not loaded.
+    /// Adds a part to the contents of the messages.
     fn holds(&mut self, part: &Part, place: PromptSection, tokens: u32) {
-        match (place, part.name.as_deref()) {
-            (PromptSection::History, _) => {
-                self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
-            }
-            (PromptSection::Tools | PromptSection::ToolsItem, Some(name))
-                if part.texts.is_empty() =>
-            {
-                self.contents.defers(name);
-            }
-            _ => {}
+        if place == PromptSection::History {
+            self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
         }
     }
 

@@ -7,7 +7,7 @@ use foldhash::{HashMap, HashSet};
 
 use crate::context::SketchPart;
 use crate::dialect::models::Model;
-use crate::dialect::{Conversation, Part, PartKey, PartKind};
+use crate::dialect::{Audience, Conversation, Part, PartKey, PartKind};
 use crate::tokens::{TokenCounter, Tokenizer};
 
 /// A `sketch` in which the parts of `conversation` that had been counted by length are counted with the
@@ -71,7 +71,9 @@ impl FirstTools {
     pub(super) fn of(conversation: &Conversation) -> Self {
         let tools = &conversation.tools;
         Self {
-            offered: tools.iter().position(|tool| !tool.is_schema),
+            offered: tools
+                .iter()
+                .position(|tool| !tool.is_schema && tool.audience == Audience::Model),
             loaded: tools.iter().position(|tool| tool.in_history),
         }
     }

@@ -6,7 +6,7 @@ use super::anchor::sum;
 use crate::context::PromptSection;
 use crate::context::SketchPart;
 use crate::dialect::models::Family;
-use crate::dialect::{PartKind, Reply};
+use crate::dialect::{Audience, PartKind, Reply};
 use crate::tokens::Tokenizer;
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output less its
@@ -19,8 +19,10 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     // A single part gets the whole reported number, so its text need not be counted.
     let is_reported = reply.usage.reasoning.is_some() || !reasoned;
     let counts = runs.len() > 1 || !is_reported || reply.usage.context().is_none();
+    let by_model: Vec<bool> =
+        runs.iter().map(|(_, run)| run.iter().all(|it| it.audience == Audience::Model)).collect();
     let keyed = runs.into_iter().map(|(key, run)| {
-        let texts = run.into_iter().filter(|_| counts);
+        let texts = run.into_iter().filter(|it| counts && it.audience == Audience::Model);
         let tokens = texts.fold(0, |sum: u32, part| sum.saturating_add(counter.reply_part(part)));
         SketchPart { key, tokens, place: PromptSection::History, by_length: false }
     });
@@ -41,7 +43,9 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
         // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
         // count is used. Not if hosted tools ran, whose content is no output.
         let is_short = texts > visible.saturating_mul(3) / 2 + SHORT && is_written_by_model(reply);
-        share(&mut parts, if is_short { texts } else { visible });
+        // The calls of a program are no output of the model, nor will it read them.
+        let own = parts.iter_mut().zip(by_model).filter_map(|(part, own)| own.then_some(part));
+        share(own.collect(), if is_short { texts } else { visible });
     }
     parts
 }
@@ -57,10 +61,10 @@ fn is_written_by_model(reply: &Reply) -> bool {
 const SHORT: u64 = 64;
 
 /// Splits `total` among the parts, in proportion to their tokens.
-fn share(parts: &mut [SketchPart], total: u64) {
+fn share(parts: Vec<&mut SketchPart>, total: u64) {
     let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
     let (mut left, last) = (total, parts.len());
-    for (index, part) in parts.iter_mut().enumerate() {
+    for (index, part) in parts.into_iter().enumerate() {
         let weight = u128::from(part.tokens.max(1));
         let fair = (weight * u128::from(total) / u128::from(weights.max(1))) as u64;
         let given = if index + 1 == last { left } else { fair.min(left) };

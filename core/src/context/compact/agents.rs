@@ -4,7 +4,7 @@
 //! Pure: nothing is summarised or changed here.
 
 use crate::context::turn_start::holds;
-use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
+use crate::dialect::{Audience, Conversation, Message, PartKind, Role, Usage};
 use crate::tokens::classic;
 
 /// Input tokens of a call, less what it wrote to the cache (`last_call`, as opencode counts). Reads from the cache are
@@ -18,8 +18,10 @@ pub fn tokens_without_cache_writes(usage: &Usage) -> Option<u64> {
 /// calls and their results stay together. It is after the last message only if the model has finished.
 pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
-    let lengths: Vec<u64> =
-        messages.iter().map(|message| classic::length(message.span, body)).collect();
+    let is_read =
+        |message: &&Message| message.parts.iter().any(|it| it.audience == Audience::Model);
+    let length = |message| Some(message).filter(is_read).map(|it| classic::length(it.span, body));
+    let lengths: Vec<u64> = messages.iter().map(|message| length(message).unwrap_or(0)).collect();
     let target = lengths.iter().sum::<u64>() as f64 * (1.0 - keep.clamp(0.0, 1.0));
     let (mut before, mut last) = (0u64, 0);
     for (index, message) in messages.iter().enumerate() {

@@ -11,7 +11,7 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
 use crate::dialect::{
-    LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage, UsageSpelling,
+    Audience, LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage, UsageSpelling,
 };
 use crate::wire::json::{Kind, Value, first, members};
 
@@ -101,15 +101,15 @@ impl ReplyStream {
 
     /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, reply: &mut Reply) {
+        self.usage.hosted |= self.ran_hosted_tool();
         for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;
             let mut part = finished(block, &mut self.keyer);
-            if part.0.kind == PartKind::Reasoning && is_open {
+            if part.kind == PartKind::Reasoning && is_open {
                 // Its signature may be incomplete.
-                part.0.raw = None;
+                part.raw = None;
             }
-            self.usage.hosted |= part.1;
-            reply.parts.push(part.0);
+            reply.parts.push(part);
         }
         reply.usage = self.usage.normalised();
         // The start of a stream reports the input; the output is a placeholder until the stop.
@@ -119,9 +119,18 @@ impl ReplyStream {
     /// The usage if the reply ended here.
     pub(crate) fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.normalised();
-        usage.hosted_tools |= self.blocks.iter().any(|block| block.hosted);
+        usage.hosted_tools |= self.ran_hosted_tool();
         usage.lower_bound = !self.stopped && usage.input.is_some();
         usage
+    }
+
+    /// Whether a tool ran at the provider within this reply, so that the model was called again in it. Code that waits
+    /// for a result of the client, and a tool that runs with the next request, have no result yet.
+    fn ran_hosted_tool(&self) -> bool {
+        let results = self.blocks.iter().filter(|block| block.part.kind == PartKind::ToolResult);
+        let ended: Vec<_> = results.filter_map(|block| block.part.id.as_deref()).collect();
+        let mut calls = self.blocks.iter().filter(|block| block.hosted);
+        calls.any(|call| call.part.id.as_deref().is_some_and(|id| ended.contains(&id)))
     }
 
     /// Bytes of text so far.
@@ -414,6 +423,7 @@ fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
         PartKind::ToolCall => shown.input.map(|input| String::from_utf8_lossy(input.raw())),
         _ => first([shown.text, shown.thinking, shown.content]).and_then(|text| text.text()),
     };
+    part.audience = Audience::by_caller(block);
     part.text = text.map(Into::into).unwrap_or_default();
     let id = first([shown.id, shown.tool_use_id]);
     part.id = id.and_then(|id| id.text()).map(Into::into);
@@ -429,9 +439,9 @@ fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
     StreamBlock { index, part, hosted, compaction, whole, grown, ended }
 }
 
-/// The finished part, and whether it is a tool call that ran at the provider.
-fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
-    let StreamBlock { mut part, hosted, compaction, whole, grown, .. } = block;
+/// The finished part.
+fn finished(block: StreamBlock, keyer: &mut Keyer) -> ReplyPart {
+    let StreamBlock { mut part, compaction, whole, grown, .. } = block;
     part.key = match part.kind {
         PartKind::Text => keyer.text(Role::Assistant, &part.text),
         PartKind::ToolCall => {
@@ -456,7 +466,7 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
             whole
         });
     }
-    (part, hosted)
+    part
 }
 
 /// Whether deltas now write a tool call that began with its whole input.

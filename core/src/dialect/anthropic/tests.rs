@@ -50,7 +50,12 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(media.data.unwrap().of(body), br#""iVBORw0KGgo=""#);
     assert_eq!(parts[8].role, Role::System);
     assert!(read.system[0].key.is_none() && read.system[1].key.is_some());
-    assert!(read.tools[1].texts.is_empty(), "a deferred tool is not in the prompt");
+    let audiences = [0, 1].map(|at| read.tools[at].audience);
+    assert_eq!(
+        audiences,
+        [Audience::Model, Audience::Nobody],
+        "a deferred tool is not in the prompt"
+    );
 }
 
 #[test]

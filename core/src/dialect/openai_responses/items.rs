@@ -5,7 +5,9 @@
 //! not calls that need a result, and have no key, because clients shorten or drop them.
 
 use crate::dialect::key::{Keyer, ToolArguments};
-use crate::dialect::{Chain, Media, Part, PartKey, PartKind, PictureDetail, Role};
+use crate::dialect::{
+    Audience, Chain, Media, Part, PartKey, PartKind, PictureDetail, Role, ServerStep,
+};
 use crate::wire::json::{Kind, Value, first};
 
 /// An item that was read.
@@ -22,6 +24,14 @@ pub(super) struct ResponseItem {
 
 /// One item of `input` or `output`, as parts; unknown items are opaque.
 pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
+    let mut read = read_kind(item, keyer);
+    // What a program called is data of the program, also if the provider ran it.
+    let audience = Audience::by_caller(item);
+    read.parts.iter_mut().for_each(|part| part.audience = audience);
+    read
+}
+
+fn read_kind(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let kind = item.get_text("type");
     let kind = kind.as_deref().unwrap_or("message");
     let part = match kind {
@@ -35,7 +45,11 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
             call(item, kind.strip_suffix("_call"), keyer)
         }
         "tool_search_call" if !ran_at_provider(item) => call(item, Some("tool_search"), keyer),
-        "tool_search_output" if ran_at_provider(item) => hosted(item, &["tools"]),
+        "tool_search_output" if ran_at_provider(item) => {
+            Part { loads: names_in(item), ..hosted(item, &["tools"]) }
+        }
+        "program" => program(item, ServerStep::Begins, "code", keyer),
+        "program_output" => program(item, ServerStep::Ends, "result", keyer),
         _ if kind.ends_with("_output") && item.get_any(&["call_id"]).is_some() => {
             return result(item, keyer);
         }
@@ -80,8 +94,6 @@ const HOSTED: &[(&str, &[&str])] = &[
     ("mcp_approval_request", &["name", "arguments"]),
     ("mcp_approval_response", &["approve", "reason"]),
     ("tool_search_call", &["arguments"]),
-    ("program", &["code"]),
-    ("program_output", &["result"]),
     ("configuration_update", &["tools", "instructions"]),
 ];
 
@@ -223,6 +235,7 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
         }
     }
     part.texts = texts.iter().map(Value::span).collect();
+    part.loads = names_in(item);
     part.key = keyer.tool_result(part.id.as_deref().map(own_id).unwrap_or_default(), texts);
     parts.insert(0, part);
     ResponseItem { role, parts, hosted: false, unknown: false, refused: false }
@@ -289,6 +302,28 @@ fn hosted(item: Value<'_>, texts: &[&str]) -> Part {
     part.texts = texts.iter().filter_map(|name| item.get_any(&[name])).map(|v| v.span()).collect();
     part.is_error = item.get_any(&["error"]).is_some();
     part
+}
+
+/// A program that the model wrote, or what it gave back. Clients send both back as they are (`docs/protocols.md` 12.1).
+fn program(item: Value<'_>, step: ServerStep, text: &str, keyer: &mut Keyer) -> Part {
+    let mut part = hosted(item, &[text]);
+    part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
+    part.server_step = Some(step);
+    part.key = lasting(item, keyer);
+    part
+}
+
+/// The names of the functions that an item of a tool search defines, also those in namespaces.
+fn names_in(item: Value<'_>) -> Vec<Box<str>> {
+    let tools: Vec<_> = item.get("tools").iter().flat_map(Value::items).collect();
+    let inner: Vec<_> = tools.iter().filter_map(|tool| tool.get("tools")).collect();
+    let all = tools.iter().copied().chain(inner.iter().flat_map(Value::items));
+    all.filter_map(|tool| tool_name(tool)?.text().map(Into::into)).collect()
+}
+
+/// The member with a tool's name.
+pub(super) fn tool_name(tool: Value<'_>) -> Option<Value<'_>> {
+    tool.get_any(&["name", "server_label", "type"])
 }
 
 /// Whether the provider searches for tools itself; a search by the client has `client`.

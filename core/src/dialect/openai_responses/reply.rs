@@ -14,7 +14,8 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
 use crate::dialect::{
-    Note, Part, PartKind, Reply, ReplyPart, Role, Span, StopReason, Usage, UsageSpelling,
+    Note, Part, PartKind, Reply, ReplyPart, Role, ServerStep, Span, StopReason, Usage,
+    UsageSpelling,
 };
 use crate::wire::json::{Value, first, members, text_of};
 
@@ -30,6 +31,8 @@ pub struct ReplyStream {
     created: bool,
     /// Tools ran at the provider.
     hosted: bool,
+    /// The programs that this reply began. While one waits for a tool, the model was called once.
+    programs: Vec<Box<str>>,
     /// It contains a compaction.
     compacted: bool,
     /// The model refused.
@@ -195,7 +198,7 @@ impl ReplyStream {
 
     fn fill(&mut self, at: usize, item: Value<'_>, stage: ItemStage) {
         let read = items::read(item, &mut self.keyer);
-        self.hosted |= read.hosted;
+        self.hosted |= read.hosted || self.ends_own_program(&read.parts);
         self.refused |= read.refused;
         self.unknown |= read.unknown;
         self.compacted |= read.parts.iter().any(items::is_compaction);
@@ -217,6 +220,15 @@ impl ReplyStream {
             slot.done = true;
             slot.grown.clear();
         }
+    }
+
+    /// Whether parts end a program that this reply began: then the model was called again in it.
+    fn ends_own_program(&mut self, parts: &[Part]) -> bool {
+        let step = |of| move |part: &&Part| part.server_step == Some(of);
+        let begun = parts.iter().filter(step(ServerStep::Begins));
+        self.programs.extend(begun.filter_map(|part| part.id.clone()));
+        let mut ended = parts.iter().filter(step(ServerStep::Ends));
+        ended.any(|part| part.id.as_ref().is_some_and(|id| self.programs.contains(id)))
     }
 
     /// Reads a piece of text, or all of it again.
@@ -533,6 +545,7 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
     let whole = || String::from_utf8_lossy(item.raw()).into();
     ReplyPart {
         kind: part.kind,
+        audience: part.audience,
         text: part.texts.iter().map(text_at).collect(),
         id: part.id,
         name: part.name,
