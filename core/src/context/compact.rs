@@ -3,9 +3,11 @@
 //!
 //! A summary is written first, and used later by the request that crosses the threshold: two facts. Pure:
 //! nothing here asks for a summary. What is done when is in `compact/schedule.rs`, the exact rules of known agents
-//! in `compact/agents.rs`, quotes of the user in `compact/quotes.rs`, reports in `compact/report.rs`.
+//! in `compact/agents.rs`, quotes of the user in `compact/quotes.rs`, tools that stay loaded in `compact/loaded.rs`,
+//! reports in `compact/report.rs`.
 
 pub mod agents;
+mod loaded;
 mod quotes;
 pub mod report;
 pub mod schedule;
@@ -396,6 +398,8 @@ struct MessageWeights {
     messages: Vec<u64>,
     /// Before each message: whether an earlier call still waits for its result, or runs at the provider.
     open: Vec<bool>,
+    /// Before each message: whether a cut takes the reference away that a later call needs.
+    separates: Vec<bool>,
 }
 
 impl MessageWeights {
@@ -439,7 +443,7 @@ impl MessageWeights {
                 }
             }
         }
-        Self { messages, open }
+        Self { messages, open, separates: loaded::separates(&request.conversation.messages) }
     }
 
     /// The cut before a message, if it is possible and worth a summary.
@@ -471,7 +475,12 @@ impl MessageWeights {
     /// Whether a history can be cut before a message, given who writes the summary.
     fn is_open_to(&self, messages: &[Message], cut: usize, by: SummaryAuthor) -> bool {
         let is_even = messages[cut].role == messages[cut - 1].role;
-        !(by == SummaryAuthor::Provider && is_even) && self.is_closed(messages, cut)
+        // Nothing may come between a provider's summary and what follows it.
+        let stays_together = match by {
+            SummaryAuthor::Provider => is_even || self.separates[cut],
+            SummaryAuthor::Summary => false,
+        };
+        !stays_together && self.is_closed(messages, cut)
     }
 
     /// Whether a message begins a step, with no open call before it.
@@ -522,7 +531,9 @@ pub fn lay_out(
     let boundary =
         request.policy.compact.boundary(request.conversation.messages.len(), is_requested);
     let boundary = boundary.filter(|_| is_user);
-    let raw = rewrite::continued(request.conversation.dialect, &summary_text, boundary.as_deref());
+    let steps = loaded::repeated(request.conversation, request.body, cut);
+    let dialect = request.conversation.dialect;
+    let raw = rewrite::continued(dialect, &summary_text, &steps, boundary.as_deref());
     SummaryMessage { raw, by: SummaryAuthor::Summary }
 }
 

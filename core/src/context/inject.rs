@@ -77,8 +77,7 @@ fn takes_text(conversation: &Conversation, at: PartIndex) -> bool {
     let end = conversation.messages.iter().rev().take_while(|message| !is_models(message));
     let is_last =
         conversation.messages.iter().rposition(is_models).is_none_or(|it| it < at.message);
-    let is_open = conversation.open_server_steps().last() == Some(&true);
-    is_last && !is_open && !end.into_iter().any(is_for_program)
+    is_last && !conversation.is_open_at_provider() && !end.into_iter().any(is_for_program)
 }
 
 /// Prefix of the ids of messages that are queued again.

@@ -96,9 +96,12 @@ impl Usage {
     }
 
     /// Input and output, if they measure the context: not if the stream broke off, nor as a sum over several
-    /// internal calls. An unreported output counts as 0.
+    /// internal calls, nor if the model was not called (`docs/protocols.md` 12.1). An unreported output counts as 0.
     pub fn context(&self) -> Option<LastCall> {
-        let whole = self.input.map(|input| LastCall { input, output: self.output.unwrap_or(0) });
+        let whole = self
+            .input
+            .filter(|input| *input > 0)
+            .map(|input| LastCall { input, output: self.output.unwrap_or(0) });
         let measured = self.last_call.or(whole.filter(|_| !self.hosted_tools));
         measured.filter(|_| !self.lower_bound)
     }

@@ -328,7 +328,10 @@ impl SummaryJob {
         let output = OUTPUT.min(window / 6);
         let available = window.saturating_sub(output).saturating_sub(counted);
         let whole = HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
-        let fits = self.tokens <= available && self.due < CompactionNeed::Must;
+        // No text may follow what still runs at the provider.
+        let fits = self.tokens <= available
+            && self.due < CompactionNeed::Must
+            && !self.prepared.conversation.is_open_at_provider();
         let head = head_tokens(&self.parts);
         let before = output.saturating_add(compact::most_quoted(&request));
         let history = available.saturating_sub(head).saturating_sub(before).max(available / 4);

@@ -831,7 +831,7 @@ fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
 fn the_boundary_of_a_summary_is_dropped_before_a_model_message() {
     let of = |letters: &str, by: SummaryAuthor| {
         let mut scene = SessionFixture::of("claude-opus-4-6", &messages(letters));
-        let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", Some("Go on."));
+        let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", &[], Some("Go on."));
         let written = CompactionRecord { raw: raw.into(), by, ..scene.summary(1) };
         scene.ledger.add(Fact::Summary(Box::new(written.clone())));
         let mut known = scene.known();

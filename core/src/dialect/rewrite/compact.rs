@@ -14,10 +14,14 @@ use super::beside::{self, Removal, edit, literal};
 use crate::dialect::{Conversation, Dialect, Span};
 use crate::wire::splice::Edit;
 
-/// The messages of a summary as JSON: a user message with the text, and if the history continues with a user
-/// message, a `boundary` of the model, so that roles alternate.
-pub fn continued(dialect: Dialect, text: &str, boundary: Option<&str>) -> String {
+/// The messages of a summary as JSON: a user message with the text, messages of `steps` that are repeated, and if the
+/// history continues with a user message, a `boundary` of the model, so that roles alternate.
+pub fn continued(dialect: Dialect, text: &str, steps: &[String], boundary: Option<&str>) -> String {
     let mut messages = message(dialect, "user", text);
+    for step in steps {
+        messages.push(',');
+        messages.push_str(step);
+    }
     if let Some(boundary) = boundary {
         let role = if dialect == Dialect::Gemini { "model" } else { "assistant" };
         messages.push(',');
@@ -106,7 +110,7 @@ mod tests {
             Dialect::OpenaiResponses => "/v1/responses",
         };
         let read = dialect::read(dialect, target, body.as_bytes());
-        let raw = continued(dialect, "So \"far\".", boundary.then_some("On."));
+        let raw = continued(dialect, "So \"far\".", &[], boundary.then_some("On."));
         let edits = compact(&read, body.as_bytes(), cut, &raw)?;
         let slices = splice(&Bytes::from(body.to_owned()), edits).unwrap();
         let text = String::from_utf8(slices.concat()).unwrap();
@@ -165,8 +169,8 @@ mod tests {
         let dialects =
             [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
         for dialect in dialects {
-            let plain = continued(dialect, "They spoke.", None);
-            let with_boundary = continued(dialect, "They spoke.", Some("Go on, \"now\"."));
+            let plain = continued(dialect, "They spoke.", &[], None);
+            let with_boundary = continued(dialect, "They spoke.", &[], Some("Go on, \"now\"."));
             assert_eq!(without_boundary(&with_boundary).as_deref(), Some(&*plain), "{dialect:?}");
             assert_eq!(without_boundary(&plain), None, "{dialect:?}");
             let twice = format!("{plain},{plain}");

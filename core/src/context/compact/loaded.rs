@@ -1,0 +1,189 @@
+//! Tools that a part of the history loads (`docs/protocols.md` 12.2): where a cut would take the reference away from a
+//! call that needs it, and the steps that are repeated after the summary so that such a tool stays loaded.
+//!
+//! Reads messages only; what was decided does not matter.
+
+use foldhash::HashMap;
+
+use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Span};
+
+/// Calls of tools that were loaded before: the place of the reference, and the message with the call.
+fn loaded_calls(messages: &[Message]) -> Vec<(PartIndex, usize)> {
+    let mut loaded: HashMap<&str, PartIndex> = HashMap::default();
+    let mut calls = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        for (at, part) in message.parts.iter().enumerate() {
+            let names = part.loads.iter().map(|name| (&**name, PartIndex::new(index, at)));
+            loaded.extend(names);
+            let name = part.name.as_deref().filter(|_| part.kind == PartKind::ToolCall);
+            calls.extend(name.and_then(|name| Some((*loaded.get(name)?, index))));
+        }
+    }
+    calls
+}
+
+/// For each message: whether a cut before it takes the reference away from a call that stays.
+pub(super) fn separates(messages: &[Message]) -> Vec<bool> {
+    let mut separates = vec![false; messages.len()];
+    for (reference, call) in loaded_calls(messages) {
+        separates[reference.message + 1..=call].fill(true);
+    }
+    separates
+}
+
+/// The steps before a cut that load what is called after it, as messages, oldest first.
+pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> Vec<String> {
+    let calls = loaded_calls(&conversation.messages).into_iter();
+    let lost = calls.filter(|(reference, call)| reference.message < cut && *call >= cut);
+    let mut references: Vec<PartIndex> = lost.map(|(reference, _)| reference).collect();
+    references.sort_unstable();
+    references.dedup();
+    let mut steps: Vec<String> = Vec::new();
+    for reference in references {
+        // Several references may be in one result.
+        let step = step(conversation, body, reference).unwrap_or_default();
+        steps.extend(Some(step).filter(|step| !step.is_empty() && !steps.contains(step)));
+    }
+    steps
+}
+
+/// The call and the result that a reference is in, as messages; `None` if the result has no call, or needs none.
+fn step(conversation: &Conversation, body: &[u8], at: PartIndex) -> Option<String> {
+    let message = conversation.messages.get(at.message)?;
+    let part = message.parts.get(at.part)?;
+    let raw = |span: Span| String::from_utf8_lossy(span.of(body));
+    let holds = |it: &&Part| {
+        it.kind == PartKind::ToolResult
+            && it.span.start <= part.span.start
+            && part.span.end <= it.span.end
+    };
+    let result = message.parts.iter().find(holds).unwrap_or(part);
+    let before = conversation.messages[..=at.message].iter().flat_map(|message| &message.parts);
+    let before: Vec<&Part> = before.take_while(|it| it.span.start < result.span.start).collect();
+    let is_call = |it: &&&Part| match result.kind {
+        PartKind::ToolResult => it.kind == PartKind::ToolCall && it.id == result.id,
+        // A search of the provider's has no id.
+        _ => it.name.as_deref() == Some("tool_search_call"),
+    };
+    let call = raw(before.iter().rev().find(is_call)?.span);
+    let text = raw(result.span);
+    Some(match conversation.dialect {
+        Dialect::Anthropic if result.server_step.is_some() => format!(
+            r#"{{"role":"assistant","content":[{call},{text}]}},{{"role":"user","content":"{LOADED}"}}"#
+        ),
+        // With a text the loop ends, which otherwise has to begin with thinking (`docs/protocols.md` 1.2).
+        Dialect::Anthropic => format!(
+            r#"{{"role":"assistant","content":[{call}]}},{{"role":"user","content":[{text},{{"type":"text","text":"{LOADED}"}}]}}"#
+        ),
+        Dialect::OpenaiChat => {
+            format!(r#"{{"role":"assistant","content":null,"tool_calls":[{call}]}},{text}"#)
+        }
+        Dialect::OpenaiResponses => format!("{call},{text}"),
+        Dialect::Gemini => return None,
+    })
+}
+
+/// What stands between such a step and the message of the model that follows the summary.
+const LOADED: &str = "(These tools stay loaded.)";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::dialect::read;
+
+    /// What is repeated if everything before `cut` is replaced, parsed.
+    fn kept(dialect: Dialect, body: &Value, cut: usize) -> Value {
+        let body = body.to_string();
+        let read = read(dialect, "/", body.as_bytes());
+        let steps = repeated(&read, body.as_bytes(), cut);
+        serde_json::from_str(&format!("[{}]", steps.join(","))).unwrap()
+    }
+
+    fn call(id: &str, name: &str) -> Value {
+        let call = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+        json!({"role": "assistant", "content": [call]})
+    }
+
+    fn result(id: &str, content: Value) -> Value {
+        let result = json!({"type": "tool_result", "tool_use_id": id, "content": content});
+        json!({"role": "user", "content": [result]})
+    }
+
+    /// A search that found two tools; one of them is called before the cut, the other after it.
+    #[test]
+    fn a_summary_repeats_what_loads_a_tool_that_is_called_later() {
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let reference = |name: &str| json!({"type": "tool_reference", "tool_name": name});
+        let found = result("s", json!([reference("a"), reference("b")]));
+        let messages = json!([
+            user("Go."),
+            call("s", "find"),
+            found,
+            call("1", "a"),
+            result("1", json!("r")),
+            user("On."),
+            call("2", "b"),
+            result("2", json!("r")),
+            user("So.")
+        ]);
+        let body = json!({"messages": messages});
+        let text = body.to_string();
+        let read = read(Dialect::Anthropic, "/", text.as_bytes());
+        let separated: Vec<bool> = separates(&read.messages);
+        assert_eq!(separated, [false, false, false, true, true, true, true, false, false]);
+        let kept = |cut| kept(Dialect::Anthropic, &body, cut);
+        let steps = kept(5);
+        assert_eq!(steps[0], messages[1]);
+        assert_eq!(steps[1]["content"][0], messages[2]["content"][0]);
+        assert_eq!((kept(2), kept(7)), (json!([]), json!([])));
+    }
+
+    #[test]
+    fn a_search_by_the_provider_is_repeated_with_its_result() {
+        let call = json!({"type": "server_tool_use", "id": "s", "name": "search", "input": {}});
+        let references = json!([{"type": "tool_reference", "tool_name": "a"}]);
+        let content =
+            json!({"type": "tool_search_tool_search_result", "tool_references": references});
+        let found =
+            json!({"type": "tool_search_tool_result", "tool_use_id": "s", "content": content});
+        let later = self::call("1", "a");
+        let body = json!({"messages": [
+            {"role": "user", "content": "Go."}, {"role": "assistant", "content": [call, found]},
+            {"role": "user", "content": "On."}, later
+        ]});
+        let steps = kept(Dialect::Anthropic, &body, 2);
+        assert_eq!(steps[0], json!({"role": "assistant", "content": [call, found]}));
+        assert_eq!(steps[1]["role"], "user");
+    }
+
+    #[test]
+    fn steps_are_repeated_in_the_form_of_their_protocol() {
+        let function = json!({"type": "function", "name": "a", "parameters": {}});
+        let search = json!({"type": "tool_search_call", "execution": "client", "call_id": "s", "arguments": {}});
+        let output = json!({"type": "tool_search_output", "execution": "client", "call_id": "s", "tools": [function]});
+        let hosted = |item: &Value| {
+            let mut item = item.clone();
+            (item["execution"], item["call_id"]) = (json!("server"), Value::Null);
+            item
+        };
+        let later =
+            json!({"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}"});
+        for (search, output) in
+            [(search.clone(), output.clone()), (hosted(&search), hosted(&output))]
+        {
+            let body = json!({"input": [{"role": "user", "content": "Go."}, search, output,
+                {"role": "user", "content": "On."}, later]});
+            assert_eq!(kept(Dialect::OpenaiResponses, &body, 3), json!([search, output]));
+        }
+        let call =
+            json!({"id": "s", "type": "function", "function": {"name": "find", "arguments": "{}"}});
+        let found = json!({"role": "tool", "tool_call_id": "s", "content": [{"type": "tool_reference", "tool_name": "a"}]});
+        let later = json!({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": "{}"}}]});
+        let body = json!({"messages": [{"role": "user", "content": "Go."},
+            {"role": "assistant", "tool_calls": [call]}, found, {"role": "user", "content": "On."}, later]});
+        let steps = kept(Dialect::OpenaiChat, &body, 3);
+        assert_eq!((&steps[0]["tool_calls"], &steps[1]), (&json!([call]), &found));
+    }
+}
