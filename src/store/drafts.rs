@@ -16,6 +16,8 @@ pub(crate) const LEASE: Duration = Duration::from_secs(15);
 
 /// The outcome of a turn that was made from a draft.
 pub(super) const INTERRUPTED: &str = "interrupted";
+/// The outcome of a turn with its whole reply.
+pub(super) const COMPLETE: &str = "complete";
 
 /// The turn of an exchange as it would be if nothing more arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ mod content;
 mod draft_writes;
 mod drafts;
 mod fingerprints;
+mod late_replies;
 mod latest_requests;
 mod lock;
 mod opened_session;

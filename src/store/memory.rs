@@ -10,14 +10,14 @@ use bytes::Bytes;
 
 use serde_json::Value;
 
-use super::drafts::{Draft, HeartbeatWatch, INTERRUPTED};
+use super::drafts::{Draft, HeartbeatWatch};
 use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
 use super::random::random;
 use super::{
     Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
     SweepStep, WriteOutcome,
 };
-use crate::context::{Millis, SessionId, TenantId};
+use crate::context::{Millis, Outcome, SessionId, TenantId};
 
 /// Most records of a series that are kept.
 const SERIES: usize = 8;
@@ -76,10 +76,17 @@ fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
 }
 
-/// Whether a turn was made from a draft.
-fn is_interrupted(turn: &Record) -> bool {
-    let value: Value = serde_json::from_slice(&turn.value).unwrap_or_default();
-    value["outcome"] == INTERRUPTED
+/// How the exchange of a turn ended.
+fn outcome(turn: &Record) -> Option<Outcome> {
+    let value: Value = serde_json::from_slice(&turn.value).ok()?;
+    serde_json::from_value(value["outcome"].clone()).ok()
+}
+
+/// Whether a record is a turn without its whole reply, and `later` the same turn with it.
+fn is_completed_by(first: &Record, later: &Record) -> bool {
+    let outcomes = outcome(first).zip(outcome(later));
+    first.kind == RecordKind::Turn
+        && outcomes.is_some_and(|(first, later)| first.is_completed_by(later))
 }
 
 /// When a scope was last used.
@@ -135,10 +142,7 @@ impl Store for MemoryStore {
                 self.drafts().by_key.remove(&record.key);
             }
             if let Some(first) = found(kept, record.kind, record.key) {
-                if record.kind != RecordKind::Turn
-                    || !is_interrupted(first)
-                    || is_interrupted(&record)
-                {
+                if !is_completed_by(first, &record) {
                     return WriteOutcome::Existed(first.value.clone());
                 }
                 kept.retain(|it| (it.kind, it.key) != (record.kind, record.key));

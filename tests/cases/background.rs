@@ -1,3 +1,286 @@
 //! Responses in the background: polled, resumed, and counted once.
 //!
 //! The inputs are in `tests/data/cases`.
+
+use std::sync::Arc;
+
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::context::{Outcome, Turn};
+use plimsoll::dialect::StopReason;
+use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::memory::MemoryStore;
+use plimsoll::store::{ScopePage, Store};
+
+use crate::support::http1::{Message, Provider, Wire};
+use crate::support::server::{TestServer, config};
+
+const REQUEST: &str = include_str!("../data/cases/background-responses/request.json");
+const REQUEST_STREAM: &str = include_str!("../data/cases/background-responses/request-stream.json");
+const QUEUED: &str = include_str!("../data/cases/background-responses/queued.json");
+const COMPLETED: &str = include_str!("../data/cases/background-responses/completed.json");
+const BEGUN: &str = include_str!("../data/cases/background-responses/stream-1.sse");
+const RESUMED: &str = include_str!("../data/cases/background-responses/stream-2.sse");
+const POST: &str = "/v1/responses";
+const POLL: &str = "/v1/responses/resp_bg";
+const RESUME: &str = "/v1/responses/resp_bg?stream=true&starting_after=4";
+
+/// Each request comes on a connection of its own.
+const HEAD: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: ";
+const EVENTS: &str = "text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+
+/// A proxy in front of a provider, over a store that survives it.
+struct Bench {
+    provider: Provider,
+    store: Arc<dyn Store>,
+    server: TestServer,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let (provider, store) = (Provider::start().await, Arc::new(MemoryStore::default()));
+        let server = serve(&provider, store.clone()).await;
+        Self { provider, store, server }
+    }
+
+    /// The proxy starts again.
+    async fn restart(&mut self) {
+        self.server.stop();
+        self.server = serve(&self.provider, self.store.clone()).await;
+    }
+
+    /// Sends a request with this credential; returns its connection.
+    async fn send(&self, key: &str, path: &str, body: Option<&str>) -> Wire {
+        let mut client = Wire::connect(self.server.address).await;
+        let (method, body) = body.map_or(("GET", ""), |body| ("POST", body));
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n");
+        let head = format!("{head}authorization: Bearer {key}\r\ncontent-length: {length}\r\n");
+        client.send(format!("{head}\r\n{body}")).await;
+        client
+    }
+
+    /// An exchange that is answered with a JSON body.
+    async fn exchange(&self, key: &str, path: &str, body: Option<&str>, reply: &str) -> Message {
+        let mut client = self.send(key, path, body).await;
+        let mut call = self.provider.call().await;
+        let length = reply.len();
+        let head = format!("{HEAD}application/json\r\ncontent-length: {length}\r\n\r\n");
+        call.send(head + reply).await;
+        let response = client.response().await;
+        assert_eq!(response.text(), reply, "the bytes pass unchanged");
+        response
+    }
+
+    /// The reply is polled; the last of the replies is the completed one.
+    async fn poll(&self, replies: &[&str]) {
+        for reply in replies {
+            self.exchange("key-one", POLL, None, reply).await;
+        }
+    }
+
+    /// A stream of these events, which is broken off or ends.
+    async fn stream(&self, path: &str, body: Option<&str>, events: &str, ends: bool) {
+        let mut client = self.send("key-one", path, body).await;
+        let mut call = self.provider.call().await;
+        call.send(format!("{HEAD}{EVENTS}")).await;
+        call.chunk(events).await;
+        client.head().await;
+        assert_eq!(client.chunk().await, events.as_bytes());
+        if ends {
+            call.end().await;
+            assert_eq!(client.chunk().await, b"");
+        } else {
+            drop(call);
+            client.rest().await.unwrap_or_default();
+        }
+    }
+
+    /// All turns in the store, as after a restart.
+    async fn turns(&self) -> Vec<Turn> {
+        let fresh = Ledgers::new(self.store.clone());
+        let mut turns = Vec::new();
+        for line in fresh.sessions(ScopePage::first(10)).await.unwrap() {
+            let look = |ledger: &plimsoll::context::ledger::Ledger| -> Vec<Turn> {
+                ledger.turns().map(|turn| Turn::clone(turn)).collect()
+            };
+            turns.extend(fresh.look(&line.scope, look).await.unwrap());
+            assert_eq!(self.server.ledgers.look(&line.scope, look).await.unwrap(), turns);
+        }
+        turns
+    }
+
+    /// The only turn has its whole reply, and the metrics say the same.
+    async fn is_booked_once(&mut self, exchanges: usize) -> Turn {
+        for _ in 0..exchanges {
+            self.server.next_exchange().await;
+        }
+        let turns = self.turns().await;
+        let [turn] = turns.as_slice() else { panic!("{turns:?}") };
+        let usage = &turn.usage;
+        assert_eq!((usage.input, usage.output, usage.reasoning), (Some(420), Some(60), Some(30)));
+        assert_eq!((turn.outcome, turn.stop), (Outcome::Complete, Some(StopReason::End)));
+        assert_eq!(turn.reply.len(), 1);
+        let lines = Ledgers::new(self.store.clone()).sessions(ScopePage::first(10)).await.unwrap();
+        assert_eq!((lines[0].turns, lines[0].input, lines[0].output), (1, 420, 60));
+        assert_eq!((self.tokens("input"), self.tokens("output")), (420, 60));
+        turn.clone()
+    }
+
+    fn tokens(&self, kind: &str) -> u64 {
+        let metrics = self.server.telemetry.render();
+        let name =
+            format!("plimsoll_tokens_total{{kind=\"{kind}\",model=\"gpt-5\",upstream=\"up\"}} ");
+        metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |n| n.parse().unwrap())
+    }
+}
+
+async fn serve(provider: &Provider, store: Arc<dyn Store>) -> TestServer {
+    TestServer::over(store, config(&provider.base()), Matcher::builder().build()).await
+}
+
+#[tokio::test]
+async fn a_polled_reply_completes_its_turn_once() {
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    bench.poll(&[QUEUED, COMPLETED, COMPLETED]).await;
+    let turn = bench.is_booked_once(4).await;
+
+    // The thread goes on.
+    let next =
+        r#"{"model":"gpt-5","store":true,"previous_response_id":"resp_bg","input":"Go on."}"#;
+    let reply = COMPLETED.replace("resp_bg", "resp_2").replace("msg_1", "msg_2");
+    bench.exchange("key-one", POST, Some(next), &reply).await;
+    bench.server.next_exchange().await;
+    let turns = bench.turns().await;
+    assert_eq!(turns.len(), 2);
+    assert_eq!(turns[1].position.parent, Some(turn.exchange));
+    assert_eq!(turns[1].position.thread, turn.position.thread);
+}
+
+#[tokio::test]
+async fn a_reply_is_completed_after_a_restart() {
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    bench.server.next_exchange().await;
+    let turns = bench.turns().await;
+    assert_eq!((turns[0].outcome, turns[0].stop), (Outcome::Interrupted, None), "not known yet");
+    bench.restart().await;
+    bench.poll(&[COMPLETED]).await;
+    bench.is_booked_once(1).await;
+    bench.restart().await;
+    bench.poll(&[COMPLETED]).await;
+    bench.server.next_exchange().await;
+    assert_eq!(bench.tokens("input"), 0, "it was booked before");
+}
+
+#[tokio::test]
+async fn a_resumed_stream_completes_the_turn_of_the_broken_one() {
+    for restarts in [false, true] {
+        let mut bench = Bench::new().await;
+        bench.stream(POST, Some(REQUEST_STREAM), BEGUN, false).await;
+        let broken = bench.server.next_exchange().await;
+        assert_eq!(broken.outcome, Outcome::UpstreamFailed);
+        if restarts {
+            bench.restart().await;
+        }
+        bench.stream(RESUME, None, RESUMED, true).await;
+        bench.poll(&[COMPLETED]).await;
+        bench.is_booked_once(2).await;
+    }
+}
+
+/// The client reads the completed reply while the first stream is still open; that one ends in whichever way.
+#[tokio::test]
+async fn a_reply_that_is_read_while_its_stream_is_open_is_booked_once() {
+    for ends in [false, true] {
+        let mut bench = Bench::new().await;
+        let mut client = bench.send("key-one", POST, Some(REQUEST_STREAM)).await;
+        let mut call = bench.provider.call().await;
+        call.send(format!("{HEAD}{EVENTS}")).await;
+        call.chunk(BEGUN).await;
+        client.head().await;
+        client.chunk().await;
+        bench.poll(&[COMPLETED]).await;
+        if ends {
+            call.chunk(RESUMED).await;
+            call.end().await;
+        } else {
+            drop(call);
+        }
+        if ends {
+            while !client.chunk().await.is_empty() {}
+        } else {
+            client.rest().await.unwrap_or_default();
+        }
+        bench.is_booked_once(2).await;
+    }
+}
+
+/// A reply that was not made in the background is stored by the provider, too, and can be fetched after its stream broke;
+/// so can a cancelled one.
+#[tokio::test]
+async fn a_stored_reply_completes_the_turn_of_its_broken_stream() {
+    let request = REQUEST_STREAM.replace("\"background\": true,", "");
+    let mut bench = Bench::new().await;
+    bench.stream(POST, Some(&request), BEGUN, false).await;
+    bench.poll(&[COMPLETED]).await;
+    bench.is_booked_once(2).await;
+
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    let cancelled = COMPLETED.replacen("completed", "cancelled", 1);
+    bench.exchange("key-one", "/v1/responses/resp_bg/cancel", Some(""), &cancelled).await;
+    bench.poll(&[&cancelled]).await;
+    let turns = bench.turns().await;
+    assert_eq!((turns[0].usage.input, turns[0].stop), (Some(420), Some(StopReason::Other)));
+    bench.server.next_exchange().await;
+}
+
+#[tokio::test]
+async fn a_failed_reply_ends_its_turn() {
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    let failed = QUEUED
+        .replace("\"queued\"", "\"failed\"")
+        .replace("\"error\": null", r#""error": {"code": "server_error", "message": "m"}"#);
+    bench.poll(&[&failed, &failed]).await;
+    let turns = bench.turns().await;
+    assert_eq!(turns.len(), 1);
+    assert_eq!(
+        (turns[0].outcome, turns[0].stop),
+        (Outcome::UpstreamFailed, Some(StopReason::Failed))
+    );
+    for kind in [None, Some(()), None] {
+        let exchange = bench.server.next_exchange().await;
+        assert_eq!(exchange.error_kind.is_some(), kind.is_some(), "it is told once");
+    }
+}
+
+/// Nobody else learns of a reply by polling its id, whatever the provider answers, and nothing is booked.
+#[tokio::test]
+async fn another_credential_completes_nothing() {
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    bench.exchange("key-two", POLL, None, COMPLETED).await;
+    bench.server.next_exchange().await;
+    let polled = bench.server.next_exchange().await;
+    assert_eq!((polled.usage.input, &polled.model, &polled.thread), (None, &None, &None));
+    assert_eq!(bench.turns().await[0].usage.input, None);
+    assert_eq!(bench.tokens("input"), 0);
+    // Nor does the id at another upstream, or an id that nobody knows.
+    bench.exchange("key-one", "/v1/responses/resp_other", None, COMPLETED).await;
+    assert_eq!(bench.server.next_exchange().await.usage.input, None);
+    bench.poll(&[COMPLETED]).await;
+    bench.is_booked_once(1).await;
+}
+
+/// A client that names its session does so in the first request; a poll has only the id.
+#[tokio::test]
+async fn a_named_session_is_found_by_the_id() {
+    let mut bench = Bench::new().await;
+    let named = REQUEST.replacen('{', "{\"prompt_cache_key\": \"session-1\",", 1);
+    bench.exchange("key-one", POST, Some(&named), QUEUED).await;
+    bench.restart().await;
+    bench.poll(&[COMPLETED]).await;
+    bench.is_booked_once(1).await;
+}

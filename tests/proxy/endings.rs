@@ -2,7 +2,6 @@
 //! drain lets streams finish.
 
 use http::Request;
-use plimsoll::context::Outcome;
 use plimsoll::proxy::DrainOutcome;
 
 use crate::support::http1::{Provider, Wire};
@@ -156,42 +155,14 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
     call.wire.gone().await;
 }
 
-/// Half a reply with a clean end would count as a whole one. The break is a reset without an error over HTTP/2, and a
-/// last chunk over HTTP/1.
+/// How a stream ends is the provider's matter, also if it says in it that it failed.
 #[tokio::test]
-async fn a_stream_that_ends_without_its_terminal_event_breaks() {
-    const HALF: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":\"claude-opus-5\",\"usage\":{\"input_tokens\":1,\"output_tokens\":1}}}\n\n";
-    let mut upstream = h2::Provider::start().await;
-    let mut over2 = TestServer::with(upstream.config()).await;
-    let mut client = Wire::connect(over2.address).await;
-    client.send(ASK).await;
-    let mut feed = upstream.call().await.begin();
-    client.head().await;
-    feed.send_data(HALF.into()).await.unwrap();
-    assert_eq!(client.chunk().await, HALF.as_bytes());
-    // hyper ends the stream cleanly; its client side treats a reset with NO_ERROR like that.
-    drop(feed);
-    let rest = client.rest().await.unwrap_or_default();
-    assert_ne!(rest, b"0\r\n\r\n", "a clean end");
-    assert_eq!(over2.next_exchange().await.outcome, Outcome::UpstreamFailed);
-
+async fn an_error_in_a_stream_does_not_break_it() {
     let provider = Provider::start().await;
-    let mut over1 = TestServer::before(&provider.base()).await;
-    let mut client = Wire::connect(over1.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
-    call.begin_events().await;
-    call.chunk(HALF).await;
-    client.head().await;
-    assert_eq!(client.chunk().await, HALF.as_bytes());
-    call.end().await;
-    assert_ne!(client.rest().await.unwrap_or_default(), b"0\r\n\r\n", "a clean end");
-    assert_eq!(over1.next_exchange().await.outcome, Outcome::UpstreamFailed);
-
-    // If the provider sent an error, the stream ends as the provider ended it.
-    let mut client = Wire::connect(over1.address).await;
-    client.send(ASK).await;
-    let mut call = call.wire.request().await;
     call.begin_events().await;
     let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n";
     call.chunk(error).await;

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use plimsoll::config::Config;
 use tokio::task::JoinSet;
 
-use self::peer::{Call, Event, Provider, REFUSED_STREAM};
+use self::peer::{Call, Event, NO_ERROR, Provider, REFUSED_STREAM};
 use crate::support::http1::Wire;
 use crate::support::server::TestServer;
 use crate::support::{h2, within};
@@ -273,6 +273,20 @@ async fn a_refused_stream_is_retried_elsewhere_a_limited_number_of_times() {
         provider.call().await.reset(REFUSED_STREAM);
     }
     assert_eq!(wire.response().await.status(), 502);
+}
+
+/// Gateways reset a stream with `NO_ERROR` if what is behind them broke off. It is no end: the client would take half a
+/// response for a whole one.
+#[tokio::test]
+async fn a_reset_without_an_error_breaks_the_client() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let asking = tokio::spawn(client.ask().await);
+    let call = provider.call().await;
+    call.begin();
+    let mut body = asking.await.unwrap();
+    call.reset(NO_ERROR);
+    assert!(within("the end", body.frame()).await.unwrap().is_err());
 }
 
 /// If the connection closes within a round trip, the peer had closed it before. Later, it may have worked on the

@@ -265,8 +265,8 @@ impl Ledger {
     }
 
     fn add_turn(&mut self, turn: Arc<Turn>) {
-        if self.by_exchange.contains_key(&turn.exchange) {
-            return;
+        if let Some(index) = self.by_exchange.get(&turn.exchange).copied() {
+            return self.complete_turn(index, turn);
         }
         if self.turns.len() >= TURNS {
             self.forget_oldest();
@@ -275,24 +275,40 @@ impl Ledger {
         self.bytes += bytes_of(&turn);
         self.client_compacts |= turn.purpose == Purpose::Compaction;
         self.by_exchange.insert(turn.exchange.clone(), index);
+        self.by_end.entry(turn.position.chain).or_default().push(index);
+        self.find_by_reply(index, &turn);
+        self.turns.push(turn);
+    }
+
+    /// Replaces a turn by the same one with its whole reply, if it has none. What finds a part of the reply still finds it.
+    fn complete_turn(&mut self, index: usize, turn: Arc<Turn>) {
+        let Some(known) = self.turns.get_mut(index) else { return };
+        if !known.outcome.is_completed_by(turn.outcome) {
+            return;
+        }
+        *known = turn.clone();
+        self.bytes += bytes_of(&turn);
+        self.find_by_reply(index, &turn);
+    }
+
+    /// Lets a turn be found by its reply, and by what it continues.
+    fn find_by_reply(&mut self, index: usize, turn: &Turn) {
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
         }
-        self.by_end.entry(turn.position.chain).or_default().push(index);
         if turn.after != turn.position.chain {
             self.by_after.entry(turn.after).or_default().push(index);
         }
-        for boundary in boundary_hashes(&turn) {
+        for boundary in boundary_hashes(turn) {
             self.by_boundary.entry(boundary).or_default().push(index);
         }
         if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
             && parent.position.chain != turn.position.chain
             && parent.position.thread == turn.position.thread
-            && continues_parent(&turn)
+            && continues_parent(turn)
         {
             self.grown.insert(parent.exchange.clone());
         }
-        self.turns.push(turn);
     }
 
     /// Drops the oldest quarter. Sketches that are based on a dropped turn are completed, as far as there is
@@ -346,7 +362,7 @@ impl Ledger {
     }
 
     /// The turn whose response has this id.
-    pub(super) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
+    pub fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_response.get(response)?)
     }
 

@@ -88,8 +88,21 @@ pub enum Outcome {
     /// tunnel, or ended the exchange at the deadline of a drain.
     #[serde(rename = "turned")]
     EndedByProxy,
-    /// The process ended during the exchange; the record has what was known until then.
+    /// The process ended during the exchange, or the reply is still being made in the background; the record has what was
+    /// known until then.
     Interrupted,
+}
+
+impl Outcome {
+    /// Whether a turn that ended like this is replaced by one of the same exchange that ended like `later`: the whole reply
+    /// replaces a part of it, and anything replaces what is only known so far.
+    pub fn is_completed_by(self, later: Self) -> bool {
+        match (self, later) {
+            (_, Self::Interrupted) | (Self::Complete, _) => false,
+            (Self::Interrupted, _) | (_, Self::Complete) => true,
+            _ => false,
+        }
+    }
 }
 
 /// One completed exchange on a thread.

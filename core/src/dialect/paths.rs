@@ -231,6 +231,33 @@ mod tests {
         }
     }
 
+    /// Azure's paths are like OpenAI's.
+    #[test]
+    fn a_stored_reply_is_read_by_its_id() {
+        let stored = |method: Method, path: &'static str| {
+            let found = endpoint(&method, path)?;
+            Some((found.dialect, found.stored?.into_owned()))
+        };
+        let found = |dialect, id: &str| Some((dialect, id.to_owned()));
+        for (path, id) in [
+            ("/v1/responses/resp_1", "resp_1"),
+            ("/v1/responses/resp_1?stream=true&starting_after=4", "resp_1"),
+            ("/openai/v1/responses/resp%5F1", "resp_1"),
+            ("/openai/responses/resp_1?api-version=preview", "resp_1"),
+        ] {
+            assert_eq!(stored(Method::GET, path), found(OpenaiResponses, id), "{path}");
+            assert_eq!(endpoint(&Method::DELETE, path), None);
+        }
+        let cancelled = stored(Method::POST, "/v1/responses/resp_1/cancel");
+        assert_eq!(cancelled, found(OpenaiResponses, "resp_1"));
+        let chat = stored(Method::GET, "/v1/chat/completions/c_1");
+        assert_eq!(chat, found(OpenaiChat, "c_1"));
+        for path in ["/v1/responses", "/v1/responses/resp_1/input_items", "/v1/chat/completions"] {
+            assert_eq!(stored(Method::GET, path), None, "{path}");
+        }
+        assert_eq!(stored(Method::POST, "/v1/responses"), None);
+    }
+
     #[test]
     fn paths_without_a_conversation_have_no_endpoint() {
         for path in [
@@ -243,7 +270,6 @@ mod tests {
             "/v1/messages/batches/b_1/results",
             "/v1/threads/thread_1/messages",
             "/v1/responses/resp_1",
-            "/v1/responses/resp_1/cancel",
             "/v1/chat/completions/c_1",
             "/v1/completions",
             "/v1/embeddings",
@@ -270,7 +296,6 @@ mod tests {
     fn websocket_and_aws_event_stream_endpoints_are_recognised() {
         let ws = endpoint(&Method::GET, "/v1/responses").unwrap();
         assert_eq!((ws.dialect, ws.transport), (OpenaiResponses, Transport::WebSocket));
-        assert_eq!(endpoint(&Method::GET, "/v1/responses/resp_1"), None);
         assert_eq!(endpoint(&Method::GET, "/v1/messages"), None);
         let aws = "/model/anthropic.claude-x/invoke-with-response-stream";
         let aws = endpoint(&Method::POST, aws).unwrap();

@@ -84,6 +84,8 @@ struct ReplyBuilder {
     reply: Reply,
     /// Whether there was any event.
     any: bool,
+    /// `[DONE]` was seen: nothing more comes, whatever did.
+    done: bool,
     /// Reading stopped at its limit. (A dialect that only drops text continues.)
     gave_up: bool,
 }
@@ -118,7 +120,13 @@ impl ResponseReader {
             body: Vec::new(),
             elements: ArrayElements::default(),
             document: Document::default(),
-            builder: ReplyBuilder { stream, reply: Reply::default(), any: false, gave_up: false },
+            builder: ReplyBuilder {
+                stream,
+                reply: Reply::default(),
+                any: false,
+                done: false,
+                gave_up: false,
+            },
         }
     }
 
@@ -187,7 +195,12 @@ impl ResponseReader {
 
     /// Whether the dialect's terminal event was seen, after which a client may leave.
     pub fn is_complete(&self) -> bool {
-        self.builder.reply.complete
+        self.builder.reply.complete || self.builder.done
+    }
+
+    /// Whether the reply says why it stopped: what may still come is usage.
+    pub fn is_finished(&self) -> bool {
+        self.is_complete() || self.builder.reply.stop.is_some()
     }
 
     /// What has come of the reply so far.
@@ -332,16 +345,18 @@ impl ReplyBuilder {
         }
     }
 
-    /// Called for `data: [DONE]`, the last frame of the OpenAI dialects; APIs of other dialects send it, too.
+    /// Called for `data: [DONE]`, the last frame of the OpenAI dialects; APIs of other dialects send it, too. It
+    /// ends the stream, and does not say that the reply is whole.
     fn done(&mut self) {
-        self.reply.complete = true;
+        self.done = true;
     }
 
     fn finish(&mut self, whole: bool) {
-        let reply = &mut self.reply;
+        let (done, reply) = (self.done, &mut self.reply);
+        let whole = whole || done;
         match &mut self.stream {
-            DialectStream::Anthropic(stream) => stream.finish(reply),
-            DialectStream::OpenaiChat(stream) => stream.finish(whole, reply),
+            DialectStream::Anthropic(stream) => stream.finish(whole, reply),
+            DialectStream::OpenaiChat(stream) => stream.finish(whole, done, reply),
             DialectStream::OpenaiResponses(stream) => stream.finish(reply),
             DialectStream::Gemini(stream) => stream.finish(whole, reply),
         }

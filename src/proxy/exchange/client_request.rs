@@ -38,6 +38,7 @@ use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestB
 use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, lesson_source};
+use crate::proxy::turn::late::LateReply;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
 use crate::store::ledgers::{self, OpenedSession};
@@ -55,6 +56,8 @@ pub(super) struct ClientRequest {
     /// The purpose, as the path shows it.
     pub(crate) purpose: Option<Purpose>,
     transport: Transport,
+    /// The id of the reply that it reads, which was made for an earlier request.
+    stored: Option<Box<str>>,
 }
 
 /// How a request is sent, as planned, and what is done with its response.
@@ -79,14 +82,15 @@ impl ClientRequest {
             target: head.uri.clone(),
             headers: endpoint.as_ref().map(|_| head.headers.clone()).unwrap_or_default(),
             dialect: endpoint.as_ref().map(|endpoint| endpoint.dialect),
-            purpose: endpoint.as_ref().map(|endpoint| endpoint.purpose),
-            transport: endpoint.map_or(Transport::Http, |endpoint| endpoint.transport),
+            purpose: endpoint.as_ref().filter(|it| it.stored.is_none()).map(|it| it.purpose),
+            transport: endpoint.as_ref().map_or(Transport::Http, |endpoint| endpoint.transport),
+            stored: endpoint.and_then(|endpoint| endpoint.stored).map(Into::into),
         }
     }
 
     /// The dialect in which the body is read, if the request has one.
     pub(super) fn body_dialect(&self) -> Option<Dialect> {
-        self.dialect.filter(|_| self.transport != Transport::WebSocket)
+        self.dialect.filter(|_| self.transport != Transport::WebSocket && self.stored.is_none())
     }
 
     /// Whether requests and replies are frames, once the upgrade is accepted.
@@ -97,6 +101,17 @@ impl ClientRequest {
     /// The dialect in which the response is read.
     pub(super) fn response_dialect(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport == Transport::Http)
+    }
+
+    /// The reply that it reads, if it was made for an earlier request of the same tenant.
+    pub(super) fn late_reply(&self, upstream: &Upstream, proxy: &Arc<Proxy>) -> Option<LateReply> {
+        Some(LateReply {
+            proxy: proxy.clone(),
+            tenant: self.tenant(proxy).ok()?,
+            dialect: self.dialect?,
+            upstream: upstream.name.clone(),
+            response: self.stored.clone()?,
+        })
     }
 
     /// Reads the body, and plans the request. A panic in here only costs the plan. `head`: the request's, as it

@@ -49,6 +49,7 @@ use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageR
 use crate::proxy::response::usage_strip::UsageStrip;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::proxy::turn::late::LateReply;
 use crate::proxy::turn::open::ResponseHead;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{ClientTimeout, FailOpen};
@@ -269,7 +270,9 @@ async fn forward_and_respond(
             .with_progress(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let actions = ResponseActions { observer, settle, ..ResponseActions::default() };
+    let late = client_request.late_reply(&upstream, proxy);
+    let settle_late = late.filter(|_| response.status().is_success()).map(LateReply::settle);
+    let actions = ResponseActions { observer, settle, settle_late, ..ResponseActions::default() };
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
     tap_response(response, forwarding, actions, recorder).await
 }

@@ -29,6 +29,9 @@ use crate::wire::memory::Memory as _;
 /// Held while a body streams, so that its HTTP/2 stream is counted.
 type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
 
+/// The error of an HTTP/2 stream that was reset without one.
+const RESET: &str = "the upstream reset the stream before its end";
+
 /// The error of any part of a connection.
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -46,6 +49,8 @@ pub(crate) struct OutgoingBody {
     streaming: Option<StreamingBody>,
     /// The HTTP/2 stream to the upstream, counted until the body ends.
     stream: Option<CountedBody>,
+    /// It is the response on that stream.
+    is_answer: bool,
     /// For a request: is told when the last byte was written.
     sent: Option<Arc<SentTime>>,
 }
@@ -105,6 +110,11 @@ impl OutgoingBody {
         self
     }
 
+    /// The body of the response that arrives on `stream`.
+    pub(super) fn answer(rest: Incoming, stream: CountedBody) -> Self {
+        Self { is_answer: true, ..Self::through(rest).of_stream(stream) }
+    }
+
     /// A body that streams through as it arrives.
     pub(super) fn through(rest: Incoming) -> Self {
         Self { rest: Some(rest), ..Self::default() }
@@ -150,6 +160,13 @@ impl OutgoingBody {
 }
 
 impl OutgoingBody {
+    /// The error of an HTTP/2 stream whose data ended without the end of the stream: it was reset with `NO_ERROR`,
+    /// which hyper reads as an end (RFC 9113, 8.1).
+    fn reset(&self) -> Option<ConnectionError> {
+        let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
+        (self.is_answer && !has_ended).then(|| RESET.into())
+    }
+
     fn poll_next(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -175,6 +192,7 @@ impl OutgoingBody {
                 frame = frame.map(|frame| frame.map(pass));
             }
             if frame.is_none() {
+                frame = this.reset().map(Err);
                 (this.rest, this.streaming, this.stream) = (None, None, None);
             }
             return Poll::Ready(frame);
@@ -319,7 +337,10 @@ impl OutgoingBody {
             };
             let Some(next) = next else { return };
             match next {
-                None => (self.rest, self.stream) = (None, None),
+                None => {
+                    self.broken = self.reset();
+                    (self.rest, self.stream) = (None, None);
+                }
                 Some(Err(error)) => (self.rest, self.broken) = (None, Some(error.into())),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {

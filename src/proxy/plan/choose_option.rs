@@ -32,11 +32,16 @@ impl AddedOption {
     }
 }
 
+/// A host whose streams always report usage: nothing is requested there, and so nothing hidden
+/// (`docs/protocols.md` 2.1).
+const REPORTS_USAGE: &str = "openrouter.ai";
+
 /// Usage, if the stream would not report it otherwise.
 fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
-    let conversation = &prepared.conversation;
+    let (conversation, upstream) = (&prepared.conversation, &prepared.upstream);
     let wanted = conversation.stream && conversation.include_usage != Some(true);
-    if !wanted || prepared.upstream.include_usage != IncludeUsage::Auto {
+    let is_reported = upstream.host().eq_ignore_ascii_case(REPORTS_USAGE);
+    if !wanted || is_reported || upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
     Some(AddedOption {

@@ -173,6 +173,11 @@ impl ResponseObserver {
         self.complete
     }
 
+    /// Whether the reply says why it stopped, so that only its usage and its end may still come.
+    pub(super) fn is_finished(&self) -> bool {
+        matches!(&self.state, ObserverState::Reading(reading, _) if reading.is_finished())
+    }
+
     /// Whether reading the rest takes long.
     pub(super) fn is_long(&self) -> bool {
         matches!(self.state, ObserverState::Reading(..)) && self.later.is_some()

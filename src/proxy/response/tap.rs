@@ -35,14 +35,14 @@ use crate::wire::encoding::DecodeError;
 /// body fails, but without Plimsoll the client would have received it.
 const BEFORE_BREAK: Duration = Duration::from_millis(10);
 
+/// How long the usage that we asked for is waited for, once its client has left with the whole answer.
+const USAGE_WAIT: Duration = Duration::from_secs(5);
+
 /// Replies with less memory than this are not counted once they are read, bytes.
 const SMALL_REPLY: usize = 64 * 1024;
 
 /// Stores a turn; returns the reason if it could not.
 pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
-
-/// The error of a stream that its upstream ended before its terminal event.
-const CUT: &str = "the upstream ended the stream before its terminal event";
 
 /// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
@@ -51,6 +51,12 @@ const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_
 /// reply, it was not read.
 pub(crate) type SettleReply =
     Box<dyn FnOnce(&mut ReplyRecord, Option<Reply>) -> CommitFuture + Send>;
+
+/// Completes the turn of an earlier exchange; returns what is recorded, and the reason if it could not.
+pub(crate) type LateFuture = Pin<Box<dyn Future<Output = (ReplyRecord, Option<FailOpen>)> + Send>>;
+
+/// Completes the turn of an earlier exchange with a reply that is read later. Without a reply, it was not read.
+pub(crate) type SettleLate = Box<dyn FnOnce(ReplyRecord, Option<Reply>) -> LateFuture + Send>;
 
 /// A turn that is being stored; if reading its reply takes long, that comes first.
 enum TurnWrite {
@@ -115,6 +121,23 @@ impl Body for ResponseBody {
     }
 }
 
+impl Drop for ResponseBody {
+    /// A client may leave at the finish reason. The usage that we asked for comes after it, and is still read.
+    fn drop(&mut self) {
+        let ResponseBody::Tapped(tap, _) = self else { return };
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !tap.awaits_usage() {
+            return;
+        }
+        let mut body = std::mem::replace(self, ResponseBody::Ours(None));
+        runtime.spawn(async move {
+            if let ResponseBody::Tapped(tap, _) = &mut body {
+                tap.read_usage().await;
+            }
+        });
+    }
+}
+
 /// What is done with a response body besides forwarding it.
 #[derive(Default)]
 pub(crate) struct ResponseActions {
@@ -124,6 +147,8 @@ pub(crate) struct ResponseActions {
     pub(crate) edits: Option<Box<ResponseEdits>>,
     /// Stores the turn.
     pub(crate) settle: Option<SettleReply>,
+    /// Completes the turn of an earlier exchange.
+    pub(crate) settle_late: Option<SettleLate>,
     /// Limits its silence.
     pub(crate) silence: Option<StreamSilence>,
 }
@@ -137,8 +162,6 @@ pub(crate) struct Tap<B: Body<Data = Bytes>> {
     clean_outcome: Outcome,
     /// The outcome is final.
     settled: bool,
-    /// The body ended without an error, but before its dialect's terminal event: it must break.
-    ended_early: bool,
     /// The turn that is being stored, if the end waits for it.
     commit: Option<Box<BoundedTurnWrite>>,
     /// What [`Tap::look_ahead`] found: the next frame, or the end.
@@ -176,7 +199,6 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             actions,
             clean_outcome,
             settled: false,
-            ended_early: false,
             commit: None,
             ahead: None,
             next_frame: None,
@@ -206,6 +228,36 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             Poll::Pending => Poll::Ready(None),
         });
         self.ahead = looking.await;
+    }
+
+    /// Whether it ends with usage that we asked for, which has not come.
+    fn awaits_usage(&self) -> bool {
+        let asked = matches!(self.actions.edits.as_deref(), Some(ResponseEdits::Strips(_)));
+        let is_finished = self.actions.observer.as_ref().is_some_and(ResponseObserver::is_finished);
+        let is_breaking = *self.recorder.phase.borrow() == ServingPhase::Breaking;
+        asked && is_finished && !self.settled && !is_breaking
+    }
+
+    /// Reads it on without its client, once, until its reply has ended or the wait is over.
+    async fn read_usage(&mut self)
+    where
+        B: Unpin,
+        B::Error: Into<ConnectionError>,
+    {
+        self.actions.edits = None;
+        let mut phase = self.recorder.phase.clone();
+        let breaking = phase.wait_for(|phase| *phase == ServingPhase::Breaking);
+        let reading = async {
+            while !self.settled
+                && let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await
+            {
+            }
+        };
+        tokio::select! {
+            () = reading => {}
+            () = sleep(USAGE_WAIT) => {}
+            _ = breaking => {}
+        }
     }
 
     /// Bytes already taken from the body.
@@ -290,10 +342,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// Settles a body that ended without an error.
     fn settle_whole(&mut self) {
         let waiting = self.settle(self.clean_outcome);
-        match self.ended_early {
-            true => self.store_detached(waiting),
-            false => self.commit = self.commit.take().or(waiting),
-        }
+        self.commit = self.commit.take().or(waiting);
     }
 
     /// Settles the exchange, once: makes a turn from what was read, and stores it while the last frame waits.
@@ -309,28 +358,30 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.recorder.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
         }
         self.recorder.event.outcome = outcome;
-        let ResponseActions { observer, settle, .. } = &mut self.actions;
-        let (observer, settle) = (observer.take(), settle.take());
+        let ResponseActions { observer, settle, settle_late, .. } = &mut self.actions;
+        let (observer, settle, late) = (observer.take(), settle.take(), settle_late.take());
         if observer.is_none() && settle.is_none() {
             return None;
         }
         let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
-        let commit = match observer {
-            Some(observer) if observer.is_long() => {
+        let commit = match (observer, late) {
+            (Some(observer), Some(late)) => {
+                TurnWrite::Reading(Box::pin(read_late(observer, record, late)))
+            }
+            (Some(observer), None) if observer.is_long() => {
                 TurnWrite::Reading(Box::pin(read_then_settle(observer, record, settle)))
             }
-            observer => {
+            (observer, _) => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
                     let observed = observer.map(|observer| observer.finish(body_end(outcome)));
                     settle_reply(&mut record, observed, settle)
                 }));
-                let settled = settled.unwrap_or_else(|_| {
+                let commit = settled.unwrap_or_else(|_| {
                     record.fail_open.push(FailOpen::Panicked);
-                    ReplyOutcome::default()
+                    None
                 });
                 self.recorder.record_reply(record);
-                self.ended_early = settled.ended_early;
-                TurnWrite::Turn(settled.commit?)
+                TurnWrite::Turn(commit?)
             }
         };
         let timeout = Duration::from_millis(self.recorder.proxy.config.limits.commit_ms);
@@ -361,41 +412,50 @@ fn body_end(outcome: Outcome) -> BodyEnd {
     BodyEnd::of(matches!(outcome, Outcome::Complete | Outcome::Refused))
 }
 
-/// The result of settling a reply.
-#[derive(Default)]
-struct ReplyOutcome {
-    /// Stores its turn.
-    commit: Option<CommitFuture>,
-    /// It ended without an error, but before its dialect's terminal event.
-    ended_early: bool,
-}
-
-/// Records the data of a reply, and begins to store its turn. A reply that was not read has a turn all the same.
+/// Records the data of a reply, and begins to store its turn. A reply that was not read has a turn all the same. One
+/// that ended before its dialect says so was not complete; its body ends as the upstream ended it.
 fn settle_reply(
     record: &mut ReplyRecord,
     observed: Option<ObservedReply>,
     settle: Option<SettleReply>,
-) -> ReplyOutcome {
-    let read = observed.and_then(|observed| {
-        record.streamed = observed.streamed;
-        record.notes.extend(observed.note);
-        record.fail_open.extend(observed.gave_up);
-        Some((observed.reply?, observed.memory))
-    });
-    let Some((reply, memory)) = read else {
-        let commit = settle.map(|settle| settle(record, None));
-        return ReplyOutcome { commit, ended_early: false };
-    };
-    let mut ended_early = false;
+) -> Option<CommitFuture> {
+    let read = observed.and_then(|observed| read_reply(record, observed));
+    let Some((reply, memory)) = read else { return settle.map(|settle| settle(record, None)) };
     if record.outcome == Outcome::Complete && record.streamed && !reply.complete {
         record.outcome = Outcome::UpstreamFailed;
-        // A stream that was not understood at all is not of this dialect, and ends as the upstream ended it.
-        let has_begun = reply.id.is_some() || !reply.parts.is_empty();
-        ended_early = has_begun && reply.error.is_none();
     }
     record.take(&reply);
     let commit = settle.map(|settle| settle(record, Some(reply)));
-    ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, memory)), ended_early }
+    commit.map(|commit| held_until_kept(commit, memory))
+}
+
+/// Records how a reply was read; returns it with its memory.
+fn read_reply(record: &mut ReplyRecord, observed: ObservedReply) -> Option<(Reply, HeldMemory)> {
+    record.streamed = observed.streamed;
+    record.notes.extend(observed.note);
+    record.fail_open.extend(observed.gave_up);
+    Some((observed.reply?, observed.memory))
+}
+
+/// Reads the rest of a reply that belongs to an earlier exchange, and completes the turn of that.
+async fn read_late(
+    observer: ResponseObserver,
+    mut record: ReplyRecord,
+    late: SettleLate,
+) -> TurnOutcome {
+    let end = body_end(record.outcome);
+    let observed = long_work(move || observer.finish(end)).await.ok();
+    if observed.is_none() {
+        record.fail_open.push(FailOpen::Panicked);
+    }
+    let read = observed.and_then(|observed| read_reply(&mut record, observed));
+    let (reply, _memory) = read.unzip();
+    let is_cut = |reply: &Reply| record.streamed && !reply.complete;
+    if record.outcome == Outcome::Complete && reply.as_ref().is_some_and(is_cut) {
+        record.outcome = Outcome::UpstreamFailed;
+    }
+    let (record, why) = late(record, reply).await;
+    TurnOutcome { why, reply: Some(Box::new(record)) }
 }
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
@@ -416,12 +476,11 @@ async fn read_then_settle(
     if record.outcome == Outcome::ClientLeft && observed.as_ref().is_some_and(has_whole_stream) {
         record.outcome = Outcome::Complete;
     }
-    let ReplyOutcome { commit, ended_early } = settle_reply(&mut record, observed, settle);
-    let why = match commit {
+    let why = match settle_reply(&mut record, observed, settle) {
         Some(commit) => commit.await,
         None => None,
     };
-    TurnOutcome { why, ended_early, reply: Some(Box::new(record)) }
+    TurnOutcome { why, reply: Some(Box::new(record)) }
 }
 
 /// Holds the memory of a large reply until its turn is stored; a small one is not worth another future.
@@ -470,18 +529,12 @@ where
         loop {
             if let Some(commit) = &mut this.commit {
                 let kept = ready!(commit.poll(cx));
-                this.ended_early |= kept.ended_early;
                 this.recorder.record_turn(kept);
                 let late = this.commit.take();
                 this.store_detached(late);
             }
             if let Some(frame) = this.next_frame.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
-            }
-            // With a clean end, the client would take a partial response for a whole one. HTTP/2 has such an
-            // end if the upstream resets the stream without an error.
-            if this.ended_early && matches!(this.end, Some(Ok(()))) {
-                this.end = Some(Err(CUT.into()));
             }
             if let Some(Err(_)) = &this.end {
                 let breaking = this.breaking.get_or_insert_with(|| Box::pin(sleep(BEFORE_BREAK)));
@@ -525,7 +578,7 @@ where
     fn is_end_stream(&self) -> bool {
         let has_frame = self.ahead.is_some() || self.next_frame.is_some();
         let waiting = has_frame || self.trailers.is_some() || self.end.is_some();
-        !waiting && !self.ended_early && self.inner.is_end_stream()
+        !waiting && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
-use super::usage_strip::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
+use super::event_data::{EventData, ends_an_event, first_block};
+use super::usage_strip::{MOST_AT_ONCE, UsageStrip};
 use crate::dialect::Dialect;
 use crate::dialect::reading::usage_spelling;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{DecodeError, Decoder};
-use crate::wire::json::Document;
+use crate::wire::json::{Document, Span};
 use crate::wire::memory::Memory as _;
 use crate::wire::splice::{Edit, splice};
 
@@ -129,21 +130,23 @@ impl UsageRewrite {
         let held = self.held.split().freeze();
         match self.is_events || self.gave_up {
             true => held,
-            false => self.value(&held, 0, &held).unwrap_or(held),
+            false => self.value(&held, &held, |at| vec![at]).unwrap_or(held),
         }
     }
 
     fn event(&self, event: Bytes) -> Bytes {
-        let data = only_data(&event).filter(|_| mentions_usage(&event));
-        let rewritten = data.and_then(|data| {
-            let text = event.slice(data.start..data.end);
-            self.value(&text, data.start, &event)
-        });
+        let data = EventData::of(&event);
+        let rewritten = self.value(&data.text, &event, |at| data.ranges(at));
         rewritten.unwrap_or(event)
     }
 
-    /// `whole` with the usage changed in the JSON value that starts at `start`.
-    fn value(&self, text: &Bytes, start: usize, whole: &Bytes) -> Option<Bytes> {
+    /// `whole` with the usage changed in the JSON value `text`; `place` says where a range of it is in `whole`.
+    fn value(
+        &self,
+        text: &[u8],
+        whole: &Bytes,
+        place: impl Fn(Span) -> Vec<Span>,
+    ) -> Option<Bytes> {
         if !mentions_usage(text) {
             return None;
         }
@@ -154,10 +157,11 @@ impl UsageRewrite {
         for usage in spelling.reports(root) {
             for name in spelling.input {
                 let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
-                edits.extend(number.map(|(mut at, number)| {
-                    (at.start, at.end) = (at.start + start, at.end + start);
+                // A number is never on two lines.
+                edits.extend(number.and_then(|(at, number)| {
                     let changed = number.saturating_add(self.addition.tokens);
-                    Edit { at, with: changed.to_string().into() }
+                    let at = *place(at).first()?;
+                    Some(Edit { at, with: changed.to_string().into() })
                 }));
             }
         }

@@ -1,22 +1,23 @@
 //! Removes the traces of usage that Plimsoll requested from a stream (`docs/protocols.md` 2.1).
 //!
 //! If a client of Chat Completions did not ask for usage, Plimsoll does, and hides the result: the extra
-//! chunk, and the `"usage":null` members of hosts that send them only on request. The client gets what the
-//! upstream would have sent. Everything else is forwarded at once; only the unfinished end of an event waits
-//! for its rest.
+//! chunk, and the `"usage":null` members of hosts that send them only on request. What else such a chunk says
+//! reaches the client, and so does usage beside content or a finish reason, which the upstream sends on its own.
+//! Everything else is forwarded at once; only the unfinished end of an event waits for its rest.
 
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
+use super::event_data::{EventData, ends_an_event, first_block};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
-use crate::wire::json::{Document, Span, Value};
+use crate::wire::json::{Document, Kind, ObjectKey, Span, Value};
 use crate::wire::memory::Memory as _;
 
-/// Most bytes of an unfinished event that are held; past it, nothing more is hidden.
+/// Most bytes of an unfinished event that are held; a longer one passes as it is.
 const HOLD: usize = 1024 * 1024;
 
 /// Most bytes that one piece of a compressed stream may decompress to. Past it the stream breaks, because no
@@ -27,6 +28,21 @@ pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
 /// always send it (`docs/protocols.md` 2.1).
 const NULL_IF_REQUESTED: [&str; 3] =
     ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
+
+/// The members that each chunk has, whatever it is about.
+const ENVELOPE: [&str; 11] = [
+    "id",
+    "object",
+    "created",
+    "model",
+    "system_fingerprint",
+    "service_tier",
+    "provider",
+    "obfuscation",
+    "request_id",
+    "choices",
+    "usage",
+];
 
 /// Whether `"usage":null` in an upstream's chunks is there only because we requested usage.
 fn adds_null_usage(host: &str) -> bool {
@@ -48,8 +64,10 @@ pub(crate) struct UsageStrip {
     document: Document,
     /// `"usage":null` is there only because we requested usage.
     adds_null: bool,
-    /// Nothing more is hidden; bytes pass.
-    gave_up: bool,
+    /// A finish reason was seen: the usage that we requested comes after it.
+    finished: bool,
+    /// The last bytes of an event that is too long, whose beginning was forwarded.
+    passing: Option<BytesMut>,
 }
 
 impl UsageStrip {
@@ -64,7 +82,8 @@ impl UsageStrip {
         let (held, document) = (BytesMut::new(), Document::default());
         let memory = memory.guard(MemoryKind::Reply);
         let adds_null = adds_null_usage(host);
-        Some(Self { decoder, held, memory, document, adds_null, gave_up: false })
+        let (finished, passing) = Default::default();
+        Some(Self { decoder, held, memory, document, adds_null, finished, passing })
     }
 
     /// The data as the client gets it. `Err` if it does not have the declared encoding: the client would have
@@ -77,82 +96,152 @@ impl UsageStrip {
             true => data,
             false => Bytes::from(self.decoder.push(&data)?.into_owned()),
         };
-        if self.gave_up {
-            return Ok(data);
-        }
+        let mut out = BytesMut::new();
+        let data = self.pass_rest_of_long(data, &mut out);
         if self.held.is_empty() && ends_an_event(&data) && !mentions_usage(&data) {
-            return Ok(data);
+            self.finished |= has_finish_reason(&data);
+            if out.is_empty() {
+                return Ok(data);
+            }
+            out.extend_from_slice(&data);
+            return Ok(out.freeze());
         }
         self.held.extend_from_slice(&data);
-        let mut out = BytesMut::with_capacity(self.held.len());
         while let Some(end) = first_block(&self.held) {
             let event = self.held.split_to(end);
             self.keep(&event, &mut out);
         }
         if self.held.len() > HOLD || !self.memory.hold(self.held.len()) {
-            self.gave_up = true;
-            out.unsplit(self.held.split());
+            let long = self.held.split();
+            self.passing = Some(BytesMut::from(last_bytes(&long)));
+            out.unsplit(long);
+            self.memory.hold(0);
         }
         Ok(out.freeze())
     }
 
-    /// The data that was held, at the end of the stream.
+    /// The data that was held, at the end of the stream: an event whose blank line is missing.
     pub(super) fn rest(&mut self) -> Bytes {
-        self.held.split().freeze()
+        let (event, mut out) = (self.held.split(), BytesMut::new());
+        self.keep(&event, &mut out);
+        out.freeze()
+    }
+
+    /// Forwards what belongs to an event that is too long to be held; returns what comes after it.
+    fn pass_rest_of_long(&mut self, data: Bytes, out: &mut BytesMut) -> Bytes {
+        let Some(mut seen) = self.passing.take() else { return data };
+        let before = seen.len();
+        seen.extend_from_slice(&data);
+        match blank_line(&seen) {
+            Some(end) => {
+                out.extend_from_slice(&seen[before..end]);
+                Bytes::copy_from_slice(&seen[end..])
+            }
+            None => {
+                out.extend_from_slice(&data);
+                self.passing = Some(BytesMut::from(last_bytes(&seen)));
+                Bytes::new()
+            }
+        }
     }
 
     fn keep(&mut self, event: &[u8], out: &mut BytesMut) {
-        match self.cut(event) {
-            None => out.extend_from_slice(event),
-            Some(cut) => {
-                out.extend_from_slice(&event[..cut.start]);
-                out.extend_from_slice(&event[cut.end..]);
-            }
+        let mut from = 0;
+        for hidden in self.hidden(event) {
+            out.extend_from_slice(&event[from..hidden.start]);
+            from = hidden.end;
+        }
+        out.extend_from_slice(&event[from..]);
+        self.finished |= has_finish_reason(event);
+    }
+
+    /// The ranges of an event that are hidden from the client, in order.
+    fn hidden(&mut self, event: &[u8]) -> Vec<Span> {
+        if !mentions_usage(event) {
+            return Vec::new();
+        }
+        let data = EventData::of(event);
+        if self.document.reread(&data.text).is_err() {
+            return Vec::new();
+        }
+        let Some(root) = self.document.root(&data.text) else { return Vec::new() };
+        let is_hidden = match root.get("usage") {
+            None => false,
+            Some(usage) if usage.is_null() => self.adds_null,
+            Some(_) if is_bare(&root) => return vec![Span::new(0, event.len())],
+            Some(_) => self.is_requested(&root),
+        };
+        match member(&root, "usage").filter(|_| is_hidden) {
+            Some(usage) => data.ranges(usage),
+            None => Vec::new(),
         }
     }
 
-    /// The range of an event that is hidden from the client.
-    fn cut(&mut self, event: &[u8]) -> Option<Span> {
-        if !mentions_usage(event) {
-            return None;
+    /// Whether the usage of this chunk is the one that we requested: it stands in a chunk for itself, without a choice or,
+    /// after the finish reason, with one that says nothing.
+    fn is_requested(&self, root: &Value<'_>) -> bool {
+        let mut choices = root.get("choices").into_iter().flat_map(|choices| choices.items());
+        match choices.next() {
+            None => true,
+            Some(first) => self.finished && is_silent(&first) && choices.all(|it| is_silent(&it)),
         }
-        let data = only_data(event)?;
-        let text = data.of(event);
-        self.document.reread(text).ok()?;
-        let root = self.document.root(text)?;
-        let usage = root.get("usage")?;
-        if usage.is_null() {
-            if !self.adds_null {
-                return None;
-            }
-            let cut = member(&root, "usage")?;
-            return Some(Span::new(data.start + cut.start, data.start + cut.end));
-        }
-        let chosen = root.get("choices").is_some_and(|choices| choices.items().next().is_some());
-        (!chosen).then_some(Span::new(0, event.len()))
     }
+}
+
+/// Whether a chunk has nothing but usage.
+fn is_bare(root: &Value<'_>) -> bool {
+    let has_choice = root.get("choices").is_some_and(|choices| choices.items().next().is_some());
+    !has_choice
+        && root.entries().all(|(name, value)| is_one_of(&name, &ENVELOPE) || is_empty(&value))
+}
+
+/// Whether a choice has neither content nor a finish reason.
+fn is_silent(choice: &Value<'_>) -> bool {
+    choice.entries().all(|(name, value)| match name.is("delta") {
+        true => value.entries().all(|(name, value)| name.is("role") || is_empty(&value)),
+        false => name.is("index") || is_empty(&value),
+    })
+}
+
+/// Whether a value says nothing: null, an empty text or list, an object of such values.
+fn is_empty(value: &Value<'_>) -> bool {
+    match value.kind() {
+        Kind::Null => true,
+        Kind::String => value.span().len() <= 2,
+        Kind::Array => value.items().next().is_none(),
+        Kind::Object => value.entries().all(|(_, value)| is_empty(&value)),
+        _ => false,
+    }
+}
+
+fn is_one_of(name: &ObjectKey<'_>, names: &[&str]) -> bool {
+    names.iter().any(|known| name.is(known))
+}
+
+/// Whether these events have a finish reason that is not empty, by their bytes alone.
+fn has_finish_reason(events: &[u8]) -> bool {
+    const NAME: &[u8] = b"\"finish_reason\"";
+    memmem::find_iter(events, NAME).any(|at| {
+        let after = events[at + NAME.len()..].trim_ascii_start();
+        let value = after.strip_prefix(b":").unwrap_or_default().trim_ascii_start();
+        value.starts_with(b"\"") && !value.starts_with(b"\"\"")
+    })
+}
+
+/// The bytes that may be the beginning of a blank line.
+fn last_bytes(bytes: &[u8]) -> &[u8] {
+    &bytes[bytes.len().saturating_sub(3)..]
+}
+
+/// The end of the first blank line.
+fn blank_line(bytes: &[u8]) -> Option<usize> {
+    let ends = [&b"\n\n"[..], b"\n\r\n", b"\r\r"];
+    let ends = ends.iter().filter_map(|end| Some(memmem::find(bytes, end)? + end.len()));
+    ends.min()
 }
 
 fn mentions_usage(bytes: &[u8]) -> bool {
     memmem::find(bytes, b"\"usage\"").is_some()
-}
-
-/// The value of the only `data:` line, without its line end; `None` if there are several.
-pub(super) fn only_data(event: &[u8]) -> Option<Span> {
-    let mut found = None;
-    let mut start = 0;
-    while start < event.len() {
-        let LineEnd { end, next } = line_end(event, start)?;
-        let line = &event[start..end];
-        if line.starts_with(b"data:") {
-            let value = Span::new(start + b"data:".len(), end);
-            if found.replace(value).is_some() {
-                return None;
-            }
-        }
-        start = next;
-    }
-    found
 }
 
 /// The range of a member with its comma.
@@ -170,45 +259,6 @@ fn member(object: &Value<'_>, name: &str) -> Option<Span> {
         before = Some(value.span().end);
     }
     None
-}
-
-/// Whether `bytes` end with the end of an event.
-pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
-    bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
-}
-
-/// The end of the first event, including its blank line.
-pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
-    let mut start = 0;
-    loop {
-        let LineEnd { end, next } = line_end(bytes, start)?;
-        if end == start {
-            return Some(next);
-        }
-        start = next;
-    }
-}
-
-/// Where a line ends.
-struct LineEnd {
-    end: usize,
-    /// The start of the next line.
-    next: usize,
-}
-
-/// The end of the line at `start`. A CR at the end of the bytes may be half of a CRLF, unless lines end with CR
-/// alone.
-fn line_end(bytes: &[u8], start: usize) -> Option<LineEnd> {
-    let end = start + memchr::memchr2(b'\n', b'\r', bytes.get(start..)?)?;
-    let is_alone = end == start && start > 0 && bytes[start - 1] == b'\r';
-    let next = match (bytes[end], bytes.get(end + 1)) {
-        (b'\n', _) => end + 1,
-        (_, Some(b'\n')) => end + 2,
-        (_, Some(_)) => end + 1,
-        (_, None) if is_alone => end + 1,
-        (_, None) => return None,
-    };
-    Some(LineEnd { end, next })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use crate::clock::now;
 use crate::context::overflow::OverflowReport;
 use crate::context::savings::ExchangeSavings;
-use crate::context::{ExchangeId, Millis, Outcome};
+use crate::context::{ExchangeId, Millis, Outcome, Turn};
 use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::repair::RepairCause;
@@ -247,6 +247,8 @@ pub(crate) struct TurnRecord {
     pub(crate) saved: Option<ExchangeSavings>,
     /// The window that the reply names.
     pub(crate) window: Option<u64>,
+    /// The turn of an earlier exchange that the reply completed.
+    pub(crate) completed: Option<Arc<Turn>>,
 }
 
 impl ReplyRecord {
@@ -277,7 +279,12 @@ impl ReplyRecord {
     }
 
     fn write(self, event: &mut Exchange) {
-        let TurnRecord { refusal, overflow, measured, saved, window } = self.turn;
+        let TurnRecord { refusal, overflow, measured, saved, window, completed } = self.turn;
+        if let Some(turn) = completed {
+            event.model = Some(turn.model.clone());
+            event.family = Some(turn.family);
+            event.thread = Some(turn.position.thread.clone());
+        }
         (event.outcome, event.streamed, event.stop) = (self.outcome, self.streamed, self.stop);
         (event.error_kind, event.usage) = (self.error_kind, self.usage);
         self.fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
@@ -295,8 +302,6 @@ impl ReplyRecord {
 pub(crate) struct TurnOutcome {
     /// Why it was not stored.
     pub(crate) why: Option<FailOpen>,
-    /// The reply ended before its terminal event, as was found when it was read.
-    pub(crate) ended_early: bool,
     /// The record of its reply, if that was read after the end.
     pub(crate) reply: Option<Box<ReplyRecord>>,
 }

@@ -5,7 +5,7 @@
 
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
-use crate::dialect::{Chain, PartKey, Reply, Usage};
+use crate::dialect::{Chain, Dialect, PartKey, Reply, Usage};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::turn::request_info::RequestInfo;
@@ -39,13 +39,38 @@ impl ExchangeEnding {
             ended: self.ended,
             usage: reply.usage.clone(),
             stop: reply.stop,
-            outcome: self.outcome,
+            outcome: match self.outcome {
+                Outcome::Complete if is_pending(reply, draft.dialect) => Outcome::Interrupted,
+                outcome => outcome,
+            },
             window: info.model.window,
             reserve: info.reserve,
             reply: budget::reply(reply, Tokenizer::now(draft.family)),
             anchor_keys: ledger::anchor_keys(reply),
             ..draft
         }
+    }
+}
+
+/// Whether a reply only says that the provider makes it in the background (`docs/protocols.md` 3.7).
+fn is_pending(reply: &Reply, dialect: Dialect) -> bool {
+    dialect == Dialect::OpenaiResponses && reply.id.is_some() && reply.stop.is_none()
+}
+
+/// A turn with the reply that came after its exchange had ended.
+pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Millis) -> Turn {
+    Turn {
+        after: reply.chain_after(turn.position.chain),
+        response: turn.response.clone().or_else(|| reply.id.clone()),
+        ended,
+        usage: reply.usage.clone(),
+        stop: reply.stop,
+        outcome,
+        reply: budget::reply(reply, Tokenizer::now(turn.family)),
+        anchor_keys: ledger::anchor_keys(reply),
+        // It was predicted from a reply that was not there.
+        carry: None,
+        ..turn.clone()
     }
 }
 

@@ -6,6 +6,7 @@
 mod build;
 pub(super) mod counting;
 pub(super) mod drafts;
+pub(super) mod late;
 pub(super) mod open;
 pub(super) mod pending;
 pub(super) mod request_info;

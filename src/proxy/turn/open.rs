@@ -23,7 +23,7 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Model;
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
-use crate::dialect::{ProviderError, Purpose, Reply};
+use crate::dialect::{ProviderError, Purpose, Reply, Usage};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
@@ -177,6 +177,10 @@ impl OpenTurn {
             self.prospect = None;
         }
         let reply = reply.unwrap_or_default();
+        if self.opened.is_completed() {
+            // Another exchange has read it, and reported its usage.
+            record.usage = Usage::default();
+        }
         let overflow = self.overflow_shown(&turn, &reply);
         turn.done.overflow = turn.done.overflow.or(overflow);
         turn.usage = reply.usage.clone();

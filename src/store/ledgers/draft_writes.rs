@@ -2,14 +2,15 @@
 //!
 //! One task does it; nobody waits for it ([`super::drafts`]).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::drafts::{DraftBatch, DraftGuard, DueDraft};
 use super::lock::lock;
-use super::{Ledgers, OpenedSession};
-use crate::context::{Millis, Turn};
-use crate::store::StoreError;
+use super::{Ledgers, OpenedSession, fingerprints, session_cache};
+use crate::context::{Fact, Millis, Turn};
 use crate::store::drafts::Draft;
+use crate::store::precondition::Precondition;
+use crate::store::{RecordKind, Scope, StoreError};
 
 impl Ledgers {
     /// Begins the draft of an exchange: `turn` is what is stored if the process is killed. It is written once
@@ -56,10 +57,20 @@ impl Ledgers {
         made.sort();
         made.dedup();
         for scope in made {
+            self.find_interrupted(&scope).await?;
             if lock(&self.caches).held(&scope).is_some() {
                 self.refresh(&scope).await?;
             }
         }
         Ok(count)
+    }
+
+    /// Lets the rest of interrupted replies find their turns.
+    async fn find_interrupted(&self, scope: &Scope) -> Result<(), StoreError> {
+        let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
+        let facts = records.iter().filter(|record| record.kind == RecordKind::Turn);
+        let facts = facts.filter_map(|turn| serde_json::from_slice(&turn.value).ok());
+        let left = facts.filter_map(|fact: Fact| fingerprints::of_open_reply(&fact)).collect();
+        self.store.put(scope.clone(), left, Precondition::since(Instant::now())).await.map(drop)
     }
 }

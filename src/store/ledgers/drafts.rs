@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::lock::lock;
 use super::records::{record, turn_key};
-use crate::context::{Fact, Millis, Turn};
+use crate::context::{Fact, Millis, TenantId, Turn};
 use crate::dialect::{ReplyProgress, ResponseReader};
 use crate::store::Scope;
 use crate::store::drafts::Draft;
@@ -56,6 +56,14 @@ struct DraftedExchange {
     since: Instant,
     known: Mutex<DraftContent>,
     latest: Arc<DraftProgress>,
+}
+
+impl DraftedExchange {
+    fn has_response(&self, response: &str) -> bool {
+        let latest = lock(&self.latest.progress).as_ref().and_then(|progress| progress.id.clone());
+        let id = latest.or_else(|| lock(&self.known).progress.id.clone());
+        id.as_deref() == Some(response)
+    }
 }
 
 struct DraftContent {
@@ -175,6 +183,14 @@ impl Drafts {
             self.begun.notify_one();
         }
         DraftGuard { drafts: self.clone(), exchange }
+    }
+
+    /// The exchange in flight whose response has this id, if its tenant has one.
+    pub(super) fn of_response(&self, tenant: &TenantId, response: &str) -> Option<(Scope, Turn)> {
+        let state = lock(&self.state);
+        let mut own = state.open.values().map(|open| &open.exchange);
+        let found = own.find(|open| open.scope.tenant == *tenant && open.has_response(response))?;
+        Some((found.scope.clone(), lock(&found.known).turn.clone()))
     }
 
     /// Ready when there are drafts to write, now or soon.

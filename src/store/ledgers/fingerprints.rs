@@ -190,14 +190,31 @@ pub(super) fn to_look_up(conversation: &Conversation, mut fingerprints: Vec<u128
     fingerprints
 }
 
-fn of_response(id: &str) -> u128 {
+/// The fingerprint of a response's id.
+pub(super) fn of_response(id: &str) -> u128 {
     xxh3_128(id.as_bytes())
 }
+
+/// The fingerprint by which the rest of a turn's reply finds it, in a session that its client names.
+pub(super) fn of_open_reply(fact: &Fact) -> Option<Record> {
+    let Fact::Turn(turn) = fact else { return None };
+    let response = turn.response.as_deref().filter(|_| turn.outcome != Outcome::Complete)?;
+    let key = of_response(response);
+    Some(Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: turn.at })
+}
+
+/// How the name of a session begins that its client does not name.
+const UNNAMED: &str = "line-";
 
 /// The name of a session that begins with an exchange. Within a process such names increase with time, so
 /// that a store keeps new rows together and rewrites few pages.
 pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
-    format!("line-{exchange}").into()
+    format!("{UNNAMED}{exchange}").into()
+}
+
+/// Whether a session has such a name.
+pub(super) fn is_unnamed(session: &SessionId) -> bool {
+    session.as_str().starts_with(UNNAMED)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::DecisionMode;
 use crate::context::{
-    DecisionEpoch, ExchangeId, Fact, SessionId, SketchPart, TenantId, Turn, inject,
+    DecisionEpoch, ExchangeId, Fact, Outcome, SessionId, SketchPart, TenantId, Turn, inject,
 };
 use crate::dialect::Conversation;
 use crate::store::Scope;
@@ -137,6 +137,12 @@ impl OpenedSession {
     pub(crate) fn handle(&self) -> SessionHandle {
         let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
         SessionHandle { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
+    }
+
+    /// Whether its reply was read by another exchange, which completed its turn.
+    pub(crate) fn is_completed(&self) -> bool {
+        let is_complete = |turn: &Arc<Turn>| turn.outcome == Outcome::Complete;
+        self.cache.look(|ledger| ledger.turn(&self.exchange).is_some_and(is_complete))
     }
 
     /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.

@@ -264,6 +264,24 @@ impl SessionCache {
         Some(keep())
     }
 
+    /// Adds the facts that `find` makes of what is known, and writes them to the store with `keep`, in one step; `None` if there
+    /// are none, or if the session was deleted.
+    pub(super) fn add_found<'a, T>(
+        &self,
+        find: impl FnOnce(&Ledger) -> Option<Vec<Fact>>,
+        keep: impl FnOnce(&[Fact]) -> StoreFuture<'a, T>,
+    ) -> Option<StoreFuture<'a, T>> {
+        let mut state = lock(&self.state);
+        if state.forgotten {
+            return None;
+        }
+        let facts = find(&state.ledger)?;
+        let kept = keep(&facts);
+        facts.into_iter().for_each(|fact| state.ledger.add(fact));
+        self.weigh(&mut state);
+        Some(kept)
+    }
+
     /// Adds facts that the store already has; `false` if the session was deleted.
     pub(super) fn add_stored(&self, facts: Vec<Fact>) -> bool {
         let mut state = lock(&self.state);

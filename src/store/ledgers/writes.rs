@@ -160,7 +160,7 @@ impl Ledgers {
         let (scope, began) = (opened.scope.clone(), opened.began.into_std());
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let fingerprints: Vec<Record> = match opened.named {
-            true => Vec::new(),
+            true => facts.iter().filter_map(fingerprints::of_open_reply).collect(),
             false => facts.iter().flat_map(fingerprints::left_by).collect(),
         };
         records.extend(fingerprints.iter().cloned());

@@ -15,7 +15,7 @@ use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
 use super::{legacy, tombstones};
 use crate::context::{Millis, SessionId, TenantId};
-use crate::store::drafts::INTERRUPTED;
+use crate::store::drafts::{COMPLETE, INTERRUPTED};
 use crate::store::{
     Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,
 };
@@ -291,8 +291,8 @@ pub(super) fn insert(
     Ok(written == 1)
 }
 
-/// Replaces the turn that was made from a draft, because its exchange ended normally after all. `false` if
-/// there is none.
+/// Replaces a turn without its whole reply, because the reply came after all
+/// ([`is_completed_by`](crate::context::Outcome::is_completed_by)). `false` if there is none.
 fn replace(
     connection: &Connection,
     scope: i64,
@@ -305,11 +305,14 @@ fn replace(
         return Ok(false);
     }
     let mut delete = connection.prepare_cached(
-        "DELETE FROM facts WHERE scope = ?1 AND kind = ?2 AND key = ?3 AND outcome = ?4
+        "DELETE FROM facts WHERE scope = ?1 AND kind = ?2 AND key = ?3
+             AND (outcome = ?4 OR ?5 AND outcome <> ?6)
          RETURNING octet_length(value), coalesce(input, 0), coalesce(output, 0),
              coalesce(cache_read, 0)",
     )?;
-    let values = params![scope, code(record.kind), blob(record.key), INTERRUPTED];
+    let is_whole = turn.outcome.as_deref() == Some(COMPLETE);
+    let (kind, key) = (code(record.kind), blob(record.key));
+    let values = params![scope, kind, key, INTERRUPTED, is_whole, COMPLETE];
     let gone = delete.query_row(values, |row| {
         Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?])
     });

@@ -25,6 +25,7 @@ const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const MAX_CONCURRENT_STREAMS: u16 = 3;
 
+pub(super) const NO_ERROR: u32 = 0;
 pub(super) const REFUSED_STREAM: u32 = 7;
 
 /// What the provider observes.

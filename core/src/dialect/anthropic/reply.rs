@@ -100,7 +100,8 @@ impl ReplyStream {
     }
 
     /// Called at the end of the stream or body.
-    pub(crate) fn finish(&mut self, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
+        reply.complete |= whole && self.stopped && reply.error.is_none();
         self.usage.hosted |= self.ran_hosted_tool();
         for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;

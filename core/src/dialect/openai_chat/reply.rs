@@ -1,7 +1,7 @@
 //! Reads Chat Completions replies, streams and bodies (`docs/protocols.md` 2.1, 2.3, 2.4, 4, 11.3).
 //!
-//! The stream ends with `[DONE]`, at which clients close. Replies of servers that never send it are complete
-//! if a finish reason was seen and the whole body has arrived. Tool calls are assembled however a server
+//! The stream ends with `[DONE]`, at which clients close. A reply is complete if a finish reason was seen and the
+//! stream has come to its end, with `[DONE]` or without. Tool calls are assembled however a server
 //! splits them. Reasoning is kept as the received member.
 
 use super::reasoning::ReplyReasoning;
@@ -31,6 +31,10 @@ pub struct ReplyStream {
     pub(in crate::dialect) kept: usize,
     /// A finish reason was seen.
     finished: bool,
+    /// The first choice said that it has none yet (`null`).
+    has_no_reason_yet: bool,
+    /// An empty one was seen.
+    has_blank_reason: bool,
 }
 
 /// A tool call that is being assembled.
@@ -80,10 +84,11 @@ impl ReplyStream {
         reply.complete = true;
     }
 
-    /// Called at the end of the stream or body.
-    pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
-        let ended = self.finished || reply.complete;
-        reply.complete |= whole && self.finished && reply.error.is_none();
+    /// Called at the end of the stream or body. `done`: the stream ended with `[DONE]`.
+    pub(crate) fn finish(&mut self, whole: bool, done: bool, reply: &mut Reply) {
+        let is_blank = (done || reply.complete) && self.never_says_why();
+        let ended = self.finished || is_blank || reply.complete;
+        reply.complete |= ended && (done || whole && reply.error.is_none());
         let (thought, _) = think::split(&self.text);
         // Incomplete reasoning cannot be sent back.
         let calls = !self.calls.is_empty();
@@ -95,8 +100,8 @@ impl ReplyStream {
             reply.parts.push(finished(call, &mut self.keyer));
         }
         let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
-        if reply.stop.is_none() && reply.complete && reply.error.is_none() {
-            reply.stop = Some(StopReason::End); // Snowflake's finish reason is always empty
+        if reply.stop.is_none() && is_blank && reply.error.is_none() {
+            reply.stop = Some(StopReason::End);
         }
         if reply.stop == Some(StopReason::End) && has_calls {
             reply.stop = Some(StopReason::ToolUse); // a forced tool choice ends with `stop`
@@ -104,7 +109,13 @@ impl ReplyStream {
             reply.stop = Some(StopReason::Refused);
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
-        reply.usage.lower_bound = !ended && self.usage.is_known();
+        reply.usage.lower_bound = !(ended || done) && self.usage.is_known();
+    }
+
+    /// Whether its provider never gives a finish reason: it is always empty, or there is no such member (Snowflake).
+    /// Then only the usage shows that a reply is whole.
+    fn never_says_why(&self) -> bool {
+        self.has_blank_reason || !self.has_no_reason_yet && self.usage.is_known()
     }
 
     /// The usage if the reply ended here.
@@ -180,10 +191,13 @@ impl ReplyStream {
         if first([error]).is_some() {
             reply.error = Some(error_in(choice)); // OpenRouter
         }
-        let reason = finish_reason.and_then(|reason| reason.text());
-        if let Some(reason) = reason.filter(|reason| !reason.is_empty()) {
-            self.finished = true;
-            reply.stop = Some(stop(&reason));
+        match finish_reason.and_then(|reason| reason.text()) {
+            Some(reason) if reason.is_empty() => self.has_blank_reason = true,
+            Some(reason) => {
+                self.finished = true;
+                reply.stop = Some(stop(&reason));
+            }
+            None => self.has_no_reason_yet |= finish_reason.is_some(),
         }
     }
 

@@ -748,3 +748,25 @@ fn no_bytes_make_the_dialect_panic() {
         }
     }
 }
+
+/// Snowflake's finish reason is always empty, or missing beside a reported usage.
+#[test]
+fn a_provider_that_never_says_why_it_stopped_is_complete_at_done() {
+    let chunk = |reason: &str| {
+        format!(r#"{{"choices":[{{"index":0,"delta":{{"content":"x"}}{reason}}}]}}"#)
+    };
+    let usage = r#"{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
+    let ends = |chunks: &[&str]| {
+        let reply = stream(&bytes_of(chunks));
+        (reply.complete, reply.stop)
+    };
+    let (whole, broken) = ((true, Some(StopReason::End)), (false, None));
+    let (empty, none, missing) =
+        (chunk(r#","finish_reason":"""#), chunk(r#","finish_reason":null"#), chunk(""));
+    assert_eq!(ends(&[&empty, "[DONE]"]), whole);
+    assert_eq!(ends(&[&missing, usage, "[DONE]"]), whole);
+    assert_eq!(ends(&[&missing, "[DONE]"]), broken);
+    assert_eq!(ends(&[&none, usage, "[DONE]"]), broken);
+    assert_eq!(ends(&["[DONE]"]), broken, "nothing was answered");
+    assert_eq!(ends(&[&empty]), broken, "without [DONE]");
+}

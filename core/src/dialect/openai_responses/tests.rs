@@ -553,11 +553,11 @@ fn errors_in_a_stream_are_read() {
 
 #[test]
 fn look_alikes() {
-    // Types in the event line only, `[DONE]` at the end, no terminal event.
+    // Types in the event line only. `[DONE]` in place of the terminal event does not say that the reply is whole.
     let item = r#"{"item":{"type":"message","role":"assistant","content":[{"type":"output_text","text":"x"}]}}"#;
     let named =
         reply(&format!("event: response.output_item.done\ndata: {item}\n\ndata: [DONE]\n\n"));
-    assert_eq!((named.complete, named.parts.len(), named.stop), (true, 1, Some(StopReason::End)));
+    assert_eq!((named.complete, named.parts.len(), named.stop), (false, 1, None));
     let odd = reply(&events(&[r#"{"type":"response.mystery"}"#, "7", "{"]));
     assert_eq!(odd.notes, [Note::UnknownEvent, Note::BrokenEvent]);
     // Reasoning is missing in the output tokens.

@@ -21,6 +21,8 @@ pub struct Endpoint<'p> {
     pub stream: Option<bool>,
     /// How the response is sent.
     pub transport: Transport,
+    /// The id of the reply that is read, if it was made for an earlier request.
+    pub stored: Option<Cow<'p, str>>,
 }
 
 /// How the response of an endpoint is sent.
@@ -36,9 +38,13 @@ pub enum Transport {
 
 /// The endpoint at `target` (path, with or without query), if it is one for conversations.
 ///
-/// A `GET` is one only if it can open a WebSocket; `HEAD` and other methods never are.
+/// A `GET` is one only if it can open a WebSocket, or reads a reply that the provider stored; `HEAD` and other methods never
+/// are.
 pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
     let segments = segments(target);
+    if let Some(stored) = stored(method, &segments) {
+        return Some(stored);
+    }
     if *method == Method::GET {
         let end = segments.last()?;
         return (*end == "responses").then(|| Endpoint {
@@ -62,7 +68,20 @@ pub(super) fn segments(target: &str) -> Vec<&str> {
 }
 
 fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
-    Endpoint { dialect, purpose, model: None, stream: None, transport: Transport::Http }
+    let (model, stream, stored) = (None, None, None);
+    Endpoint { dialect, purpose, model, stream, transport: Transport::Http, stored }
+}
+
+/// A reply that the provider stored, read again or cancelled (`docs/protocols.md` 3.7).
+fn stored<'p>(method: &Method, segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    let (dialect, id) = match (method.as_str(), segments) {
+        ("GET", [.., "responses", id]) | ("POST", [.., "responses", id, "cancel"]) => {
+            (Dialect::OpenaiResponses, id)
+        }
+        ("GET", [.., "chat", "completions", id]) => (Dialect::OpenaiChat, id),
+        _ => return None,
+    };
+    Some(Endpoint { stored: Some(percent::decoded(id)), ..plain(dialect, Purpose::Turn) })
 }
 
 fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
@@ -102,7 +121,8 @@ fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
         "count-tokens" => (Purpose::Count, None, Transport::Http),
         _ => return None,
     };
-    Some(Endpoint { dialect: Dialect::Anthropic, purpose, model: Some(model), stream, transport })
+    let model = Some(model);
+    Some(Endpoint { model, stream, transport, ..plain(Dialect::Anthropic, purpose) })
 }
 
 /// `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.

@@ -38,7 +38,8 @@ pub fn is_inference(method: &Method, target: &str, upgrades: bool) -> bool {
 
 /// Whether the path is an endpoint for conversations or counts, with nothing unknown before it.
 fn holds(method: &Method, target: &str, segments: &[&str]) -> bool {
-    endpoint(method, target).is_some() && are_roots(before_end(segments))
+    let calls = endpoint(method, target).is_some_and(|endpoint| endpoint.stored.is_none());
+    calls && are_roots(before_end(segments))
 }
 
 fn asks(segments: &[&str]) -> bool {

@@ -74,8 +74,8 @@ pub(super) const ANTHROPIC: &[&str] =
 pub fn is_known(method: &Method, target: &str) -> bool {
     let segments = segments(target);
     match endpoint(method, target) {
-        Some(_) => are_roots(before_end(&segments)),
-        None => resource(&segments).is_some(),
+        Some(endpoint) if endpoint.stored.is_none() => are_roots(before_end(&segments)),
+        Some(_) | None => resource(&segments).is_some(),
     }
 }
 

@@ -200,3 +200,37 @@ proptest::proptest! {
         }
     }
 }
+
+/// `[DONE]` ends a stream. Only a reason to stop shows that the reply is whole.
+#[test]
+fn done_without_a_reason_is_a_broken_reply() {
+    let anthropic = r#"data: {"type":"message_start","message":{"id":"m","content":[],"usage":{"input_tokens":1}}}"#;
+    let chat =
+        r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}"#;
+    let responses = r#"data: {"type":"response.output_text.delta","output_index":0,"delta":"x"}"#;
+    let gemini = r#"data: {"candidates":[{"content":{"parts":[{"text":"x"}]}}]}"#;
+    let stopped = r#"data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#;
+    let finished = r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+    let reason = r#"data: {"candidates":[{"finishReason":"STOP"}]}"#;
+    for (dialect, half, end) in [
+        (Dialect::Anthropic, anthropic, Some(stopped)),
+        (Dialect::OpenaiChat, chat, Some(finished)),
+        (Dialect::OpenaiResponses, responses, None),
+        (Dialect::Gemini, gemini, Some(reason)),
+    ] {
+        let read = |text: String, end| {
+            let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 1 << 20);
+            reading.push(text.as_bytes());
+            reading.finish(end)
+        };
+        let broken = read(format!("{half}\n\ndata: [DONE]\n\n"), BodyEnd::Whole);
+        assert_eq!((broken.complete, broken.stop), (false, None), "{dialect:?}");
+        let Some(end) = end else { continue };
+        for done in ["", "data: [DONE]\n\n"] {
+            let whole = read(format!("{half}\n\n{end}\n\n{done}"), BodyEnd::Whole);
+            assert_eq!((whole.complete, whole.stop), (true, Some(StopReason::End)), "{dialect:?}");
+        }
+        let cut = read(format!("{half}\n\n{end}\n\n"), BodyEnd::Cut);
+        assert!(!cut.complete, "{dialect:?}");
+    }
+}

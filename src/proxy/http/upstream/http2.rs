@@ -159,7 +159,7 @@ impl Http2 {
             drop(requests);
             let mut failed = match sending.await {
                 Ok(response) => {
-                    let body = |body| OutgoingBody::through(body).of_stream(stream.0);
+                    let body = |body| OutgoingBody::answer(body, stream.0);
                     return Ok(SendOutcome::Answered(response.map(body)));
                 }
                 Err(failed) => failed,

@@ -27,9 +27,38 @@ const STREAMS: &[(&str, &str)] = &[
         "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
     ),
     ("data: {\"a\":1,\"usage\":null}\r\rdata: [DONE]\r\r", "data: {\"a\":1}\r\rdata: [DONE]\r\r"),
-    // Not JSON, several lines, no end: unchanged.
+    // Over several lines, of which some belong to other fields.
+    (
+        "data: {\"id\":1,\r\nid: 7\r\ndata:  \"usage\":\r\ndata:  null}\r\n\r\n",
+        "data: {\"id\":1\r\nid: 7\r\ndata:\r\ndata:}\r\n\r\n",
+    ),
+    (
+        "data: {\"choices\": [],\n data: \"usage\": {\ndata: \"prompt_tokens\": 1}}\n\ndata: [DONE]\n\n",
+        "data: [DONE]\n\n",
+    ),
+    // Beside a choice that says nothing, after the finish reason; before it, the upstream sends it on its own.
+    (
+        "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null,\"logprobs\":null}],\"usage\":{\"a\":1}}\n\n",
+        "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null,\"logprobs\":null}]}\n\n",
+    ),
+    (
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}],\"usage\":{\"a\":1}}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}],\"usage\":{\"a\":1}}\n\n",
+    ),
+    // What else such a chunk says stays.
+    (
+        "data: {\"id\":1,\"choices\":[],\"error\":{\"message\":\"m\"},\"usage\":{\"a\":1}}\n\n",
+        "data: {\"id\":1,\"choices\":[],\"error\":{\"message\":\"m\"}}\n\n",
+    ),
+    (
+        "data: {\"usage\":{\"a\":1},\"choices\":[],\"citations\":[\"u\"],\"cost\":0.1}\n\n",
+        "data: {\"choices\":[],\"citations\":[\"u\"],\"cost\":0.1}\n\n",
+    ),
+    ("data: {\"choices\":[],\"citations\":[],\"error\":null,\"usage\":{\"a\":1}}\n\n", ""),
+    // Without a blank line at the end.
+    ("data: {\"choices\":[],\"usage\":{\"a\":1}}", ""),
+    // Not JSON, no end: unchanged.
     ("data: \"usage\" {\n\n", "data: \"usage\" {\n\n"),
-    ("data: {\"usage\":\ndata: null}\n\n", "data: {\"usage\":\ndata: null}\n\n"),
     ("data: {\"usage\":null", "data: {\"usage\":null"),
 ];
 
@@ -93,8 +122,9 @@ fn an_event_past_the_limit_is_not_held_back() {
     let long = Bytes::from(vec![b'x'; HOLD]);
     assert_eq!(hiding.pass(long.clone()).unwrap().len(), 0, "at the limit it waits");
     assert_eq!(hiding.pass(Bytes::from_static(b"y")).unwrap().len(), HOLD + 1, "past it goes on");
-    let data = Bytes::from_static(b"z");
-    assert_eq!(hiding.pass(data.clone()).unwrap(), data);
+    assert_eq!(hiding.pass(Bytes::from_static(b"z\r\n\r")).unwrap(), "z\r\n\r");
+    let usage = Bytes::from_static(b"\ndata: {\"choices\":[],\"usage\":{}}\n\n: c\n\n");
+    assert_eq!(hiding.pass(usage).unwrap(), "\n: c\n\n", "what comes after it is hidden");
 }
 
 #[test]

@@ -1,0 +1,66 @@
+//! A reply that comes after its exchange has ended: made in the background and polled, or resumed after its stream broke.
+//!
+//! The provider's id of the response finds the turn, among those of the same credential and upstream. The turn gets its
+//! whole reply once, whoever reads it how often, and the exchange that brought it reports the usage.
+
+use std::sync::Arc;
+
+use super::build;
+use crate::clock::now;
+use crate::context::{Outcome, TenantId};
+use crate::dialect::{Dialect, Reply};
+use crate::proxy::response::tap::{LateFuture, SettleLate};
+use crate::proxy::state::Proxy;
+use crate::proxy::state::exchange_recorder::ReplyRecord;
+use crate::store::StoreError;
+use crate::telemetry::FailOpen;
+
+/// A stored reply that is being read.
+pub(crate) struct LateReply {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) tenant: TenantId,
+    pub(crate) dialect: Dialect,
+    pub(crate) upstream: Box<str>,
+    /// Its id at the provider.
+    pub(crate) response: Box<str>,
+}
+
+impl LateReply {
+    /// Completes its turn once it was read.
+    pub(crate) fn settle(self) -> SettleLate {
+        Box::new(move |record, reply| -> LateFuture { Box::pin(self.book(record, reply)) })
+    }
+
+    async fn book(
+        self,
+        mut record: ReplyRecord,
+        reply: Option<Reply>,
+    ) -> (ReplyRecord, Option<FailOpen>) {
+        // While the provider still works on it, it has no reason to have stopped.
+        let Some(reply) = reply.filter(|reply| reply.complete && reply.stop.is_some()) else {
+            return (record, None);
+        };
+        let mut whole = ReplyRecord::new(record.outcome, record.has_body);
+        whole.take(&reply);
+        let outcome = if whole.outcome == Outcome::Complete {
+            Outcome::Complete
+        } else {
+            Outcome::UpstreamFailed
+        };
+        let Self { proxy, tenant, dialect, upstream, response } = self;
+        let completing = proxy.ledgers.complete_turn(&tenant, &response, |turn| {
+            let is_its = turn.upstream == upstream && turn.dialect == dialect;
+            (is_its && turn.outcome.is_completed_by(outcome))
+                .then(|| build::completed(turn, &reply, outcome, now()))
+        });
+        match completing.await {
+            Ok(Some(turn)) => {
+                record.take(&reply);
+                record.turn.completed = Some(turn);
+                (record, None)
+            }
+            Ok(None) | Err(StoreError::Deleted) => (record, None),
+            Err(_) => (record, Some(FailOpen::Store)),
+        }
+    }
+}
