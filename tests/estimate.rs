@@ -463,6 +463,7 @@ fn turn(
         anchor_keys: anchor_keys(&call.reply),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

@@ -392,6 +392,7 @@ impl<'a> Session<'a> {
             anchor_keys: anchor_keys(reply),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             carry: None,
         }
     }

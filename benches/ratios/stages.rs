@@ -254,6 +254,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

@@ -306,6 +306,7 @@ fn turn_of(
         anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

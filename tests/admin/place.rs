@@ -206,6 +206,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

@@ -150,6 +150,7 @@ fn turn(
         anchor_keys: anchor_keys(reply),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

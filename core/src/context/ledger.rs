@@ -23,6 +23,7 @@ use super::{
     Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, Revocation, Sketch,
     SketchPart, Suspension, ThreadId, Turn,
 };
+use crate::dialect::hints::ClientHints;
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart};
 
 /// Everything known about one scope.
@@ -575,7 +576,8 @@ fn bytes_of(turn: &Turn) -> usize {
         text_bytes(&position.thread) + position.client_thread.as_deref().map_or(0, text_bytes);
     let names = text_bytes(&turn.upstream) + text_bytes(&turn.model);
     let base = turn.sketch.base.as_ref().map_or(0, text_bytes);
-    let texts = found_by + parent + threads + names + base;
+    let hints = turn.hints.as_deref().map_or(0, ClientHints::bytes);
+    let texts = found_by + parent + threads + names + base + hints;
     let lists =
         list_bytes(&turn.sketch.added) + list_bytes(&turn.reply) + list_bytes(&turn.anchor_keys);
     let steps = list_bytes(&turn.done.steps);

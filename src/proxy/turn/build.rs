@@ -108,6 +108,7 @@ pub(super) fn draft(
         anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: prepared.conversation.hints.clone(),
         carry: None,
     }
 }

@@ -105,6 +105,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         anchor_keys: anchor_keys(&reply),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }))
 }

@@ -77,6 +77,7 @@ impl Play {
             anchor_keys: anchor_keys(&reply),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             carry: None,
         })));
         placed

@@ -93,6 +93,7 @@ impl Case {
             anchor_keys: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }
