@@ -461,9 +461,9 @@ fn turn(
         sketch: measured.sketch,
         reply: budget::reply(&call.reply, Tokenizer::whole(model.family)),
         anchor_keys: anchor_keys(&call.reply),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: None,
         carry: None,
     }
 }

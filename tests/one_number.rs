@@ -344,7 +344,7 @@ impl<'a> Session<'a> {
         let prospect = CarryOutlook::new(&request, &sent, grown, true, WindowLimits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &self.learned));
         let thoughts = reasoning::record(
-            &reply,
+            &reply.parts,
             reasoning::ReplyOrigin {
                 dialect: self.dialect,
                 after: turn.after,
@@ -390,9 +390,9 @@ impl<'a> Session<'a> {
             sketch: <_>::default(),
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
             anchor_keys: anchor_keys(reply),
+            others: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
-            hints: None,
             carry: None,
         }
     }

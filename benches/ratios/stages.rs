@@ -252,9 +252,9 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         sketch,
         reply: Vec::new(),
         anchor_keys: Vec::new(),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: None,
         carry: None,
     }
 }

@@ -304,9 +304,9 @@ fn turn_of(
         sketch: <_>::default(),
         reply: Vec::new(),
         anchor_keys: Vec::new(),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: None,
         carry: None,
     }
 }

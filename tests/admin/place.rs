@@ -204,9 +204,9 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         sketch: Sketch::default(),
         reply: Vec::new(),
         anchor_keys: Vec::new(),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: None,
         carry: None,
     }
 }

@@ -94,7 +94,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
             upstream: "u",
             at: 0,
         };
-        let reasoning = reasoning::record(&call.reply, made);
+        let reasoning = reasoning::record(&call.reply.parts, made);
         ledger.add(Fact::Turn(Box::new(turn(
             exchange.clone(),
             placed,
@@ -169,9 +169,9 @@ fn turn(
         sketch: Sketch::default(),
         reply: Vec::new(),
         anchor_keys: anchor_keys(&call.reply),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: None,
         carry: None,
     }
 }

@@ -30,6 +30,6 @@ pub use hidden::HiddenInput;
 pub use limits::{Thresholds, WindowLimits};
 pub use line::grouped;
 pub use measure::{MeasuredEstimate, measure};
-pub use reply::reply;
+pub use reply::{other_forms, reply};
 pub(crate) use sections::SectionTokens;
 pub use view::{ContextView, RewriteView};

@@ -20,10 +20,10 @@ use super::repair::RepairDecision;
 use super::signature::signature_key;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
-    Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, Revocation, Sketch,
-    SketchPart, Suspension, ThreadId, Turn,
+    Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, ReplyForm,
+    Revocation, Sketch, SketchPart, Suspension, ThreadId, Turn,
 };
-use crate::dialect::hints::ClientHints;
+use crate::dialect::reply::runs;
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart};
 
 /// Everything known about one scope.
@@ -72,7 +72,7 @@ const WHOLE: usize = 100_000;
 
 /// The hash of two parts that are adjacent at the end of a request. It is unique enough to find the turn even
 /// if a part before them has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BoundaryHash(pub u128);
 
 impl BoundaryHash {
@@ -297,8 +297,11 @@ impl Ledger {
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
         }
-        if turn.after != turn.position.chain {
-            self.by_after.entry(turn.after).or_default().push(index);
+        for form in turn.forms().filter(|form| form.after != turn.position.chain) {
+            let ending = self.by_after.entry(form.after).or_default();
+            if ending.last() != Some(&index) {
+                ending.push(index);
+            }
         }
         for boundary in boundary_hashes(turn) {
             self.by_boundary.entry(boundary).or_default().push(index);
@@ -520,11 +523,18 @@ impl InjectedMessage {
 }
 
 /// The boundary hashes by which a turn can be found, made from its reply.
-pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
-    let first = turn.position.last.zip(turn.reply.first());
-    let met =
-        first.map(|(request_end, reply_start)| BoundaryHash::of(request_end, reply_start.key));
-    met.into_iter().chain(turn.anchor_keys.iter().copied().map(BoundaryHash::of_anchor_key))
+pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> {
+    let mut hashes = Vec::new();
+    for form in turn.forms() {
+        let met = turn.position.last.zip(form.parts.first());
+        hashes.extend(met.map(|(end, start)| BoundaryHash::of(end, start.key)));
+        hashes.extend(form.anchor_keys.iter().copied().map(BoundaryHash::of_anchor_key));
+    }
+    if !turn.others.is_empty() {
+        hashes.sort_unstable();
+        hashes.dedup();
+    }
+    hashes.into_iter()
 }
 
 /// Texts shorter than this occur more than once in a session, and identify nothing.
@@ -535,6 +545,11 @@ const MOST_ALIKE: usize = 16;
 /// The keys of those parts of a reply that are probably in no other reply: tool calls with unique ids, and
 /// long texts.
 pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
+    anchor_keys_of(&reply.parts)
+}
+
+/// The same of one form of a reply.
+pub(super) fn anchor_keys_of(parts: &[ReplyPart]) -> Vec<PartKey> {
     let marking = |(_, run): &(PartKey, Vec<&ReplyPart>)| {
         let Some(part) = run.last() else { return false };
         match part.kind {
@@ -546,7 +561,7 @@ pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
             _ => false,
         }
     };
-    reply.runs().filter(marking).map(|(key, _)| key).collect()
+    runs(parts).filter(marking).map(|(key, _)| key).collect()
 }
 
 /// Whether a call's id is unique: random, not counted (`call_0`, `functions.Read:12`).
@@ -576,10 +591,14 @@ fn bytes_of(turn: &Turn) -> usize {
         text_bytes(&position.thread) + position.client_thread.as_deref().map_or(0, text_bytes);
     let names = text_bytes(&turn.upstream) + text_bytes(&turn.model);
     let base = turn.sketch.base.as_ref().map_or(0, text_bytes);
-    let hints = turn.hints.as_deref().map_or(0, ClientHints::bytes);
-    let texts = found_by + parent + threads + names + base + hints;
+    let texts = found_by + parent + threads + names + base;
+    let others = turn.others.iter().map(|form| {
+        let found = entry_bytes::<(Chain, Vec<usize>)>() + 48;
+        list_bytes(&form.parts) + list_bytes(&form.anchor_keys) + size_of::<ReplyForm>() + found
+    });
     let lists =
         list_bytes(&turn.sketch.added) + list_bytes(&turn.reply) + list_bytes(&turn.anchor_keys);
+    let lists = lists + others.sum::<usize>();
     let steps = list_bytes(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();

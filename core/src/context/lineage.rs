@@ -10,8 +10,8 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
-use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role, StopReason};
+use super::{ExchangeId, Outcome, Position, PromptSection, SketchPart, ThreadId, Turn};
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
 /// How a request relates to its parent turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Growth {
     Begins,
     /// It is the next step of its thread.
     Grows,
-    /// It repeats the request of an unfinished turn, or of one that was declined.
+    /// It repeats the request of an unfinished turn.
     Retries,
     /// It leaves its parent's thread.
     Forks,
@@ -77,14 +77,8 @@ pub fn place(
         Some((turn, growth)) => (Some(turn.clone()), growth),
         None => (None, Growth::Begins),
     };
-    if let (Some(HeldHistory::After(id)), Some(turn)) = (&conversation.held, &parent) {
+    if let (Some(HeldHistory::After(_)), Some(turn)) = (&conversation.held, &parent) {
         inherit_head(&mut position, turn);
-        if turn.response.as_ref() == Some(id) {
-            // The client may send the whole conversation next, and is found by all of it.
-            let keys = conversation.parts().filter_map(|part| part.key);
-            position.chain = keys.fold(turn.after, Chain::then);
-            position.has_reply |= turn.position.has_reply || !turn.reply.is_empty();
-        }
     }
     position.parent = parent.as_ref().map(|turn| turn.exchange.clone());
     position.thread = match (&parent, growth) {
@@ -178,7 +172,7 @@ fn longest_prefix<'l>(
         };
         let made = newest.map(|(_, maker)| maker).filter(|maker| {
             let client_thread = maker.position.client_thread == position.client_thread;
-            maker.after == *chain && client_thread
+            maker.is_after(*chain) && client_thread
         });
         let is_complete = |turn: &Turn| turn.outcome == Outcome::Complete;
         let replied = || prefer(ledger.replied_to(*chain).filter(is_later), position, is_complete);
@@ -214,7 +208,7 @@ fn newest_reasoning<'l>(
         let made = ledger.reasoning_by_signature(PartKey(key))?;
         // Where the reply was reasoning alone, the chain after it is the request's.
         let mut turns = ledger.replied_to(made.after).chain(ledger.ended_at(made.after));
-        turns.find(|turn| turn.ended == made.at && turn.after == made.after)
+        turns.find(|turn| turn.ended == made.at && turn.is_after(made.after))
     };
     let (mut before, mut newest) = (0, None);
     for part in conversation.parts() {
@@ -229,7 +223,8 @@ fn newest_reasoning<'l>(
 fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
     parent.filter(|parent| has_head(parent, &turn.position)).is_some_and(|parent| {
-        let has_reply = !parent.reply.is_empty() && chains.contains(&parent.after);
+        let is_there = parent.forms().any(|form| chains.contains(&form.after));
+        let has_reply = !parent.reply.is_empty() && is_there;
         turn.purpose == Purpose::Turn && has_reply
     })
 }
@@ -300,7 +295,9 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
     if let Some(last) = turn.position.last.filter(|last| said.last() != Some(last)) {
         said = vec![last];
     }
-    let reply = turn.reply.iter().map(|part| part.key);
+    let holds = |parts: &&[SketchPart]| parts.iter().any(|part| part.key == keys[index]);
+    let form = turn.forms().map(|form| form.parts).find(holds).unwrap_or(&turn.reply);
+    let reply = form.iter().map(|part| part.key);
     let answered = reply.clone().position(|key| key == keys[index]).unwrap_or(0);
     said.extend(reply.take(answered + 1));
     let pairs = said.iter().rev().zip(keys[..=index].iter().rev());
@@ -344,9 +341,7 @@ fn growth(
         return Growth::Forks;
     }
     let repeats = turn.position.chain == position.chain;
-    // A declined request may be sent to another model.
-    let is_declined = turn.stop == Some(StopReason::Refused) && turn.reply.is_empty();
-    if repeats && (turn.outcome != Outcome::Complete || is_declined) {
+    if repeats && turn.outcome != Outcome::Complete {
         return Growth::Retries;
     }
     // The same request after it was answered, or another continuation of a turn that already has one.

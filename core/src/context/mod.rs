@@ -43,7 +43,7 @@ pub(crate) use self::inject::InjectionPlace;
 pub use self::inject::{InjectedMessage, InjectionState, QueuedMessage};
 pub use self::method::EstimateMethod;
 pub use self::sketch::{PromptSection, Sketch, SketchPart};
-pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, Turn};
+pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, ReplyForm, Turn};
 pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
 pub use crate::tokens::{Band, CountingMethod, learn::CostPrediction};
 

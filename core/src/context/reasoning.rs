@@ -23,7 +23,7 @@ use super::{
     Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
 };
 use crate::dialect::{
-    Chain, Dialect, Part, PartIndex, PartKey, PartKind, Purpose, Reply, ReplyPart, Span,
+    Chain, Dialect, Part, PartIndex, PartKey, PartKind, Purpose, ReplyPart, Span,
 };
 
 /// What an upstream does with reasoning that is sent back, judged by its host and the model's name
@@ -59,6 +59,7 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> ReasoningRule {
                 || of("minimax", &["minimax"])
                 || host.contains("openrouter")
                 || host == "ai-gateway.vercel.sh"
+                || host.contains("databricks") && model.contains("claude")
                 || of("mistral", &["magistral", "mistral"])
                 || model.contains("gemini");
             if wants { ReasoningRule::Wanted } else { ReasoningRule::Unwanted }
@@ -130,11 +131,11 @@ pub struct ReplyOrigin<'a> {
     pub at: Millis,
 }
 
-/// The reasoning of a reply, as it would have to be sent back; `None` if there is none.
-pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
+/// The reasoning of a reply in one of its forms, as it would have to be sent back; `None` if there is none.
+pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
     let (mut blocks, mut signatures, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut hosted, mut run) = (0, SignedRun::default());
-    for part in &reply.parts {
+    for part in form {
         let before = parts.len() as u32;
         match (&part.raw, &part.signature) {
             // Gemini's thought summaries need not be sent back; their signatures must (`docs/protocols.md`
@@ -187,7 +188,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
         blocks,
         signatures,
         parts,
-        anchor_keys: ledger::anchor_keys(reply),
+        anchor_keys: ledger::anchor_keys_of(form),
     })
 }
 

@@ -181,7 +181,6 @@ impl SessionFixture {
             response: reply.id.clone(),
             provider_request_id: None,
             repeated_calls: None,
-            hints: None,
             at: self.now,
             ended: self.now,
             upstream: self.upstream.into(),
@@ -199,6 +198,7 @@ impl SessionFixture {
             sketch: measured.sketch,
             reply: budget::reply(reply, request.tokenizer),
             anchor_keys: anchor_keys(reply),
+            others: Vec::new(),
             carry: None,
         }
     }
@@ -216,7 +216,7 @@ impl SessionFixture {
             upstream: self.upstream,
             at: self.now,
         };
-        let reasoning = reasoning::record(&reply, made);
+        let reasoning = reasoning::record(&reply.parts, made);
         self.ledger.add(Fact::Turn(Box::new(turn)));
         reasoning.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
     }

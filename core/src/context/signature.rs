@@ -3,7 +3,7 @@
 //! A client's own block has the same identity ([`Part::reasoning_key`](crate::dialect::Part::reasoning_key)). Pure.
 
 use crate::dialect::PartKey;
-use crate::wire::json::Document;
+use crate::wire::json::{Document, Value};
 
 /// The members of a block that hold its signature, or the encrypted text that stands for it.
 const SIGNATURE_MEMBERS: [&str; 4] = ["signature", "data", "encrypted_content", "thoughtSignature"];
@@ -16,6 +16,27 @@ pub(crate) fn signature_key(raw: &str) -> Option<PartKey> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
     Some(PartKey::of_bytes(root.get_any(&SIGNATURE_MEMBERS)?.text()?.as_bytes()))
+}
+
+/// Whether a block of an API compatible with Chat Completions has a signature, at any depth: without it, its text alone is
+/// not enough.
+pub(super) fn is_signed_within(raw: &str) -> bool {
+    let is_signed = |value: Value<'_>| {
+        let signed = value.get_any(&["signature", "data"]).and_then(|signature| signature.text());
+        signed.is_some_and(|signature| !signature.is_empty())
+    };
+    let document = Document::read(raw.as_bytes()).unwrap_or_default();
+    let members = document
+        .root(raw.as_bytes())
+        .into_iter()
+        .flat_map(|root| root.entries().map(|(_, value)| value).collect::<Vec<_>>());
+    members.into_iter().any(|member| {
+        let blocks = member.items().flat_map(|block| {
+            let inner = block.get("summary");
+            inner.iter().flat_map(Value::items).chain([block]).collect::<Vec<_>>()
+        });
+        blocks.into_iter().any(is_signed)
+    })
 }
 
 /// What [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) hashes, taken from a block as it was

@@ -12,7 +12,6 @@ use super::{
     CostPrediction, CountingMethod, EstimateMethod, ExchangeId, Millis, Sketch, SketchPart,
     ThreadId,
 };
-use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, PartKey, Purpose, StopReason, Usage};
 
@@ -129,9 +128,6 @@ pub struct Turn {
     /// on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
-    /// What the client said of the request in headers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hints: Option<Box<ClientHints>>,
     /// When the request arrived.
     pub at: Millis,
     /// When the exchange ended.
@@ -168,9 +164,58 @@ pub struct Turn {
     /// The keys of the reply's parts by which the turn is found again (`ledger::anchor_keys`).
     #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
     pub anchor_keys: Vec<PartKey>,
+    /// The forms besides this one in which the client may send the reply back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<ReplyForm>,
     /// The parts of this turn that the next request will contain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carry: Option<CarryOver>,
+}
+
+/// Another form in which a client may send a reply back: another of several replies, or the same with other call ids.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplyForm {
+    /// The chain after it.
+    pub after: Chain,
+    /// Its keyed parts, as in [`Turn::reply`].
+    pub parts: Vec<SketchPart>,
+    /// The keys by which the turn is found again, as in [`Turn::anchor_keys`].
+    pub anchor_keys: Vec<PartKey>,
+    /// The output tokens that were reported with it, if it is a reply of its own; else 0.
+    pub output: u64,
+    /// The share of them that is reported reasoning.
+    pub reasoning: u64,
+}
+
+/// One form of a turn's reply.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReplyView<'t> {
+    pub(super) after: Chain,
+    pub(super) parts: &'t [SketchPart],
+    pub(super) anchor_keys: &'t [PartKey],
+}
+
+impl Turn {
+    /// The forms in which the client may send the reply back, the first one first.
+    pub(super) fn forms(&self) -> impl Iterator<Item = ReplyView<'_>> {
+        let Self { after, reply: parts, anchor_keys, .. } = self;
+        let others = self.others.iter().map(|it| ReplyView {
+            after: it.after,
+            parts: &it.parts,
+            anchor_keys: &it.anchor_keys,
+        });
+        std::iter::once(ReplyView { after: *after, parts, anchor_keys }).chain(others)
+    }
+
+    /// Whether its reply ended at a chain.
+    pub(super) fn is_after(&self, chain: Chain) -> bool {
+        self.forms().any(|form| form.after == chain)
+    }
+
+    /// Whether its reply has a part.
+    pub(super) fn has_in_reply(&self, key: PartKey) -> bool {
+        self.forms().any(|form| form.parts.iter().any(|part| part.key == key))
+    }
 }
 
 /// A request's place among the turns of its session, found by `lineage`.

@@ -5,7 +5,6 @@
 use std::borrow::Cow;
 
 use super::backend::model_behind;
-use super::hints::ClientHints;
 use super::ids::SessionId;
 use super::key::Chain;
 use super::kinds::{Dialect, Purpose, Role};
@@ -46,6 +45,8 @@ pub struct Conversation {
     pub backend: Option<u64>,
     /// Whether a streamed response is requested.
     pub stream: bool,
+    /// Whether it asks for several replies, of which the client continues with one.
+    pub several: bool,
     /// The output limit, tokens.
     pub max_output: Option<u64>,
     /// Instructions outside the messages.
@@ -68,10 +69,6 @@ pub struct Conversation {
     pub reasoning_context: Option<Box<str>>,
     /// Anthropic: the client asks the provider to clear old parts past this many input tokens.
     pub clears_past: Option<u64>,
-    /// What the client says of the request in headers.
-    pub hints: Option<Box<ClientHints>>,
-    /// Anthropic: it repeats a declined request on another model (`fallback_credit_token`), and has to be the same.
-    pub redeems_credit: bool,
     /// What was unexpected.
     pub notes: Vec<Note>,
 }
@@ -101,6 +98,7 @@ impl Conversation {
             model: None,
             backend: None,
             stream: false,
+            several: false,
             max_output: None,
             system: Vec::new(),
             tools: Vec::new(),
@@ -112,8 +110,6 @@ impl Conversation {
             stored: None,
             reasoning_context: None,
             clears_past: None,
-            hints: None,
-            redeems_credit: false,
             notes: Vec::new(),
         }
     }

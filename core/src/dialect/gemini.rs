@@ -105,6 +105,8 @@ impl Reader {
         let Some(config) = generation_config(root) else { return };
         let limit = config.get_any(&["maxOutputTokens", "max_output_tokens"]);
         self.conversation.max_output = limit.and_then(|limit| limit.as_u64());
+        let count = config.get_any(&["candidateCount", "candidate_count"]);
+        self.conversation.several = count.and_then(|n| n.as_u64()).is_some_and(|n| n > 1);
         let schema = config.get_any(&[
             "responseSchema",
             "response_schema",

@@ -17,7 +17,6 @@ pub(crate) mod error_message;
 #[cfg(test)]
 mod fuzzed;
 pub mod gemini;
-pub mod hints;
 pub mod identity;
 pub mod ids;
 pub mod key;
@@ -39,7 +38,7 @@ pub mod reading;
 mod recordings;
 pub mod refusal;
 pub mod repair;
-mod reply;
+pub mod reply;
 mod request;
 pub mod request_id;
 pub mod rewrite;

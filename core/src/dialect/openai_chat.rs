@@ -40,6 +40,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let request = RequestMembers::of(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
+    conversation.several = request.n.and_then(|n| n.as_u64()).is_some_and(|n| n > 1);
     let limit = first([request.max_completion_tokens, request.max_tokens]);
     conversation.max_output = limit.and_then(|limit| limit.as_u64());
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
@@ -63,6 +64,7 @@ members! {
     RequestMembers {
         model,
         stream,
+        n,
         max_completion_tokens,
         max_tokens,
         thinking,
@@ -392,6 +394,7 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
         Kind::Array | Kind::Object => {
             let items = value.items().chain((value.kind() == Kind::Object).then_some(value));
             for item in items {
+                let item = item.path(&["reasoningContent", "reasoningText"]).unwrap_or(item);
                 let pieces = item.get_any(&["thinking", "text", "summary", "content"]);
                 match pieces.or((item.kind() == Kind::String).then_some(item)) {
                     Some(pieces) if pieces.kind() == Kind::String => texts.push(pieces.span()),
@@ -404,7 +407,12 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
                     ),
                     None => {}
                 }
-                signature = item.get_any(&["signature", "data"]).map(|it| it.span()).or(signature);
+                // Databricks: the signature is in the text block.
+                let inner = pieces.iter().flat_map(Value::items);
+                for sealed in inner.chain([item]) {
+                    let names = ["signature", "data", "redactedContent"];
+                    signature = sealed.get_any(&names).map(|it| it.span()).or(signature);
+                }
             }
         }
         _ => {}

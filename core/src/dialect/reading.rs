@@ -130,6 +130,17 @@ impl ResponseReader {
         }
     }
 
+    /// The same for a request that asks for several replies, one in each choice.
+    #[must_use]
+    pub fn with_several(mut self, several: bool) -> Self {
+        match &mut self.builder.stream {
+            DialectStream::OpenaiChat(stream) => stream.several = several,
+            DialectStream::Gemini(stream) => stream.several = several,
+            DialectStream::Anthropic(_) | DialectStream::OpenaiResponses(_) => {}
+        }
+        self
+    }
+
     /// Reads the next decompressed bytes of the body, cut anywhere.
     pub fn push(&mut self, bytes: &[u8]) {
         if !self.settled {
@@ -360,6 +371,7 @@ impl ReplyBuilder {
             DialectStream::OpenaiResponses(stream) => stream.finish(reply),
             DialectStream::Gemini(stream) => stream.finish(whole, reply),
         }
+        reply.find_variants();
     }
 
     /// Sets the stop reason if an error inside a success ended the reply, in any dialect.

@@ -30,8 +30,6 @@ pub enum RefusalCause {
     Include,
     /// Visible thinking is not accepted.
     Display,
-    /// Asking why the cache was missed is not accepted.
-    Diagnosis,
     /// Compaction by the provider, or its result, is not accepted.
     Compaction,
     /// The context is too long.
@@ -47,12 +45,6 @@ const SIGNS: &[(&[&str], RefusalCause)] = &[
     (&["context_management"], RefusalCause::Editing),
     (&["context-management"], RefusalCause::Editing),
     (&["clear_tool_uses"], RefusalCause::Editing),
-    (&["diagnostics:"], RefusalCause::Diagnosis),
-    (&["'diagnostics"], RefusalCause::Diagnosis),
-    (&["previous_message_id", "diagnostics"], RefusalCause::Diagnosis),
-    (&["cache-diagnosis"], RefusalCause::Diagnosis),
-    (&["prompt_cache_options"], RefusalCause::Diagnosis),
-    (&["comparison_response_id"], RefusalCause::Diagnosis),
     (&["reasoning.encrypted_content"], RefusalCause::Include),
     (&["encrypted content is not supported"], RefusalCause::Include),
     (&["'include'"], RefusalCause::Include),
@@ -125,7 +117,6 @@ impl RefusalCause {
                 | RefusalCause::Editing
                 | RefusalCause::Include
                 | RefusalCause::Display
-                | RefusalCause::Diagnosis
         )
     }
 }

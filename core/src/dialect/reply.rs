@@ -2,10 +2,11 @@
 //!
 //! What is not known is `None` or empty. Must not know how a dialect or a transport writes it.
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::audience::Audience;
-use super::key::{Chain, PartKey};
+use super::key::{Chain, Keyer, PartKey, ToolArguments};
 use super::kinds::PartKind;
 use super::note::Note;
 use super::provider_error::ProviderError;
@@ -59,7 +60,12 @@ pub struct ReplyPart {
     pub raw: Option<Box<str>>,
     /// The key that the part will have in the next request.
     pub key: Option<PartKey>,
+    /// Further ids of a call that its server changed between the events of the reply, in the order in which they came.
+    pub other_ids: Vec<Box<str>>,
 }
+
+/// Most ids of one call that are kept.
+pub(super) const MOST_IDS: usize = 3;
 
 impl ReplyPart {
     /// A part with nothing else known yet.
@@ -73,6 +79,16 @@ impl ReplyPart {
             signature: None,
             raw: None,
             key: None,
+            other_ids: Vec::new(),
+        }
+    }
+
+    /// Adds an id that its server gave the call later.
+    pub(super) fn add_id(&mut self, id: &str) {
+        let is_known =
+            self.id.as_deref() == Some(id) || self.other_ids.iter().any(|it| **it == *id);
+        if self.kind == PartKind::ToolCall && !is_known && self.other_ids.len() < MOST_IDS - 1 {
+            self.other_ids.push(id.into());
         }
     }
 }
@@ -86,6 +102,11 @@ pub struct Reply {
     pub model: Option<Box<str>>,
     /// Text, calls and reasoning, in the order of the response.
     pub parts: Vec<ReplyPart>,
+    /// Further replies, if the request asks for several: its client continues with any of them.
+    pub choices: Vec<Vec<ReplyPart>>,
+    /// The same parts in other forms, in which its client may have them: with other ids of calls, or without calls that
+    /// the provider repeated.
+    pub variants: Vec<Vec<ReplyPart>>,
     /// The reported usage, as far as it came.
     pub usage: Usage,
     /// Why it ended; `None` while it has not.
@@ -101,45 +122,109 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The chain after this reply, if the request ended at `chain` and the client sends the whole reply back.
+    /// All forms of the reply that its client may send back, the one in [`Self::parts`] first.
+    pub fn forms(&self) -> impl Iterator<Item = &[ReplyPart]> {
+        let others = self.choices.iter().chain(&self.variants);
+        std::iter::once(&self.parts).chain(others).map(Vec::as_slice)
+    }
+
+    /// The chain after this reply, if the request ended at `chain` and the client sends all of its parts back.
     pub fn chain_after(&self, chain: Chain) -> Chain {
-        self.parts.iter().filter_map(|part| part.key).fold(chain, Chain::then)
+        chain_after(&self.parts, chain)
     }
 
     /// The parts of an interrupted reply that its client can send back: without a call whose arguments are
     /// incomplete, and without a thought that was not signed yet, if others were.
     #[must_use]
     pub fn delivered(mut self) -> Self {
-        let is_signed =
-            |part: &ReplyPart| part.signature.as_deref().is_some_and(|it| !it.is_empty());
-        let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
-        let has_signed_thought = self.parts.iter().filter(is_thought).any(is_signed);
-        let is_half = |part: &ReplyPart| match part.kind {
-            PartKind::ToolCall => Document::read(part.text.as_bytes()).is_err(),
-            PartKind::Reasoning => has_signed_thought && !is_signed(part),
-            _ => false,
-        };
-        if !self.complete && self.parts.last().is_some_and(is_half) {
-            self.parts.pop();
+        if !self.complete {
+            let others = self.choices.iter_mut().chain(&mut self.variants);
+            std::iter::once(&mut self.parts).chain(others).for_each(drop_half);
         }
         self
     }
 
-    /// Each key with the parts that it stands for: one, or a run of texts that came in pieces, of which the
-    /// last has the key (Gemini signs pieces).
-    pub(crate) fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
-        let mut run = Vec::new();
-        self.parts.iter().filter_map(move |part| match part.key {
-            Some(key) => {
-                let mut pieces = std::mem::take(&mut run);
-                pieces.retain(|_| part.kind == PartKind::Text);
-                pieces.push(part);
-                Some((key, pieces))
+    /// Finds the other forms of the reply, once all of its parts are known.
+    pub(super) fn find_variants(&mut self) {
+        let others = self.parts.iter().map(|part| part.other_ids.len()).max().unwrap_or(0);
+        let mut keyer = Keyer::default();
+        for nth in 0..others {
+            let mut parts = self.parts.clone();
+            for part in &mut parts {
+                let Some(id) = part.other_ids.get(nth).or(part.other_ids.last()) else { continue };
+                let name = part.name.as_deref().unwrap_or_default();
+                if part.key.is_some() {
+                    part.key = keyer.tool_call(Some(id), name, ToolArguments::Text(&part.text));
+                }
+                part.id = Some(id.clone());
             }
-            None => {
-                run.extend((part.kind == PartKind::Text).then_some(part));
-                None
-            }
-        })
+            self.variants.push(parts);
+        }
+        self.variants.extend(without_repeats(&self.parts));
     }
+}
+
+/// The chain after the parts of a reply, if the request ended at `chain` and the client sends all of them back.
+pub fn chain_after(parts: &[ReplyPart], chain: Chain) -> Chain {
+    parts.iter().filter_map(|part| part.key).fold(chain, Chain::then)
+}
+
+/// Each key with the parts that it stands for: one, or a run of texts that came in pieces, of which the
+/// last has the key (Gemini signs pieces).
+pub fn runs(parts: &[ReplyPart]) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
+    let mut run = Vec::new();
+    parts.iter().filter_map(move |part| match part.key {
+        Some(key) => {
+            let mut pieces = std::mem::take(&mut run);
+            pieces.retain(|_| part.kind == PartKind::Text);
+            pieces.push(part);
+            Some((key, pieces))
+        }
+        None => {
+            run.extend((part.kind == PartKind::Text).then_some(part));
+            None
+        }
+    })
+}
+
+/// Drops the last part of an interrupted reply if it cannot be sent back.
+fn drop_half(parts: &mut Vec<ReplyPart>) {
+    let is_signed = |part: &ReplyPart| part.signature.as_deref().is_some_and(|it| !it.is_empty());
+    let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
+    let has_signed_thought = parts.iter().filter(is_thought).any(is_signed);
+    let is_half = |part: &ReplyPart| match part.kind {
+        PartKind::ToolCall => Document::read(part.text.as_bytes()).is_err(),
+        PartKind::Reasoning => has_signed_thought && !is_signed(part),
+        _ => false,
+    };
+    if parts.last().is_some_and(is_half) {
+        parts.pop();
+    }
+}
+
+/// The parts without calls that repeat an earlier one of the reply, whose signature they may bring; `None` if no call
+/// does. Calls with ids of their own are several.
+fn without_repeats(parts: &[ReplyPart]) -> Option<Vec<ReplyPart>> {
+    let mut places: HashMap<PartKey, usize> = HashMap::default();
+    let mut repeats: Vec<(usize, usize)> = Vec::new();
+    let calls = parts.iter().enumerate().filter(|(_, part)| part.kind == PartKind::ToolCall);
+    for (index, part) in calls {
+        let Some(key) = part.key else { continue };
+        let first = *places.entry(key).or_insert(index);
+        let has_own_id =
+            part.id.is_some() && parts[first].id.is_some() && part.id != parts[first].id;
+        if first != index && !has_own_id {
+            repeats.push((index, first));
+        }
+    }
+    if repeats.is_empty() {
+        return None;
+    }
+    let mut once = parts.to_vec();
+    for (index, first) in repeats.into_iter().rev() {
+        let repeated = once.remove(index);
+        let call = &mut once[first];
+        call.signature = call.signature.take().or(repeated.signature);
+    }
+    Some(once)
 }

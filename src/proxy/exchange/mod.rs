@@ -230,7 +230,7 @@ async fn forward_and_respond(
     let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
     let sending = outbound.send(pending.as_deref_mut(), counted, &mut recorder);
-    let SentResponse { mut response, added_usage, added_diagnosis } = match sending.await {
+    let SentResponse { mut response, added_usage } = match sending.await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(pending) = &mut pending {
@@ -256,9 +256,9 @@ async fn forward_and_respond(
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let usage_addition =
-        pending.as_ref().and_then(|pending| pending.usage_addition(added_diagnosis));
+    let usage_addition = pending.as_ref().and_then(|pending| pending.usage_addition());
     let response_head = ResponseHead { status: response.status(), provider_request_id: id };
+    let several = pending.as_ref().is_some_and(|it| it.prepared().conversation.several);
     let open = pending.map(|pending| pending.open(proxy, response_head));
     recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
@@ -268,6 +268,7 @@ async fn forward_and_respond(
         let memory = &recorder.memory;
         let progress = open.as_ref().map(|turn| (turn.progress(), turn.body()));
         ResponseObserver::new(dialect, status, response.headers(), limit, memory)
+            .with_several(several)
             .with_progress(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));

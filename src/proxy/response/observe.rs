@@ -114,6 +114,15 @@ impl ResponseObserver {
         }
     }
 
+    /// The same for a request that asks for several replies.
+    pub(crate) fn with_several(mut self, several: bool) -> Self {
+        if let ObserverState::Reading(reading, decoder) = self.state {
+            let reading = Box::new(reading.with_several(several));
+            self.state = ObserverState::Reading(reading, decoder);
+        }
+        self
+    }
+
     /// The same, recording the reply's progress and releasing its request's body.
     pub(crate) fn with_progress(
         self,

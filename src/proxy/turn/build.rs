@@ -5,6 +5,7 @@
 
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
+use crate::dialect::reply::chain_after;
 use crate::dialect::{Chain, Dialect, PartKey, Reply, Usage};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -31,6 +32,7 @@ pub(super) struct ExchangeEnding {
 impl ExchangeEnding {
     /// Completes a draft to a turn, once its reply is known.
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
+        let tokenizer = Tokenizer::now(draft.family);
         Turn {
             after: reply.chain_after(draft.position.chain),
             response: reply.id.clone(),
@@ -45,8 +47,9 @@ impl ExchangeEnding {
             },
             window: info.model.window,
             reserve: info.reserve,
-            reply: budget::reply(reply, Tokenizer::now(draft.family)),
+            reply: budget::reply(reply, tokenizer),
             anchor_keys: ledger::anchor_keys(reply),
+            others: budget::other_forms(reply, draft.position.chain, tokenizer),
             ..draft
         }
     }
@@ -106,28 +109,32 @@ pub(super) fn draft(
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
         reply: Vec::new(),
         anchor_keys: Vec::new(),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: prepared.conversation.hints.clone(),
         carry: None,
     }
 }
 
 /// The facts of an exchange that ended: its turn, and the reasoning of its reply.
 pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<ForwardedPrefix>) -> Vec<Fact> {
-    let reasoning = forwarded.and_then(|forwarded| {
-        let made = ReplyOrigin {
-            dialect: turn.dialect,
-            after: turn.after,
-            prefix: forwarded.prefix,
-            order: forwarded.order,
-            model: &turn.model,
-            upstream: &turn.upstream,
-            at: turn.ended,
-        };
-        reasoning::record(reply, made)
-    });
-    let mut facts = vec![Fact::Turn(Box::new(turn))];
-    facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
+    let mut facts = Vec::new();
+    if let Some(forwarded) = forwarded {
+        // Its client may have the reply in any of its forms.
+        for form in reply.forms() {
+            let made = ReplyOrigin {
+                dialect: turn.dialect,
+                after: chain_after(form, turn.position.chain),
+                prefix: forwarded.prefix,
+                order: forwarded.order,
+                model: &turn.model,
+                upstream: &turn.upstream,
+                at: turn.ended,
+            };
+            let reasoning = reasoning::record(form, made);
+            facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
+        }
+    }
+    facts.insert(0, Fact::Turn(Box::new(turn)));
     facts
 }

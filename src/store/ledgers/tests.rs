@@ -103,9 +103,9 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         anchor_keys: anchor_keys(&reply),
+        others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: None,
         carry: None,
     }))
 }

@@ -11,7 +11,7 @@ use super::anchor::{Anchor, began_cached, evidence_of, sum};
 use super::contents::MessageTokens;
 use super::limits::WindowLimits;
 use super::measure::MeasuredEstimate;
-use super::sums::{TokenSums, cleared_next, reasoning_of, reported_reasoning};
+use super::sums::{TokenSums, cleared_next, reasoning_of};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
@@ -161,7 +161,7 @@ impl CarryOutlook {
         retention: ReasoningRetention,
         counted: bool,
     ) -> CarryOver {
-        let unsent = if back.unsent { reported_reasoning(turn) } else { 0 };
+        let unsent = if back.unsent { reasoning_of(turn) } else { 0 };
         let unsent = UnsentReasoning { tokens: unsent, counted }.input();
         let own = if back.returns { reasoning_of(turn) } else { 0 };
         let stay = self.stay(back);
@@ -258,7 +258,10 @@ impl Turn {
             let reply_tokens = self.reply.iter().map(|part| u64::from(part.tokens)).sum();
             Some(LastCall { input, output: usage.output.unwrap_or(0).max(reply_tokens) })
         };
-        usage.context().or_else(cut)
+        let context = usage.context().or_else(cut)?;
+        // Of several replies, the client continues with one.
+        let others: u64 = self.others.iter().map(|form| form.output).sum();
+        Some(LastCall { output: context.output.saturating_sub(others), ..context })
     }
 
     /// What the next request will contain of it by an agent's rules, tokens.

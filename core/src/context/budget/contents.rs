@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::line::{grouped, line};
 use crate::context::SketchPart;
+use crate::dialect::reply::runs;
 use crate::dialect::{Part, PartKind, Reply, Role};
 
 /// At most this many tools are named; the others are summed up.
@@ -78,7 +79,7 @@ impl MessageTokens {
     /// Adds a reply, in the form in which its client will send it back: `parts` are its keyed parts.
     #[must_use]
     pub(super) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
-        for ((_, run), sketched) in reply.runs().zip(parts) {
+        for ((_, run), sketched) in runs(&reply.parts).zip(parts) {
             let kind = run.last().map_or(PartKind::Opaque, |part| part.kind);
             *self.place(kind, Role::Assistant) += u64::from(sketched.tokens);
         }

@@ -4,7 +4,7 @@
 
 use foldhash::HashMap;
 
-use crate::context::{PromptSection, SketchPart};
+use crate::context::{PromptSection, SketchPart, Turn};
 use crate::dialect::PartKey;
 
 /// Parts whose tokens are known.
@@ -27,6 +27,19 @@ impl KnownCosts {
             known.entry(key).or_insert(KnownCost { tokens, by_length, left: 0 }).left += 1;
         }
         Self(known)
+    }
+
+    /// The parts of a turn's reply, in whichever form it comes back.
+    pub(super) fn of_reply(turn: &Turn) -> Self {
+        let mut known = Self::of(&turn.reply);
+        for form in &turn.others {
+            for (key, cost) in Self::of(&form.parts).0 {
+                let left = cost.left;
+                let known = known.0.entry(key).or_insert(cost);
+                known.left = known.left.max(left);
+            }
+        }
+        known
     }
 
     /// The tokens of a part with this key.

@@ -13,8 +13,8 @@ use super::known::KnownCosts;
 use super::recounted::{FirstTools, recounted};
 use super::sections::SectionTokens;
 use super::sums::{
-    FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of,
-    reported_reasoning, rescaled, thoughts,
+    FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of, rescaled,
+    thoughts,
 };
 use crate::context::plan::Overlay;
 use crate::context::turn_start::{is_users, last_user_text, turn_start};
@@ -170,14 +170,14 @@ impl<'a> PartScale<'a> {
         };
         if let Some(anchor) = anchor {
             scale.sent = KnownCosts::of(anchor.sketch);
-            scale.brought = KnownCosts::of(&anchor.turn.reply);
+            scale.brought = KnownCosts::of_reply(anchor.turn);
             let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
             let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
             let mut known = KnownCosts::of(anchor.sketch);
             let fresh = all.filter(|key| known.take(*key).is_none()).count() as u64;
             scale.reasoning_left = Some((reasoning_of(anchor.turn), fresh));
             if fresh == 0 && conversation.held.is_none() {
-                scale.unsent = reported_reasoning(anchor.turn);
+                scale.unsent = reasoning_of(anchor.turn);
             }
         }
         scale
@@ -224,7 +224,7 @@ impl<'a> PartScale<'a> {
 
     /// Whether part of the turn's reply is sent again.
     fn repeats(&self, turn: &Turn) -> bool {
-        let is_of_reply = |part: &Part| turn.reply.iter().any(|it| part.key == Some(it.key));
+        let is_of_reply = |part: &Part| part.key.is_some_and(|key| turn.has_in_reply(key));
         self.conversation.parts().any(is_of_reply)
     }
 

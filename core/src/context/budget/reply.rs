@@ -2,58 +2,127 @@
 //!
 //! The reported output is split among the parts in proportion to their counted text. Pure.
 
+use foldhash::HashSet;
+
 use super::anchor::sum;
-use crate::context::PromptSection;
-use crate::context::SketchPart;
+use super::known::KnownCosts;
+use crate::context::ledger::anchor_keys_of;
+use crate::context::{PromptSection, ReplyForm, SketchPart};
 use crate::dialect::models::Family;
-use crate::dialect::{Audience, PartKind, Reply};
-use crate::tokens::Tokenizer;
+use crate::dialect::reply::{chain_after, runs};
+use crate::dialect::{Audience, Chain, PartKey, PartKind, Reply, ReplyPart};
+use crate::tokens::{CountingMethod, TokenCounter, Tokenizer};
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output less its
 /// reasoning, split among the parts. Stored as [`Turn::reply`](crate::context::Turn::reply).
 pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
+    choices(reply, tokenizer).swap_remove(0)
+}
+
+/// The same for the other forms in which the client may send the reply back, if the request ended at `chain`. Stored as
+/// [`Turn::others`](crate::context::Turn::others).
+pub fn other_forms(reply: &Reply, chain: Chain, tokenizer: Tokenizer) -> Vec<ReplyForm> {
+    if reply.choices.is_empty() && reply.variants.is_empty() {
+        return Vec::new();
+    }
+    let choices = choices(reply, tokenizer);
+    let number = choices.len() as u64;
+    let output = reply.usage.context().map_or(0, |context| context.output);
+    let visible: u64 = choices.iter().map(|parts| sum(parts)).sum();
+    let hidden = output.saturating_sub(visible) / number;
+    let reasoning = reply.usage.reasoning.unwrap_or(0).min(output) / number;
+    let form = |parts: &[ReplyPart], tokens: Vec<SketchPart>| ReplyForm {
+        after: chain_after(parts, chain),
+        anchor_keys: anchor_keys_of(parts),
+        parts: tokens,
+        output: 0,
+        reasoning: 0,
+    };
+    let known = KnownCosts::of(&choices[0]);
+    let variants = reply.variants.iter().map(|parts| {
+        // A call under another id is at the same place, and costs the same.
+        let counted = counted(parts, &mut tokenizer.reply());
+        let tokens = counted.into_iter().enumerate().map(|(index, part)| {
+            let same_place = choices[0].get(index).filter(|_| parts.len() == reply.parts.len());
+            let tokens = known.tokens(part.key).or(same_place.map(|part| part.tokens));
+            SketchPart { tokens: tokens.unwrap_or(part.tokens), ..part }
+        });
+        form(parts, tokens.collect())
+    });
+    let others = reply.choices.iter().zip(choices.iter().skip(1)).map(|(parts, tokens)| {
+        let output = sum(tokens).saturating_add(hidden);
+        ReplyForm { output, reasoning, ..form(parts, tokens.clone()) }
+    });
+    others.chain(variants).collect()
+}
+
+/// The parts of each of the replies, with what each part will cost.
+fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
+    let all = std::iter::once(&reply.parts).chain(&reply.choices);
+    let thoughts = all.clone().flatten().filter(|part| part.kind == PartKind::Reasoning).count();
     let mut counter = tokenizer.reply();
-    let runs: Vec<_> = reply.runs().collect();
-    let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
-    let reasoned = thoughts > 0;
-    // A single part gets the whole reported number, so its text need not be counted.
-    let is_reported = reply.usage.reasoning.is_some() || !reasoned;
-    let counts = runs.len() > 1 || !is_reported || reply.usage.context().is_none();
-    let by_model: Vec<bool> =
-        runs.iter().map(|(_, run)| run.iter().all(|it| it.audience == Audience::Model)).collect();
-    let keyed = runs.into_iter().map(|(key, run)| {
-        let texts = run.into_iter().filter(|it| counts && it.audience == Audience::Model);
+    let mut choices: Vec<Vec<SketchPart>> =
+        all.clone().map(|parts| counted(parts, &mut counter)).collect();
+    let Some(context) = reply.usage.context() else { return choices };
+    let texts: u64 = choices.iter().map(|parts| sum(parts)).sum();
+    let around = all.flatten().map(|part| match part.kind {
+        PartKind::ToolCall => AROUND_CALL,
+        _ => AROUND,
+    });
+    let around = around.fold(AROUND, u64::saturating_add);
+    let marks = match tokenizer.family {
+        Family::O200k => 2 * thoughts as u64, // the tokens around each block
+        _ => 0,
+    };
+    let visible = match reply.usage.reasoning {
+        Some(reasoning) => context.output.saturating_sub(reasoning).saturating_sub(marks),
+        // Older Claude models do not report reasoning: output that the visible text does not explain is
+        // reasoning.
+        None if thoughts > 0 => texts.min(context.output),
+        None => context.output,
+    };
+    // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
+    // count is used. So it is if the report is more than the text can be: the rest was reasoning that is neither sent
+    // nor reported. Not if hosted tools ran, whose content is no output.
+    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT;
+    let is_long = visible > most(texts, counter.counting()).saturating_add(around);
+    let counts = (is_short || is_long) && is_written_by_model(reply);
+    // The calls of a program are no output of the model, nor will it read them.
+    let is_programs = |part: &&ReplyPart| part.audience != Audience::Model;
+    let programs = reply.forms().flatten().filter(is_programs);
+    let programs: HashSet<PartKey> = programs.filter_map(|part| part.key).collect();
+    let own = choices.iter_mut().flatten().filter(|part| !programs.contains(&part.key));
+    share(own.collect(), if counts { texts } else { visible });
+    choices
+}
+
+/// The most tokens that a text can be which was counted as `texts`.
+fn most(texts: u64, counting: CountingMethod) -> u64 {
+    match counting {
+        CountingMethod::Exact => texts.saturating_mul(5) / 4,
+        CountingMethod::Ratio => texts.saturating_mul(3) / 2,
+        CountingMethod::Length => texts.saturating_mul(2),
+    }
+}
+
+/// The most tokens around a text or a whole reply, and around a call, which some models write with a tag for each argument.
+const AROUND: u64 = 24;
+const AROUND_CALL: u64 = 80;
+
+/// The keyed parts of one form of a reply, with the tokens of their text.
+fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPart> {
+    let keyed = runs(parts).map(|(key, run)| {
+        let texts = run.into_iter().filter(|part| part.audience == Audience::Model);
         let tokens = texts.fold(0, |sum: u32, part| sum.saturating_add(counter.reply_part(part)));
         SketchPart { key, tokens, place: PromptSection::History, by_length: false }
     });
-    let mut parts: Vec<SketchPart> = keyed.collect();
-    if let Some(context) = reply.usage.context() {
-        let marks = match tokenizer.family {
-            Family::O200k => 2 * thoughts as u64, // the tokens around each block
-            _ => 0,
-        };
-        let visible = match reply.usage.reasoning {
-            Some(reasoning) => context.output.saturating_sub(reasoning).saturating_sub(marks),
-            // Older Claude models do not report reasoning: output that the visible text does not explain is
-            // reasoning.
-            None if reasoned => sum(&parts).min(context.output),
-            None => context.output,
-        };
-        let texts = sum(&parts);
-        // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
-        // count is used. Not if hosted tools ran, whose content is no output.
-        let is_short = texts > visible.saturating_mul(3) / 2 + SHORT && is_written_by_model(reply);
-        // The calls of a program are no output of the model, nor will it read them.
-        let own = parts.iter_mut().zip(by_model).filter_map(|(part, own)| own.then_some(part));
-        share(own.collect(), if is_short { texts } else { visible });
-    }
-    parts
+    keyed.collect()
 }
 
 /// Whether the model itself wrote all of it.
 fn is_written_by_model(reply: &Reply) -> bool {
     let own_kinds = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
-    reply.parts.iter().all(|part| own_kinds.contains(&part.kind))
+    reply.forms().flatten().all(|part| own_kinds.contains(&part.kind))
 }
 
 /// Our count may exceed one and a half times the reported number by this many tokens before the report is

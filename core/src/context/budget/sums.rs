@@ -218,7 +218,8 @@ pub(super) fn reasoning_of(turn: &Turn) -> u64 {
 /// The reported reasoning tokens of a turn's reply.
 pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     let output = turn.context().map_or(0, |context| context.output);
-    turn.usage.reasoning.unwrap_or(0).min(output)
+    let others: u64 = turn.others.iter().map(|form| form.reasoning).sum();
+    turn.usage.reasoning.unwrap_or(0).saturating_sub(others).min(output)
 }
 
 /// A breakdown whose sum is `total`: messages are the rest after system and tools, never below 0.

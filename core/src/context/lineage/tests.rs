@@ -48,7 +48,7 @@ impl Play {
             upstream: "a",
             at: at + 5,
         };
-        let thought = reasoning::record(&reply, origin);
+        let thought = reasoning::record(&reply.parts, origin);
         thought.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
         let sketched =
             |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
@@ -75,9 +75,9 @@ impl Play {
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             anchor_keys: anchor_keys(&reply),
+            others: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
-            hints: None,
             carry: None,
         })));
         placed

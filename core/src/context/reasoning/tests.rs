@@ -425,7 +425,7 @@ fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<ReasoningRecord> 
         upstream: "u",
         at: 3,
     };
-    record(&Reply { parts, ..Reply::default() }, made)
+    record(&parts, made)
 }
 
 /// Blocks are kept with their place among the keyed parts and the hosted tools that ran between these.

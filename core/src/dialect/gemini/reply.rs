@@ -21,18 +21,28 @@ use crate::wire::json::{Kind, Value, first, members};
 /// The state of a stream that is being read.
 #[derive(Default)]
 pub struct ReplyStream {
-    /// The candidate that is read if there are several: the first one seen.
-    candidate: Option<u64>,
-    parts: Vec<ReplyPart>,
-    /// The last part is a call whose arguments are still arriving.
-    open: Option<Json>,
+    /// The request asks for several replies, one in each candidate. Otherwise all candidates are parts of one.
+    pub(in crate::dialect) several: bool,
+    /// The replies, with the indexes of their candidates, the first one seen first.
+    replies: Vec<(u64, CandidateContent)>,
     usage: UsageFields,
-    keyer: Keyer,
     /// Bytes of parts that are kept.
     pub(in crate::dialect) kept: usize,
     /// A finish reason was seen, or the prompt was blocked.
     finished: bool,
 }
+
+/// The content of a reply so far.
+#[derive(Default)]
+struct CandidateContent {
+    parts: Vec<ReplyPart>,
+    /// The last part is a call whose arguments are still arriving.
+    open: Option<Json>,
+    keyer: Keyer,
+}
+
+/// Most replies of one request that are read.
+const MOST_CANDIDATES: usize = 128;
 
 impl ReplyStream {
     /// Reads the next frame or array element; Code Assist wraps it in `response`.
@@ -67,31 +77,11 @@ impl ReplyStream {
 
     /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
-        self.close();
         reply.complete |= whole && self.finished && reply.error.is_none();
-        // Makes the same runs of texts as the request reader.
-        let (mut run, mut last) = (String::new(), None);
-        for at in 0..self.parts.len() {
-            let part = &mut self.parts[at];
-            match part.kind {
-                PartKind::Text => {
-                    run.push_str(&part.text);
-                    last = Some(at);
-                }
-                PartKind::Reasoning => part.raw = part.raw.take().filter(|_| self.finished),
-                _ if part.key.is_some() => {
-                    self.end_run(&std::mem::take(&mut run), last.take());
-                }
-                _ => {}
-            }
-        }
-        self.end_run(&run, last);
-        for part in &mut self.parts {
-            if part.kind == PartKind::Reasoning && part.raw.is_none() && self.finished {
-                part.raw = Some(json!({ "text": part.text, "thought": true }).to_string().into());
-            }
-        }
-        reply.parts.append(&mut self.parts);
+        let replies = std::mem::take(&mut self.replies);
+        let mut forms = replies.into_iter().map(|(_, content)| content.finished(self.finished));
+        reply.parts = forms.next().unwrap_or_default();
+        reply.choices = forms.collect();
         let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         if reply.stop == Some(StopReason::End) && has_calls {
             reply.stop = Some(StopReason::ToolUse);
@@ -109,14 +99,8 @@ impl ReplyStream {
 
     /// Bytes of text so far.
     pub(crate) fn content_bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.text.len()).sum()
-    }
-
-    /// Gives a run of texts its key, at its last piece.
-    fn end_run(&mut self, output_text: &str, last: Option<usize>) {
-        if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
-            part.key = self.keyer.text(Role::Assistant, output_text);
-        }
+        let parts = self.replies.iter().flat_map(|(_, content)| &content.parts);
+        parts.map(|part| part.text.len()).sum()
     }
 
     fn answer(&mut self, answer: &ResponseMembers<'_>, reply: &mut Reply) {
@@ -142,14 +126,19 @@ impl ReplyStream {
         let [index, content, reason, snake_reason] =
             candidate.members(["index", "content", "finishReason", "finish_reason"]);
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
-        if *self.candidate.get_or_insert(index) != index {
-            return;
+        let at = self.replies.iter().position(|(other, _)| !self.several || *other == index);
+        let at = at.unwrap_or(self.replies.len());
+        if at == MOST_CANDIDATES {
+            return note_once(&mut reply.notes, Note::TooLong);
+        }
+        if at == self.replies.len() {
+            self.replies.push((index, CandidateContent::default()));
         }
         let parts = content.and_then(|content| content.get("parts"));
         for part in parts.iter().flat_map(Value::items) {
             self.kept = self.kept.saturating_add(part.span().len());
             if self.kept <= MOST_KEPT {
-                self.part(part, reply);
+                self.replies[at].1.part(part, reply);
             } else {
                 note_once(&mut reply.notes, Note::TooLong);
             }
@@ -159,8 +148,47 @@ impl ReplyStream {
             if let Some(stop) = numbered.unwrap_or_else(|| stop(&reason.text().unwrap_or_default()))
             {
                 self.finished = true;
-                reply.stop = Some(stop);
+                if at == 0 {
+                    reply.stop = Some(stop);
+                }
             }
+        }
+    }
+}
+
+impl CandidateContent {
+    /// The finished parts. `ended`: incomplete reasoning cannot be sent back.
+    fn finished(mut self, ended: bool) -> Vec<ReplyPart> {
+        self.close();
+        // Makes the same runs of texts as the request reader.
+        let (mut run, mut last) = (String::new(), None);
+        for at in 0..self.parts.len() {
+            let part = &mut self.parts[at];
+            match part.kind {
+                PartKind::Text => {
+                    run.push_str(&part.text);
+                    last = Some(at);
+                }
+                PartKind::Reasoning => part.raw = part.raw.take().filter(|_| ended),
+                _ if part.key.is_some() => {
+                    self.end_run(&std::mem::take(&mut run), last.take());
+                }
+                _ => {}
+            }
+        }
+        self.end_run(&run, last);
+        for part in &mut self.parts {
+            if part.kind == PartKind::Reasoning && part.raw.is_none() && ended {
+                part.raw = Some(json!({ "text": part.text, "thought": true }).to_string().into());
+            }
+        }
+        self.parts
+    }
+
+    /// Gives a run of texts its key, at its last piece.
+    fn end_run(&mut self, output_text: &str, last: Option<usize>) {
+        if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
+            part.key = self.keyer.text(Role::Assistant, output_text);
         }
     }
 

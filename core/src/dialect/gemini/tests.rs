@@ -460,7 +460,7 @@ fn whole_bodies_counts_and_errors_are_read() {
     assert_eq!(kind(&response(error.as_bytes())).as_deref(), Some("RESOURCE_EXHAUSTED"));
     assert_eq!(frames(&[r#"{"x":1}"#]).notes, [Note::UnknownEvent]);
     let other = r#"{"candidates":[{"index":0,"content":{"parts":[{"text":"a"}]}},{"index":1,"content":{"parts":[{"text":"b"}]}}]}"#;
-    assert_eq!(contents(&frames(&[other, STOP])), [(PartKind::Text, "a", None)]);
+    assert_eq!(contents(&frames(&[other, STOP])), [(PartKind::Text, "ab", None)]);
 }
 
 #[test]

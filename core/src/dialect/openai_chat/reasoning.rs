@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::signature;
 use crate::dialect::{PartKind, ReplyPart};
-use crate::wire::json::{Kind, Value};
+use crate::wire::json::{Kind, Value, first};
 
 /// Members with plain text, the most certain first.
 const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
@@ -25,8 +25,14 @@ pub(super) struct ReplyReasoning {
     signatures: Vec<(&'static str, String)>,
     /// `reasoning_details` (OpenRouter, MiniMax), with pieces joined.
     details: Vec<Map<String, Json>>,
-    /// The texts of Mistral's `thinking` blocks, joined.
-    blocks: String,
+    /// Blocks in the list of the content (Mistral, Databricks), with pieces joined.
+    content: Vec<Json>,
+    /// `thinking_blocks` (LiteLLM, Envoy's gateway), with pieces joined.
+    thinking: Vec<Json>,
+    /// `reasoning_content` as an object (Envoy's gateway), with pieces joined.
+    object: Vec<Json>,
+    /// Bytes of text in each of these three.
+    listed: [usize; 3],
     /// The message's `extra_content`, raw, and Google's signature in it.
     extra: Option<(Box<str>, Box<str>)>,
 }
@@ -35,7 +41,7 @@ impl ReplyReasoning {
     /// Bytes of text, counted once: some APIs send the same text in several members.
     pub(super) fn bytes(&self) -> usize {
         let plain = self.plain.iter().flatten().map(String::len).max();
-        plain.unwrap_or(0).max(self.blocks.len())
+        self.listed.into_iter().fold(plain.unwrap_or(0), usize::max)
     }
 
     /// Adds what a delta or message has.
@@ -55,7 +61,20 @@ impl ReplyReasoning {
                 None => self.signatures.push((name, more.into_owned())),
             }
         }
-        let [details, extra] = message.members(["reasoning_details", "extra_content"]);
+        let [details, extra, thinking, fields, object] = message.members([
+            "reasoning_details",
+            "extra_content",
+            "thinking_blocks",
+            "provider_specific_fields",
+            "reasoning_content",
+        ]);
+        let inner = fields.and_then(|fields| fields.get("thinking_blocks"));
+        for block in first([thinking, inner]).iter().flat_map(Value::items) {
+            self.listed[1] += join(&mut self.thinking, parsed(block));
+        }
+        for object in object.iter().filter(|object| object.kind() == Kind::Object) {
+            self.listed[2] += join(&mut self.object, parsed(*object));
+        }
         for detail in details.iter().flat_map(Value::items) {
             if let Ok(Json::Object(detail)) = serde_json::from_slice(detail.raw()) {
                 self.detail(detail);
@@ -69,17 +88,9 @@ impl ReplyReasoning {
         }
     }
 
-    /// Adds a `thinking` block of a content list: `thinking` is a string or a list of text blocks.
+    /// Adds a block of a content list.
     pub(super) fn block(&mut self, block: Value<'_>) {
-        let Some(thinking) = block.get("thinking") else { return };
-        match thinking.kind() {
-            Kind::String => self.blocks.push_str(&thinking.text().unwrap_or_default()),
-            _ => {
-                for text in thinking.items().filter_map(|text| text.get("text")?.text()) {
-                    self.blocks.push_str(&text);
-                }
-            }
-        }
+        self.listed[0] += join(&mut self.content, parsed(block));
     }
 
     /// Adds a detail. Text continues the previous entry if type and index are equal; encrypted entries are
@@ -91,15 +102,7 @@ impl ReplyReasoning {
         match self.details.last_mut() {
             Some(last) if is_text && same("type", last) && same("index", last) => {
                 for (name, value) in detail {
-                    match (last.get_mut(&name), value) {
-                        (Some(Json::String(text)), Json::String(more)) if is_joined(&name) => {
-                            text.push_str(&more);
-                        }
-                        (_, Json::Null) => {}
-                        (_, value) => {
-                            last.insert(name, value);
-                        }
-                    }
+                    join_member(last, name, value);
                 }
             }
             _ => self.details.push(detail),
@@ -128,6 +131,9 @@ impl ReplyReasoning {
         let nonempty = plain.clone().find(|(_, text)| !text.is_empty());
         let field = nonempty.or_else(|| plain.clone().next().filter(|_| calls));
         let signature = self.signatures.last().map(|(_, signature)| signature.as_str());
+        let whole_text = field.map_or("", |(_, text)| text);
+        let thinking = with_text(self.thinking, whole_text);
+        let is_signed = thinking.iter().chain(&self.object).any(|block| seal(block).is_some());
         let is_repeated = self.plain[0].as_deref().is_some_and(|text| !text.is_empty())
             && !self.details.iter().any(is_more_than_text);
         if !self.details.is_empty() && !is_repeated {
@@ -137,6 +143,22 @@ impl ReplyReasoning {
             let raw =
                 if back.is_empty() { Json::Null } else { json!({ "reasoning_details": back }) };
             parts.push(part(text, signature, raw));
+        } else if !self.object.is_empty() {
+            let mut raw = Map::new();
+            let blocks: Vec<Json> = self.object.iter().filter_map(thinking_block).collect();
+            let text = self.object.iter().map(all_text).collect();
+            let signature = self.object.iter().rev().find_map(seal).map(str::to_owned);
+            raw.extend(
+                self.object.into_iter().next().map(|it| ("reasoning_content".to_owned(), it)),
+            );
+            if !blocks.is_empty() {
+                raw.insert("thinking_blocks".into(), blocks.into());
+            }
+            parts.push(part(text, signature.as_deref(), Json::Object(raw)));
+        } else if is_signed || !thinking.is_empty() && whole_text.is_empty() {
+            let text = thinking.iter().map(all_text).collect();
+            let signature = thinking.iter().rev().find_map(seal);
+            parts.push(part(text, signature, json!({ "thinking_blocks": thinking })));
         } else if field.is_some() || signature.is_some() {
             let mut raw = Map::new();
             let text = field.map(|(name, text)| {
@@ -147,10 +169,10 @@ impl ReplyReasoning {
                 raw.insert((*name).into(), signature.as_str().into());
             }
             parts.push(part(text.unwrap_or_default(), signature, Json::Object(raw)));
-        } else if !self.blocks.is_empty() {
-            let thinking = json!([{ "type": "text", "text": self.blocks }]);
-            let raw = json!({ "content": [{ "type": "thinking", "thinking": thinking }] });
-            parts.push(part(self.blocks, None, raw));
+        } else if !self.content.is_empty() {
+            let text = self.content.iter().map(all_text).collect();
+            let signature = self.content.iter().rev().find_map(seal);
+            parts.push(part(text, signature, json!({ "content": self.content })));
         } else if let Some(tagged) = tagged {
             parts.push(part(tagged.to_owned(), None, json!({ "content": content })));
         }
@@ -163,6 +185,105 @@ impl ReplyReasoning {
         }
         parts
     }
+}
+
+fn parsed(value: Value<'_>) -> Json {
+    serde_json::from_slice(value.raw()).unwrap_or_default()
+}
+
+/// Members of a block that come in pieces: its text, and lists of texts.
+const TEXTS: [&str; 4] = ["thinking", "text", "summary", "reasoningText"];
+
+/// Adds a block to a list. It continues the last one if that is of the same type and has no signature yet, or if it brings
+/// only the signature; encrypted blocks are complete. Returns the bytes of text that it brings.
+fn join(list: &mut Vec<Json>, piece: Json) -> usize {
+    let bytes = all_text(&piece).len();
+    let last = list.last_mut().filter(|last| continues(last, &piece));
+    let (Some(Json::Object(last)), Json::Object(piece)) = (last, &piece) else {
+        list.extend(Some(piece).filter(Json::is_object));
+        return bytes;
+    };
+    for (name, value) in piece.clone() {
+        join_member(last, name, value);
+    }
+    bytes
+}
+
+fn join_member(last: &mut Map<String, Json>, name: String, value: Json) {
+    match (last.get_mut(&name), value) {
+        (Some(Json::String(text)), Json::String(more)) if is_joined(&name) => text.push_str(&more),
+        (Some(Json::Array(list)), Json::Array(more)) => {
+            for piece in more {
+                join(list, piece);
+            }
+        }
+        (_, Json::Null) => {}
+        (_, value) => {
+            last.insert(name, value);
+        }
+    }
+}
+
+fn continues(last: &Json, piece: &Json) -> bool {
+    let is_same = |name| last.get(name) == piece.get(name);
+    let is_encrypted =
+        |block: &Json| block.get("data").is_some() || block.get("redactedContent").is_some();
+    let is_over = seal(last).is_some() && !all_text(piece).is_empty();
+    let is_text = last.is_object() && piece.is_object() && is_same("type") && is_same("index");
+    is_text && !is_encrypted(last) && !is_encrypted(piece) && !is_over
+}
+
+/// All text of a block, in any of its forms.
+fn all_text(block: &Json) -> String {
+    match block {
+        Json::String(text) => text.clone(),
+        Json::Array(list) => list.iter().map(all_text).collect(),
+        Json::Object(members) => {
+            let inner = members.get("reasoningContent").map(all_text).unwrap_or_default();
+            TEXTS
+                .iter()
+                .filter_map(|name| members.get(*name))
+                .map(all_text)
+                .fold(inner, |a, b| a + &b)
+        }
+        _ => String::new(),
+    }
+}
+
+/// The signature of a block, or the encrypted text that stands for it.
+fn seal(block: &Json) -> Option<&str> {
+    match block {
+        Json::Array(list) => list.iter().rev().find_map(seal),
+        Json::Object(members) => {
+            let names = ["signature", "data", "redactedContent"];
+            let own = names.iter().find_map(|name| members.get(*name)?.as_str());
+            let inner = ["summary", "thinking", "reasoningContent", "reasoningText"];
+            own.filter(|own| !own.is_empty())
+                .or_else(|| inner.iter().find_map(|name| members.get(*name).and_then(seal)))
+        }
+        _ => None,
+    }
+}
+
+/// `thinking_blocks` with the text that came beside them: some gateways stream only the signature in the block.
+fn with_text(mut blocks: Vec<Json>, text: &str) -> Vec<Json> {
+    if let [Json::Object(block)] = &mut blocks[..]
+        && block.get("type").and_then(Json::as_str) == Some("thinking")
+        && block.get("thinking").and_then(Json::as_str).is_none_or(str::is_empty)
+    {
+        block.insert("thinking".into(), text.into());
+    }
+    blocks
+}
+
+/// A reasoning object of Envoy's gateway as a thinking block, the form in which its requests have it.
+fn thinking_block(object: &Json) -> Option<Json> {
+    let inner = object.get("reasoningContent").unwrap_or(object);
+    if let Some(data) = inner.get("redactedContent").and_then(Json::as_str) {
+        return Some(json!({ "type": "redacted_thinking", "data": data }));
+    }
+    let signature = seal(inner)?;
+    Some(json!({ "type": "thinking", "thinking": all_text(inner), "signature": signature }))
 }
 
 /// Whether a detail has more than `reasoning_content` also has, which is the member that models require if
@@ -182,7 +303,7 @@ fn is_welcome(detail: &Map<String, Json>) -> bool {
 
 /// Members of a detail that come in pieces.
 fn is_joined(name: &str) -> bool {
-    matches!(name, "text" | "summary" | "signature")
+    matches!(name, "text" | "thinking" | "summary" | "signature")
 }
 
 fn text_of(detail: &Map<String, Json>) -> Option<&str> {

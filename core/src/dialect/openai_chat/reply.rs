@@ -10,21 +10,17 @@ use super::{known, signature, think};
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::MOST_KEPT;
+use crate::dialect::reply::{MOST_IDS, MOST_KEPT};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// The state of a stream that is being read.
 #[derive(Default)]
 pub struct ReplyStream {
-    /// The choice that is read if there are several: the first one seen.
-    choice: Option<u64>,
-    text: String,
-    refusal: String,
-    /// Id and transcript of audio.
-    audio: Option<(Box<str>, String)>,
-    thoughts: ReplyReasoning,
-    calls: Vec<StreamCall>,
+    /// The request asks for several replies, one in each choice. Otherwise all choices are parts of one.
+    pub(in crate::dialect) several: bool,
+    /// The replies, with the indexes of their choices, the first one seen first.
+    replies: Vec<(u64, ChoiceContent)>,
     usage: UsageFields,
     keyer: Keyer,
     /// Bytes of deltas that are kept.
@@ -37,10 +33,27 @@ pub struct ReplyStream {
     has_blank_reason: bool,
 }
 
+/// The content of a reply so far.
+#[derive(Default)]
+struct ChoiceContent {
+    text: String,
+    refusal: String,
+    /// Id and transcript of audio.
+    audio: Option<(Box<str>, String)>,
+    thoughts: ReplyReasoning,
+    calls: Vec<StreamCall>,
+    /// Tools ran at the provider.
+    hosted: bool,
+}
+
 /// A tool call that is being assembled.
 struct StreamCall {
+    /// The choice that it began in.
+    choice: u64,
     index: Option<u64>,
     id: Option<Box<str>>,
+    /// Ids of later pieces that differ.
+    other_ids: Vec<Box<str>>,
     name: Option<Box<str>>,
     arguments: String,
     signature: Option<Box<str>>,
@@ -89,23 +102,19 @@ impl ReplyStream {
         let is_blank = (done || reply.complete) && self.never_says_why();
         let ended = self.finished || is_blank || reply.complete;
         reply.complete |= ended && (done || whole && reply.error.is_none());
-        let (thought, _) = think::split(&self.text);
-        // Incomplete reasoning cannot be sent back.
-        let calls = !self.calls.is_empty();
-        let thoughts = std::mem::take(&mut self.thoughts);
-        let reasoning = thoughts.parts(thought, &self.text, ended, calls);
-        reply.parts.extend(reasoning);
-        self.finish_content(reply);
-        for call in self.calls.drain(..) {
-            reply.parts.push(finished(call, &mut self.keyer));
-        }
+        let replies = std::mem::take(&mut self.replies);
+        let refused = replies.first().is_some_and(|(_, content)| !content.refusal.is_empty());
+        let mut forms =
+            replies.into_iter().map(|(_, content)| content.parts(ended, &mut self.keyer));
+        reply.parts = forms.next().unwrap_or_default();
+        reply.choices = forms.collect();
         let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         if reply.stop.is_none() && is_blank && reply.error.is_none() {
             reply.stop = Some(StopReason::End);
         }
         if reply.stop == Some(StopReason::End) && has_calls {
             reply.stop = Some(StopReason::ToolUse); // a forced tool choice ends with `stop`
-        } else if reply.stop == Some(StopReason::End) && !self.refusal.is_empty() {
+        } else if reply.stop == Some(StopReason::End) && refused {
             reply.stop = Some(StopReason::Refused);
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
@@ -127,8 +136,7 @@ impl ReplyStream {
 
     /// Bytes of text so far.
     pub(crate) fn content_bytes(&self) -> usize {
-        let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
-        self.text.len() + self.refusal.len() + self.thoughts.bytes() + calls
+        self.replies.iter().map(|(_, content)| content.bytes()).sum()
     }
 
     /// Reads a chunk or a body at `value`: both have the same members.
@@ -165,7 +173,8 @@ impl ReplyStream {
         if choices.any(|choice| choice.get("delta").is_some_and(speaks)) {
             note_once(&mut reply.notes, Note::SeveralReplies);
             (reply.id, reply.model, reply.stop, reply.error) = (None, None, None, None);
-            *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
+            let keyer = std::mem::take(&mut self.keyer);
+            *self = Self { keyer, several: self.several, ..Self::default() };
         }
     }
 
@@ -173,14 +182,23 @@ impl ReplyStream {
         let ChoiceMembers { index, delta, message, usage, error, finish_reason } =
             ChoiceMembers::of(choice);
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
-        if *self.choice.get_or_insert(index) != index {
-            return;
+        let at = self.replies.iter().position(|(choice, _)| !self.several || *choice == index);
+        let at = at.unwrap_or(self.replies.len());
+        if at == MOST_CHOICES {
+            return note_once(&mut reply.notes, Note::TooLong);
+        }
+        if at == self.replies.len() {
+            self.replies.push((index, ChoiceContent::default()));
         }
         // Perplexity repeats the whole message beside each delta.
         if let Some(message) = first([delta, message]) {
             self.kept = self.kept.saturating_add(message.span().len());
             if self.kept <= MOST_KEPT {
-                self.message(message);
+                let content = &mut self.replies[at].1;
+                content.message(index, message);
+                if content.hosted {
+                    self.usage.record_hosted_tools(); // Groq
+                }
             } else {
                 note_once(&mut reply.notes, Note::TooLong);
             }
@@ -195,13 +213,47 @@ impl ReplyStream {
             Some(reason) if reason.is_empty() => self.has_blank_reason = true,
             Some(reason) => {
                 self.finished = true;
-                reply.stop = Some(stop(&reason));
+                if at == 0 {
+                    reply.stop = Some(stop(&reason));
+                }
             }
             None => self.has_no_reason_yet |= finish_reason.is_some(),
         }
     }
+}
 
-    fn message(&mut self, message: Value<'_>) {
+/// Most replies of one request that are read; OpenAI allows as many.
+const MOST_CHOICES: usize = 128;
+
+impl ChoiceContent {
+    /// Bytes of text so far.
+    fn bytes(&self) -> usize {
+        let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        self.text.len() + self.refusal.len() + self.thoughts.bytes() + calls
+    }
+
+    /// The finished parts. `ended`: incomplete reasoning cannot be sent back.
+    fn parts(mut self, ended: bool, keyer: &mut Keyer) -> Vec<ReplyPart> {
+        let (thought, content) = think::split(&self.text);
+        let content = content.to_owned();
+        let thoughts = std::mem::take(&mut self.thoughts);
+        let mut parts = thoughts.parts(thought, &self.text, ended, !self.calls.is_empty());
+        for text in [content, self.refusal] {
+            if !text.is_empty() {
+                let key = keyer.text(Role::Assistant, &text);
+                parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });
+            }
+        }
+        if let Some((id, text)) = self.audio {
+            let key = keyer.media(PartKind::Document, Role::Assistant, &id);
+            let id = Some(id);
+            parts.push(ReplyPart { text, id, key, ..ReplyPart::of(PartKind::Document) });
+        }
+        parts.extend(self.calls.into_iter().map(|call| finished(call, keyer)));
+        parts
+    }
+
+    fn message(&mut self, choice: u64, message: Value<'_>) {
         let MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools } =
             MessageMembers::of(message);
         match content {
@@ -218,20 +270,18 @@ impl ReplyStream {
             self.audio(audio);
         }
         for call in tool_calls.iter().flat_map(Value::items) {
-            self.call(call);
+            self.call(choice, call);
         }
         if let Some(call) = first([function_call]) {
-            self.call(call);
+            self.call(choice, call);
         }
-        if executed_tools.is_some_and(|tools| tools.items().next().is_some()) {
-            self.usage.record_hosted_tools(); // Groq
-        }
+        self.hosted |= executed_tools.is_some_and(|tools| tools.items().next().is_some());
     }
 
-    /// Reads a block of Mistral's content lists.
+    /// Reads a block of a content list (Mistral, Databricks).
     fn block(&mut self, block: Value<'_>) {
         match block.get_text("type").as_deref() {
-            Some("thinking") => self.thoughts.block(block),
+            Some("thinking" | "reasoning" | "redacted_thinking") => self.thoughts.block(block),
             _ => {
                 let text = block.get("text").and_then(|text| text.text()).or_else(|| block.text());
                 self.text.push_str(&text.unwrap_or_default());
@@ -249,7 +299,7 @@ impl ReplyStream {
     }
 
     /// Reads a piece of a tool call, or a whole one.
-    fn call(&mut self, piece: Value<'_>) {
+    fn call(&mut self, choice: u64, piece: Value<'_>) {
         let [function, custom, index, id] = piece.members(["function", "custom", "index", "id"]);
         let inner = first([function, custom]).unwrap_or(piece);
         let [name, arguments, input] = inner.members(["name", "arguments", "input"]);
@@ -261,15 +311,17 @@ impl ReplyStream {
             None => String::from_utf8_lossy(arguments.raw()).into_owned(),
         });
         let arguments = arguments.unwrap_or_default();
-        let at = match self.continued(index, id.as_deref(), name.as_deref(), &arguments) {
+        let at = match self.continued(choice, index, id.as_deref(), name.as_deref(), &arguments) {
             Some(at) => at,
             // Snowflake sends an empty call with every message.
             None if id.is_none() && name.is_none() && arguments.is_empty() => return,
             None => {
                 let arguments = String::new();
                 self.calls.push(StreamCall {
+                    choice,
                     index,
                     id: None,
+                    other_ids: Vec::new(),
                     name: None,
                     arguments,
                     signature: None,
@@ -278,9 +330,18 @@ impl ReplyStream {
             }
         };
         let call = &mut self.calls[at];
-        call.id = call.id.take().or(id);
+        match (&call.id, id) {
+            (None, id) => call.id = id,
+            (Some(first), Some(id)) if *first != id && call.other_ids.len() < MOST_IDS => {
+                call.other_ids.push(id);
+            }
+            (Some(_), _) => {}
+        }
         call.name = call.name.take().or(name);
-        call.arguments.push_str(&arguments);
+        // Some servers send the whole call again at the end.
+        if call.arguments != arguments || !is_json(&arguments) {
+            call.arguments.push_str(&arguments);
+        }
         let signature = signature(piece).and_then(|signature| signature.text());
         call.signature = signature.map(Into::into).or(call.signature.take());
     }
@@ -290,6 +351,7 @@ impl ReplyStream {
     /// after complete arguments (Gemini's compatible API, where all calls have index 0).
     fn continued(
         &self,
+        choice: u64,
         index: Option<u64>,
         id: Option<&str>,
         name: Option<&str>,
@@ -300,7 +362,9 @@ impl ReplyStream {
             (_, _, Some(id), Some(other)) => id == other,
             _ => true,
         };
-        let at = self.calls.iter().rposition(same)?;
+        // Each choice may number its calls; other servers give each piece a choice of its own.
+        let here = self.calls.iter().rposition(|call| call.choice == choice && same(call));
+        let at = here.or_else(|| self.calls.iter().rposition(same))?;
         let call = &self.calls[at];
         let other_id = id.is_some() && call.id.is_some() && id != call.id.as_deref();
         let is_named_twice = name.is_some() && call.name.is_some();
@@ -312,22 +376,6 @@ impl ReplyStream {
             _ => false,
         };
         (!is_new).then_some(at)
-    }
-
-    /// Makes parts of text, refusal and audio.
-    fn finish_content(&mut self, reply: &mut Reply) {
-        let content = think::split(&self.text).1.to_owned();
-        for text in [content, self.refusal.clone()] {
-            if !text.is_empty() {
-                let key = self.keyer.text(Role::Assistant, &text);
-                reply.parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });
-            }
-        }
-        if let Some((id, text)) = self.audio.take() {
-            let key = self.keyer.media(PartKind::Document, Role::Assistant, &id);
-            let id = Some(id);
-            reply.parts.push(ReplyPart { text, id, key, ..ReplyPart::of(PartKind::Document) });
-        }
     }
 }
 
@@ -355,14 +403,16 @@ members! {
 fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     let name = call.name.as_deref().unwrap_or_default();
     let key = keyer.tool_call(call.id.as_deref(), name, ToolArguments::Text(&call.arguments));
-    ReplyPart {
+    let mut part = ReplyPart {
         text: call.arguments,
         id: call.id,
         name: call.name,
         signature: call.signature,
         key,
         ..ReplyPart::of(PartKind::ToolCall)
-    }
+    };
+    call.other_ids.iter().for_each(|id| part.add_id(id));
+    part
 }
 
 /// All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).

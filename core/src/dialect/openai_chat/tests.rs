@@ -188,6 +188,18 @@ fn reasoning_of_every_provider_is_found() {
         (r#""thinking_blocks":[{"type":"thinking","thinking":"a","signature":"s"}]"#, 1, 1),
         (r#""extra_content":{"google":{"thought_signature":"s"}}"#, 0, 1),
         (r#""content":[{"type":"thinking","thinking":[{"type":"text","text":"a"}]}]"#, 1, 0),
+        (
+            r#""content":[{"type":"reasoning","summary":[{"type":"summary_text","text":"a","signature":"s"}]}]"#,
+            1,
+            1,
+        ),
+        (
+            r#""reasoning_content":{"reasoningContent":{"reasoningText":{"text":"a","signature":"s"}}}"#,
+            1,
+            1,
+        ),
+        (r#""reasoning_content":{"text":"a","signature":"s"}"#, 1, 1),
+        (r#""content":[{"type":"thinking","text":"a","signature":"s"}]"#, 1, 1),
     ] {
         let read = request(&format!(r#"{{"role":"assistant",{field}}}"#));
         let parts: Vec<_> = read.parts().collect();
@@ -268,6 +280,55 @@ fn a_stream_and_its_replay_have_the_same_chain() {
         {"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]}"#,
     );
     assert_eq!(replay.chains().last(), Some(reply.chain_after(Chain::START)));
+}
+
+#[test]
+fn reasoning_of_gateways_keeps_its_form_and_signature() {
+    let raw = |inner: &[&str]| -> Vec<String> {
+        let reply = deltas(inner);
+        let parts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning);
+        parts.map(|part: &ReplyPart| part.raw.as_deref().unwrap_or("none").to_owned()).collect()
+    };
+    // Databricks: the signature comes last, and alone.
+    let summary = |text: &str, seal: &str| {
+        let block = format!(r#"{{"type":"summary_text","text":"{text}","signature":"{seal}"}}"#);
+        format!(r#"{{"content":[{{"type":"reasoning","summary":[{block}]}}]}}"#)
+    };
+    let streamed = [summary("a", ""), summary("b", ""), summary("", "s")];
+    let [a, b, seal] = [0, 1, 2].map(|at| &*streamed[at]);
+    assert_eq!(raw(&[a, b, seal, r#"{"content":"yes"}"#]), [summary("ab", "s")]);
+    // LiteLLM: twice, with the signature in one of them only.
+    let thinking = |text: &str, seal: &str| {
+        format!(
+            r#"{{"thinking_blocks":[{{"type":"thinking","thinking":"{text}","signature":"{seal}"}}]}}"#
+        )
+    };
+    let twice = |text: &str| {
+        let blocks = thinking(text, "");
+        format!(r#"{{"reasoning_content":"{text}",{}"#, &blocks[1..])
+    };
+    let sealed = thinking("ab", "s");
+    assert_eq!(raw(&[&twice("a"), &twice("b"), &thinking("", "s")]), [&*sealed]);
+    assert_eq!(raw(&[&twice("a"), &twice("b")]), [r#"{"reasoning_content":"ab"}"#], "unsigned");
+    let two = [thinking("a", "s"), thinking("b", "t")];
+    assert_eq!(raw(&[&two[0], &two[1]]).len(), 1);
+    assert!(raw(&[&two[0], &two[1]])[0].contains(r#""s"},{"#), "two blocks");
+    // Envoy's gateway: the block has only the signature, or the reasoning is an object.
+    let bare = r#"{"thinking_blocks":[{"type":"thinking","signature":"s"}]}"#;
+    let plain = [r#"{"reasoning_content":"a"}"#, r#"{"reasoning_content":"b"}"#, bare];
+    let parsed = |raw: &str| serde_json::from_str::<serde_json::Value>(raw).unwrap();
+    assert_eq!(parsed(&raw(&plain)[0]), parsed(&sealed));
+    let object = |inner: &str| format!(r#"{{"reasoning_content":{inner}}}"#);
+    let whole = r#"{"reasoningContent":{"reasoningText":{"text":"ab","signature":"s"}}}"#;
+    let pieces = [r#"{"text":"a"}"#, r#"{"text":"b"}"#, r#"{"signature":"s"}"#].map(object);
+    for (deltas, own) in
+        [(vec![object(whole)], whole), (pieces.to_vec(), r#"{"text":"ab","signature":"s"}"#)]
+    {
+        let deltas: Vec<&str> = deltas.iter().map(String::as_str).collect();
+        let back = parsed(&raw(&deltas)[0]);
+        assert_eq!(back["reasoning_content"], parsed(own));
+        assert_eq!(back["thinking_blocks"], parsed(&sealed)["thinking_blocks"]);
+    }
 }
 
 #[test]
@@ -674,7 +735,7 @@ fn odd_chunks_are_survived() {
     ]));
     bytes.extend(b"data: not json\n\ndata: {\"x\":1}\n\ndata: [DONE]\n\n");
     let reply = stream(&bytes);
-    assert_eq!(contents(&reply), [(PartKind::Text, "12")]);
+    assert_eq!(contents(&reply), [(PartKind::Text, "12other")]);
     assert_eq!((reply.id.as_deref(), reply.model.as_deref()), (Some("a"), Some("m")));
     assert_eq!(reply.notes, [Note::BrokenEvent, Note::UnknownEvent]);
     assert!(reply.complete);

@@ -209,7 +209,7 @@ fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
 
 /// The call id as the provider gave it: if a provider uses `call_0` in every turn, clients put the response's
 /// id in front of it when they send it back.
-fn own_id(id: &str) -> &str {
+pub(super) fn own_id(id: &str) -> &str {
     match id.rsplit_once(':') {
         Some((response, own)) if response.starts_with("resp_") => own,
         _ => id,

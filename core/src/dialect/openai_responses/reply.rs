@@ -5,11 +5,13 @@
 //! backends the `output` of the terminal response is empty. Deltas are used only for items that broke off.
 //! Ids of items may change between their events, so the index identifies an item.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+
+use foldhash::HashMap;
 
 use super::items;
 use crate::dialect::cache::CacheMiss;
-use crate::dialect::key::Keyer;
+use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
@@ -48,6 +50,8 @@ pub struct ReplyStream {
 struct OutputItem {
     index: Option<u64>,
     id: Option<Box<str>>,
+    /// Its type.
+    kind: Option<Box<str>>,
     /// The item as last received: kind, name, call id.
     shown: Vec<ReplyPart>,
     /// It has arrived whole.
@@ -134,8 +138,9 @@ impl ReplyStream {
     pub(crate) fn finish(&mut self, reply: &mut Reply) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
+        let whole = reply.complete && self.status.as_deref() == Some("completed");
         for slot in slots {
-            reply.parts.extend(slot.finished(&mut self.keyer));
+            reply.parts.extend(slot.finished(whole, &mut self.keyer));
         }
         reply.usage = self.usage_so_far(reply);
         if self.kept > MOST_KEPT {
@@ -204,7 +209,13 @@ impl ReplyStream {
         self.compacted |= read.parts.iter().any(items::is_compaction);
         let Some(slot) = self.slots.get_mut(at) else { return };
         slot.id = item.get_text("id").map(Into::into);
-        slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
+        let shown: Vec<_> = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
+        slot.kind = item.get_text("type").map(Into::into);
+        let earlier = std::mem::replace(&mut slot.shown, shown);
+        for (part, before) in slot.shown.iter_mut().zip(earlier) {
+            let ids = before.id.into_iter().chain(before.other_ids);
+            ids.for_each(|id| part.add_id(items::own_id(&id)));
+        }
         let size = |part: &ReplyPart| {
             part.text.len()
                 + part.signature.as_ref().map_or(0, |s| s.len())
@@ -305,24 +316,36 @@ impl ReplyStream {
         self.complete_from(response.output);
     }
 
-    /// Adds items that no event had completely: some servers send only the response, or only `added`.
+    /// Adds what no event had: some servers send only the response, or only `added`. What was streamed stays, because
+    /// the client has it: others list stubs here, or the same call with another id.
     fn complete_from(&mut self, output: Option<Value<'_>>) {
-        let items: Vec<_> = output.iter().flat_map(Value::items).collect();
-        if items.len() <= self.slots.iter().filter(|slot| slot.done).count() {
-            return;
-        }
-        for (index, item) in items.into_iter().enumerate() {
-            let index = Some(index as u64);
-            let known = self.slots.iter().position(|slot| slot.index == index);
-            match known {
-                Some(at) if self.slots[at].done => {}
-                Some(at) => self.fill(at, item, ItemStage::Complete),
-                None if self.slots.iter().all(|slot| slot.index.is_some()) => {
-                    self.slots.push(OutputItem { index, ..OutputItem::default() });
-                    self.fill(self.slots.len() - 1, item, ItemStage::Complete);
-                }
-                None => {}
+        let mut streamed = StreamedItems::new(&self.slots);
+        for (index, item) in output.iter().flat_map(Value::items).enumerate() {
+            if let Some(at) = streamed.take(item) {
+                self.complete(at, item);
+                continue;
             }
+            self.slots.push(OutputItem { index: Some(index as u64), ..OutputItem::default() });
+            self.fill(self.slots.len() - 1, item, ItemStage::Complete);
+            let is_stub = |slot: &mut OutputItem| slot.shown.iter().all(is_empty_text);
+            if !streamed.is_empty() {
+                self.slots.pop_if(is_stub);
+            }
+        }
+    }
+
+    /// Completes an item that was streamed with what the final response has of it.
+    fn complete(&mut self, at: usize, item: Value<'_>) {
+        let slot = &mut self.slots[at];
+        if !slot.done {
+            let listed = items::read(item, &mut self.keyer).parts;
+            let listed = listed.into_iter().map(|part| reply_part(part, item).text.len());
+            if listed.sum::<usize>() >= slot.bytes() {
+                return self.fill(at, item, ItemStage::Complete);
+            }
+        }
+        if let Some(id) = item.get_text("call_id") {
+            slot.shown.iter_mut().for_each(|part| part.add_id(items::own_id(&id)));
         }
     }
 
@@ -429,12 +452,13 @@ impl OutputItem {
         }
     }
 
-    /// The item's parts; if it broke off, what was received of it.
-    fn finished(self, keyer: &mut Keyer) -> Vec<ReplyPart> {
+    /// The item's parts; if it broke off, what was received of it. `whole`: the response is complete, so that its calls are
+    /// whole.
+    fn finished(self, whole: bool, keyer: &mut Keyer) -> Vec<ReplyPart> {
         if self.done || self.grown.is_empty() {
             let mut parts = self.shown;
-            if !self.done {
-                parts.iter_mut().for_each(forget_wholeness);
+            for part in parts.iter_mut().filter(|_| !self.done) {
+                forget_wholeness(part, whole);
             }
             return parts;
         }
@@ -449,7 +473,13 @@ impl OutputItem {
             if let Some(shown) = shown.take() {
                 part.id = shown.id;
                 part.name = shown.name;
+                part.other_ids = shown.other_ids;
                 part.kind = if target == DeltaTarget::Arguments { shown.kind } else { part.kind };
+            }
+            if whole && part.kind == PartKind::ToolCall {
+                let name = part.name.as_deref().unwrap_or_default();
+                let id = part.id.as_deref().map(items::own_id);
+                part.key = keyer.tool_call(id, name, ToolArguments::Text(&text));
             }
             part.text = text;
             parts.push(part);
@@ -469,10 +499,63 @@ impl DeltaTarget {
 }
 
 /// Removes what only a complete item has: one that only opened cannot be sent back.
-fn forget_wholeness(part: &mut ReplyPart) {
+fn forget_wholeness(part: &mut ReplyPart, whole: bool) {
     part.raw = None;
     part.signature = None;
-    part.key = None;
+    part.key = part.key.filter(|_| whole);
+}
+
+fn is_empty_text(part: &ReplyPart) -> bool {
+    part.kind == PartKind::Text && part.text.is_empty()
+}
+
+/// The items that were streamed, each to be found once in the final response: by its id or call id, else as the next one
+/// of its type.
+struct StreamedItems {
+    by_id: HashMap<(Option<Box<str>>, Box<str>), usize>,
+    by_kind: HashMap<Option<Box<str>>, VecDeque<usize>>,
+    is_taken: Vec<bool>,
+}
+
+impl StreamedItems {
+    fn new(slots: &[OutputItem]) -> Self {
+        let (mut by_id, mut by_kind) = (HashMap::default(), HashMap::<_, VecDeque<_>>::default());
+        let mut order: Vec<usize> = (0..slots.len()).collect();
+        order.sort_by_key(|at| slots[*at].index.unwrap_or(u64::MAX));
+        for at in order {
+            let slot = &slots[at];
+            let ids = slot.shown.iter().filter_map(|part| part.id.clone());
+            by_id.extend(ids.chain(slot.id.clone()).map(|id| ((slot.kind.clone(), id), at)));
+            by_kind.entry(slot.kind.clone()).or_default().push_back(at);
+        }
+        Self { by_id, by_kind, is_taken: vec![false; slots.len()] }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.is_taken.is_empty()
+    }
+
+    fn take(&mut self, item: Value<'_>) -> Option<usize> {
+        if self.is_empty() {
+            return None;
+        }
+        let [kind, id, call_id] = item.members(["type", "id", "call_id"]).map(|it| it?.text());
+        let kind = Some(kind.as_deref().unwrap_or("message").into());
+        let ids = [call_id, id].into_iter().flatten();
+        let named = ids.filter_map(|id| self.by_id.get(&(kind.clone(), id.into()))).next();
+        let mut at = named.copied().filter(|at| !self.is_taken[*at]);
+        for kind in [&kind, &None] {
+            let mut waiting = self.by_kind.get_mut(kind);
+            while at.is_none()
+                && let Some(next) = waiting.as_mut().and_then(|it| it.pop_front())
+            {
+                at = Some(next).filter(|at| !self.is_taken[*at]);
+            }
+        }
+        let at = at?;
+        self.is_taken[at] = true;
+        Some(at)
+    }
 }
 
 /// An event with text.
@@ -552,5 +635,6 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
         signature: part.signature.as_ref().map(|encrypted| text_at(encrypted).into()),
         raw: (part.kind == PartKind::Reasoning).then(whole),
         key: part.key,
+        other_ids: Vec::new(),
     }
 }

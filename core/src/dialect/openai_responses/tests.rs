@@ -743,3 +743,40 @@ fn invariant_8_never_panics() {
         }
     }
 }
+
+#[test]
+fn what_was_streamed_stays_whatever_the_final_object_lists() {
+    let head = concat!(
+        "data: {\"type\":\"response.output_item.added\",\"output_index\":0,\"item\":{\"id\":\"fc\",\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\",\"arguments\":\"\"}}\n\n",
+        "data: {\"type\":\"response.function_call_arguments.delta\",\"output_index\":0,\"item_id\":\"fc\",\"delta\":\"{\\\"a\\\":1}\"}\n\n",
+    );
+    let call = |id: &str, arguments: &str| {
+        format!(
+            r#"{{"id":"fc9","type":"function_call","call_id":"{id}","name":"f","arguments":"{arguments}"}}"#
+        )
+    };
+    let stub =
+        r#"{"type":"message","role":"assistant","content":[{"type":"output_text","text":""}]}"#;
+    let whole = r#"{\"a\":1}"#;
+    let lists = [
+        (String::new(), 0),
+        (stub.to_owned(), 0),
+        (call("c1", ""), 0),
+        (call("c1", whole), 0),
+        (format!("{stub},{}", call("c1", whole)), 0),
+        (call("c2", whole), 1),
+        (call("c2", ""), 1),
+    ];
+    for (output, variants) in lists {
+        let end = format!(
+            "data: {{\"type\":\"response.completed\",\"response\":{{\"status\":\"completed\",\"output\":[{output}]}}}}\n\n"
+        );
+        let reply = reply(&format!("{head}{end}"));
+        assert_eq!((reply.parts.len(), reply.variants.len()), (1, variants), "{output}");
+        assert_eq!(reply.stop, Some(StopReason::ToolUse));
+        for id in ["c1", "c2"].into_iter().take(1 + variants) {
+            let key = input(&call(id, whole)).parts().next().unwrap().key;
+            assert!(reply.forms().any(|form| form[0].key == key), "{output} {id}");
+        }
+    }
+}

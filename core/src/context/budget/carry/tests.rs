@@ -306,7 +306,7 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
         let known = scene.known();
         let measured =
             crate::context::budget::estimate(&request, &plan.sent, &known, None, &learned);
-        let reply = scene.reply(&json!([{"type": "text", "text": "Aye."}]));
+        let reply = scene.reply(&json!([{"type": "text", "text": "Aye. ".repeat(50)}]));
         let outlook = CarryOutlook::new(&request, &measured, None, true, limits);
         outlook.carry_over(&scene.turn(&reply), &reply, &scene.model, &learned)
     };

@@ -53,16 +53,16 @@ impl<'l> Branch<'l> {
         let parent = placed.parent.as_deref();
         let known = parent.filter(|parent| {
             // The model's parts without a known turn: what was sent before them is unknown, too.
-            let is_its = |key: PartKey| parent.reply.iter().any(|part| part.key == key);
             let mut after = keyed_parts.iter().skip(placed.covers);
-            let is_known = after.all(|keyed| keyed.role != Role::Assistant || is_its(keyed.key));
+            let is_known =
+                after.all(|keyed| keyed.role != Role::Assistant || parent.has_in_reply(keyed.key));
             is_known && mode == DecisionMode::Active
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
-        let reply = parent.map_or(&[][..], |parent| &parent.reply);
         let is_reply = |keyed: &&KeyedPart| {
-            keyed.role == Role::Assistant && reply.iter().any(|part| part.key == keyed.key)
+            keyed.role == Role::Assistant
+                && parent.is_some_and(|parent| parent.has_in_reply(keyed.key))
         };
         let covers = covered.len() - covered.iter().rev().take_while(is_reply).count();
         let (line, keys) = Default::default();

@@ -38,7 +38,10 @@ impl RecordedDecisions {
         for (index, chain) in conversation.chains().enumerate() {
             let Some(reasoning) = branch.reasoning(chain) else {
                 // A reply without known reasoning gets none of another with the same text.
-                let count = ledger.replied_to(chain).next().map_or(0, |turn| turn.reply.len());
+                let mut forms =
+                    ledger.replied_to(chain).next().into_iter().flat_map(|it| it.forms());
+                let form = forms.find(|form| form.after == chain);
+                let count = form.map_or(0, |form| form.parts.len());
                 covered[(index + 1).saturating_sub(count)..=index].fill(true);
                 continue;
             };

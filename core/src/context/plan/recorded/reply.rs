@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::context::plan::PlanRequest;
+use crate::context::signature::is_signed_within;
 use crate::context::{ReasoningBlock, ReasoningRecord, Signature};
 use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::wire::json::text_of;
@@ -107,7 +108,11 @@ impl ReturnedReply {
         };
         let blocks = self.reasoning.blocks.iter();
         let blocks = blocks.filter(|block| match one_field {
-            true => sent.is_empty(),
+            // Some clients keep the text and not the signature, without which it is worth nothing.
+            true => {
+                let is_bare = sent.iter().all(|part| part.signature.is_none());
+                sent.is_empty() || is_bare && is_signed_within(&block.raw)
+            }
             false => !is_there(&block.raw),
         });
         let signatures = self.reasoning.signatures.iter().filter_map(|signature| {
