@@ -393,6 +393,7 @@ impl<'a> Session<'a> {
             others: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             carry: None,
         }
     }

@@ -255,6 +255,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

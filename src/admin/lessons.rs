@@ -62,6 +62,7 @@ impl From<LessonLine> for LessonView {
             Lesson::EditingRefused => ("context editing refused", None),
             Lesson::IncludeRefused => ("encrypted reasoning refused", None),
             Lesson::DisplayRefused => ("thinking display refused", None),
+            Lesson::DiagnosisRefused => ("cache diagnosis refused", None),
             Lesson::CountMissing => ("token counting missing", None),
             Lesson::CompactionRefused => ("compaction refused", None),
             Lesson::Window(window) => ("window", Some(window)),

@@ -17,6 +17,7 @@ use crate::context::compact::report::Compactions;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::savings::SavingsInput;
 use crate::context::{ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId, Turn};
+use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, StopReason};
 use crate::store::{Cursor, Scope, ScopeLine};
@@ -43,6 +44,7 @@ pub(super) fn exchange(
         thread: Some(turn.position.thread.clone()),
         provider_request_id: turn.provider_request_id.clone(),
         repeated_calls: turn.repeated_calls,
+        hints: turn.hints.clone(),
         outcome: turn.outcome,
         stop: turn.stop,
         estimate: turn.estimate.clone(),
@@ -201,6 +203,12 @@ pub(crate) struct ThreadView {
     /// In how many of the model's last ten turns its newest call had the same result; given from four on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
+    /// The thread that the client names, such as a sub-agent's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_thread: Option<String>,
+    /// What the client said of its last request in headers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hints: Option<Box<ClientHints>>,
 }
 
 /// How full a thread's context is, and what was done so that it fits.
@@ -423,6 +431,8 @@ impl ThreadView {
             request: last.exchange.clone(),
             provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: last.repeated_calls,
+            client_thread: last.position.client_thread.as_deref().map(str::to_owned),
+            hints: last.hints.clone(),
         })
     }
 }

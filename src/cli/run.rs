@@ -50,6 +50,8 @@ const DETOURS: &[(&str, &str)] = &[
 const KEPT: &[&str] = &["PLIMSOLL_DATA", "PLIMSOLL_CONFIG"];
 /// Headers that Claude Code sends with each request, one per line.
 const CLAUDE_HEADERS: &str = "ANTHROPIC_CUSTOM_HEADERS";
+/// With this, Claude Code says in headers what each request is for (`docs/protocols.md` 8.1).
+const CLAUDE_HINTS: &str = "CLAUDE_CODE_GATEWAY_HINT_HEADERS";
 /// The variables from which clients read their keys, and the upstream of each.
 const KEYS: &[(&str, &str)] = &[
     ("ANTHROPIC_API_KEY", "anthropic"),
@@ -83,6 +85,9 @@ pub(super) fn run(
             child.env(name, value);
         }
         child.envs(folders);
+        if std::env::var_os(CLAUDE_HINTS).is_none() {
+            child.env(CLAUDE_HINTS, "1");
+        }
         for (name, value) in with_token(&config, |name| std::env::var(name).ok()) {
             child.env(name, value);
         }

@@ -256,7 +256,10 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
                 format!("  {}", short(thread.id.as_str()))
             };
             let purpose = match thread.purpose {
-                Purpose::Turn => String::new(),
+                Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
+                    None => String::new(),
+                    Some(kind) => format!(" ({})", crate::telemetry::log::variant_name(kind)),
+                },
                 other => format!(" ({})", crate::telemetry::log::variant_name(other)),
             };
             rows.push([

@@ -14,8 +14,8 @@ use super::choices::{
 };
 use super::presets::Preset;
 use crate::context::policy::{
-    ClassicPolicy, CompactOverride, CompactPolicy, Mode, PrunePolicy, ReasoningPolicy,
-    ReasoningRule, RepairPolicy, ReportedUsage,
+    ClassicPolicy, CompactOverride, CompactPolicy, DiagnosisPolicy, Mode, PrunePolicy,
+    ReasoningPolicy, ReasoningRule, RepairPolicy, ReportedUsage,
 };
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -114,6 +114,8 @@ pub struct RawConfig {
     pub compact: CompactPolicy,
     /// Reasoning that clients drop, and that Plimsoll puts back where the provider expects it.
     pub reasoning: ReasoningPolicy,
+    /// The provider's prompt cache.
+    pub cache: DiagnosisPolicy,
     /// Healing: what Plimsoll changes in a request after its provider refused it.
     pub heal: RepairPolicy,
     /// Other counts of a request, in addition to Plimsoll's own estimate: by the rules of a known agent, or by
@@ -380,6 +382,7 @@ impl Default for RawConfig {
             prune: PrunePolicy::default(),
             compact: CompactPolicy::default(),
             reasoning: ReasoningPolicy::default(),
+            cache: DiagnosisPolicy::default(),
             heal: RepairPolicy::default(),
             estimate: ClassicPolicy::default(),
             retention: RawRetention::default(),

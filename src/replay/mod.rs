@@ -307,6 +307,7 @@ fn turn_of(
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

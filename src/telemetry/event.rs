@@ -13,6 +13,7 @@ use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId};
 use crate::dialect::error_kind::ErrorKind;
+use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::{Dialect, Note, Purpose, StopReason, Usage};
@@ -108,6 +109,9 @@ pub struct Exchange {
     /// In how many of the model's last ten turns the newest call had the same result; given from four on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
+    /// What the client said of the request in headers (`docs/protocols.md` 8.1).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hints: Option<Box<ClientHints>>,
     /// What was changed in the request.
     pub done: RewriteSummary,
     /// The usage that was reported.
@@ -188,6 +192,7 @@ impl Exchange {
             count_estimated: None,
             classic: None,
             repeated_calls: None,
+            hints: None,
             done: RewriteSummary::default(),
             usage: Usage::default(),
             saved: None,

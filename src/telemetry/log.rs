@@ -23,6 +23,7 @@ use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
 use crate::context::{Band, SessionId, ThreadId};
 use crate::dialect::editing::ClearingReport;
+use crate::dialect::hints::ClientHints;
 
 /// The most bytes that wait to be written; past it, lines are dropped.
 pub(super) const BACKLOG: usize = 1024 * 1024;
@@ -261,6 +262,9 @@ fn text(exchange: &Exchange) -> String {
             line.push_name(name).push(&[&clean(value)]);
         }
     }
+    if let Some(hints) = &exchange.hints {
+        hint_fields(hints, &mut line);
+    }
     if let Some(stop) = exchange.stop {
         line.push_name("stop").push_variant(stop);
     }
@@ -284,6 +288,34 @@ fn text(exchange: &Exchange) -> String {
         line.push_name("note").push_variant(note);
     }
     line.0
+}
+
+/// `class=subagent agent_type=explore agent=a1 parent_agent=a0 prompt=… tools=2`: what the client said.
+fn hint_fields(hints: &ClientHints, line: &mut LogLine) {
+    if let Some(class) = hints.class {
+        line.push_name("class").push_variant(class);
+    }
+    if let Some(agent_type) = hints.agent_type {
+        line.push_name("agent_type").push_variant(agent_type);
+    }
+    for (name, cause) in [("compaction", hints.compaction), ("compacted_for", hints.compacted)] {
+        if let Some(cause) = cause {
+            line.push_name(name).push_variant(cause);
+        }
+    }
+    for (name, value) in
+        [("agent", &hints.agent), ("parent_agent", &hints.parent_agent), ("prompt", &hints.prompt)]
+    {
+        if let Some(value) = value {
+            line.push_name(name).push(&[&clean(value)]);
+        }
+    }
+    if !hints.tools.is_empty() {
+        let longest = hints.tools.iter().map(|tool| tool.ms).max().unwrap_or_default();
+        line.push_name("tools").push_number(hints.tools.len());
+        line.push_name("longest_tool").push_number(longest);
+        line.push(&["ms"]);
+    }
 }
 
 /// A line that is assembled piece by piece: one is written for every exchange, and `core::fmt` takes several

@@ -5,6 +5,7 @@
 //! `docs/metrics.md` is the same table; a test compares them.
 
 mod accuracy;
+mod clients;
 mod compacting;
 mod memory;
 
@@ -25,6 +26,7 @@ use prometheus::{
 };
 
 use self::accuracy::AccuracyMetrics;
+use self::clients::ClientMetrics;
 use self::compacting::CompactionMetrics;
 use self::handles::{HandleMap, ModelHandles, UpstreamHandles, handles, known};
 
@@ -72,6 +74,7 @@ pub(super) struct Metrics {
     families: MetricFamilies,
     rewriting: RewriteMetrics,
     compacting: CompactionMetrics,
+    clients: ClientMetrics,
     pub(super) upstream_connections: UpstreamConnections,
     accuracy: AccuracyMetrics,
     /// By upstream name.
@@ -126,6 +129,7 @@ impl Metrics {
         let families = MetricFamilies::new(&mut make)?;
         let rewriting = RewriteMetrics::new(&mut make)?;
         let compacting = CompactionMetrics::new(&mut make)?;
+        let clients = ClientMetrics::new(&mut make)?;
         let upstream_connections = UpstreamConnections::new(&mut make)?;
         let accuracy = AccuracyMetrics::new(&mut make)?;
         let connections =
@@ -164,6 +168,7 @@ impl Metrics {
             families,
             rewriting,
             compacting,
+            clients,
             upstream_connections,
             accuracy,
             upstreams: Mutex::default(),
@@ -225,6 +230,9 @@ impl Metrics {
             if exchange.repeated_calls.is_some() {
                 self.families.repeated_calls.with_label_values(&[upstream, &model.label]).inc();
             }
+        }
+        if let Some(hints) = &exchange.hints {
+            self.clients.count(hints, upstream);
         }
         if exchange.silent_stream {
             self.families.silent.with_label_values(&[upstream]).inc();

@@ -207,6 +207,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

@@ -172,6 +172,7 @@ fn turn(
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }
 }

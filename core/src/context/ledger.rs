@@ -23,6 +23,7 @@ use super::{
     Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, ReplyForm,
     Revocation, Sketch, SketchPart, Suspension, ThreadId, Turn,
 };
+use crate::dialect::hints::ClientHints;
 use crate::dialect::reply::runs;
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart};
 
@@ -591,7 +592,8 @@ fn bytes_of(turn: &Turn) -> usize {
         text_bytes(&position.thread) + position.client_thread.as_deref().map_or(0, text_bytes);
     let names = text_bytes(&turn.upstream) + text_bytes(&turn.model);
     let base = turn.sketch.base.as_ref().map_or(0, text_bytes);
-    let texts = found_by + parent + threads + names + base;
+    let hints = turn.hints.as_deref().map_or(0, ClientHints::bytes);
+    let texts = found_by + parent + threads + names + base + hints;
     let others = turn.others.iter().map(|form| {
         let found = entry_bytes::<(Chain, Vec<usize>)>() + 48;
         list_bytes(&form.parts) + list_bytes(&form.anchor_keys) + size_of::<ReplyForm>() + found

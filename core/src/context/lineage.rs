@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
 use super::{ExchangeId, Outcome, Position, PromptSection, SketchPart, ThreadId, Turn};
-use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role, StopReason};
 
 /// How a request relates to its parent turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Growth {
     Begins,
     /// It is the next step of its thread.
     Grows,
-    /// It repeats the request of an unfinished turn.
+    /// It repeats the request of an unfinished turn, or of one that was declined.
     Retries,
     /// It leaves its parent's thread.
     Forks,
@@ -77,8 +77,14 @@ pub fn place(
         Some((turn, growth)) => (Some(turn.clone()), growth),
         None => (None, Growth::Begins),
     };
-    if let (Some(HeldHistory::After(_)), Some(turn)) = (&conversation.held, &parent) {
+    if let (Some(HeldHistory::After(id)), Some(turn)) = (&conversation.held, &parent) {
         inherit_head(&mut position, turn);
+        if turn.response.as_ref() == Some(id) {
+            // The client may send the whole conversation next, and is found by all of it.
+            let keys = conversation.parts().filter_map(|part| part.key);
+            position.chain = keys.fold(turn.after, Chain::then);
+            position.has_reply |= turn.position.has_reply || !turn.reply.is_empty();
+        }
     }
     position.parent = parent.as_ref().map(|turn| turn.exchange.clone());
     position.thread = match (&parent, growth) {
@@ -341,7 +347,9 @@ fn growth(
         return Growth::Forks;
     }
     let repeats = turn.position.chain == position.chain;
-    if repeats && turn.outcome != Outcome::Complete {
+    // A declined request may be sent to another model.
+    let is_declined = turn.stop == Some(StopReason::Refused) && turn.reply.is_empty();
+    if repeats && (turn.outcome != Outcome::Complete || is_declined) {
         return Growth::Retries;
     }
     // The same request after it was answered, or another continuation of a turn that already has one.

@@ -92,6 +92,19 @@ pub struct Policy {
     pub heal: RepairPolicy,
     /// Which usage is reported to clients.
     pub client_usage: ReportedUsage,
+    /// What is asked about the provider's cache.
+    pub cache: DiagnosisPolicy,
+}
+
+/// What is asked about the provider's cache.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DiagnosisPolicy {
+    /// Whether Plimsoll asks the provider why its cache was missed if the client does not, and hides the answer from
+    /// the client: Anthropic's `diagnostics`, and `prompt_cache_options` of OpenAI's Responses from GPT-5.6 on. The
+    /// reason is in log, metrics, API and `plimsoll explain`. Both providers keep hashes of the prompt for it, for a
+    /// short time.
+    pub diagnose: bool,
 }
 
 /// How requests are counted beside our own estimate: by the rules of a known agent, by the provider.

@@ -181,6 +181,7 @@ impl SessionFixture {
             response: reply.id.clone(),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             at: self.now,
             ended: self.now,
             upstream: self.upstream.into(),

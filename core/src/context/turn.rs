@@ -12,6 +12,7 @@ use super::{
     CostPrediction, CountingMethod, EstimateMethod, ExchangeId, Millis, Sketch, SketchPart,
     ThreadId,
 };
+use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, PartKey, Purpose, StopReason, Usage};
 
@@ -128,6 +129,9 @@ pub struct Turn {
     /// on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
+    /// What the client said of the request in headers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hints: Option<Box<ClientHints>>,
     /// When the request arrived.
     pub at: Millis,
     /// When the exchange ended.

@@ -39,6 +39,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
     conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = request.thread.and_then(held);
+    conversation.redeems_credit = request.fallback_credit_token.is_some_and(|it| !it.is_null());
     conversation.clears_past =
         request.context_management.and_then(|_| super::editing::trigger_in(root));
     conversation.session = super::identity::session_in_body(&root);
@@ -61,6 +62,7 @@ members! {
         max_tokens,
         thinking,
         thread,
+        fallback_credit_token,
         context_management,
         system,
         tools,

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire::json::Value;
 
+/// The `anthropic-beta` that the comparison needs. Newer versions of the API need none, and accept it.
+pub const BETA: &str = "cache-diagnosis-2026-04-07";
+
 /// The provider's report on a cache that could not be used as far as expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheMiss {

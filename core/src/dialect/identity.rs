@@ -5,14 +5,12 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::ids::SessionId;
+use super::hints::{ClientHints, RequestClass};
+use super::ids::{SessionId, is_name};
 use super::paths::Transport;
 use super::{Conversation, Purpose};
 use crate::dialect::percent::decoded;
 use crate::wire::json::{Document, Value, members};
-
-/// Longest name that is accepted, bytes. The longest seen has 90.
-const MAX_NAME: usize = 128;
 
 /// The tenant of requests without a credential, or if credentials do not matter.
 pub const ANONYMOUS: &str = "0000000000000000";
@@ -24,8 +22,10 @@ pub struct Identity {
     pub session: Option<SessionId>,
     /// The thread within the session, if it is not the main one: a sub-agent's.
     pub thread: Option<Box<str>>,
-    /// The request's purpose, if the headers say that it is not a turn.
+    /// The request's purpose, if the headers say it.
     pub purpose: Option<Purpose>,
+    /// What else the client says of the request.
+    pub hints: Option<Box<ClientHints>>,
 }
 
 /// Reads the headers, and the names that `conversation` has from the body. On a WebSocket, the headers are
@@ -44,10 +44,38 @@ pub fn identify(
         .or_else(|| named(ids.thread))
         .or_else(|| own.as_ref().filter(|_| parent.is_some()).map(|own| own.as_str().into()))
         .or_else(|| named::<Box<str>>(ids.subagent).filter(|agent| **agent != *"compact"));
+    let is_each_request = transport != Transport::WebSocket;
+    let hints = if is_each_request { ClientHints::of(headers) } else { None };
+    let thread = thread.or_else(|| unnamed_agent(hints.as_deref()?).map(Into::into));
     let session = parent.or(own);
     let thread = thread.filter(|thread| session.as_ref().is_none_or(|it| *it != **thread));
-    let purpose = if transport == Transport::WebSocket { None } else { purpose(&ids) };
-    Identity { session, thread, purpose }
+    let stated = || purpose(&ids).or_else(|| hinted_purpose(hints.as_deref()?));
+    // A count is one whatever it counts, and a warm-up has no output.
+    let may_be_stated = !matches!(conversation.purpose, Purpose::Count | Purpose::WarmUp);
+    let purpose = if is_each_request && may_be_stated { stated() } else { None };
+    Identity { session, thread, purpose, hints }
+}
+
+/// The purpose that Claude Code states (`docs/protocols.md` 8.1).
+fn hinted_purpose(hints: &ClientHints) -> Option<Purpose> {
+    if hints.compaction.is_some() {
+        return Some(Purpose::Compaction);
+    }
+    match hints.class? {
+        RequestClass::Main | RequestClass::Subagent | RequestClass::Workflow => Some(Purpose::Turn),
+        RequestClass::Compaction => Some(Purpose::Compaction),
+        RequestClass::Auxiliary => Some(Purpose::Side),
+        RequestClass::Other => None,
+    }
+}
+
+/// The thread of an agent that is not the main one, if it does not say which.
+fn unnamed_agent(hints: &ClientHints) -> Option<&'static str> {
+    match hints.class? {
+        RequestClass::Subagent => Some("subagent"),
+        RequestClass::Workflow => Some("workflow"),
+        _ => None,
+    }
 }
 
 /// The session id in a request body of any dialect; `root` is the body.
@@ -204,23 +232,13 @@ fn named<N: for<'h> From<&'h str>>(value: Option<&HeaderValue>) -> Option<N> {
     is_name(value).then(|| value.into())
 }
 
-/// Whether a text can be a name. Names appear in logs, addresses and terminals, so they must be short and
-/// have only safe characters.
-fn is_name(text: &str) -> bool {
-    let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
-    !text.is_empty()
-        && text.len() <= MAX_NAME
-        && text.bytes().all(harmless)
-        && text.bytes().any(|b| b.is_ascii_alphanumeric())
-        && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::dialect::Dialect;
+    use crate::dialect::ids::MAX_NAME;
 
     fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
         let pair = |(name, value): &(&str, &str)| {
@@ -321,6 +339,33 @@ mod tests {
         let pairs = [("session-id", "s"), ("x-openai-subagent", "compact")];
         let compact = identify(&headers(&pairs), &none, Transport::Http);
         assert_eq!(compact.thread, None, "the client's compaction is of its own thread");
+    }
+
+    /// Claude Code says what a request is for: its compactions and side calls look like turns. A count stays one.
+    #[test]
+    fn claude_code_says_what_a_request_is_for() {
+        let mut conversation = Conversation::empty(Dialect::Anthropic);
+        for (class, purpose, thread) in [
+            ("main", Some(Purpose::Turn), None),
+            ("subagent", Some(Purpose::Turn), Some("subagent")),
+            ("workflow", Some(Purpose::Turn), Some("workflow")),
+            ("compaction", Some(Purpose::Compaction), None),
+            ("auxiliary", Some(Purpose::Side), None),
+            ("unheard-of", None, None),
+        ] {
+            let headers = headers(&[("x-claude-code-request-class", class)]);
+            let found = identify(&headers, &conversation, Transport::Http);
+            assert_eq!((found.purpose, found.thread.as_deref()), (purpose, thread), "{class}");
+            let opened = identify(&headers, &conversation, Transport::WebSocket);
+            assert_eq!((opened.purpose, opened.hints), (None, None));
+        }
+        let pairs = [("x-claude-code-compaction", "auto"), ("x-claude-code-agent-id", "a1")];
+        let compacts = identify(&headers(&pairs), &conversation, Transport::Http);
+        assert_eq!(compacts.purpose, Some(Purpose::Compaction));
+        assert_eq!(compacts.thread.as_deref(), Some("a1"), "a sub-agent's");
+        conversation.purpose = Purpose::Count;
+        let count = identify(&headers(&pairs), &conversation, Transport::Http);
+        assert_eq!(count.purpose, None);
     }
 
     #[test]

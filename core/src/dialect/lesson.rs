@@ -32,6 +32,8 @@ pub enum Lesson {
     IncludeRefused,
     /// It refuses to show a model's thinking.
     DisplayRefused,
+    /// It refuses to say why a model's cache was missed.
+    DiagnosisRefused,
     /// It has no count endpoint.
     CountMissing,
     /// It does not compact a model's context.
@@ -156,6 +158,7 @@ enum LessonRule {
     EditingRefused,
     IncludeRefused,
     DisplayRefused,
+    DiagnosisRefused,
     CountMissing,
     CompactionRefused,
     MaxOutput,
@@ -177,6 +180,7 @@ impl LessonRule {
             Self::EditingRefused => Lesson::EditingRefused,
             Self::IncludeRefused => Lesson::IncludeRefused,
             Self::DisplayRefused => Lesson::DisplayRefused,
+            Self::DiagnosisRefused => Lesson::DiagnosisRefused,
             Self::CountMissing => Lesson::CountMissing,
             Self::CompactionRefused => Lesson::CompactionRefused,
         })

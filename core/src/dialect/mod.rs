@@ -17,6 +17,7 @@ pub(crate) mod error_message;
 #[cfg(test)]
 mod fuzzed;
 pub mod gemini;
+pub mod hints;
 pub mod identity;
 pub mod ids;
 pub mod key;

@@ -30,6 +30,8 @@ pub enum RefusalCause {
     Include,
     /// Visible thinking is not accepted.
     Display,
+    /// Asking why the cache was missed is not accepted.
+    Diagnosis,
     /// Compaction by the provider, or its result, is not accepted.
     Compaction,
     /// The context is too long.
@@ -45,6 +47,12 @@ const SIGNS: &[(&[&str], RefusalCause)] = &[
     (&["context_management"], RefusalCause::Editing),
     (&["context-management"], RefusalCause::Editing),
     (&["clear_tool_uses"], RefusalCause::Editing),
+    (&["diagnostics:"], RefusalCause::Diagnosis),
+    (&["'diagnostics"], RefusalCause::Diagnosis),
+    (&["previous_message_id", "diagnostics"], RefusalCause::Diagnosis),
+    (&["cache-diagnosis"], RefusalCause::Diagnosis),
+    (&["prompt_cache_options"], RefusalCause::Diagnosis),
+    (&["comparison_response_id"], RefusalCause::Diagnosis),
     (&["reasoning.encrypted_content"], RefusalCause::Include),
     (&["encrypted content is not supported"], RefusalCause::Include),
     (&["'include'"], RefusalCause::Include),
@@ -117,6 +125,7 @@ impl RefusalCause {
                 | RefusalCause::Editing
                 | RefusalCause::Include
                 | RefusalCause::Display
+                | RefusalCause::Diagnosis
         )
     }
 }

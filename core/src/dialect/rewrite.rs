@@ -8,6 +8,7 @@ mod anthropic;
 mod beside;
 mod blocks;
 mod compact;
+mod diagnosis;
 mod display;
 mod gemini;
 mod inject;
@@ -22,6 +23,7 @@ mod ranges;
 pub(crate) use blocks::ReasoningInsert;
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before, without_boundary};
+pub use diagnosis::{diagnose, hide_diagnosis, mentions_diagnosis};
 pub use display::show_thinking;
 pub use inject::inject;
 #[cfg(any(test, fuzzing))]

@@ -100,6 +100,7 @@ impl Resolver<'_> {
             },
             heal: raw.heal.clone(),
             client_usage: raw.client_usage,
+            cache: raw.cache.clone(),
         }
     }
 

@@ -320,6 +320,7 @@ impl ClientRequest {
     ) -> RequestBasis {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
+        conversation.hints.clone_from(&identity.hints);
         parsed.repeated_calls =
             parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
@@ -328,6 +329,7 @@ impl ClientRequest {
         recorder.event.window = Some(facts.model.window);
         recorder.event.purpose = Some(conversation.purpose);
         recorder.event.repeated_calls = parsed.repeated_calls;
+        recorder.event.hints.clone_from(&identity.hints);
         recorder.event.session.clone_from(&identity.session);
         RequestBasis {
             exchange: recorder.id.clone(),

@@ -230,7 +230,7 @@ async fn forward_and_respond(
     let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
     let sending = outbound.send(pending.as_deref_mut(), counted, &mut recorder);
-    let SentResponse { mut response, added_usage } = match sending.await {
+    let SentResponse { mut response, added_usage, added_diagnosis } = match sending.await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(pending) = &mut pending {
@@ -256,7 +256,8 @@ async fn forward_and_respond(
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let usage_addition = pending.as_ref().and_then(|pending| pending.usage_addition());
+    let usage_addition =
+        pending.as_ref().and_then(|pending| pending.usage_addition(added_diagnosis));
     let response_head = ResponseHead { status: response.status(), provider_request_id: id };
     let several = pending.as_ref().is_some_and(|it| it.prepared().conversation.several);
     let open = pending.map(|pending| pending.open(proxy, response_head));

@@ -48,6 +48,8 @@ pub(super) struct SentResponse {
     pub(super) response: Response<OutgoingBody>,
     /// Its request asked for usage on the client's behalf.
     pub(super) added_usage: bool,
+    /// Its request asked why the cache was missed on the client's behalf.
+    pub(super) added_diagnosis: bool,
 }
 
 /// A smaller body has nothing that could be cut to make room, bytes.
@@ -108,6 +110,9 @@ impl OutboundRequest {
         let response = send(recorder, head, body).await?;
         let status = response.status();
         let requests_usage = adds.contains(&AddedOptionKind::Usage);
+        let is_diagnosis =
+            |kind: &AddedOptionKind| matches!(kind, AddedOptionKind::Diagnosis { .. });
+        let requests_diagnosis = adds.iter().any(is_diagnosis);
         let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
@@ -118,15 +123,20 @@ impl OutboundRequest {
         let original = original.filter(|_| blames_us || may_be_overflow || may_overflow);
         let prepared = pending.as_deref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
-            return Ok(SentResponse { response, added_usage: requests_usage && !blames_us });
+            let is_kept = !blames_us;
+            let added_usage = requests_usage && is_kept;
+            let added_diagnosis = requests_diagnosis && is_kept;
+            return Ok(SentResponse { response, added_usage, added_diagnosis });
         };
         let info = RequestInfo::of(prepared);
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
         let retry = Retry { original, adds, is_rewritten, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let FinalResponse { response, form } = Box::pin(retry.run(response)).await?;
-        let added_usage = requests_usage && form != RequestForm::Original;
-        Ok(SentResponse { response, added_usage })
+        let is_kept = form != RequestForm::Original;
+        let added_usage = requests_usage && is_kept;
+        let added_diagnosis = requests_diagnosis && is_kept;
+        Ok(SentResponse { response, added_usage, added_diagnosis })
     }
 }
 

@@ -132,6 +132,9 @@ impl std::fmt::Display for LessonNotice {
                 "refuses reasoning.encrypted_content: Plimsoll does not ask for reasoning"
             }
             Lesson::DisplayRefused => "refuses to show thinking: Plimsoll does not ask for it",
+            Lesson::DiagnosisRefused => {
+                "refuses to say why its cache was missed: Plimsoll does not ask"
+            }
             Lesson::CompactionRefused => {
                 "does not compact by itself: Plimsoll asks the model for summaries"
             }

@@ -6,6 +6,7 @@ use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 
 use crate::context::attempt::RefusableOption;
+use crate::dialect::cache;
 use crate::dialect::editing::BETA;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::RefusalCause;
@@ -31,6 +32,8 @@ pub(crate) enum AddedOptionKind {
     Reasoning,
     /// A summary of the model's thinking, in addition to one of the others.
     Display,
+    /// Why the cache was missed, in addition to the others; hidden from the client. Of Anthropic it needs a beta.
+    Diagnosis { beta: bool },
 }
 
 impl AddedOptionKind {
@@ -41,6 +44,7 @@ impl AddedOptionKind {
             AddedOptionKind::Editing { .. } => Lesson::EditingRefused,
             AddedOptionKind::Reasoning => Lesson::IncludeRefused,
             AddedOptionKind::Display => Lesson::DisplayRefused,
+            AddedOptionKind::Diagnosis { .. } => Lesson::DiagnosisRefused,
         }
     }
 
@@ -51,6 +55,7 @@ impl AddedOptionKind {
             AddedOptionKind::Editing { .. } => RefusalCause::Editing,
             AddedOptionKind::Reasoning => RefusalCause::Include,
             AddedOptionKind::Display => RefusalCause::Display,
+            AddedOptionKind::Diagnosis { .. } => RefusalCause::Diagnosis,
         };
         RefusableOption { cause, lesson: self.lesson() }
     }
@@ -58,11 +63,17 @@ impl AddedOptionKind {
     /// Adds the header that it needs, if any.
     pub(crate) fn add_headers(self, head: &mut HeaderMap) {
         match self {
-            // To hide the usage, the response must be read: it is requested uncompressed.
+            // To hide what comes of it, the response must be read: it is requested uncompressed.
             AddedOptionKind::Usage => {
                 head.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             }
             AddedOptionKind::Editing { .. } => headers::list_beta(head, BETA),
+            AddedOptionKind::Diagnosis { beta } => {
+                head.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+                if beta {
+                    headers::list_beta(head, cache::BETA);
+                }
+            }
             AddedOptionKind::Reasoning | AddedOptionKind::Display => {}
         }
     }

@@ -1,5 +1,5 @@
 //! Decides what is requested on the client's behalf: usage, context editing, reasoning that can be sent back,
-//! visible thinking.
+//! visible thinking, why a cache was missed.
 //!
 //! Decided for each request, from policy and model. What was refused once is not requested again.
 
@@ -28,6 +28,7 @@ impl AddedOption {
             Dialect::Gemini => None,
         };
         let all = added.into_iter().chain(display(prepared, parent));
+        let all = all.chain(diagnosis(prepared, parent));
         all.filter(|added| !proxy.knows(&prepared.lesson_source(), added.kind.lesson())).collect()
     }
 }
@@ -86,6 +87,26 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
     let edit = (wanted && is_left_out && may)
         .then(|| rewrite::show_thinking(conversation.dialect, &prepared.body))??;
     Some(AddedOption { kind: AddedOptionKind::Display, edit })
+}
+
+/// Why the cache was missed, if policy wants to know and the client does not ask itself: the request is compared with
+/// its parent's (`docs/protocols.md` 1.3, 7.2). OpenAI's models before GPT-5.6, whose cache writes are free, refuse it.
+fn diagnosis(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOption> {
+    let conversation = &prepared.conversation;
+    if !prepared.policy.cache.diagnose || !conversation.is_whole_turn() {
+        return None;
+    }
+    let dialect = conversation.dialect;
+    let beta = dialect == Dialect::Anthropic;
+    let bills_writes = prepared.model.price.is_some_and(|price| price.cache_write > price.input);
+    if !beta && prepared.model.known && !bills_writes {
+        return None;
+    }
+    let is_comparable =
+        |turn: &&Turn| turn.dialect == dialect && turn.upstream == prepared.upstream.name;
+    let previous = parent.filter(is_comparable).and_then(|turn| turn.response.as_deref());
+    let edit = rewrite::diagnose(dialect, &prepared.body, previous)?;
+    Some(AddedOption { kind: AddedOptionKind::Diagnosis { beta }, edit })
 }
 
 /// Encrypted reasoning, if the client holds its history and its reasoning would be lost: the provider stores

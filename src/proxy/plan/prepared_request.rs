@@ -270,8 +270,10 @@ impl PreparedRequest {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }
 
-    /// Whether new decisions may be made.
+    /// Whether new decisions may be made. A retry that redeems a fallback credit must be the request that was declined
+    /// (`docs/protocols.md` 1.9).
     pub(crate) fn may_decide(&self) -> bool {
-        self.mode != Mode::Observe && !self.held_out && !self.store_missed
+        let is_free = !self.conversation.redeems_credit;
+        self.mode != Mode::Observe && !self.held_out && !self.store_missed && is_free
     }
 }

@@ -1,8 +1,8 @@
 //! Changes the usage that a client gets, if policy says so (`client_usage = "unpruned"`): adds the tokens
-//! that were cut and compacted to the input.
+//! that were cut and compacted to the input. Hides why the cache was missed, if only Plimsoll asked.
 //!
-//! Only the bytes of the numbers change. Events are forwarded as they come; only the unfinished end of one
-//! waits for its rest. A body of one JSON value waits for its end. Unreadable data passes unchanged.
+//! Only the bytes of the numbers change, and the hidden members. Events are forwarded as they come; only the
+//! unfinished end of one waits for its rest. A body of one JSON value waits for its end. Unreadable data passes unchanged.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use memchr::memmem;
 
 use super::event_data::{EventData, ends_an_event, first_block};
 use super::usage_strip::{MOST_AT_ONCE, UsageStrip};
-use crate::dialect::Dialect;
 use crate::dialect::reading::usage_spelling;
+use crate::dialect::{Dialect, rewrite};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{DecodeError, Decoder};
@@ -49,12 +49,13 @@ impl ResponseEdits {
     }
 }
 
-/// Tokens to add to the input of a dialect's usage.
+/// Tokens to add to the input of a dialect's usage, and whether the diagnosis of its cache is hidden.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UsageAddition {
     pub(crate) dialect: Dialect,
     /// Tokens that were cut and compacted.
     pub(crate) tokens: u64,
+    pub(crate) hides_diagnosis: bool,
     /// Whether the client asked for a stream.
     pub(crate) streams: bool,
 }
@@ -105,7 +106,7 @@ impl UsageRewrite {
             true => data,
             false => Bytes::from(self.decoder.push(&data)?.into_owned()),
         };
-        let is_plain = self.is_events && ends_an_event(&data) && !mentions_usage(&data);
+        let is_plain = self.is_events && ends_an_event(&data) && !self.may_change(&data);
         if self.gave_up || self.held.is_empty() && is_plain {
             return Ok(data);
         }
@@ -124,6 +125,11 @@ impl UsageRewrite {
             out.unsplit(self.held.split());
         }
         Ok(out.freeze())
+    }
+
+    fn may_change(&self, bytes: &[u8]) -> bool {
+        let UsageAddition { tokens, hides_diagnosis, .. } = self.addition;
+        tokens > 0 && mentions_usage(bytes) || hides_diagnosis && rewrite::mentions_diagnosis(bytes)
     }
 
     fn rest(&mut self) -> Bytes {
@@ -147,14 +153,22 @@ impl UsageRewrite {
         whole: &Bytes,
         place: impl Fn(Span) -> Vec<Span>,
     ) -> Option<Bytes> {
-        if !mentions_usage(text) {
+        if !self.may_change(text) {
             return None;
         }
         let document = Document::read(text).ok()?;
         let root = document.root(text)?;
         let mut edits: Vec<Edit> = Vec::new();
+        if self.addition.hides_diagnosis {
+            for Edit { at, mut with } in rewrite::hide_diagnosis(self.addition.dialect, text) {
+                // On several lines, what replaces it is on the first one.
+                let places = place(at).into_iter();
+                edits.extend(places.map(|at| Edit { at, with: std::mem::take(&mut with) }));
+            }
+        }
         let spelling = usage_spelling(self.addition.dialect);
-        for usage in spelling.reports(root) {
+        let adds = self.addition.tokens > 0;
+        for usage in spelling.reports(root).filter(|_| adds) {
             for name in spelling.input {
                 let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
                 // A number is never on two lines.
@@ -181,7 +195,7 @@ mod tests {
     fn rewriting(dialect: Dialect, streams: bool) -> UsageRewrite {
         let kind = if streams { "text/event-stream" } else { "application/json" };
         UsageRewrite::new(
-            UsageAddition { dialect, tokens: 900, streams },
+            UsageAddition { dialect, tokens: 900, hides_diagnosis: true, streams },
             kind,
             [].into_iter(),
             1000,
@@ -279,7 +293,8 @@ mod tests {
     #[test]
     fn a_stream_without_event_framing_is_left_alone() {
         let of = |streams, kind, encoding| {
-            let addition = UsageAddition { dialect: Dialect::Gemini, tokens: 1, streams };
+            let (dialect, hides_diagnosis) = (Dialect::Gemini, false);
+            let addition = UsageAddition { dialect, tokens: 1, hides_diagnosis, streams };
             UsageRewrite::new(
                 addition,
                 kind,

@@ -112,6 +112,7 @@ pub(super) fn draft(
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: prepared.conversation.hints.clone(),
         carry: None,
     }
 }

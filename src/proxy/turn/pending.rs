@@ -394,14 +394,17 @@ impl PendingExchange {
         Some(SessionFact { session: self.opened.handle(), fact })
     }
 
-    /// What is added to the usage that its client gets, if policy says so and there is any.
-    pub(crate) fn usage_addition(&self) -> Option<UsageAddition> {
+    /// What is added to the usage that its client gets, if policy says so and there is any, and whether the diagnosis of
+    /// the cache is hidden.
+    pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
         let (done, conversation) = (&self.planned.done, &self.prepared.conversation);
         let wants = self.prepared.policy.client_usage == ReportedUsage::Unpruned && done.is_sent();
         let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
-        (wants && tokens > 0).then_some(UsageAddition { dialect, tokens, streams })
+        let tokens = if wants { tokens } else { 0 };
+        let addition = UsageAddition { dialect, tokens, hides_diagnosis, streams };
+        (tokens > 0 || hides_diagnosis).then_some(addition)
     }
 
     /// Messages injected at the end of the request, to be queued again if they were not delivered.

@@ -74,6 +74,10 @@ impl RequestInfo {
         }
         let message = error.map(ProviderError::text).unwrap_or_default();
         let refusal = repair::read(&repair::RefusedAnswer { status, body: message.as_bytes() });
+        if refusal.is_none() && self.is_held {
+            // The provider no longer holds the history, and the client sends it whole (`docs/protocols.md` 1.3).
+            return None;
+        }
         Some(match refusal {
             Some(refusal) => {
                 let outcome = match self.policy.heal.causes.contains(&refusal.cause) {

@@ -106,6 +106,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
+        hints: None,
         carry: None,
     }))
 }

@@ -92,7 +92,7 @@ impl RewriteMetrics {
             read: make.counters("plimsoll_cache_read_tokens_total", edited,
                 "Those of plimsoll_cache_input_tokens_total that were read from the cache.")?,
             misses: make.counters("plimsoll_cache_misses_total", &["upstream", "model", "cause", "edited"],
-                "Cache misses that the provider explained, by what differed; only if the client asks for the explanation.")?,
+                "Cache misses that the provider explained, by what differed; only if the client asks for the explanation, or `cache.diagnose` does.")?,
             overflows: make.counters("plimsoll_overflows_total", &["upstream", "model", "sign", "end"],
                 "Requests that did not fit the window, by how that was detected (`refused`, `in_reply`, `window_full`, `empty`, `truncated`) and outcome: `saved` (Plimsoll made room and the provider answered) or `lost`.")?,
             cleared_uses: make.counters("plimsoll_provider_cleared_results_total", of,

@@ -13,8 +13,11 @@ use serde_json::Value;
 use super::stage::{DIALECTS, Stage, dialect_of, reply, request, talkative, target};
 use crate::support::http1::Message;
 
+/// Changes a reply.
+type Edit = fn(&str) -> String;
+
 /// What clients and their filters do to a reply before they send it back.
-const EDITS: [(&str, fn(&str) -> String); 5] = [
+const EDITS: [(&str, Edit); 5] = [
     ("a footer", |reply| format!("{reply}\n\n---\nanswered by a model")),
     ("other line ends", |reply| reply.replace('\n', "\r\n")),
     ("another Unicode form", |reply| reply.replace('é', "e\u{301}")),
@@ -36,14 +39,14 @@ fn text_of(dialect: Dialect, reply: &Value) -> String {
 /// A conversation of a client that edits each reply.
 struct Chat {
     dialect: Dialect,
-    edit: fn(&str) -> String,
+    edit: Edit,
     system: fn(usize) -> String,
     headers: &'static str,
     texts: Vec<String>,
 }
 
 impl Chat {
-    fn of(dialect: Dialect, edit: fn(&str) -> String) -> Self {
+    fn of(dialect: Dialect, edit: Edit) -> Self {
         let system = |_| "You are calm.".to_owned();
         Self { dialect, edit, system, headers: "", texts: Vec::new() }
     }

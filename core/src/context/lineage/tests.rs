@@ -78,6 +78,7 @@ impl Play {
             others: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             carry: None,
         })));
         placed

@@ -178,6 +178,7 @@ pub enum Rule {
     BoundElsewhere,
     ThinkingMissing,
     ContextEdit,
+    Thread,
     Compaction,
     Overflow,
     ReasoningMissing,
@@ -231,6 +232,7 @@ impl Rule {
                 "docs/protocols.md 1.5"
             }
             Self::ContextEdit => "docs/protocols.md 1.3",
+            Self::Thread => "docs/protocols.md 1.3",
             Self::Compaction => "docs/protocols.md 1.3, 3.3",
             Self::RequestBytes => "docs/protocols.md 1.6, 1.8",
             Self::Overflow => "docs/protocols.md 1.6, 2.5, 3.6, 4.3, 5.5",

@@ -94,6 +94,7 @@ impl Case {
             others: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
+            hints: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }

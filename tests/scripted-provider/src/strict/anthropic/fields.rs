@@ -43,7 +43,7 @@ const BETA_FIELDS: [(&str, &[&str]); 8] = [
     ("compaction", &["compact-2026-09-04"]),
     ("thread", &["message-threads-"]),
     ("fallbacks", &["server-side-fallback-"]),
-    ("fallback_credit_token", &["server-side-fallback-"]),
+    ("fallback_credit_token", &["server-side-fallback-", "fallback-credit-"]),
     ("mcp_servers", &["mcp-client-"]),
     ("output_format", &["structured-outputs-"]),
     ("speed", &["fast-mode-"]),
@@ -122,7 +122,7 @@ pub(super) fn check(
     if request.operation != Operation::CountTokens && body["max_tokens"].as_u64().is_none() {
         return refuse_missing_field("max_tokens");
     }
-    let new_version = request.header("anthropic-version").as_deref() == Some("2026-10-21");
+    let new_version = is_new_version(request);
     let sampling = ["temperature", "top_p", "top_k"];
     if let Some(name) = sampling.iter().find(|name| new_version && fields.contains_key(**name)) {
         return refuse_extra_field(Rule::UnknownField, name);
@@ -132,14 +132,36 @@ pub(super) fn check(
     check_cache_markers(body)
 }
 
-/// Not simulated yet: compaction past a threshold, and threads that the provider stores
-/// (`docs/protocols.md` 1.3).
+fn is_new_version(request: &ReceivedRequest) -> bool {
+    request.header("anthropic-version").as_deref() == Some("2026-10-21")
+}
+
+/// What the API of October 2026 no longer accepts in messages (`docs/protocols.md` 1.9).
+fn check_new_version(block: &Block<'_>, value: &Value) -> Result<(), ApiError> {
+    let path = block.path();
+    if block.role == "assistant" && block.kind == "document" {
+        let message = format!("{path}: document blocks are not allowed in assistant messages");
+        return refuse(Rule::BadValue, message);
+    }
+    let has_citations = value["citations"].as_array().is_some_and(|all| !all.is_empty());
+    if block.role == "user" && block.kind == "text" && has_citations {
+        return refuse_extra_field(Rule::UnknownField, &format!("{path}.text.citations"));
+    }
+    Ok(())
+}
+
+/// Not simulated yet: compaction past a threshold. It keeps no threads, so that none can be continued; a client then sends
+/// the whole conversation (`docs/protocols.md` 1.3).
 fn check_simulated(body: &Value) -> Result<(), ApiError> {
+    if body["thread"]["type"] == "continue" {
+        let message = "thread: this request is not supported on threads";
+        let code = "thread_unsupported_request";
+        return Err(ApiError::anthropic_code(Rule::Thread, code, message.to_owned()));
+    }
     let compacts = items(&body["context_management"]["edits"])
         .any(|edit| text(&edit["type"]).starts_with("compact_"));
     let what = match () {
         () if compacts => "compaction on the server",
-        () if body["thread"].is_object() => "threads",
         () => return Ok(()),
     };
     Err(ApiError::not_simulated(super::DIALECT, what))
@@ -317,7 +339,7 @@ pub(super) fn check_messages(
         );
     }
     let mut ids = HashSet::new();
-    blocks.iter().try_for_each(|block| check_block(block, model, &mut ids))
+    blocks.iter().try_for_each(|block| check_block(request, block, model, &mut ids))
 }
 
 /// `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
@@ -354,6 +376,7 @@ fn unknown_field<'v>(value: &'v Value, known: &[&str]) -> Option<&'v str> {
 }
 
 fn check_block<'b>(
+    request: &ReceivedRequest,
     block: &Block<'b>,
     model: &ModelRules,
     ids: &mut HashSet<&'b str>,
@@ -361,6 +384,9 @@ fn check_block<'b>(
     let Some(value) = block.value else { return Ok(()) };
     let path = block.path();
     let kind = block.kind;
+    if is_new_version(request) {
+        check_new_version(block, value)?;
+    }
     let known = BLOCK_FIELDS.iter().find(|(name, _)| *name == kind);
     if known.is_none() && !OPEN_BLOCKS.contains(&kind) && !kind.ends_with("_tool_result") {
         return refuse(
