@@ -47,6 +47,8 @@ pub struct ToolResult {
     pub is_error: bool,
     pub has_picture: bool,
     pub in_blocks: bool,
+    /// It loads a deferred tool.
+    pub loads: bool,
 }
 
 impl ToolResult {
@@ -59,6 +61,7 @@ impl ToolResult {
             is_error: false,
             has_picture: false,
             in_blocks: false,
+            loads: false,
         }
     }
 }
@@ -67,6 +70,8 @@ impl ToolResult {
 pub struct ToolCall {
     pub id: String,
     pub name: String,
+    /// Code at the provider called.
+    pub by_program: bool,
 }
 
 /// What a client does with reasoning.
@@ -98,6 +103,10 @@ pub struct ClientStyle {
     pub trims_text: bool,
     /// Signatures are written in the URL-safe alphabet (Gemini).
     pub url_safe_signatures: bool,
+    /// Code at the provider may call its tools (Anthropic).
+    pub programs: bool,
+    /// One tool is deferred, and another one finds it (Anthropic).
+    pub defers: bool,
 }
 
 impl ClientStyle {
@@ -109,6 +118,8 @@ impl ClientStyle {
             reformats_arguments: false,
             trims_text: false,
             url_safe_signatures: false,
+            programs: false,
+            defers: false,
         }
     }
 }
@@ -122,6 +133,10 @@ pub struct Head {
     pub thinks: bool,
     pub stream: bool,
 }
+
+/// The tool that is deferred, and the one that finds it.
+pub const DEFERRED: &str = "Bash";
+pub const FINDER: &str = "Grep";
 
 pub const PICTURE: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
@@ -212,6 +227,15 @@ fn body(dialect: Dialect, head: &Head, messages: Vec<Value>, style: ClientStyle)
             "tools": [{"functionDeclarations": tools(&|name| json!({"name": name,
                 "parameters": schema}))}]}),
     };
+    if dialect == Dialect::Anthropic && !head.tools.is_empty() {
+        let tools = array_mut(&mut body["tools"]);
+        for tool in tools.iter_mut().filter(|tool| style.defers && tool["name"] == DEFERRED) {
+            tool["defer_loading"] = json!(true);
+        }
+        if style.programs {
+            tools.push(json!({"type": "code_execution_20260120", "name": "code_execution"}));
+        }
+    }
     if head.tools.is_empty() {
         body.as_object_mut().unwrap().remove("tools");
     }
@@ -308,6 +332,9 @@ fn result_messages(
 }
 
 fn anthropic_content(result: &ToolResult) -> Value {
+    if result.loads {
+        return json!([{"type": "tool_reference", "tool_name": DEFERRED}]);
+    }
     // Pictures in a result that reports an error are refused.
     if result.has_picture && !result.is_error {
         return json!([{"type": "text", "text": result.text}, {"type": "image",
@@ -420,12 +447,17 @@ pub fn read_reply(dialect: Dialect, answer: &Value) -> (Value, Vec<ToolCall>) {
     let tool_call = |id: &Value, name: &Value| ToolCall {
         id: id.as_str().unwrap_or_default().to_owned(),
         name: name.as_str().unwrap_or_default().to_owned(),
+        by_program: false,
     };
     match dialect {
         Dialect::Anthropic => {
             let blocks = answer["content"].as_array().cloned().unwrap_or_default();
             let calls = blocks.iter().filter(|block| has_type(block, &["tool_use"]));
-            let calls = calls.map(|block| tool_call(&block["id"], &block["name"])).collect();
+            let calls = calls.map(|block| ToolCall {
+                by_program: block["caller"].is_object(),
+                ..tool_call(&block["id"], &block["name"])
+            });
+            let calls = calls.collect();
             (json!({"content": blocks}), calls)
         }
         Dialect::Chat => {
@@ -503,6 +535,25 @@ pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
     body[name].as_array().into_iter().flatten().map(normalized).collect()
 }
 
+/// The results in a history that are no context: those for code, by the ids of their calls.
+pub fn kept_out(body: &Value) -> Vec<(&Value, &Value)> {
+    let messages = body["messages"].as_array().into_iter().flatten();
+    let blocks = messages.flat_map(|message| message["content"].as_array().into_iter().flatten());
+    let all: Vec<&Value> = blocks.collect();
+    let by_code = |id: &Value| {
+        all.iter().any(|call| {
+            call["id"] == *id && has_type(call, &["tool_use"]) && call["caller"].is_object()
+        })
+    };
+    let results = all.iter().filter(|block| has_type(block, &["tool_result"]));
+    let results = results.filter(|block| {
+        let loads = block["content"].as_array().into_iter().flatten();
+        by_code(&block["tool_use_id"])
+            || loads.into_iter().any(|part| has_type(part, &["tool_reference"]))
+    });
+    results.map(|block| (&block["tool_use_id"], &block["content"])).collect()
+}
+
 /// The contents of all tool results in a history, in order.
 pub fn results(dialect: Dialect, history: &[Value]) -> Vec<&Value> {
     let mut found = Vec::new();
@@ -528,7 +579,7 @@ pub fn results(dialect: Dialect, history: &[Value]) -> Vec<&Value> {
     found
 }
 
-fn normalized(value: &Value) -> Value {
+pub fn normalized(value: &Value) -> Value {
     match value {
         Value::Array(items) => match items.as_slice() {
             [one] if has_type(one, &["text"]) => one["text"].clone(),

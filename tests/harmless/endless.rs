@@ -112,6 +112,8 @@ pub async fn session(
         reformats_arguments: dice.once_in(3),
         trims_text: false,
         url_safe_signatures: false,
+        programs: false,
+        defers: false,
     };
     let mut session = Session {
         stage,
@@ -151,7 +153,16 @@ impl Session {
                 let text = self.dice.words(words);
                 let (id, name) = (call.id, call.name);
                 let (is_error, has_picture, in_blocks) = (false, false, self.dice.once_in(3));
-                results.push(ToolResult { id, name, text, is_error, has_picture, in_blocks });
+                let loads = false;
+                results.push(ToolResult {
+                    id,
+                    name,
+                    text,
+                    is_error,
+                    has_picture,
+                    in_blocks,
+                    loads,
+                });
             }
             self.history.push(HistoryItem::ToolResults(results));
         }

@@ -372,13 +372,18 @@ impl Play {
 
     fn tool_result(&mut self, call: ToolCall) -> ToolResult {
         let words = self.dice.of(&[1, 20, 200, 2000]);
+        let is_anthropic = self.dialect == Dialect::Anthropic;
+        let finds = self.style.defers && is_anthropic && call.name == client::FINDER;
+        let loads = finds && !call.by_program;
         ToolResult {
             id: call.id,
             name: call.name,
             text: self.dice.words(words),
-            is_error: self.dice.once_in(10),
-            has_picture: self.dice.once_in(10),
+            is_error: self.dice.once_in(10) && !loads,
+            // Code takes only text.
+            has_picture: self.dice.once_in(10) && !call.by_program && !loads,
             in_blocks: self.dice.once_in(3),
+            loads,
         }
     }
 

@@ -94,6 +94,7 @@ async fn session(
             is_error: false,
             has_picture: dice.once_in(3),
             in_blocks: dice.once_in(3),
+            loads: false,
         });
         history.push(HistoryItem::ToolResults(results.collect()));
     }

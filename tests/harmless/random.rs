@@ -42,6 +42,8 @@ pub fn style(dice: &mut Dice) -> ClientStyle {
         reformats_arguments: dice.once_in(3),
         trims_text: dice.once_in(4),
         url_safe_signatures: dice.once_in(3),
+        programs: dice.once_in(3),
+        defers: dice.once_in(3),
     }
 }
 

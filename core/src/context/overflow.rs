@@ -12,7 +12,7 @@ use super::budget::Anchor;
 use super::{Estimate, EstimateMethod, SketchPart};
 use crate::dialect::models::PictureRule;
 use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
-use crate::dialect::{Conversation, PartKind, Purpose, Reply, StopReason, Usage};
+use crate::dialect::{Audience, Conversation, Part, PartKind, Purpose, Reply, StopReason, Usage};
 use crate::tokens::media::largest_picture;
 
 /// A reported input below this share of what was sent is much too low.
@@ -39,9 +39,13 @@ pub fn contradicts(
     rule: &PictureRule,
 ) -> bool {
     let unseen = [PartKind::Document, PartKind::Opaque];
+    // The definitions that a reference loads are in the request.
+    let is_unseen = |part: &Part| {
+        unseen.contains(&part.kind) && part.loads.is_empty() && part.audience == Audience::Model
+    };
     let is_seen = estimate.method != EstimateMethod::Held
         && sent.held.is_none()
-        && sent.parts().all(|part| !unseen.contains(&part.kind));
+        && !sent.parts().any(is_unseen);
     let pictures = sent.parts().filter(|part| part.kind == PartKind::Image).count() as u64;
     let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(largest_picture(rule)));
     let most = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));

@@ -14,7 +14,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Play;
-use crate::client::{self, HistoryItem, KeptReasoning, ToolResult};
+use crate::client::{self, HistoryItem, KeptReasoning, ToolResult, normalized};
 
 /// How a provider judges a request as its client sent it.
 type OriginalVerdict = Result<Vec<Loss>, Box<ApiError>>;
@@ -89,6 +89,7 @@ impl Play {
         self.check_no_new_refusal(checked)?;
         self.check_no_new_loss(checked)?;
         self.check_passive_mode(checked)?;
+        self.check_kept_out(checked)?;
         self.check_protected_results(checked)?;
         self.check_implausible_overflow(checked)
     }
@@ -306,11 +307,14 @@ impl Play {
 
     /// A result that policy keeps is not cut, and one that the model has not read yet is not cleared.
     fn check_protected_results(&mut self, checked: &CheckedExchange<'_>) -> Result<(), String> {
-        let answered: Vec<&ToolResult> =
-            self.history.iter().flat_map(HistoryItem::results).collect();
-        let unread = self.history.last().map_or(0, |last| last.results().len());
+        // What loads tools is checked above; a summary may repeat it.
+        let answered = self.history.iter().flat_map(HistoryItem::results);
+        let answered: Vec<&ToolResult> = answered.filter(|result| !result.loads).collect();
+        let newest = self.history.last().map_or(&[][..], HistoryItem::results);
+        let unread = newest.iter().filter(|result| !result.loads).count();
         let received = client::history(self.dialect, checked.body);
-        let received = client::results(self.dialect, &received);
+        let mut received = client::results(self.dialect, &received);
+        received.retain(|result| !result.to_string().contains("tool_reference"));
         let prune = &self.policy.prune;
         let matches = |names: &[String], tool: &str| {
             names.iter().any(|name| match name.strip_suffix('*') {
@@ -322,7 +326,8 @@ impl Play {
         let marks_errors = matches!(self.dialect, Dialect::Anthropic | Dialect::Gemini);
         for entry in checked.log {
             let sent = client::history(self.dialect, &entry.request.body);
-            let sent = client::results(self.dialect, &sent);
+            let mut sent = client::results(self.dialect, &sent);
+            sent.retain(|result| !result.to_string().contains("tool_reference"));
             // From the end: a summary stands in place of the first ones.
             let all = received.iter().rev().zip(sent.iter().rev()).zip(answered.iter().rev());
             for (from_end, ((received, sent), result)) in all.enumerate() {
@@ -348,6 +353,26 @@ impl Play {
                         prune, checked.exchange.done.steps
                     ));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is no context goes out as it came: results for code, and results that load tools.
+    fn check_kept_out(&mut self, checked: &CheckedExchange<'_>) -> Result<(), String> {
+        if self.dialect != Dialect::Anthropic {
+            return Ok(());
+        }
+        let data = client::kept_out(checked.body);
+        for entry in checked.log {
+            let sent = client::history(self.dialect, &entry.request.body);
+            for block in sent.iter().flat_map(|it| it["content"].as_array().into_iter().flatten()) {
+                let own = data.iter().find(|(id, _)| **id == block["tool_use_id"]);
+                let Some((_, content)) = own else { continue };
+                if normalized(content) != normalized(&block["content"]) {
+                    return Err(format!("no context, but cut: {content}, now {block}"));
+                }
+                self.counts.kept_out += 1;
             }
         }
         Ok(())

@@ -7,6 +7,7 @@ mod compaction;
 mod edits;
 mod fields;
 mod pairs;
+mod programs;
 mod response;
 mod thinking;
 
@@ -83,6 +84,7 @@ pub(super) fn parse(
     compaction::check(request, model, store, &blocks, &betas)?;
     fields::check_messages(request, model, &blocks)?;
     pairs::check(&blocks, &turns)?;
+    programs::check(&request.body, &blocks, &turns)?;
     let prefix = Prefix {
         system: system_pieces(&request.body).fold(0, |chain, piece| link(chain, piece.hash)),
         tools: tool_pieces(&request.body).fold(0, |chain, piece| link(chain, piece.hash)),
@@ -93,6 +95,10 @@ pub(super) fn parse(
     let mut rendered = Vec::with_capacity(blocks.len());
     for (at, block) in blocks.iter().enumerate() {
         let mut measured = block.measured;
+        if programs::is_hidden(&blocks, block) {
+            continue;
+        }
+        measured.tokens += programs::loaded_tokens(&request.body, &blocks, at);
         if block.is_thinking() {
             let Some(tokens) = checked.visible(at) else { continue };
             measured = measure_encrypted("thinking", text(signature_field(block)), tokens);
@@ -314,6 +320,7 @@ fn reply_context(
         blocks[user_blocks].iter().fold(0, |chain, block| link(chain, block.measured.hash));
     let after = turns.get(last_user + 1..).unwrap_or_default();
     let tools = items(&request.body["tools"]).filter(|tool| tool["input_schema"].is_object());
+    let tools = tools.filter(|tool| programs::is_loaded(tool, blocks));
     let calls_none = request.body["tool_choice"]["type"] == "none";
     ReplyContext {
         thinks: config.thinks,

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use super::DIALECT;
+use super::{DIALECT, programs};
 use crate::strict::prompt::{PIECE_OVERHEAD_TOKENS, hash, items, link, measure, text};
 use crate::strict::reply::{ScriptedPart, ScriptedReply};
 use crate::strict::reply_store::{
@@ -22,11 +22,23 @@ pub(crate) fn write_response(
     ids: &mut IdGenerator,
 ) -> WrittenResponse {
     let mut reasoning_tokens = Vec::new();
-    let mut content = Vec::new();
+    let mut content = programs::results_of_code(request);
+    let by_code = programs::calls_by_code(request, accepted.basis.context.rounds);
+    let mut caller = Value::Null;
     let max = accepted.basis.context.max_output.unwrap_or(u64::MAX);
     let (mut output, mut stop_reason) = (0, "end_turn");
     for part in &reply.parts {
-        let (block, tokens) = content_block(part, accepted.basis.omits_thinking, ids);
+        let (mut block, mut tokens) = content_block(part, accepted.basis.omits_thinking, ids);
+        if by_code && block["type"] == "tool_use" {
+            // Code calls, so only the code is output.
+            tokens = 0;
+            if caller.is_null() {
+                let (code, by) = programs::code(ids);
+                (tokens, caller) = (measure("assistant", &code).tokens, by);
+                content.push(code);
+            }
+            block["caller"] = caller.clone();
+        }
         if output + tokens > max {
             stop_reason = "max_tokens";
             break;
