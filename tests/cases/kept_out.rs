@@ -326,3 +326,71 @@ async fn deferred_tools_cost_what_is_shown_of_them() {
         assert!(view.breakdown.tools < view.total / 2 || file.contains("functions"), "{view}");
     }
 }
+
+/// A tool of Messages that is deferred, about 1,000 tokens.
+fn long_tool(name: &str) -> Value {
+    let text = "what this parameter means, and when it may be left out; ".repeat(8);
+    let property = json!({"type": "string", "description": text});
+    let properties: serde_json::Map<String, Value> =
+        (0..10).map(|n| (format!("p{n}"), property.clone())).collect();
+    json!({"name": name, "description": "Does much.", "defer_loading": true,
+        "input_schema": {"type": "object", "properties": properties}})
+}
+
+/// What a reference loads costs its definition from then on. The result that loads it is not cut.
+#[tokio::test]
+async fn a_reference_costs_what_it_loads() {
+    let mut play = Play::of("/v1/messages", Mode::Active, eager()).await;
+    let mut request = input(PROGRAMMATIC, "request-1.json");
+    request["tools"] = json!([{"name": "find", "input_schema": {"type": "object"}},
+        long_tool("far"), long_tool("near")]);
+    let call =
+        |id: &str, name: &str| json!([{"type": "tool_use", "id": id, "name": name, "input": {}}]);
+    let result = |id: &str, content: Value| json!([{"type": "tool_result", "tool_use_id": id, "content": content}]);
+    let mut reply = input(PROGRAMMATIC, "reply-1.json");
+    (reply["content"], reply["usage"]) =
+        (call("toolu_1", "find"), json!({"input_tokens": 650, "output_tokens": 50}));
+    let before = play.exchange(&request, &reply).await;
+    assert!(before.estimate() < 1_000, "{}", before.estimate());
+    let grow = |request: &mut Value, role: &str, content: Value| {
+        let messages = request["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": role, "content": content}));
+    };
+    grow(&mut request, "assistant", reply["content"].clone());
+    let reference = json!([{"type": "tool_reference", "tool_name": "near"}]);
+    grow(&mut request, "user", result("toolu_1", reference));
+    (reply["content"], reply["usage"]) =
+        (call("toolu_2", "near"), json!({"input_tokens": 1_900, "output_tokens": 50}));
+    let loaded = play.exchange(&request, &reply).await;
+    loaded.check_untouched();
+    let added = loaded.estimate() - before.estimate();
+    assert!((800..2_000).contains(&added), "{added}");
+    let view = play.view(&loaded).await;
+    let deferred: Vec<_> =
+        view.contents.as_ref().unwrap().deferred.iter().map(|it| it.tool.to_string()).collect();
+    assert_eq!(deferred, ["far"], "{view}");
+    grow(&mut request, "assistant", reply["content"].clone());
+    grow(&mut request, "user", result("toolu_2", json!("Here.")));
+    let later = play.exchange(&request, &input(PROGRAMMATIC, "reply-2.json")).await;
+    later.check_untouched();
+    assert!(is_near(later.estimate(), 1_960), "{}", later.estimate());
+}
+
+/// A paused turn is sent back as it is, and a message waits for its end.
+#[tokio::test]
+async fn queued_messages_wait_while_a_turn_is_paused() {
+    let mut play = Play::of("/v1/messages", Mode::Active, Policy::default()).await;
+    let mut request = input(PROGRAMMATIC, "request-1.json");
+    let content = json!([
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+        {"type": "server_tool_use", "id": "srvtoolu_2", "name": "web_search", "input": {"query": "r"}}
+    ]);
+    let mut reply = input(PROGRAMMATIC, "reply-1.json");
+    (reply["content"], reply["stop_reason"]) = (content.clone(), json!("pause_turn"));
+    let scene = play.exchange(&request, &reply).await;
+    play.queue(&scene, "Mind the tide.").await;
+    let messages = request["messages"].as_array_mut().unwrap();
+    messages.push(json!({"role": "assistant", "content": content}));
+    play.exchange(&request, &input(PROGRAMMATIC, "reply-2.json")).await.check_untouched();
+}

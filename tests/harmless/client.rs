@@ -49,6 +49,8 @@ pub struct ToolResult {
     pub in_blocks: bool,
     /// It loads a deferred tool.
     pub loads: bool,
+    /// The program that reads it.
+    pub caller: Option<Value>,
 }
 
 impl ToolResult {
@@ -62,6 +64,7 @@ impl ToolResult {
             has_picture: false,
             in_blocks: false,
             loads: false,
+            caller: call.caller,
         }
     }
 }
@@ -70,8 +73,8 @@ impl ToolResult {
 pub struct ToolCall {
     pub id: String,
     pub name: String,
-    /// Code at the provider called.
-    pub by_program: bool,
+    /// The program at the provider that called.
+    pub caller: Option<Value>,
 }
 
 /// What a client does with reasoning.
@@ -103,7 +106,7 @@ pub struct ClientStyle {
     pub trims_text: bool,
     /// Signatures are written in the URL-safe alphabet (Gemini).
     pub url_safe_signatures: bool,
-    /// Code at the provider may call its tools (Anthropic).
+    /// Programs at the provider may call its tools (Anthropic, Responses).
     pub programs: bool,
     /// One tool is deferred, and another one finds it (Anthropic).
     pub defers: bool,
@@ -236,6 +239,9 @@ fn body(dialect: Dialect, head: &Head, messages: Vec<Value>, style: ClientStyle)
             tools.push(json!({"type": "code_execution_20260120", "name": "code_execution"}));
         }
     }
+    if dialect == Dialect::Responses && style.programs {
+        array_mut(&mut body["tools"]).push(json!({"type": "programmatic_tool_calling"}));
+    }
     if head.tools.is_empty() {
         body.as_object_mut().unwrap().remove("tools");
     }
@@ -310,7 +316,13 @@ fn result_messages(
                     true => json!([{"type": "input_text", "text": result.text}]),
                     false => json!(result.text),
                 };
-                json!({"type": "function_call_output", "call_id": result.id, "output": output})
+                let id = &result.id;
+                let mut item =
+                    json!({"type": "function_call_output", "call_id": id, "output": output});
+                if let Some(caller) = &result.caller {
+                    item["caller"] = caller.clone();
+                }
+                item
             };
             results.iter().map(item).collect()
         }
@@ -447,14 +459,15 @@ pub fn read_reply(dialect: Dialect, answer: &Value) -> (Value, Vec<ToolCall>) {
     let tool_call = |id: &Value, name: &Value| ToolCall {
         id: id.as_str().unwrap_or_default().to_owned(),
         name: name.as_str().unwrap_or_default().to_owned(),
-        by_program: false,
+        caller: None,
     };
+    let caller = |call: &Value| call.get("caller").filter(|caller| caller.is_object()).cloned();
     match dialect {
         Dialect::Anthropic => {
             let blocks = answer["content"].as_array().cloned().unwrap_or_default();
             let calls = blocks.iter().filter(|block| has_type(block, &["tool_use"]));
             let calls = calls.map(|block| ToolCall {
-                by_program: block["caller"].is_object(),
+                caller: caller(block),
                 ..tool_call(&block["id"], &block["name"])
             });
             let calls = calls.collect();
@@ -470,7 +483,11 @@ pub fn read_reply(dialect: Dialect, answer: &Value) -> (Value, Vec<ToolCall>) {
         Dialect::Responses => {
             let items = answer["output"].as_array().cloned().unwrap_or_default();
             let calls = items.iter().filter(|item| has_type(item, &["function_call"]));
-            let calls = calls.map(|item| tool_call(&item["call_id"], &item["name"])).collect();
+            let calls = calls.map(|item| ToolCall {
+                caller: caller(item),
+                ..tool_call(&item["call_id"], &item["name"])
+            });
+            let calls = calls.collect();
             (json!({"output": items}), calls)
         }
         Dialect::Gemini => {
@@ -535,23 +552,35 @@ pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
     body[name].as_array().into_iter().flatten().map(normalized).collect()
 }
 
-/// The results in a history that are no context: those for code, by the ids of their calls.
-pub fn kept_out(body: &Value) -> Vec<(&Value, &Value)> {
-    let messages = body["messages"].as_array().into_iter().flatten();
-    let blocks = messages.flat_map(|message| message["content"].as_array().into_iter().flatten());
-    let all: Vec<&Value> = blocks.collect();
-    let by_code = |id: &Value| {
-        all.iter().any(|call| {
-            call["id"] == *id && has_type(call, &["tool_use"]) && call["caller"].is_object()
-        })
+/// The results in a history that are no context, by the ids of their calls: those for programs, and those that load
+/// tools.
+pub fn kept_out(dialect: Dialect, body: &Value) -> Vec<(&Value, &Value)> {
+    let calls = all_with(body, "caller");
+    let by_program =
+        |id: &Value| calls.iter().any(|call| call["id"] == *id || call["call_id"] == *id);
+    let loads = |content: &Value| content.to_string().contains("\"tool_reference\"");
+    let results = results_by_id(dialect, body).into_iter();
+    results.filter(|(id, content)| by_program(id) || loads(content)).collect()
+}
+
+/// The results in a history, by the ids of their calls (Anthropic, Responses).
+pub fn results_by_id(dialect: Dialect, body: &Value) -> Vec<(&Value, &Value)> {
+    let (id, content) = match dialect {
+        Dialect::Anthropic => ("tool_use_id", "content"),
+        Dialect::Responses => ("call_id", "output"),
+        Dialect::Chat | Dialect::Gemini => return Vec::new(),
     };
-    let results = all.iter().filter(|block| has_type(block, &["tool_result"]));
-    let results = results.filter(|block| {
-        let loads = block["content"].as_array().into_iter().flatten();
-        by_code(&block["tool_use_id"])
-            || loads.into_iter().any(|part| has_type(part, &["tool_reference"]))
+    let results = all_with(body, content).into_iter().filter(|result| result.get(id).is_some());
+    results.map(|result| (&result[id], &result[content])).collect()
+}
+
+/// The items and blocks of a history that have a member.
+fn all_with<'v>(body: &'v Value, member: &str) -> Vec<&'v Value> {
+    let items = body["messages"].as_array().or(body["input"].as_array()).into_iter().flatten();
+    let blocks = items.flat_map(|item| {
+        std::iter::once(item).chain(item["content"].as_array().into_iter().flatten())
     });
-    results.map(|block| (&block["tool_use_id"], &block["content"])).collect()
+    blocks.filter(|block| block.get(member).is_some()).collect()
 }
 
 /// The contents of all tool results in a history, in order.

@@ -153,7 +153,7 @@ impl Session {
                 let text = self.dice.words(words);
                 let (id, name) = (call.id, call.name);
                 let (is_error, has_picture, in_blocks) = (false, false, self.dice.once_in(3));
-                let loads = false;
+                let (loads, caller) = (false, None);
                 results.push(ToolResult {
                     id,
                     name,
@@ -162,6 +162,7 @@ impl Session {
                     has_picture,
                     in_blocks,
                     loads,
+                    caller,
                 });
             }
             self.history.push(HistoryItem::ToolResults(results));

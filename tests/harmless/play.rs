@@ -374,16 +374,17 @@ impl Play {
         let words = self.dice.of(&[1, 20, 200, 2000]);
         let is_anthropic = self.dialect == Dialect::Anthropic;
         let finds = self.style.defers && is_anthropic && call.name == client::FINDER;
-        let loads = finds && !call.by_program;
+        let loads = finds && call.caller.is_none();
         ToolResult {
             id: call.id,
             name: call.name,
             text: self.dice.words(words),
             is_error: self.dice.once_in(10) && !loads,
             // Code takes only text.
-            has_picture: self.dice.once_in(10) && !call.by_program && !loads,
+            has_picture: self.dice.once_in(10) && call.caller.is_none() && !loads,
             in_blocks: self.dice.once_in(3),
             loads,
+            caller: call.caller,
         }
     }
 

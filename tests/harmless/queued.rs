@@ -95,6 +95,7 @@ async fn session(
             has_picture: dice.once_in(3),
             in_blocks: dice.once_in(3),
             loads: false,
+            caller: None,
         });
         history.push(HistoryItem::ToolResults(results.collect()));
     }

@@ -154,7 +154,7 @@ impl Reader {
             }
             "tool_use" => parts.push(self.tool_call(block)),
             "server_tool_use" | "mcp_tool_use" => {
-                parts.push(Part { server_step: Some(ServerStep::Begins), ..self.tool_call(block) })
+                parts.push(Part { server_step: Some(ServerStep::Begins), ..self.tool_call(block) });
             }
             _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
             "compaction" => {

@@ -86,7 +86,7 @@ fn load_tools(conversation: &mut Conversation) {
     match dialect {
         // The item that loads a function repeats its definition.
         Dialect::OpenaiResponses => {
-            conversation.tools.retain(|tool| tool.audience != Audience::Nobody || !is_loaded(tool))
+            conversation.tools.retain(|tool| tool.audience != Audience::Nobody || !is_loaded(tool));
         }
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::Gemini => {
             for tool in conversation.tools.iter_mut().filter(|tool| is_loaded(tool)) {

@@ -358,19 +358,14 @@ impl Play {
         Ok(())
     }
 
-    /// What is no context goes out as it came: results for code, and results that load tools.
+    /// What is no context goes out as it came: results for programs, and results that load tools.
     fn check_kept_out(&mut self, checked: &CheckedExchange<'_>) -> Result<(), String> {
-        if self.dialect != Dialect::Anthropic {
-            return Ok(());
-        }
-        let data = client::kept_out(checked.body);
+        let data = client::kept_out(self.dialect, checked.body);
         for entry in checked.log {
-            let sent = client::history(self.dialect, &entry.request.body);
-            for block in sent.iter().flat_map(|it| it["content"].as_array().into_iter().flatten()) {
-                let own = data.iter().find(|(id, _)| **id == block["tool_use_id"]);
-                let Some((_, content)) = own else { continue };
-                if normalized(content) != normalized(&block["content"]) {
-                    return Err(format!("no context, but cut: {content}, now {block}"));
+            for (id, sent) in client::results_by_id(self.dialect, &entry.request.body) {
+                let Some((_, own)) = data.iter().find(|(own, _)| *own == id) else { continue };
+                if normalized(own) != normalized(sent) {
+                    return Err(format!("no context, but cut: {own}, now {sent}"));
                 }
                 self.counts.kept_out += 1;
             }

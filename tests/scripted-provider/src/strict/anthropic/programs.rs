@@ -147,7 +147,7 @@ pub(super) fn results_of_code(request: &ReceivedRequest) -> Vec<Value> {
 pub(super) fn calls_by_code(request: &ReceivedRequest, rounds: u64) -> bool {
     let has_code =
         items(&request.body["tools"]).any(|tool| text(&tool["type"]).starts_with("code_execution"));
-    has_code && request.body["stream"] != true && rounds % 2 == 0
+    has_code && request.body["stream"] != true && rounds.is_multiple_of(2)
 }
 
 /// The code that calls, and who it is to the calls.
@@ -156,4 +156,80 @@ pub(super) fn code(ids: &mut IdGenerator) -> (Value, Value) {
     let input = json!({"code": "print(sum(row['revenue'] for row in await query()))"});
     let caller = json!({"type": "code_execution_20260120", "tool_id": id});
     (json!({"type": "server_tool_use", "id": id, "name": "code_execution", "input": input}), caller)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strict::tests::Client;
+    use crate::strict::{Rules, ScriptedReply};
+
+    fn client() -> Client {
+        let headers = [("x-api-key", "key"), ("anthropic-version", "2023-06-01")];
+        Client::new("/v1/messages", &headers, Rules::default())
+    }
+
+    fn first() -> Value {
+        let schema = json!({"type": "object", "properties": {}});
+        json!({
+            "model": "claude-sonnet-4-5", "max_tokens": 8000,
+            "tools": [
+                {"type": "code_execution_20260120", "name": "code_execution"},
+                {"name": "query", "input_schema": schema},
+                {"name": "late", "defer_loading": true, "input_schema": schema},
+            ],
+            "messages": [{"role": "user", "content": "How many are there?"}],
+        })
+    }
+
+    fn add(body: &mut Value, role: &str, content: Value) {
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": role, "content": content}));
+    }
+
+    /// Whatever the result for code says, it costs the same; nothing else may come with it.
+    #[test]
+    fn results_for_code_cost_nothing_and_come_alone() {
+        let client = client();
+        let mut body = first();
+        let reply = ScriptedReply::text("I count.").with_call("query", json!({}));
+        let answer = client.reply_to(&body, reply);
+        add(&mut body, "assistant", answer["content"].clone());
+        let call = items(&answer["content"]).find(|block| block["type"] == "tool_use").unwrap();
+        let result =
+            |text: &str| json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
+        let with = |content: Value| {
+            let mut body = body.clone();
+            add(&mut body, "user", content);
+            body
+        };
+        let tokens = |text: &str| client.accept(&with(json!([result(text)]))).input_tokens;
+        assert_eq!(tokens("1"), tokens(&"1,".repeat(10_000)));
+        let text = json!({"type": "text", "text": "Well?"});
+        let refused = with(json!([result("1"), text]));
+        client.refuse(&refused, Rule::CallUnanswered, "`code_execution` tool use with id");
+        let ended = client.reply_to(&with(json!([result("1")])), ScriptedReply::text("One."));
+        assert_eq!(ended["content"][0]["type"], "code_execution_tool_result");
+    }
+
+    #[test]
+    fn a_tool_is_called_after_it_was_loaded() {
+        let client = client();
+        let mut body = first();
+        let call = |id: &str, name: &str| json!([{"type": "tool_use", "id": id, "name": name, "input": {}}]);
+        let result = |id: &str, content: Value| json!([{"type": "tool_result", "tool_use_id": id, "content": content}]);
+        let mut early = body.clone();
+        add(&mut early, "assistant", call("a", "late"));
+        add(&mut early, "user", result("a", json!("Found.")));
+        client.refuse(&early, Rule::BadValue, "not loaded");
+        add(&mut body, "assistant", call("s", "query"));
+        let reference = |name: &str| json!([{"type": "tool_reference", "tool_name": name}]);
+        let mut unknown = body.clone();
+        add(&mut unknown, "user", result("s", reference("nobody")));
+        client.refuse(&unknown, Rule::BadValue, "not found in available tools");
+        add(&mut body, "user", result("s", reference("late")));
+        add(&mut body, "assistant", call("a", "late"));
+        add(&mut body, "user", result("a", json!("Found.")));
+        client.accept(&body);
+    }
 }

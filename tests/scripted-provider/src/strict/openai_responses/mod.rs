@@ -7,6 +7,7 @@
 mod compaction;
 mod fields;
 mod pairs;
+mod programs;
 mod reasoning;
 mod response;
 
@@ -54,7 +55,8 @@ impl InputItem<'_> {
 
     /// Whether the model wrote it.
     fn is_output(&self) -> bool {
-        matches!(self.kind.as_str(), "reasoning" | "function_call" | "custom_tool_call")
+        let kinds = ["reasoning", "function_call", "custom_tool_call", "program", "program_output"];
+        kinds.contains(&self.kind.as_str())
             || self.kind == "message" && self.value["role"] == "assistant"
     }
 }
@@ -87,6 +89,7 @@ pub(super) fn parse(
     compaction::check(request, model, store, &list)?;
     let signatures = reasoning::signatures(request, model, store, &list)?;
     pairs::check(store, &list, &signatures)?;
+    programs::check(&list)?;
     let mut pieces = front(&request.body);
     let (system, tools) = pieces.split_last().map_or((0, &[][..]), |(last, all)| (last.hash, all));
     let tools = tools.iter().fold(0, |chain, piece| link(chain, piece.hash));
@@ -101,6 +104,7 @@ pub(super) fn parse(
                 pieces.push(measure_encrypted("reasoning", encrypted, *tokens).at(place(0)));
             }
             ("reasoning", None) => {}
+            _ if programs::is_hidden(item) => {}
             _ => pieces.extend(
                 measure_item(item)
                     .into_iter()
@@ -208,6 +212,8 @@ fn measure_item(item: &InputItem<'_>) -> Vec<PieceContent> {
             let call = format!("{}\n{}", text(item.field("name")), text(item.field("arguments")));
             vec![measure_text(&tag("call_id"), &call)]
         }
+        "program" => vec![measure_text(&tag("call_id"), text(item.field("code")))],
+        "program_output" => vec![measure_text(&tag("call_id"), text(item.field("result")))],
         "custom_tool_call" => {
             let call = format!("{}\n{}", text(item.field("name")), text(item.field("input")));
             vec![measure_text(&tag("call_id"), &call)]

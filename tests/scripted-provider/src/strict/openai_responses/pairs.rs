@@ -90,6 +90,7 @@ fn check_following_items(store: &ReplyStore, list: &[InputItem<'_>]) -> Result<(
 fn is_output(item: &InputItem<'_>) -> bool {
     item.kind == "message" && item.field("role") == "assistant"
         || CALLS.contains(&item.kind.as_str())
+        || item.kind.starts_with("program")
 }
 
 /// An item with an id comes with the reasoning before it.

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use super::{DIALECT, InputItem, measure_item};
+use super::{DIALECT, InputItem, measure_item, programs};
 use crate::strict::prompt::{PIECE_OVERHEAD_TOKENS, items, link, text};
 use crate::strict::reply::{ScriptedPart, ScriptedReply};
 use crate::strict::reply_store::{
@@ -26,11 +26,23 @@ pub(crate) fn write_response(
     let phase = model.phases.then(|| if reply.has_calls() { "commentary" } else { "final_answer" });
     let max = accepted.basis.context.max_output.unwrap_or(u64::MAX);
     let (mut output_tokens, mut reasoning_tokens, mut item_tokens) = (0, 0, Vec::new());
-    let (mut output, mut status) = (Vec::new(), "completed");
+    let (mut output, mut status) = (programs::outputs(request, ids), "completed");
+    let by_program = programs::calls_by_program(request, accepted.basis.context.rounds);
+    let mut caller = Value::Null;
     for part in &reply.parts {
-        let (item, reasoning) = output_item(part, phase, accepted.basis.omits_thinking, ids);
-        let cost =
+        let (mut item, reasoning) = output_item(part, phase, accepted.basis.omits_thinking, ids);
+        let mut cost =
             reasoning.map_or_else(|| item_cost(&item), |tokens| tokens + PIECE_OVERHEAD_TOKENS);
+        if by_program && item["type"] == "function_call" {
+            // The program calls, so only the program is output.
+            cost = 0;
+            if caller.is_null() {
+                let (program, by) = programs::program(ids);
+                (cost, caller) = (item_cost(&program), by);
+                output.push(program);
+            }
+            item["caller"] = caller.clone();
+        }
         if output_tokens + cost > max {
             status = "incomplete";
             break;
