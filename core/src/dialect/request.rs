@@ -4,9 +4,10 @@
 
 use foldhash::HashMap;
 
+use super::audience::assign::assign;
 use super::conversation::Conversation;
 use super::kinds::{Dialect, Purpose};
-use super::{anthropic, audience, gemini, openai_chat, openai_responses, paths, purpose, size};
+use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, size};
 use crate::wire::json::Document;
 
 /// Reads a request of `dialect`. `target` is its path and query, which has purpose, model and stream in some
@@ -23,7 +24,7 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
         Dialect::OpenaiResponses => openai_responses::read_in(document, body),
         Dialect::Gemini => gemini::read_in(document, body),
     };
-    audience::assign(&mut conversation);
+    assign(&mut conversation);
     if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
         let model = || endpoint.model.as_deref().map(Into::into);
         conversation.model = conversation.model.or_else(model);
