@@ -46,6 +46,7 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     a_turn_takes_its_draft_away(&fresh()).await;
     a_draft_goes_with_its_turn_alone(&fresh()).await;
     a_turn_takes_the_place_of_one_that_was_interrupted(&fresh()).await;
+    a_whole_reply_takes_the_place_of_a_part_of_it(&fresh()).await;
     the_drafts_of_who_lives_stay(&fresh()).await;
     drafts_go_with_their_scope(&fresh()).await;
     a_deleted_scope_stays_deleted(&fresh()).await;
@@ -380,6 +381,24 @@ async fn a_turn_takes_the_place_of_one_that_was_interrupted(store: &impl Store) 
     let again = store.put_if_absent(scope("t", "s"), vec![draft(1, 60).record]).await.unwrap();
     assert_eq!(again, [WriteOutcome::Existed(ended.value.clone())], "not the other way round");
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), std::slice::from_ref(&ended));
+    let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
+    assert_eq!((line.turns, line.records, line.input), (1, 1, 50));
+}
+
+/// A reply that came after its exchange had ended counts, once.
+async fn a_whole_reply_takes_the_place_of_a_part_of_it(store: &impl Store) {
+    for (outcome, input, is_written) in [
+        ("client_left", 10, true),
+        ("upstream_failed", 20, false),
+        ("complete", 50, true),
+        ("complete", 60, false),
+        ("client_left", 70, false),
+    ] {
+        let usage = format!(r#""usage":{{"input":{input}}}"#);
+        let value = format!(r#"{{"kind":"turn",{usage},"outcome":"{outcome}"}}"#);
+        let put = store.put_if_absent(scope("t", "s"), vec![turn(1, &value, 10)]).await.unwrap();
+        assert_eq!(put == [WriteOutcome::Written], is_written, "{outcome} {input}");
+    }
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.records, line.input), (1, 1, 50));
 }

@@ -256,6 +256,29 @@ async fn a_failed_reply_ends_its_turn() {
     }
 }
 
+/// An error in place of the reply says nothing of it.
+#[tokio::test]
+async fn an_error_of_a_poll_is_not_the_reply() {
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    bench.poll(&[r#"{"error": {"message": "try again"}}"#, "{}", "", COMPLETED]).await;
+    bench.is_booked_once(5).await;
+}
+
+/// Chat Completions can be stored, too.
+#[tokio::test]
+async fn a_stored_completion_completes_the_turn_of_its_broken_stream() {
+    let request = r#"{"model":"gpt-5","stream":true,"store":true,"messages":[{"role":"user","content":"Hi"}]}"#;
+    let begun = "data: {\"id\":\"chatcmpl-1\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"I will\"},\"finish_reason\":null}]}\n\n";
+    let whole = r#"{"id":"chatcmpl-1","object":"chat.completion","model":"gpt-5","choices":[{"index":0,"message":{"role":"assistant","content":"I will read."},"finish_reason":"stop"}],"usage":{"prompt_tokens":420,"completion_tokens":60,"total_tokens":480,"completion_tokens_details":{"reasoning_tokens":30}}}"#;
+    let mut bench = Bench::new().await;
+    bench.stream("/v1/chat/completions", Some(request), begun, false).await;
+    for _ in 0..2 {
+        bench.exchange("key-one", "/v1/chat/completions/chatcmpl-1", None, whole).await;
+    }
+    bench.is_booked_once(3).await;
+}
+
 /// Nobody else learns of a reply by polling its id, whatever the provider answers, and nothing is booked.
 #[tokio::test]
 async fn another_credential_completes_nothing() {

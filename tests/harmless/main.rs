@@ -26,6 +26,7 @@ mod client;
 mod counts;
 mod defects;
 mod dice;
+mod endings;
 mod endless;
 mod hostile;
 mod long;

@@ -19,9 +19,9 @@ use super::footprint::{block_bytes, entry_bytes, list_bytes, text_bytes};
 use super::repair::RepairDecision;
 use super::signature::signature_key;
 use super::{
-    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
-    Outcome, QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, ReplyForm,
-    Revocation, Sketch, SketchPart, Suspension, ThreadId, Turn,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome,
+    QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, ReplyForm, Revocation,
+    Sketch, SketchPart, Suspension, ThreadId, Turn,
 };
 use crate::dialect::hints::ClientHints;
 use crate::dialect::reply::runs;
@@ -510,16 +510,6 @@ impl Ledger {
     fn listed(&self, indexes: Option<&Vec<usize>>) -> impl Iterator<Item = &Arc<Turn>> {
         let indexes = indexes.map(Vec::as_slice).unwrap_or_default();
         indexes.iter().rev().filter_map(|index| self.turns.get(*index))
-    }
-}
-
-impl InjectedMessage {
-    /// Its place, if a request took it.
-    pub fn place(&self) -> Option<&InjectionPlace> {
-        match &self.state {
-            InjectionState::Injected(place) => Some(place),
-            InjectionState::Removed => None,
-        }
     }
 }
 

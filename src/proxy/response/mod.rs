@@ -5,6 +5,7 @@
 mod event_data;
 pub(super) mod observe;
 pub(super) mod request_body;
+pub(super) mod response_body;
 pub(super) mod silence;
 pub(super) mod status;
 pub(super) mod tap;

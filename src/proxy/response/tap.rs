@@ -22,9 +22,8 @@ use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::dialect::reading::BodyEnd;
-use crate::proxy::http::body::{ConnectionError, OutgoingBody};
+use crate::proxy::http::body::ConnectionError;
 use crate::proxy::http::memory::HeldMemory;
-use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
@@ -72,69 +71,6 @@ impl TurnWrite {
             }
             Self::Reading(reading) => reading.as_mut().poll(cx),
         }
-    }
-}
-
-/// A response body of our own, or an upstream's in a tap.
-pub(crate) enum ResponseBody {
-    /// Our own body.
-    Ours(Option<Bytes>),
-    /// An upstream's, and the window for its unsent pieces.
-    Tapped(Box<Tap<OutgoingBody>>, SendWindow),
-}
-
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = ConnectionError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
-        match self.get_mut() {
-            ResponseBody::Ours(bytes) => {
-                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
-            }
-            ResponseBody::Tapped(tap, window) => {
-                ready!(window.poll_ready(cx));
-                let frame = ready!(Pin::new(tap.as_mut()).poll_frame(cx));
-                let pass = |frame: Frame<Bytes>| frame.map_data(|data| window.pass(data));
-                Poll::Ready(frame.map(|frame| frame.map(pass)))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            ResponseBody::Ours(bytes) => bytes.is_none(),
-            ResponseBody::Tapped(tap, _) => tap.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            ResponseBody::Ours(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
-            ResponseBody::Tapped(tap, _) => tap.size_hint(),
-        }
-    }
-}
-
-impl Drop for ResponseBody {
-    /// A client may leave at the finish reason. The usage that we asked for comes after it, and is still read.
-    fn drop(&mut self) {
-        let ResponseBody::Tapped(tap, _) = self else { return };
-        let Ok(runtime) = Handle::try_current() else { return };
-        if !tap.awaits_usage() {
-            return;
-        }
-        let mut body = std::mem::replace(self, ResponseBody::Ours(None));
-        runtime.spawn(async move {
-            if let ResponseBody::Tapped(tap, _) = &mut body {
-                tap.read_usage().await;
-            }
-        });
     }
 }
 
@@ -231,7 +167,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// Whether it ends with usage that we asked for, which has not come.
-    fn awaits_usage(&self) -> bool {
+    pub(super) fn awaits_usage(&self) -> bool {
         let asked = matches!(self.actions.edits.as_deref(), Some(ResponseEdits::Strips(_)));
         let is_finished = self.actions.observer.as_ref().is_some_and(ResponseObserver::is_finished);
         let is_breaking = *self.recorder.phase.borrow() == ServingPhase::Breaking;
@@ -239,7 +175,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// Reads it on without its client, once, until its reply has ended or the wait is over.
-    async fn read_usage(&mut self)
+    pub(super) async fn read_usage(&mut self)
     where
         B: Unpin,
         B::Error: Into<ConnectionError>,

@@ -32,26 +32,33 @@ pub(super) struct ExchangeEnding {
 impl ExchangeEnding {
     /// Completes a draft to a turn, once its reply is known.
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
-        let tokenizer = Tokenizer::now(draft.family);
         Turn {
-            after: reply.chain_after(draft.position.chain),
             response: reply.id.clone(),
             provider_request_id: self.provider_request_id,
             repeated_calls: info.repeated_calls,
             ended: self.ended,
-            usage: reply.usage.clone(),
-            stop: reply.stop,
             outcome: match self.outcome {
                 Outcome::Complete if is_pending(reply, draft.dialect) => Outcome::Interrupted,
                 outcome => outcome,
             },
             window: info.model.window,
             reserve: info.reserve,
-            reply: budget::reply(reply, tokenizer),
-            anchor_keys: ledger::anchor_keys(reply),
-            others: budget::other_forms(reply, draft.position.chain, tokenizer),
-            ..draft
+            ..with_reply(draft, reply)
         }
+    }
+}
+
+/// A turn with what its reply says.
+fn with_reply(turn: Turn, reply: &Reply) -> Turn {
+    let (chain, tokenizer) = (turn.position.chain, Tokenizer::now(turn.family));
+    Turn {
+        after: reply.chain_after(chain),
+        usage: reply.usage.clone(),
+        stop: reply.stop,
+        reply: budget::reply(reply, tokenizer),
+        anchor_keys: ledger::anchor_keys(reply),
+        others: budget::other_forms(reply, chain, tokenizer),
+        ..turn
     }
 }
 
@@ -63,17 +70,12 @@ fn is_pending(reply: &Reply, dialect: Dialect) -> bool {
 /// A turn with the reply that came after its exchange had ended.
 pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Millis) -> Turn {
     Turn {
-        after: reply.chain_after(turn.position.chain),
         response: turn.response.clone().or_else(|| reply.id.clone()),
         ended,
-        usage: reply.usage.clone(),
-        stop: reply.stop,
         outcome,
-        reply: budget::reply(reply, Tokenizer::now(turn.family)),
-        anchor_keys: ledger::anchor_keys(reply),
         // It was predicted from a reply that was not there.
         carry: None,
-        ..turn.clone()
+        ..with_reply(turn.clone(), reply)
     }
 }
 

@@ -36,8 +36,9 @@ impl LateReply {
         mut record: ReplyRecord,
         reply: Option<Reply>,
     ) -> (ReplyRecord, Option<FailOpen>) {
-        // While the provider still works on it, it has no reason to have stopped.
-        let Some(reply) = reply.filter(|reply| reply.complete && reply.stop.is_some()) else {
+        // While the provider still works on it, it has no reason to have stopped. An error in its place has no id.
+        let is_final = |reply: &Reply| reply.complete && reply.stop.is_some() && reply.id.is_some();
+        let Some(reply) = reply.filter(is_final) else {
             return (record, None);
         };
         let mut whole = ReplyRecord::new(record.outcome, record.has_body);

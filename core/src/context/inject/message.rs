@@ -39,6 +39,14 @@ impl InjectedMessage {
     pub(crate) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())
     }
+
+    /// Its place, if a request took it.
+    pub fn place(&self) -> Option<&InjectionPlace> {
+        match &self.state {
+            InjectionState::Injected(place) => Some(place),
+            InjectionState::Removed => None,
+        }
+    }
 }
 
 /// What happened to a queued message.

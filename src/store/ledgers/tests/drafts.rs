@@ -146,6 +146,37 @@ async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
     assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 1, "it has been silent");
 }
 
+/// The process is killed while a reply streams; what comes of it later completes the turn, once, and for its tenant alone.
+#[tokio::test]
+async fn the_rest_of_an_interrupted_reply_finds_its_turn() {
+    let store = Arc::new(MemoryStore::default());
+    for session in [Some("s"), None] {
+        let (ours, theirs) = (ledgers(&store), ledgers(&store));
+        let opened =
+            ours.open(lookup("t", session, "1"), &conversation(&user("hi"))).await.unwrap();
+        let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+        reading.push(HEAD.replace("\"m\"", "\"resp\"").as_bytes());
+        guard.latest().note(&reading);
+        let whole = |turn: &Turn| {
+            let is_part = turn.outcome.is_completed_by(Outcome::Complete);
+            is_part.then(|| Turn { outcome: Outcome::Complete, ..turn.clone() })
+        };
+        let unknown = ours.complete_turn(&"u".into(), "resp", whole).await.unwrap();
+        assert_eq!(unknown, None, "another tenant, in flight");
+        ours.write_drafts(7).await.unwrap();
+        std::mem::forget(guard);
+        assert_eq!(theirs.complete_turn(&"t".into(), "resp", whole).await.unwrap(), None);
+        assert_eq!(theirs.adopt_drafts(Duration::ZERO).await.unwrap(), 1);
+        assert_eq!(theirs.complete_turn(&"u".into(), "resp", whole).await.unwrap(), None);
+        let turn = theirs.complete_turn(&"t".into(), "resp", whole).await.unwrap().unwrap();
+        assert_eq!(turn.outcome, Outcome::Complete);
+        assert_eq!(theirs.complete_turn(&"t".into(), "resp", whole).await.unwrap(), None, "once");
+        let scope = opened.scope.clone();
+        theirs.forget(&scope).await.unwrap();
+    }
+}
+
 /// Turns wait while drafts are written, so one write has only some of them: those that have waited longest.
 #[tokio::test]
 async fn drafts_that_wait_longest_are_written_first() {

@@ -8,6 +8,7 @@
 mod anthropic;
 mod cache;
 mod clock;
+mod endings;
 mod gemini;
 mod limits;
 mod openai_chat;
@@ -32,6 +33,7 @@ use http::HeaderMap;
 use serde_json::Value;
 
 use cache::{CachePolicy, CachePrompt, PromptCache};
+use endings::StoredReplies;
 use prompt::{PromptPiece, hash};
 use reply::{ReplyContext, ReplyGenerator};
 use reply_store::{IdGenerator, Prefix, ReplyStore};
@@ -40,6 +42,7 @@ use rules::ModelRules;
 
 pub use cache::{CacheUsage, MissReason, MissedPrefix};
 pub use clock::Clock;
+pub use endings::{ReplyEnding, UsageSum};
 pub use prompt::{MEDIA_TOKENS, PIECE_OVERHEAD_TOKENS, PROMPT_TOKENS, Place, Ttl};
 pub use reply::{ScriptedPart, ScriptedReply};
 pub use request::{Dialect, Operation, ReceivedRequest};
@@ -73,6 +76,9 @@ struct State {
     matched_replies: Vec<MatchedReply>,
     /// The next stream breaks off after this many events.
     cut_after: Option<usize>,
+    /// How the next stream ends.
+    ending: Option<ReplyEnding>,
+    stored: StoredReplies,
     log: RequestLog,
 }
 
@@ -152,6 +158,8 @@ impl StrictProvider {
             queued_replies: VecDeque::new(),
             matched_replies: Vec::new(),
             cut_after: None,
+            ending: None,
+            stored: StoredReplies::default(),
             log: RequestLog::default(),
         };
         Self { clock, state: Arc::new(Mutex::new(state)) }

@@ -17,7 +17,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::{Dialect, HttpResponse, Operation, ReceivedRequest, State, StrictProvider};
+use super::{
+    Dialect, HttpResponse, Operation, ReceivedRequest, ReplyEnding, State, StrictProvider, endings,
+};
 use crate::dialect::{Event, anthropic, gemini, openai_chat, openai_responses};
 use crate::provider::{Body, event_stream, full_body, json_response};
 
@@ -72,6 +74,9 @@ async fn respond(
 ) -> Result<Response<Body>, Infallible> {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path_and_query().map_or("/", |all| all.as_str());
+    if parts.method == http::Method::GET {
+        return Ok(provider.state().stored.read(path));
+    }
     let bytes = match body.collect().await {
         Ok(body) => body.to_bytes(),
         Err(_) => {
@@ -87,14 +92,22 @@ async fn respond(
     let Some(request) = request else {
         return Ok(error_response(StatusCode::NOT_FOUND, "no such path here"));
     };
-    let (response, cut_after) = respond_once(&request, &mut provider.state());
-    Ok(http_response(&request, &response, cut_after))
+    let (response, delivery) = respond_once(&request, &mut provider.state());
+    Ok(http_response(&request, &response, delivery))
 }
 
-/// The response, and after how many events its stream is cut. The state stays locked meanwhile: another reply would
-/// be the last one then.
-fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, Option<usize>) {
-    let response = state.respond(request);
+/// How a stream is delivered.
+#[derive(Clone, Copy, Default)]
+struct Delivery {
+    /// It is cut after this many events.
+    cut_after: Option<usize>,
+    ending: Option<ReplyEnding>,
+}
+
+/// The response, and how its stream is delivered. The state stays locked meanwhile: another reply would be the last one
+/// then.
+fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, Delivery) {
+    let mut response = state.respond(request);
     let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
     let cut_after = if streams { state.cut_after.take() } else { None };
     if let Some(after) = cut_after.filter(|_| request.dialect != Dialect::Gemini) {
@@ -103,7 +116,11 @@ fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, 
             events.iter().take(after).filter(|event| carries_signature(request, event)).count();
         state.store.truncate_last_reply(delivered);
     }
-    (response, cut_after)
+    let ending = if streams { state.ending.take() } else { None };
+    if request.operation == Operation::Reply && response.status == 200 {
+        response.body = state.stored.keep(request, response.body);
+    }
+    (response, Delivery { cut_after, ending })
 }
 
 /// Whether an event delivers a signature. Gemini's come with any part, and are not distinguished.
@@ -124,7 +141,7 @@ fn error_response(status: StatusCode, message: &str) -> Response<Body> {
 fn http_response(
     request: &ReceivedRequest,
     response: &HttpResponse,
-    cut_after: Option<usize>,
+    delivery: Delivery,
 ) -> Response<Body> {
     let status = StatusCode::from_u16(response.status).unwrap_or(StatusCode::BAD_REQUEST);
     let streams = request.stream && request.operation == Operation::Reply && status.is_success();
@@ -132,9 +149,9 @@ fn http_response(
         (false, _) => json_response(status, &response.body),
         (true, true) => {
             let crlf = request.dialect == Dialect::Gemini;
-            let frames = events(request, &response.body);
-            let mut frames: Vec<_> = frames.iter().map(|event| Ok(event.frame(crlf))).collect();
-            if let Some(after) = cut_after.filter(|after| *after < frames.len()) {
+            let frames = endings::frames(delivery.ending, events(request, &response.body), crlf);
+            let mut frames: Vec<_> = frames.into_iter().map(Ok).collect();
+            if let Some(after) = delivery.cut_after.filter(|after| *after < frames.len()) {
                 frames.truncate(after);
                 frames.push(Err(io::Error::other("broken off")));
             }

@@ -135,7 +135,6 @@ pub(super) fn check(request: &ReceivedRequest, model: &ModelRules) -> Result<(),
     }
     let what = match () {
         () if !body["conversation"].is_null() => "conversations",
-        () if body["background"] == true => "background responses",
         () if body["generate"] == false && request.operation == Operation::Reply => "warm-ups",
         () if items(input).any(|item| item["type"] == "compaction_trigger") => {
             "compaction triggers"
