@@ -60,6 +60,7 @@ BY_HAND = {
         "gpt-oss-20b": (131_072, 131_072, None),
         "gpt-oss": (131_072, 131_072, None),
         "codex-mini-latest": (200_000, 100_000, (1.5, 6, 0.375, 1.5)),
+        "gpt-5.3-codex-spark": (128_000, 128_000, None),
         "gpt-4.5-preview": (128_000, 16_384, (75, 150, 37.5, 75)),
         "o1-mini": (128_000, 65_536, (1.1, 4.4, 0.55, 1.1)),
         "o1-preview": (128_000, 32_768, (15, 60, 7.5, 15)),
@@ -90,6 +91,7 @@ BY_HAND = {
         "qwq": (131_072, 32_768, None),
     },
     "Mistral": {
+        "mistral-small-2506": (128_000, 8_191, (0.1, 0.3, 0.01, 0.1)),
         "mistral-small-3.2": (131_072, 32_768, None),
         "mistral-small-3-2": (131_072, 32_768, None),
     },
@@ -117,6 +119,14 @@ BY_HAND = {
         "smollm2-360m": (8_192, 8_192, None),
         "smollm2-1.7b": (8_192, 8_192, None),
     },
+}
+
+# What input may fill, where LiteLLM has the whole window with the output, or another provider's: OpenAI's model pages
+# ("922,000 max input tokens"), and models.dev (2026-07-02) for the rest.
+WINDOWS = {
+    r"gpt-5\.[45](-pro)?$": 922_000,
+    r"gpt-5\.1-codex|gpt-5-pro$|gpt-5\.6-cyber$": 272_000,
+    r"minimax-m2\.[15]": 204_800,
 }
 
 # By the beginning of a name, for models newer than this file: the tokenizer is certain, the rest is a guess.
@@ -232,6 +242,7 @@ def number(value):
 
 def line(maker, name, window, output, price):
     least, ttl = cache(maker, name)
+    window = next((fits for start, fits in WINDOWS.items() if re.match(start, name)), window)
     fields = [f"window = {window:_}", f"max_output = {output:_}", f'family = "{family(name)}"']
     if binding(name) == "prefix":
         fields.append('binding = "prefix"')

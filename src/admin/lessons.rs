@@ -66,9 +66,13 @@ impl From<LessonLine> for LessonView {
             Lesson::CountMissing => ("token counting missing", None),
             Lesson::CompactionRefused => ("compaction refused", None),
             Lesson::Window(window) => ("window", Some(window)),
+            Lesson::ListedWindow(window) => ("listed window", Some(window)),
             Lesson::MaxOutput(most) => ("most output", Some(most)),
         };
-        let lesson = lesson.to_owned();
+        let lesson = match line.door.name() {
+            Some(door) => format!("{lesson} ({door})"),
+            None => lesson.to_owned(),
+        };
         Self { id, upstream, model, lesson, window, believed, tenants, since, expires, reach }
     }
 }

@@ -18,6 +18,7 @@ use super::recall::{ReadBudget, Recall, RecallOutcome};
 use super::{Record, RecordKind, Scope, Store, StoreError};
 use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
+use crate::dialect::model_list::ListedModel;
 use entry::{LessonEvent, LessonNote};
 
 pub(crate) use state::LessonOffer;
@@ -73,6 +74,40 @@ impl Lessons {
         self.state().window(source, believed, now)
     }
 
+    /// The window of a model that a list of models named, tokens.
+    pub fn listed_window(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
+        self.state().listed_window(source, now)
+    }
+
+    /// Learns the windows that a list named, except those that are assumed anyway, of at most `most` models;
+    /// returns how many.
+    /// `assumed`: each model with its window in the list, and the one that is assumed without it.
+    pub(crate) async fn learn_listed(
+        &self,
+        source: &LessonSource<'_>,
+        assumed: &[(ListedModel, u64)],
+        most: usize,
+        now: Millis,
+    ) -> usize {
+        let (mut learned, mut differ) = (0, 0);
+        let mut all_notes = Vec::new();
+        for (listed, assumed) in assumed {
+            let source = LessonSource { model: &listed.name, ..*source };
+            let mut state = self.state();
+            let effective = state.listed_window(&source, now).unwrap_or(*assumed);
+            if effective != listed.window && differ < most {
+                differ += 1;
+                let about = LessonSubject::new(&source, Lesson::ListedWindow(listed.window), None);
+                let (_, notes) = state.learn(&source, about, now);
+                learned += usize::from(!notes.is_empty());
+                all_notes.extend(notes);
+            }
+        }
+        // If saving fails, it is learned again.
+        self.keep(all_notes).await.ok();
+        learned
+    }
+
     /// The model's maximum output in tokens, if it was learned.
     pub fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
         self.state().max_output(source, now)
@@ -86,9 +121,7 @@ impl Lessons {
         believed: Option<u64>,
         now: Millis,
     ) -> LessonOffer {
-        let model = if lesson.is_about_all_models() { "" } else { source.model };
-        let (upstream, model) = (source.upstream.into(), model.into());
-        let about = LessonSubject { upstream, model, lesson, believed };
+        let about = LessonSubject::new(source, lesson, believed);
         let (outcome, notes) = self.state().learn(source, about, now);
         // If saving fails, it is learned again.
         self.keep(notes).await.ok();

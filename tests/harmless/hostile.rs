@@ -92,6 +92,7 @@ pub async fn learned_state(server: &TestServer, exchange: &Exchange) -> LearnedS
         tenant: exchange.tenant.as_ref(),
         upstream: exchange.upstream.as_deref().unwrap_or_default(),
         model: exchange.model.as_deref().unwrap_or_default(),
+        door: Default::default(),
         vouched: true,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;

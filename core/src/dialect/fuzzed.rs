@@ -3,7 +3,9 @@
 //! `fuzz/` runs the same functions for longer.
 
 use super::recordings::{DIALECTS, data, files};
-use super::{Dialect, anthropic, gemini, openai_chat, openai_responses, paths, reading, rewrite};
+use super::{
+    Dialect, anthropic, gemini, model_list, openai_chat, openai_responses, paths, reading, rewrite,
+};
 use crate::wire::{encoding, json, splice, sse, websocket};
 
 /// Longest file that is fuzzed: the functions read their input about a hundred times.
@@ -56,6 +58,7 @@ fn attack(dialect: Dialect, bytes: &[u8]) {
     websocket::fuzz(bytes);
     rewrite::fuzz(bytes);
     paths::fuzz(bytes);
+    model_list::fuzz(bytes);
     reading::fuzz(dialect, bytes);
     match dialect {
         Dialect::Anthropic => anthropic::fuzz(bytes),

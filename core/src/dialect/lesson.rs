@@ -38,8 +38,10 @@ pub enum Lesson {
     CountMissing,
     /// It does not compact a model's context.
     CompactionRefused,
-    /// A model's window, tokens.
+    /// A model's window, tokens, as a refusal names it.
     Window(u64),
+    /// A model's window, tokens, as the provider's list of models names it.
+    ListedWindow(u64),
     /// A model's maximum output, tokens.
     MaxOutput(u64),
 }
@@ -48,6 +50,14 @@ impl Lesson {
     /// Whether it applies to all models of an upstream.
     pub fn is_about_all_models(self) -> bool {
         self == Self::UsageRefused
+    }
+
+    /// The window that it names.
+    pub fn window(self) -> Option<u64> {
+        match self {
+            Self::Window(window) | Self::ListedWindow(window) => Some(window),
+            _ => None,
+        }
     }
 }
 

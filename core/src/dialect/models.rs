@@ -4,6 +4,7 @@
 //! overrides. Names have many spellings (provider prefixes, dates, tags); an unknown name gets
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
+mod chatgpt;
 mod pictures;
 
 use std::sync::OnceLock;
@@ -13,6 +14,8 @@ pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
+
+use super::door::Door;
 
 /// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -86,6 +89,12 @@ pub struct Model {
     /// How long an unused cached prefix lives, seconds; 0 if nothing is promised.
     #[serde(default)]
     pub cache_ttl_s: u64,
+    /// The door that the window belongs to.
+    #[serde(skip)]
+    pub door: Door,
+    /// Whether the configuration names the window: nothing else then changes it but a refusal.
+    #[serde(skip)]
+    pub is_configured: bool,
     /// Whether the name was found. If not, window and limits are safe guesses, and the caller logs the name
     /// once.
     #[serde(skip, default = "yes")]
@@ -146,6 +155,8 @@ impl Model {
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,
+            door: Door::default(),
+            is_configured: false,
             known: false,
         }
     }
@@ -164,8 +175,20 @@ impl Model {
     #[must_use]
     pub fn behind(mut self, window: Option<u64>, price: Option<Price>) -> Self {
         self.known |= window.is_some();
+        self.is_configured |= window.is_some();
         self.window = window.unwrap_or(self.window);
         self.price = price.or(self.price);
+        self
+    }
+
+    /// The same model, called `name`, with the window that it has at this door.
+    #[must_use]
+    pub fn through(mut self, door: Door, name: &str) -> Self {
+        self.door = door;
+        if door == Door::Chatgpt && !self.is_configured {
+            let names = spellings(&name.trim().to_lowercase());
+            self.window = chatgpt::window(&names).unwrap_or(self.window);
+        }
         self
     }
 
@@ -207,16 +230,19 @@ impl Catalogue {
     }
 
     /// What is known about the model that a client calls `name`. `betas`: the request's `anthropic-beta`
-    /// header, else empty; one of them gives a window of 1M tokens.
+    /// header, else empty. One of them once gave a window of 1M tokens; of a model that is not in the catalogue it
+    /// still says that there is one (`docs/protocols.md` 9).
     pub fn model(&self, name: &str, betas: &str) -> Model {
         let spelled = name.trim().to_lowercase();
         let mut model = find(&spelled);
         let claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
-        if claude && (spelled.ends_with("[1m]") || betas.contains("context-1m")) {
+        let asks = spelled.ends_with("[1m]") || betas.contains("context-1m");
+        if claude && asks && !model.known {
             model.window = model.window.max(1_000_000);
         }
         for better in self.overrides.iter().filter(|better| better.matches(&spelled)) {
             model.known |= better.window.is_some();
+            model.is_configured |= better.window.is_some();
             model.window = better.window.unwrap_or(model.window);
             model.max_output = better.max_output.unwrap_or(model.max_output);
             if let Some(family) = better.family {

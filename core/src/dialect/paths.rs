@@ -11,8 +11,9 @@ mod known;
 use http::{HeaderMap, header};
 
 use super::Dialect;
+pub(super) use endpoints::segments;
+use endpoints::verb;
 pub use endpoints::{Endpoint, Transport, endpoint};
-use endpoints::{segments, verb};
 pub use inference::is_inference;
 pub use known::is_known;
 use known::{ANTHROPIC, GEMINI, OPENAI};

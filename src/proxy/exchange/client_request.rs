@@ -20,8 +20,10 @@ use crate::config::{Mode, Tenants, Upstream};
 use crate::context::policy::{ReasoningRule, draw};
 use crate::context::{SessionId, TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
+use crate::dialect::door::Door;
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
+use crate::dialect::model_list;
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::repair::RepairCause;
@@ -31,10 +33,12 @@ use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::learning::model_lists::ListRequest;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
 use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
+use crate::proxy::response::model_list::{LearnList, ModelListTap};
 use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, lesson_source};
@@ -58,6 +62,8 @@ pub(super) struct ClientRequest {
     transport: Transport,
     /// The id of the reply that it reads, which was made for an earlier request.
     stored: Option<Box<str>>,
+    /// The response may be a list of models.
+    lists_models: bool,
 }
 
 /// How a request is sent, as planned, and what is done with its response.
@@ -78,13 +84,16 @@ impl ClientRequest {
     pub(super) fn new(head: &request::Parts) -> Self {
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         let endpoint = paths::endpoint(&head.method, target);
+        let lists_models = model_list::is_list(&head.method, target);
+        let is_read = endpoint.is_some() || lists_models;
         Self {
             target: head.uri.clone(),
-            headers: endpoint.as_ref().map(|_| head.headers.clone()).unwrap_or_default(),
+            headers: if is_read { head.headers.clone() } else { HeaderMap::new() },
             dialect: endpoint.as_ref().map(|endpoint| endpoint.dialect),
             purpose: endpoint.as_ref().filter(|it| it.stored.is_none()).map(|it| it.purpose),
             transport: endpoint.as_ref().map_or(Transport::Http, |endpoint| endpoint.transport),
             stored: endpoint.and_then(|endpoint| endpoint.stored).map(Into::into),
+            lists_models,
         }
     }
 
@@ -356,9 +365,14 @@ impl ClientRequest {
         let name = conversation.model.as_deref().unwrap_or_default();
         let mut model = self.model(name, upstream, &proxy);
         let lesson_model = conversation.model_and_backend();
-        let source = lesson_source(tenant, upstream, &lesson_model);
+        let source = lesson_source(tenant, upstream, &lesson_model, model.door);
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
+        // A list is believed before the catalogue; a refusal corrects both, and what is configured.
+        let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now());
+        let listed = listed.filter(|_| !model.is_configured);
+        model.known |= listed.is_some();
+        model.window = listed.unwrap_or(model.window);
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
         if !model.known && !name.is_empty() {
@@ -458,7 +472,26 @@ impl ClientRequest {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
-        model.behind(upstream.window, upstream.price)
+        model.through(self.door(), name).behind(upstream.window, upstream.price)
+    }
+
+    fn door(&self) -> Door {
+        Door::of(self.path(), &self.headers)
+    }
+
+    /// What learns from the response, if that may be a list of models and the tenant is known.
+    pub(super) fn model_list_tap(
+        &self,
+        upstream: &Arc<Upstream>,
+        answered: &HeaderMap,
+        recorder: &ExchangeRecorder,
+    ) -> Option<Box<ModelListTap>> {
+        let proxy = recorder.proxy.clone();
+        let tenant = self.lists_models.then(|| self.tenant(&proxy))?.ok()?;
+        let (upstream, door) = (upstream.clone(), self.door());
+        let asked = ListRequest { tenant, upstream, door, target: self.target().into() };
+        let learn: LearnList = Box::new(move |body| Box::pin(proxy.learn_list(asked, body)));
+        ModelListTap::new(answered, &recorder.memory, learn).map(Box::new)
     }
 
     /// Its path, without the query.

@@ -276,7 +276,10 @@ async fn forward_and_respond(
     let settle = open.map(|turn| turn.settle(proxy.clone()));
     let late = client_request.late_reply(&upstream, proxy);
     let settle_late = late.filter(|_| response.status().is_success()).map(LateReply::settle);
-    let actions = ResponseActions { observer, settle, settle_late, ..ResponseActions::default() };
+    let list = client_request.model_list_tap(&upstream, response.headers(), &recorder);
+    let model_list = list.filter(|_| response.status().is_success());
+    let actions =
+        ResponseActions { observer, settle, settle_late, model_list, ..ResponseActions::default() };
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
     tap_response(response, forwarding, actions, recorder).await
 }

@@ -140,6 +140,7 @@ impl std::fmt::Display for LessonNotice {
             }
             Lesson::CountMissing => "has no token counting endpoint: Plimsoll does not ask it",
             Lesson::Window(window) => return write!(f, "reports a window of {window} tokens"),
+            Lesson::ListedWindow(window) => return write!(f, "lists a window of {window} tokens"),
             Lesson::MaxOutput(most) => {
                 return write!(
                     f,

@@ -4,4 +4,5 @@
 //! only the knowledge is lost.
 
 pub(super) mod lessons;
+pub(super) mod model_lists;
 pub(super) mod questions;

@@ -215,7 +215,7 @@ impl PreparedRequest {
 
     /// The source of a lesson, also to look one up.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
-        lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model)
+        lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model, self.model.door)
     }
 
     /// The request in the form that the pure modules use.

@@ -3,6 +3,7 @@
 //! Observing changes no byte, except for usage: usage that Plimsoll requested, or that policy changes.
 
 mod event_data;
+pub(super) mod model_list;
 pub(super) mod observe;
 pub(super) mod request_body;
 pub(super) mod response_body;

@@ -16,6 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
+use super::model_list::ModelListTap;
 use super::observe::{ObservedReply, ResponseObserver};
 use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
@@ -87,6 +88,8 @@ pub(crate) struct ResponseActions {
     pub(crate) settle_late: Option<SettleLate>,
     /// Limits its silence.
     pub(crate) silence: Option<StreamSilence>,
+    /// Learns from it, if it is a list of models.
+    pub(crate) model_list: Option<Box<ModelListTap>>,
 }
 
 /// An upstream's response body on its way to the client.
@@ -212,6 +215,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         meter.bytes += data.len() as u64;
         let complete =
             self.actions.observer.as_mut().is_some_and(|observer| observer.observe(&data));
+        if self.actions.model_list.as_mut().is_some_and(|list| !list.pass(&data)) {
+            self.actions.model_list = None;
+        }
         let last = self.inner.is_end_stream();
         self.next_frame = self.edited(data, last);
         if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {
@@ -294,6 +300,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.recorder.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
         }
         self.recorder.event.outcome = outcome;
+        if let Some(list) = self.actions.model_list.take().filter(|_| outcome == Outcome::Complete)
+        {
+            return Some(self.bounded(TurnWrite::Turn(list.learned())));
+        }
         let ResponseActions { observer, settle, settle_late, .. } = &mut self.actions;
         let (observer, settle, late) = (observer.take(), settle.take(), settle_late.take());
         if observer.is_none() && settle.is_none() {
@@ -320,12 +330,17 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                 TurnWrite::Turn(commit?)
             }
         };
+        Some(self.bounded(commit))
+    }
+
+    /// A write for which the end of the body waits, but not long.
+    fn bounded(&self, commit: TurnWrite) -> Box<BoundedTurnWrite> {
         let timeout = Duration::from_millis(self.recorder.proxy.config.limits.commit_ms);
-        Some(Box::new(BoundedTurnWrite {
+        Box::new(BoundedTurnWrite {
             commit: Some(commit),
             until: tokio::time::Instant::now() + timeout,
             timeout: None,
-        }))
+        })
     }
 
     /// Settles the exchange, and stores its turn without making the client wait.

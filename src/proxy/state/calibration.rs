@@ -202,7 +202,7 @@ impl Calibration {
         source: &LessonSource<'_>,
         applied: &AppliedSample,
     ) {
-        let LessonSource { tenant, upstream, model, vouched } = *source;
+        let LessonSource { tenant, upstream, model, vouched, .. } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
         let key = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
         let (learned, may_save) = {

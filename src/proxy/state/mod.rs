@@ -22,6 +22,7 @@ use crate::context::policy::{CompactPolicy, Policy};
 use crate::context::{ExchangeId, TenantId};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
+use crate::dialect::door::Door;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::proxy::http::client_access::ClientAccess;
 use crate::proxy::http::memory::MemoryBudget;
@@ -40,9 +41,10 @@ pub(in crate::proxy) fn lesson_source<'a>(
     tenant: Option<&'a TenantId>,
     upstream: &'a Upstream,
     model: &'a str,
+    door: Door,
 ) -> LessonSource<'a> {
     let vouched = upstream.distinguishes_clients();
-    LessonSource { tenant, upstream: &upstream.name, model, vouched }
+    LessonSource { tenant, upstream: &upstream.name, model, door, vouched }
 }
 
 /// The proxy: routes, connections to upstreams, store and telemetry.

@@ -17,6 +17,7 @@ use crate::config::Upstream;
 use crate::context::policy::{CountSchedule, draw};
 use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
+use crate::dialect::door::Door;
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
@@ -213,7 +214,7 @@ impl CountRequest {
     async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
         let pause_key = self.pause_key();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
-        let source = lesson_source(tenant.as_ref(), &upstream, &model);
+        let source = lesson_source(tenant.as_ref(), &upstream, &model, Door::default());
         if proxy.knows(&source, Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
         }

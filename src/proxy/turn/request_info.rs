@@ -92,7 +92,7 @@ impl RequestInfo {
 
     /// The source of a lesson.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
-        lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model)
+        lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model, self.model.door)
     }
 
     /// The window to learn from a message, if it teaches one and that is plausible; counts lessons that are not

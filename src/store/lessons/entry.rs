@@ -151,13 +151,14 @@ impl LessonEntry {
         let reach = if self.is_shared() { LessonScope::Shared } else { LessonScope::Tenants };
         let last = met.iter().map(|met| met.last).max().unwrap_or(0);
         let ends = last.saturating_add(life);
-        let LessonSubject { upstream, model, lesson, believed } = &self.about;
+        let LessonSubject { upstream, model, lesson, believed, door } = &self.about;
         Some(LessonLine {
             id: self.about.id(),
             upstream: upstream.to_string(),
             model: model.to_string(),
             lesson: *lesson,
             believed: *believed,
+            door: *door,
             tenants: met.len(),
             since,
             expires: (reach != LessonScope::Shared).then_some(ends),

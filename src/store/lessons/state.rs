@@ -107,6 +107,17 @@ impl LessonState {
         window
     }
 
+    /// The window that a list of models named: for this model, else for all of the upstream's.
+    pub(super) fn listed_window(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
+        let of = |source: &LessonSource<'_>| {
+            self.limit(source, now, |about| match about.lesson {
+                Lesson::ListedWindow(window) if about.door == source.door => Some(window),
+                _ => None,
+            })
+        };
+        of(source).or_else(|| of(&LessonSource { model: "", ..*source }))
+    }
+
     /// The most output that may be asked for.
     pub(super) fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
         self.limit(source, now, |about| match about.lesson {
@@ -118,7 +129,11 @@ impl LessonState {
     /// The window that corrects this one.
     fn correction(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> Option<u64> {
         self.limit(source, now, |about| match about.lesson {
-            Lesson::Window(window) if about.believed == Some(believed) => Some(window),
+            Lesson::Window(window)
+                if about.believed == Some(believed) && about.door == source.door =>
+            {
+                Some(window)
+            }
             _ => None,
         })
     }
@@ -179,12 +194,13 @@ impl LessonState {
         held: u64,
         now: Millis,
     ) -> Vec<LessonNote> {
-        let LessonSource { tenant: Some(tenant), upstream, model, .. } = *source else {
+        let LessonSource { tenant: Some(tenant), upstream, model, door, .. } = *source else {
             return Vec::new();
         };
         let mut notes = Vec::new();
         for entry in self.of(upstream, model) {
-            let is_outgrown = matches!(entry.about.lesson, Lesson::Window(window) if held > window);
+            let window = entry.about.lesson.window().filter(|_| entry.about.door == door);
+            let is_outgrown = window.is_some_and(|window| held > window);
             if is_outgrown && entry.own(Some(tenant), self.terms, now).is_some() {
                 notes.push(LessonNote {
                     about: entry.about.clone(),
@@ -284,17 +300,17 @@ impl LessonState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::door::Door;
 
     #[test]
     fn a_lesson_that_is_met_again_the_same_day_is_not_written_again() {
         const NOW: Millis = 20_000 * DAY;
         let mut state = LessonState::new(LessonTerms::default());
         let tenant = "a".into();
-        let source =
-            LessonSource { tenant: Some(&tenant), upstream: "up", model: "m", vouched: true };
+        let (tenant, door) = (Some(&tenant), Door::Api);
+        let source = LessonSource { tenant, upstream: "up", model: "m", door, vouched: true };
         let mut written = |now| {
-            let (upstream, model, lesson) = ("up".into(), "m".into(), Lesson::ReasoningBound);
-            let about = LessonSubject { upstream, model, lesson, believed: None };
+            let about = LessonSubject::new(&source, Lesson::ReasoningBound, None);
             state.learn(&source, about, now).1.len()
         };
         assert_eq!([written(NOW), written(NOW + 5), written(NOW + DAY - 1)], [1, 0, 0]);

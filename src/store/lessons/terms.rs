@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::context::{Millis, TenantId};
+use crate::dialect::door::Door;
 use crate::dialect::lesson::Lesson;
 
 /// Milliseconds.
@@ -39,6 +40,8 @@ pub struct LessonSource<'a> {
     pub upstream: &'a str,
     /// The model; empty if a lesson is about the whole upstream.
     pub model: &'a str,
+    /// The door through which it was asked: windows depend on it.
+    pub door: Door,
     /// Whether the upstream can tell the tenant from others. If clients use the operator's credential, anybody
     /// could make up tenants: each then has a calibration of its own.
     pub vouched: bool,
@@ -54,13 +57,31 @@ pub(super) struct LessonSubject {
     /// afresh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) believed: Option<u64>,
+    /// For a window: the door at which it holds.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub(super) door: Door,
+}
+
+fn is_usual(door: &Door) -> bool {
+    *door == Door::Api
 }
 
 impl LessonSubject {
+    /// A lesson from this source. `believed`: the window that it corrects.
+    pub(super) fn new(source: &LessonSource<'_>, lesson: Lesson, believed: Option<u64>) -> Self {
+        let model = if lesson.is_about_all_models() { "" } else { source.model };
+        let door = if lesson.window().is_some() { source.door } else { Door::default() };
+        Self { upstream: source.upstream.into(), model: model.into(), lesson, believed, door }
+    }
+
     /// The id, for people and machines. It must not change, because stored keys contain it.
     pub(super) fn id(&self) -> String {
-        let Self { upstream, model, lesson, believed } = self;
-        let name = serde_json::to_string(&(upstream, model, lesson, believed)).unwrap_or_default();
+        let Self { upstream, model, lesson, believed, door } = self;
+        let name = match door {
+            Door::Api => serde_json::to_string(&(upstream, model, lesson, believed)),
+            Door::Chatgpt => serde_json::to_string(&(upstream, model, lesson, believed, door)),
+        };
+        let name = name.unwrap_or_default();
         format!("{:016x}", xxh3_64(name.as_bytes()))
     }
 }
@@ -88,6 +109,8 @@ pub struct LessonLine {
     pub lesson: Lesson,
     /// For a window: the assumed window that it corrects, tokens.
     pub believed: Option<u64>,
+    /// For a window: the door at which it holds.
+    pub door: Door,
     /// How many tenants met it.
     pub tenants: usize,
     /// When it was first met or shared, ms since 1970.

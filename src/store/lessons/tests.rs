@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::state::REFRESH;
 use super::*;
+use crate::dialect::door::Door;
 use crate::store::memory::MemoryStore;
 
 const NOW: Millis = 20_000 * DAY;
@@ -55,7 +56,13 @@ impl LessonsFixture {
 fn by(tenant: &str) -> LessonSource<'static> {
     // Leaked, because a test process ends soon.
     let tenant = Box::leak(Box::new(tenant.into()));
-    LessonSource { tenant: Some(tenant), upstream: "up", model: "m", vouched: true }
+    LessonSource {
+        tenant: Some(tenant),
+        upstream: "up",
+        model: "m",
+        door: Door::Api,
+        vouched: true,
+    }
 }
 
 #[tokio::test]
@@ -370,4 +377,39 @@ async fn a_window_is_corrected_at_most_eight_times() {
         server.offer_window("a", (believed, believed - 1_000), NOW).await;
     }
     assert_eq!(server.window("a", NOW), 192_000, "eight times");
+}
+
+fn listed(names: &[&str], window: u64) -> Vec<(ListedModel, u64)> {
+    names.iter().map(|name| (ListedModel { name: (*name).into(), window }, 922_000)).collect()
+}
+
+#[tokio::test]
+async fn the_latest_list_of_a_tenant_counts_until_more_is_accepted() {
+    let lessons = LessonsFixture::new().await.lessons;
+    let (source, other) = (by("a"), by("b"));
+    for (at, window, learned) in
+        [(0, 272_000, 1), (1, 272_000, 0), (2, 372_000, 1), (3, 272_000, 0)]
+    {
+        let count = lessons.learn_listed(&source, &listed(&["m"], window), 32, NOW + at).await;
+        assert_eq!(count, learned, "{at}");
+        assert_eq!(lessons.listed_window(&source, NOW + at), Some(window), "{at}");
+    }
+    assert_eq!(lessons.listed_window(&other, NOW + 3), None);
+    let door = LessonSource { door: Door::Chatgpt, ..source };
+    assert_eq!(lessons.listed_window(&door, NOW + 3), None);
+    lessons.answered(&door, 300_000, NOW + 4);
+    assert_eq!(lessons.listed_window(&source, NOW + 4), Some(272_000), "another door");
+    lessons.answered(&source, 300_000, NOW + 5);
+    assert_eq!(lessons.listed_window(&source, NOW + 5), Some(372_000), "it said so before");
+    lessons.answered(&source, 400_000, NOW + 6);
+    assert_eq!(lessons.listed_window(&source, NOW + 6), None);
+}
+
+#[tokio::test]
+async fn of_a_long_list_so_many_windows_are_learned() {
+    let lessons = LessonsFixture::new().await.lessons;
+    let names: Vec<String> = (0..100).map(|at| format!("m{at}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(lessons.learn_listed(&by("a"), &listed(&names, 9_000), 32, NOW).await, 32);
+    assert_eq!(lessons.learn_listed(&by("b"), &listed(&names, 922_000), 32, NOW).await, 0);
 }

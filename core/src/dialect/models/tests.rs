@@ -41,7 +41,7 @@ fn names_are_found_in_every_spelling() {
     ] {
         assert_eq!(model(name), opus, "{name}");
     }
-    assert_eq!(model("claude-opus-4-5[1m]"), Model { window: 1_000_000, ..opus });
+    assert_eq!(model("claude-opus-4-5[1m]"), opus);
     assert_eq!(model("models/gemini-2.5-flash"), model("gemini-2.5-flash"));
     assert_eq!(model("publishers/google/models/gemini-2.5-flash"), model("gemini-2.5-flash"));
     assert_eq!(model("gemini-3-pro-preview"), model("gemini-3-pro"));
@@ -199,12 +199,63 @@ fn an_unknown_model_gets_safe_defaults() {
 }
 
 #[test]
-fn the_beta_for_a_million_tokens_opens_the_window_of_claude_alone() {
+fn the_beta_for_a_million_tokens_has_ended_for_models_that_are_known() {
     let catalogue = Catalogue::default();
     let betas = "oauth-2025-04-20,context-1m-2025-08-07";
-    assert_eq!(catalogue.model("claude-sonnet-4-5", betas).window, 1_000_000);
-    assert_eq!(catalogue.model("claude-sonnet-4-5", "").window, 200_000);
-    assert_eq!(catalogue.model("gpt-4o", betas).window, 128_000);
+    for (name, window) in [
+        ("claude-sonnet-4-5", 200_000),
+        ("claude-sonnet-4-5[1m]", 200_000),
+        ("claude-sonnet-4-20250514", 200_000),
+        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", 200_000),
+        ("claude-sonnet-4-6", 1_000_000),
+        ("claude-opus-9", 1_000_000),
+        ("gpt-4o", 128_000),
+    ] {
+        assert_eq!(catalogue.model(name, betas).window, window, "{name}");
+    }
+    assert_eq!(catalogue.model("claude-opus-9", "").window, 200_000);
+}
+
+#[test]
+fn a_login_with_chatgpt_has_windows_of_its_own() {
+    let catalogue = Catalogue::default();
+    for (name, window) in [
+        ("gpt-5.6-sol", 272_000),
+        ("gpt-5.5", 272_000),
+        ("openai/gpt-6-astra", 272_000),
+        ("gpt-5.3-codex-spark", 128_000),
+        ("claude-opus-5", 1_000_000),
+    ] {
+        let model = catalogue.model(name, "");
+        assert_eq!(model.clone().through(Door::Chatgpt, name).window, window, "{name}");
+        assert_eq!(model.clone().through(Door::Api, name).window, model.window, "{name}");
+        let configured = model.behind(Some(9_000), None).through(Door::Chatgpt, name);
+        assert_eq!(configured.window, 9_000, "{name}");
+    }
+    assert_eq!(catalogue.model("gpt-5.6-sol", "").window, 922_000);
+}
+
+/// Input that fits, not the whole window with its output.
+#[test]
+fn windows_of_gpt_are_what_input_may_fill() {
+    for (name, window) in [
+        ("gpt-5.4", 922_000),
+        ("gpt-5.4-pro", 922_000),
+        ("gpt-5.5", 922_000),
+        ("gpt-5.5-pro", 922_000),
+        ("gpt-5.1-codex", 272_000),
+        ("gpt-5.1-codex-max", 272_000),
+        ("gpt-5.1-codex-mini", 272_000),
+        ("gpt-5-pro", 272_000),
+        ("gpt-5.6-cyber", 272_000),
+        ("gpt-5.3-codex-spark", 128_000),
+        ("minimax-m2.1", 204_800),
+        ("minimax-m2.5", 204_800),
+        ("mistral-small-2506", 128_000),
+    ] {
+        let model = model(name);
+        assert_eq!((model.window, model.known), (window, true), "{name}");
+    }
 }
 
 #[test]

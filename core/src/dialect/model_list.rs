@@ -1,0 +1,234 @@
+//! Lists of models, and what they say of windows (`docs/protocols.md` 9).
+//!
+//! Providers agree neither on the list nor on the member. What is not understood is left out. Pure.
+
+use http::Method;
+
+use super::overflow::WINDOWS;
+use super::paths::segments;
+use crate::wire::json::{Document, Kind, Value};
+
+/// A model with its window, as a list names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedModel {
+    /// The model's name; empty if the server has one window, whatever a client calls its model.
+    pub name: Box<str>,
+    /// Tokens that may be sent.
+    pub window: u64,
+}
+
+/// Members with a window, where several say it the first one. What is sent counts, not what may be sent and written.
+const WINDOW: [&str; 8] = [
+    "max_input_tokens",   // Anthropic, LiteLLM
+    "inputTokenLimit",    // Gemini
+    "context_window",     // ChatGPT, Groq, Vercel
+    "context_length",     // OpenRouter, Together, Fireworks
+    "max_model_len",      // vLLM, SGLang
+    "max_context_length", // Mistral, LM Studio
+    "context_size",       // Novita
+    "n_ctx",              // llama.cpp
+];
+
+/// Objects inside a model's that may have it instead.
+const INSIDE: [&[&str]; 3] =
+    [&["meta"], &["capabilities", "limits"], &["default_generation_settings"]];
+
+/// How GitHub Copilot calls it, inside.
+const COPILOT: [&str; 2] = ["max_prompt_tokens", "max_context_window_tokens"];
+
+/// Whether the response to this request may name windows: a list of models, one model, or llama.cpp's properties.
+pub fn is_list(method: &Method, target: &str) -> bool {
+    *method == Method::GET
+        && match segments(target).as_slice() {
+            [.., "models" | "props"] => true,
+            [.., "models", name] => !name.contains(':'),
+            // A router's names have slashes: `models/openai/gpt-4o`.
+            [.., "models", _, _] => true,
+            _ => false,
+        }
+}
+
+/// The models of a list that have a window.
+pub fn read(target: &str, body: &[u8]) -> Vec<ListedModel> {
+    let Ok(document) = Document::read(body) else { return Vec::new() };
+    let Some(root) = document.root(body) else { return Vec::new() };
+    let is_server = segments(target).last() == Some(&"props");
+    let mut found = Vec::new();
+    if is_server {
+        found.extend(window(root).map(|window| ListedModel { name: "".into(), window }));
+        return found;
+    }
+    let lists = [root.get("data"), root.get("models"), Some(root)];
+    for entry in
+        lists.iter().flatten().filter(|list| list.kind() == Kind::Array).flat_map(Value::items)
+    {
+        add(entry, &mut found);
+    }
+    add(root, &mut found);
+    found
+}
+
+/// Adds what is said of one model, also under its name without a date, if that is not listed itself.
+fn add(entry: Value<'_>, found: &mut Vec<ListedModel>) {
+    let named = ["slug", "id", "name", "model"].iter().find_map(|member| entry.get_text(member));
+    let (Some(name), Some(window)) = (named, window(entry)) else { return };
+    let name = name.strip_prefix("models/").unwrap_or(&name).to_owned();
+    let undated = name.len().checked_sub(9).and_then(|at| name.split_at_checked(at));
+    let undated = undated.filter(|(_, date)| {
+        date.starts_with('-') && date[1..].bytes().all(|byte| byte.is_ascii_digit())
+    });
+    for name in [Some(&*name), undated.map(|(name, _)| name)].into_iter().flatten() {
+        if !name.is_empty() && !found.iter().any(|listed| *listed.name == *name) {
+            found.push(ListedModel { name: name.into(), window });
+        }
+    }
+}
+
+/// The window that an entry names.
+fn window(entry: Value<'_>) -> Option<u64> {
+    let number = |value: Value<'_>, members: &[&str]| {
+        let mut numbers = members.iter().filter_map(|member| value.get(member)?.as_u64());
+        numbers.find(|window| WINDOWS.contains(window))
+    };
+    let inside = INSIDE
+        .iter()
+        .filter_map(|path| path.iter().try_fold(entry, |value, member| value.get(member)));
+    let mut inside =
+        inside.filter_map(|value| number(value, &COPILOT).or_else(|| number(value, &WINDOW)));
+    number(entry, &WINDOW).or_else(|| inside.next())
+}
+
+/// Fuzz target: no bytes make the reader panic.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz(bytes: &[u8]) {
+    for target in ["/v1/models", "/props", "/v1beta/models/m"] {
+        for listed in read(target, bytes) {
+            assert!(WINDOWS.contains(&listed.window));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(target: &str, body: &str) -> Vec<(String, u64)> {
+        let found = read(target, body.as_bytes());
+        found.into_iter().map(|model| (model.name.into(), model.window)).collect()
+    }
+
+    #[test]
+    fn each_provider_names_windows_in_its_own_member() {
+        for (target, body, name, window) in [
+            (
+                "/backend-api/codex/models?client_version=1",
+                r#"{"models":[{"slug":"gpt-5.6-sol","context_window":372000,"max_context_window":872000}]}"#,
+                "gpt-5.6-sol",
+                372_000,
+            ),
+            (
+                "/v1/models",
+                r#"{"data":[{"type":"model","id":"claude-opus-5-5","max_input_tokens":1000000,"max_tokens":128000}],"has_more":false}"#,
+                "claude-opus-5-5",
+                1_000_000,
+            ),
+            (
+                "/v1beta/models",
+                r#"{"models":[{"name":"models/gemini-2.5-pro","inputTokenLimit":1048576,"outputTokenLimit":65536}]}"#,
+                "gemini-2.5-pro",
+                1_048_576,
+            ),
+            (
+                "/v1beta/models/gemini-2.5-pro",
+                r#"{"name":"models/gemini-2.5-pro","inputTokenLimit":1048576}"#,
+                "gemini-2.5-pro",
+                1_048_576,
+            ),
+            (
+                "/api/v1/models",
+                r#"{"data":[{"id":"openai/gpt-5.5","context_length":1050000}]}"#,
+                "openai/gpt-5.5",
+                1_050_000,
+            ),
+            (
+                "/v1/models",
+                r#"{"object":"list","data":[{"id":"qwen","object":"model","max_model_len":40960}]}"#,
+                "qwen",
+                40_960,
+            ),
+            (
+                "/v1/models",
+                r#"{"data":[{"id":"m.gguf","meta":{"n_ctx":8192,"n_ctx_train":131072}}]}"#,
+                "m.gguf",
+                8_192,
+            ),
+            (
+                "/v1/models",
+                r#"[{"id":"meta/llama","context_length":131072}]"#,
+                "meta/llama",
+                131_072,
+            ),
+            (
+                "/models",
+                r#"{"data":[{"id":"gpt-5","capabilities":{"limits":{"max_context_window_tokens":264000,"max_prompt_tokens":128000}}}]}"#,
+                "gpt-5",
+                128_000,
+            ),
+            (
+                "/props",
+                r#"{"default_generation_settings":{"n_ctx":4096},"total_slots":1}"#,
+                "",
+                4_096,
+            ),
+        ] {
+            assert_eq!(listed(target, body), [(name.to_owned(), window)], "{body}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_date_also_stands_for_the_name_without() {
+        let body = r#"{"data":[{"id":"a-20250929","max_input_tokens":1000},{"id":"b-20250929","max_input_tokens":2000},
+            {"id":"b","max_input_tokens":3000},{"id":"c-2025","max_input_tokens":4000}]}"#;
+        let found = listed("/v1/models", body);
+        assert!(found.contains(&("a".to_owned(), 1_000)), "{found:?}");
+        assert_eq!(found.iter().filter(|(name, _)| name == "b").count(), 1);
+        assert_eq!(found.len(), 5, "{found:?}");
+    }
+
+    #[test]
+    fn what_is_no_window_is_left_out() {
+        for body in [
+            r#"{"data":[{"id":"m"}]}"#,
+            r#"{"data":[{"id":"m","context_length":null}]}"#,
+            r#"{"data":[{"id":"m","context_length":-5}]}"#,
+            r#"{"data":[{"id":"m","context_length":9223372036854775807}]}"#,
+            r#"{"data":[{"id":"m","context_length":0}]}"#,
+            r#"{"data":[{"context_length":9000}]}"#,
+            r#"{"data":{}}"#,
+            "[",
+            "",
+        ] {
+            assert_eq!(listed("/v1/models", body), [], "{body}");
+        }
+    }
+
+    #[test]
+    fn lists_are_known_by_their_path() {
+        let get = |target| is_list(&Method::GET, target);
+        for target in [
+            "/v1/models",
+            "/v1/models/claude-opus-5",
+            "/backend-api/codex/models?client_version=1",
+            "/props",
+            "/v1beta/models/gemini-3-pro",
+            "/api/v1/models",
+            "/v1/models/openai/gpt-4o",
+        ] {
+            assert!(get(target), "{target}");
+        }
+        for target in ["/v1/messages", "/v1beta/models/m:generateContent", "/v1/files", "/"] {
+            assert!(!get(target), "{target}");
+        }
+        assert!(!is_list(&Method::POST, "/v1/models"));
+    }
+}
