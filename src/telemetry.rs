@@ -36,6 +36,7 @@ pub(crate) use self::metrics::UpstreamMetrics;
 pub(crate) use self::open::GaugeGuard;
 pub use self::refusal::RefusalReport;
 use crate::context::ExchangeId;
+use crate::dialect::Note;
 
 /// How many of the last exchanges can be looked up by id; older ones are only in the log.
 pub const RECENT: usize = 512;
@@ -55,6 +56,8 @@ pub struct Telemetry {
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
+    /// Upstream and model of which an impossible count was told.
+    impossible: Mutex<HashSet<String>>,
 }
 
 impl Telemetry {
@@ -72,6 +75,7 @@ impl Telemetry {
             shrunk: broadcast::channel(BEHIND).0,
             open_exchanges: Mutex::default(),
             unknown: Mutex::default(),
+            impossible: Mutex::default(),
         }))
     }
 
@@ -120,7 +124,10 @@ impl Telemetry {
 
     /// Reports an exchange at its end.
     pub fn report(&self, exchange: impl Into<Arc<Exchange>>) {
-        let exchange = exchange.into();
+        let mut exchange = exchange.into();
+        if exchange.notes.contains(&Note::ImpossibleCount) && !self.tells_impossible(&exchange) {
+            Arc::make_mut(&mut exchange).notes.retain(|note| *note != Note::ImpossibleCount);
+        }
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
@@ -318,6 +325,25 @@ impl Telemetry {
              window_tokens under [model.NAME] or [upstream.NAME]",
             log::clean(model)
         );
+    }
+
+    /// Whether an exchange is the first of its upstream and model with a count that cannot be: only that one tells
+    /// of it, because such a provider sends it each time.
+    fn tells_impossible(&self, exchange: &Exchange) -> bool {
+        let upstream = exchange.upstream.as_deref().unwrap_or_default();
+        let model = exchange.model.as_deref().unwrap_or_default();
+        let mut told = self.impossible.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = told.len() < NAMED && told.insert(format!("{upstream}\n{model}"));
+        if is_new {
+            tracing::warn!(
+                "{upstream}: model {:?} reported a count of tokens that cannot be: negative, not whole, or more than \
+                 it can read or write. Such counts are unknown: they are in no sum, and nothing is decided by them \
+                 (request {})",
+                log::clean(model),
+                exchange.id
+            );
+        }
+        is_new
     }
 
     /// Waits until every log line so far is written.

@@ -172,7 +172,7 @@ impl Explanation {
         prices: &PriceList,
     ) -> Self {
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-        let price = prices.price(&turn.upstream, &turn.model);
+        let price = |model: &str| prices.price(&turn.upstream, model);
         let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),

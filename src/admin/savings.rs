@@ -100,7 +100,7 @@ impl SessionSums {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-            let price = prices.price(&turn.upstream, &turn.model);
+            let price = |model: &str| prices.price(&turn.upstream, model);
             let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
@@ -109,7 +109,7 @@ impl SessionSums {
             let side = side(turn);
             gathered.side = Some(gathered.side.map_or(side, |before| before.with(side)));
             gathered.inputs.extend(turn.usage.input);
-            let cost = price.and_then(|price| savings::cost(&turn.usage, price, turn.dialect));
+            let cost = savings::billed_cost(&turn.usage, &turn.model, turn.dialect, price);
             gathered.cost += cost.unwrap_or(0.0);
             gathered.priced += u64::from(cost.is_some());
         }

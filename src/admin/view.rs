@@ -31,7 +31,7 @@ pub(super) fn exchange(
     prices: &PriceList,
 ) -> Exchange {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-    let price = prices.price(&turn.upstream, &turn.model);
+    let price = |model: &str| prices.price(&turn.upstream, model);
     let saved = SavingsInput::of(turn, parent.map(AsRef::as_ref), price).saved();
     Exchange {
         upstream: Some(turn.upstream.clone()),

@@ -452,7 +452,8 @@ impl<'l> WhatIfSession<'l> {
         report.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         report.under_policy.add(&turn.usage, turn, model);
         let parent = turn.position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
-        report.savings.add(&SavingsInput::of(turn, parent.map(Arc::as_ref), model.price).saved());
+        let exchanged = SavingsInput::of(turn, parent.map(Arc::as_ref), |_| model.price);
+        report.savings.add(&exchanged.saved());
     }
 }
 

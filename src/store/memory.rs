@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::drafts::{Draft, HeartbeatWatch};
@@ -18,6 +18,7 @@ use super::{
     SweepStep, WriteOutcome,
 };
 use crate::context::{Millis, Outcome, SessionId, TenantId};
+use crate::dialect::Usage;
 
 /// Most records of a series that are kept.
 const SERIES: usize = 8;
@@ -98,9 +99,18 @@ fn used(records: &[Record]) -> Option<Millis> {
 fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
     let kept: Vec<&Record> =
         records.iter().filter(|record| record.kind == RecordKind::Turn).collect();
-    let turns: Vec<Value> =
-        kept.iter().map(|turn| serde_json::from_slice(&turn.value).unwrap_or_default()).collect();
-    let sum = |name: &str| turns.iter().filter_map(|turn| turn["usage"][name].as_u64()).sum();
+    let usages = kept.iter().map(|turn| {
+        let value: Value = serde_json::from_slice(&turn.value).unwrap_or_default();
+        Usage::deserialize(&value["usage"]).unwrap_or_default()
+    });
+    let (mut input, mut output, mut cache_read) = (0u64, 0u64, 0u64);
+    for usage in usages {
+        for (_, one) in usage.billed() {
+            input = input.saturating_add(one.input.unwrap_or(0));
+            output = output.saturating_add(one.output.unwrap_or(0));
+            cache_read = cache_read.saturating_add(one.cache_read.unwrap_or(0));
+        }
+    }
     let name = format!("{}\n{}", scope.tenant, scope.session);
     // At most as large as the ids of other stores.
     let id = xxhash_rust::xxh3::xxh3_64(name.as_bytes()) >> 1;
@@ -110,10 +120,10 @@ fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
         began: records.iter().map(|record| record.at).min()?,
         newest: kept.iter().map(|turn| turn.at).max()?,
         records: records.len() as u64,
-        turns: turns.len() as u64,
-        input: sum("input"),
-        output: sum("output"),
-        cache_read: sum("cache_read"),
+        turns: kept.len() as u64,
+        input,
+        output,
+        cache_read,
     })
 }
 

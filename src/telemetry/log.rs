@@ -22,6 +22,7 @@ use crate::context::overflow::OverflowReport;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
 use crate::context::{Band, SessionId, ThreadId};
+use crate::dialect::Attempt;
 use crate::dialect::editing::ClearingReport;
 use crate::dialect::hints::ClientHints;
 
@@ -369,6 +370,21 @@ fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
     }
     if usage.lower_bound {
         line.push_name("usage").push(&["lower_bound"]);
+    }
+    if usage.unbilled {
+        line.push_name("usage").push(&["unbilled"]);
+    }
+    if let Some(model) = &usage.served_by {
+        line.push_name("served_by").push(&[&clean(model)]);
+    }
+    // `attempt=advisor_message:claude-opus-5:90314/5644`: kind, model, input and output.
+    for Attempt { kind, model, usage } in &usage.attempts {
+        line.push_name("attempt").push(&[&clean(kind), ":"]);
+        line.push(&[&clean(model.as_ref().or(exchange.model.as_ref()).map_or("-", AsRef::as_ref))]);
+        line.push(&[":"]);
+        line.push_number(usage.input.unwrap_or(0));
+        line.push(&["/"]);
+        line.push_number(usage.output.unwrap_or(0));
     }
 }
 

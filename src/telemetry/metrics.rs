@@ -226,6 +226,7 @@ impl Metrics {
             self.rewriting.count(exchange, upstream, &model);
             self.accuracy.count_model(exchange, upstream, &model);
             self.count_spent(exchange, upstream, &model);
+            self.count_billed(exchange, upstream, &of_upstream);
             self.count_gaps(exchange, &[upstream, &model.label]);
             if exchange.repeated_calls.is_some() {
                 self.families.repeated_calls.with_label_values(&[upstream, &model.label]).inc();
@@ -292,24 +293,31 @@ impl Metrics {
 
     fn count_spent(&self, exchange: &Exchange, upstream: &str, model: &ModelHandles) {
         let spent = model.spent.get_or_init(|| self.families.spent(upstream, &model.label));
-        let usage = &exchange.usage;
-        for (counter, tokens) in [
-            (&spent.input, usage.input),
-            (&spent.output, usage.output),
-            (&spent.reasoning, usage.reasoning),
-            (&spent.cache_read, usage.cache_read),
-            (&spent.cache_write, usage.cache_write),
-            (&spent.aside, usage.aside),
-        ] {
-            counter.inc_by(tokens.unwrap_or(0));
-        }
-        if let Some(read) = usage.cache_read {
+        if let Some(read) = exchange.usage.cache_read {
             spent.cache_reported.inc();
             spent.cache_hits.inc_by(u64::from(read > 0));
         }
         let filled = exchange.actual().or(exchange.estimate.as_ref().map(|it| it.tokens));
         if let (Some(filled), Some(window)) = (filled, exchange.window.filter(|it| *it > 0)) {
             spent.fill.observe(filled as f64 / window as f64);
+        }
+    }
+
+    /// Counts tokens, those of each call under its model.
+    fn count_billed(&self, exchange: &Exchange, upstream: &str, of_upstream: &UpstreamHandles) {
+        let requested = exchange.model.as_deref().unwrap_or_default();
+        for (model, usage) in exchange.usage.billed() {
+            let model = self.of_model(of_upstream, model.unwrap_or(requested));
+            let spent = model.spent.get_or_init(|| self.families.spent(upstream, &model.label));
+            for (counter, tokens) in [
+                (&spent.input, usage.input),
+                (&spent.output, usage.output),
+                (&spent.reasoning, usage.reasoning),
+                (&spent.cache_read, usage.cache_read),
+                (&spent.cache_write, usage.cache_write),
+            ] {
+                counter.inc_by(tokens.unwrap_or(0));
+            }
         }
     }
 
@@ -368,7 +376,7 @@ impl MetricFamilies {
             response_side: make.seconds("plimsoll_overhead_response_seconds_total",
                 "Time that Plimsoll spent on the frames of response bodies.")?,
             tokens: make.counters("plimsoll_tokens_total", &["upstream", "model", "kind"],
-                "Tokens as the provider reported them. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`; `aside` is billed in addition, for calls that the provider made by itself (compaction, advisor).")?,
+                "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself (compaction, advisor, a fallback) are included; a refusal that is not billed is not.")?,
             cache_reported: make.counters("plimsoll_cache_reported_total", of,
                 "Exchanges for which the provider reported how much of the prompt came from its cache.")?,
             cache_hits: make.counters("plimsoll_cache_hits_total", of,
@@ -454,7 +462,6 @@ impl MetricFamilies {
             reasoning: tokens("reasoning"),
             cache_read: tokens("cache_read"),
             cache_write: tokens("cache_write"),
-            aside: tokens("aside"),
             cache_reported: self.cache_reported.with_label_values(of),
             cache_hits: self.cache_hits.with_label_values(of),
             fill: self.fill.with_label_values(of),

@@ -76,15 +76,22 @@ pub struct SavingsInput<'a> {
     pub before: Option<&'a Usage>,
     /// The window that was assumed, tokens.
     pub window: u64,
-    /// The model's catalogue price; `None` if unknown.
+    /// The catalogue price of the model that answered; `None` if unknown.
     pub price: Option<Price>,
+    /// What everything that is billed of it cost, US dollars ([`billed_cost`]); `None` if unknown.
+    pub spent: Option<f64>,
     /// Its protocol: the price of a long-lived cache write depends on it.
     pub dialect: Dialect,
 }
 
 impl<'a> SavingsInput<'a> {
-    /// The data of a turn and of its parent turn.
-    pub fn of(turn: &'a Turn, parent: Option<&'a Turn>, price: Option<Price>) -> Self {
+    /// The data of a turn and of its parent turn. `price`: that of a model.
+    pub fn of(
+        turn: &'a Turn,
+        parent: Option<&'a Turn>,
+        price: impl Fn(&str) -> Option<Price>,
+    ) -> Self {
+        let answered = turn.usage.served_by.as_deref().unwrap_or(&turn.model);
         Self {
             done: &turn.done,
             usage: &turn.usage,
@@ -92,7 +99,8 @@ impl<'a> SavingsInput<'a> {
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
             window: turn.window,
-            price,
+            price: price(answered),
+            spent: billed_cost(&turn.usage, &turn.model, turn.dialect, price),
             dialect: turn.dialect,
         }
     }
@@ -151,7 +159,7 @@ impl<'a> SavingsInput<'a> {
     fn money(&self, reprocessed: u64) -> Option<Money> {
         let price = self.price?;
         let usage = self.usage;
-        let spent = cost(usage, price, self.dialect)?;
+        let spent = self.spent?;
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
             _ => price.input,
@@ -245,7 +253,19 @@ fn held(usage: &Usage, dialect: Dialect) -> u64 {
     }
 }
 
-/// The cost of an exchange at catalogue prices, US dollars; `None` if its input was not reported.
+/// The cost of everything that is billed of an exchange, each call at the price of its model; `None` if one of them is
+/// unknown. `model`: the requested one.
+pub fn billed_cost(
+    usage: &Usage,
+    model: &str,
+    dialect: Dialect,
+    price: impl Fn(&str) -> Option<Price>,
+) -> Option<f64> {
+    let calls = usage.billed();
+    calls.map(|(by, one)| cost(one, price(by.unwrap_or(model))?, dialect)).sum()
+}
+
+/// The cost of a model call at catalogue prices, US dollars; `None` if its input was not reported.
 pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
     let input = usage.input?;
     let read = usage.cache_read.unwrap_or(0).min(input);

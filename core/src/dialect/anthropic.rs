@@ -4,9 +4,10 @@
 //! block becomes an opaque part and is kept. Replies are read in `anthropic/reply.rs`.
 
 mod reply;
+mod usage;
 
-pub(super) use reply::compaction_usage;
-pub use reply::{ReplyStream, USAGE};
+pub use reply::ReplyStream;
+pub use usage::USAGE;
 
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;

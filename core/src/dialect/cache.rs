@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::count::Count;
 use crate::wire::json::Value;
 
 /// The `anthropic-beta` that the comparison needs. Newer versions of the API need none, and accept it.
@@ -60,7 +61,7 @@ impl CacheMiss {
             "unavailable" => CacheMissCause::Unavailable,
             _ => CacheMissCause::Other,
         };
-        let tokens = reason.get("cache_missed_input_tokens").and_then(|tokens| tokens.as_u64());
+        let tokens = Count::of(reason.get("cache_missed_input_tokens")).value();
         Some(Self { cause, tokens })
     }
 
@@ -85,7 +86,7 @@ impl CacheMiss {
             },
             _ => CacheMissCause::Other,
         };
-        let tokens = diagnostics.get("cache_missed_tokens").and_then(|tokens| tokens.as_u64());
+        let tokens = Count::of(diagnostics.get("cache_missed_tokens")).value();
         Some(Self { cause, tokens })
     }
 }

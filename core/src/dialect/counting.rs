@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde_json::json;
 
 use super::Dialect;
+use super::count::Count;
 use crate::wire::json::{Document, Value};
 
 /// A request to a count endpoint.
@@ -53,7 +54,7 @@ pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let name = if dialect == Dialect::Gemini { "totalTokens" } else { "input_tokens" };
-    root.get(name)?.as_u64()
+    Count::of(root.get(name)).value()
 }
 
 /// The response of the count endpoint at `target` (path and query) for this many tokens. `None` if its form

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Span;
+use super::count::Count;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
@@ -113,7 +114,7 @@ impl ClearingReport {
         let mut cleared = Self::default();
         let applied = value.path(&["context_management", "applied_edits"])?;
         for edit in applied.items() {
-            let number = |name| edit.get(name).and_then(|number| number.as_u64()).unwrap_or(0);
+            let number = |name| Count::of(edit.get(name)).value().unwrap_or(0);
             let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
             add(&mut cleared.tool_uses, number("cleared_tool_uses"));
             add(&mut cleared.input_tokens, number("cleared_input_tokens"));

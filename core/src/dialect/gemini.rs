@@ -1,10 +1,11 @@
-//! Gemini `generateContent` (`docs/protocols.md` 5): reads requests, with ranges into the body.
+//! Gemini `generateContent` and Interactions (`docs/protocols.md` 5): reads requests, with ranges into the body.
 //!
 //! Handles both key styles, Vertex, and the wrappers of Code Assist and countTokens. Call ids do not identify
 //! parts here, because clients make and change them; nor do signatures, because clients re-encode them.
 //! Replies are read in `gemini/reply.rs`.
 
 mod arguments;
+mod interactions;
 mod reply;
 mod usage;
 
@@ -37,6 +38,9 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     if outer.kind() != Kind::Object {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
+    }
+    if interactions::is_request(outer) {
+        return interactions::read(outer, conversation);
     }
     let counted = outer.get_any(&["generateContentRequest", "generate_content_request"]);
     if counted.is_some() {

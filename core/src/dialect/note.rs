@@ -21,6 +21,9 @@ pub enum Note {
     BrokenEvent,
     /// The total is not input plus output; the larger number was used.
     UsageMismatch,
+    /// A reported count cannot be: it is no whole number, or larger than what the model can read or write. It is
+    /// unknown. Told once of each model.
+    ImpossibleCount,
     /// Several replies in one stream; the last one counts.
     SeveralReplies,
     /// Reading stopped at its size limit.

@@ -6,8 +6,10 @@
 
 mod items;
 mod reply;
+mod usage;
 
-pub use reply::{ReplyStream, USAGE};
+pub use reply::ReplyStream;
+pub use usage::USAGE;
 
 use super::key::Keyer;
 use super::note::note_once;

@@ -13,7 +13,7 @@ use http::{HeaderMap, header};
 use super::Dialect;
 pub(super) use endpoints::segments;
 use endpoints::verb;
-pub use endpoints::{Endpoint, Transport, endpoint};
+pub use endpoints::{Endpoint, Transport, endpoint, is_metered_only};
 pub use inference::is_inference;
 pub use known::is_known;
 use known::{ANTHROPIC, GEMINI, OPENAI};
@@ -208,6 +208,7 @@ mod tests {
             ),
             ("/v1internal:streamGenerateContent?alt=sse", Gemini, Turn, None, Some(true)),
             ("/v1internal:countTokens", Gemini, Count, None, None),
+            ("/v1beta/interactions", Gemini, Turn, None, None),
             (
                 "/model/us.anthropic.claude-opus-5-v1%3A0/invoke",
                 Anthropic,
@@ -279,7 +280,7 @@ mod tests {
             "/v1beta/models/g:embedContent",
             "/v1beta/models/g:predictLongRunning",
             "/v1beta/cachedContents",
-            "/v1beta/interactions",
+            "/v1beta/interactions/int_1",
             "/v1internal:loadCodeAssist",
             "/api/hello",
             "/model/amazon.nova-pro/invoke",

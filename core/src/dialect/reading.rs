@@ -12,8 +12,8 @@ use super::error_kind::ErrorKind;
 use super::note::note_once;
 use super::provider_error::error_in;
 use super::{
-    Dialect, Note, Reply, ReplyProgress, StopReason, UsageSpelling, anthropic, gemini, openai_chat,
-    openai_responses,
+    CountLimit, Dialect, Note, Reply, ReplyProgress, StopReason, UsageSpelling, anthropic, gemini,
+    openai_chat, openai_responses,
 };
 
 #[cfg(any(test, fuzzing))]
@@ -217,12 +217,13 @@ impl ResponseReader {
     /// What has come of the reply so far.
     pub fn progress(&self) -> ReplyProgress {
         let reply = &self.builder.reply;
-        let usage = match &self.builder.stream {
+        let mut usage = match &self.builder.stream {
             DialectStream::Anthropic(stream) => stream.usage_so_far(),
             DialectStream::OpenaiChat(stream) => stream.usage_so_far(reply),
             DialectStream::OpenaiResponses(stream) => stream.usage_so_far(reply),
-            DialectStream::Gemini(stream) => stream.usage_so_far(),
+            DialectStream::Gemini(stream) => stream.usage_so_far(reply),
         };
+        usage.forget_impossible(CountLimit::ANY);
         ReplyProgress { id: reply.id.clone(), usage, content_bytes: self.content_bytes() }
     }
 
@@ -372,6 +373,9 @@ impl ReplyBuilder {
             DialectStream::Gemini(stream) => stream.finish(whole, reply),
         }
         reply.find_variants();
+        if reply.usage.forget_impossible(CountLimit::ANY) {
+            note_once(&mut reply.notes, Note::ImpossibleCount);
+        }
     }
 
     /// Sets the stop reason if an error inside a success ended the reply, in any dialect.

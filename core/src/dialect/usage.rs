@@ -1,38 +1,46 @@
 //! The tokens that a provider reports for a reply, in one form for all dialects (`docs/protocols.md` 0).
 //!
-//! Unknown is `None`, never 0. The names of the members are stored.
+//! Unknown is `None`, never 0, and so is a count that cannot be. The names of the members are stored.
 
 use serde::{Deserialize, Serialize};
 
 use super::cache::CacheMiss;
+use super::count::stored_count;
 use super::editing::ClearingReport;
 use crate::wire::json::Value;
 
-/// Usage as the provider reported it, normalised (`docs/protocols.md` 0): unknown is `None`, never 0.
+/// Usage as the provider reported it, normalised (`docs/protocols.md` 0): unknown is `None`, never 0. The counts are
+/// those of the model that answered; those of other calls for the reply are in [`Usage::attempts`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// The whole prompt, tokens, including cached and cache-written ones.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub input: Option<u64>,
     /// All output, tokens, including reasoning.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub output: Option<u64>,
     /// The share of `output` that was reasoning.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub reasoning: Option<u64>,
     /// The share of `input` that was read from a cache.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub cache_read: Option<u64>,
     /// The share of `input` that was written to a cache.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub cache_write: Option<u64>,
     /// The share of `cache_write` with the long lifetime (1 h, 12 h).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub cache_write_long: Option<u64>,
-    /// Tokens of other internal calls of the same exchange (compaction, advisor), which are billed but not in
-    /// `input` and `output`.
+    /// Billed calls of the same exchange whose tokens are in no other count: advice, compactions, and models that
+    /// declined after they had written something (`docs/protocols.md` 1.4).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Attempt>,
+    /// The model that answered, if the provider fell back from the requested one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aside: Option<u64>,
+    pub served_by: Option<Box<str>>,
+    /// It was refused before anything was written, which is not billed: its counts are in no sum.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unbilled: bool,
     /// If `input` sums several internal calls: input and output of the last one, which are the context's size
     /// after the exchange (`usage.iterations`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,7 +55,7 @@ pub struct Usage {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub compacted: bool,
     /// The share of `input` that was prompts of these tools, if reported (Gemini).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
     pub tool_use_prompt: Option<u64>,
     /// Why the cache was missed, if the client asked and the provider says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,6 +63,18 @@ pub struct Usage {
     /// What the provider cleared from the prompt before the model read it; not in `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cleared: Option<ClearingReport>,
+}
+
+/// A billed call inside an exchange, beside the one that answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// What it was for, as the provider calls it: `advisor_message`, `compaction`, `message`.
+    pub kind: Box<str>,
+    /// The model that did it; `None` if it was the requested one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Box<str>>,
+    /// Its tokens.
+    pub usage: Usage,
 }
 
 /// Input and output of the last of several internal calls, tokens.
@@ -89,12 +109,30 @@ impl UsageSpelling {
     }
 }
 
-impl Usage {
-    /// Input plus output, if both are known.
-    pub(super) fn total(&self) -> Option<u64> {
-        Some(self.input?.saturating_add(self.output?))
-    }
+/// The largest window of any model in the catalogue, tokens.
+const LARGEST_WINDOW: u64 = 10_000_000;
+/// Where tools ran at the provider, the counts are sums over at most this many calls.
+const MOST_CALLS: u64 = 100;
+/// A request may be this many times as large as it was estimated.
+const UNDERESTIMATED: u64 = 2;
 
+/// How many tokens one call can have.
+#[derive(Clone, Copy, Debug)]
+pub struct CountLimit(u64);
+
+impl CountLimit {
+    /// The limit if nothing is known of the request.
+    pub const ANY: Self = Self(LARGEST_WINDOW);
+
+    /// The limit of a request: its model's window, if that is known, or what it was estimated at if that is more,
+    /// because a catalogue may be outdated.
+    pub fn of(window: Option<u64>, estimate: Option<u64>) -> Self {
+        let estimated = estimate.unwrap_or(0).saturating_mul(UNDERESTIMATED);
+        Self(window.unwrap_or(LARGEST_WINDOW).max(estimated))
+    }
+}
+
+impl Usage {
     /// Input and output, if they measure the context: not if the stream broke off, nor as a sum over several
     /// internal calls, nor if the model was not called (`docs/protocols.md` 12.1). An unreported output counts as 0.
     pub fn context(&self) -> Option<LastCall> {
@@ -105,4 +143,58 @@ impl Usage {
         let measured = self.last_call.or(whole.filter(|_| !self.hosted_tools));
         measured.filter(|_| !self.lower_bound)
     }
+
+    /// Input plus output, if both are known.
+    #[cfg(test)]
+    pub(super) fn total(&self) -> Option<u64> {
+        Some(self.input?.saturating_add(self.output?))
+    }
+
+    /// Everything that is billed: for each model (`None`: the requested one), its usage.
+    pub fn billed(&self) -> impl Iterator<Item = (Option<&str>, &Self)> {
+        let own = (!self.unbilled).then_some((self.served_by.as_deref(), self));
+        own.into_iter().chain(self.attempts.iter().map(|one| (one.model.as_deref(), &one.usage)))
+    }
+
+    /// Forgets counts that cannot be, and returns whether there were any: more tokens than one call can have, or
+    /// than a hundred calls where tools ran at the provider. What is a share of such a count is unknown, too.
+    pub fn forget_impossible(&mut self, limit: CountLimit) -> bool {
+        let sums = self.hosted_tools || self.last_call.is_some();
+        let most = if sums { limit.0.saturating_mul(MOST_CALLS) } else { limit.0 };
+        let is_more = |count: Option<u64>| count.is_some_and(|count| count > most);
+        let mut found = false;
+        if is_more(self.input) {
+            found = true;
+            self.input = None;
+            (self.cache_read, self.cache_write, self.cache_write_long) = (None, None, None);
+            (self.tool_use_prompt, self.last_call) = (None, None);
+        }
+        if is_more(self.output) {
+            found = true;
+            (self.output, self.reasoning, self.last_call) = (None, None, None);
+        }
+        let last = self.last_call.take_if(|last| last.input.max(last.output) > limit.0);
+        found |= last.is_some();
+        let shares = [
+            &mut self.reasoning,
+            &mut self.cache_read,
+            &mut self.cache_write,
+            &mut self.cache_write_long,
+            &mut self.tool_use_prompt,
+        ];
+        for share in shares {
+            found |= share.take_if(|count| *count > most).is_some();
+        }
+        // What was cleared may have been larger than the window.
+        let most_cleared = limit.0.saturating_mul(MOST_CALLS);
+        found |= self.cleared.take_if(|it| it.input_tokens > most_cleared).is_some();
+        for attempt in &mut self.attempts {
+            // Another model may have a larger window.
+            found |= attempt.usage.forget_impossible(CountLimit::ANY);
+        }
+        found
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -408,6 +408,9 @@ impl ClientRequest {
 
     /// The mode of the request.
     fn mode(&self, upstream: &Upstream, proxy: &Proxy) -> Mode {
+        if paths::is_metered_only(self.path()) {
+            return Mode::Observe;
+        }
         let limit = upstream.mode.unwrap_or(proxy.config.mode);
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
     }

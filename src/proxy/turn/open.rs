@@ -23,7 +23,7 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Model;
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
-use crate::dialect::{ProviderError, Purpose, Reply, Usage};
+use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
@@ -138,9 +138,14 @@ impl OpenTurn {
 
     /// Stores the turn once its reply is known.
     pub(crate) fn settle(self: Box<Self>, proxy: Arc<Proxy>) -> SettleReply {
-        Box::new(move |record, reply| match record.outcome {
-            Outcome::Refused => self.settle_refusal(proxy, record, reply.unwrap_or_default()),
-            _ => self.settle_turn(proxy, record, reply),
+        Box::new(move |record, mut reply| {
+            if let Some(reply) = &mut reply {
+                self.forget_impossible_counts(record, reply);
+            }
+            match record.outcome {
+                Outcome::Refused => self.settle_refusal(proxy, record, reply.unwrap_or_default()),
+                _ => self.settle_turn(proxy, record, reply),
+            }
         })
     }
 
@@ -188,7 +193,7 @@ impl OpenTurn {
         record.turn = TurnRecord {
             overflow,
             measured: turn.done.measured,
-            saved: Some(self.saved(&turn, &reply)),
+            saved: Some(self.saved(&turn, &proxy)),
             ..TurnRecord::default()
         };
         let ending = ExchangeEnding {
@@ -335,20 +340,31 @@ impl OpenTurn {
         Some(OverflowReport { sign: OverflowSign::Refused, reported: found, saved: false })
     }
 
-    /// The savings of this exchange.
-    fn saved(&self, turn: &Turn, reply: &Reply) -> ExchangeSavings {
-        let parent = self.opened.placed.parent.as_ref();
-        let exchanged = SavingsInput {
-            done: &turn.done,
-            usage: &reply.usage,
-            counted: self.counted.as_ref().and_then(PendingCount::arrived),
-            estimate: turn.estimate.as_ref(),
-            before: parent.map(|parent| &parent.usage),
-            window: self.info.model.window,
-            price: self.info.model.price,
-            dialect: self.info.dialect,
+    /// The savings of this exchange. `turn` has its usage.
+    fn saved(&self, turn: &Turn, proxy: &Proxy) -> ExchangeSavings {
+        let Self { info, opened, .. } = self;
+        let price = |model: &str| match model == &*info.model_name {
+            true => info.model.price,
+            false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
         };
-        exchanged.saved()
+        let parent = opened.placed.parent.as_deref();
+        let counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        SavingsInput { counted, ..SavingsInput::of(turn, parent, price) }.saved()
+    }
+
+    /// Forgets reported counts that the request's model cannot have, before anything is concluded from them.
+    fn forget_impossible_counts(&self, record: &mut ReplyRecord, reply: &mut Reply) {
+        let Model { known, window, .. } = self.info.model;
+        let window = known.then_some(window);
+        if !reply.usage.clone().forget_impossible(CountLimit::of(window, None)) {
+            return; // as nearly always
+        }
+        let estimate = self.draft.turn().estimate.map(|estimate| estimate.tokens);
+        let limit = CountLimit::of(window, estimate);
+        if reply.usage.forget_impossible(limit) {
+            record.usage = reply.usage.clone();
+            record.notes.push(Note::ImpossibleCount);
+        }
     }
 
     /// Queues undelivered messages again, and learns from a refusal, which is not a turn. `overflows`: it says that
@@ -396,6 +412,7 @@ impl OpenTurn {
         let measures = !usage.lower_bound
             && !usage.hosted_tools
             && !usage.compacted
+            && usage.served_by.is_none()
             && usage.last_call.is_none()
             && usage.cleared.is_none()
             && ending.outcome == Outcome::Complete

@@ -10,7 +10,7 @@ use crate::context::policy::Policy;
 use crate::context::{EstimateMethod, TenantId};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
-use crate::dialect::{Dialect, ProviderError, Purpose, repair};
+use crate::dialect::{ProviderError, Purpose, repair};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::{Proxy, lesson_source};
 use crate::store::lessons::LessonSource;
@@ -30,7 +30,6 @@ pub(crate) struct RequestInfo {
     /// What lessons about the model are kept under.
     lesson_model: Box<str>,
     pub(crate) model: Model,
-    pub(crate) dialect: Dialect,
     pub(crate) purpose: Purpose,
     /// Output tokens that are reserved.
     pub(crate) reserve: u64,
@@ -52,7 +51,6 @@ impl RequestInfo {
             model_name: prepared.model_name().into(),
             lesson_model: prepared.lesson_model.clone(),
             model: prepared.model.clone(),
-            dialect: conversation.dialect,
             purpose: conversation.purpose,
             reserve: prepared.reserve,
             max_output: conversation.max_output,

@@ -15,6 +15,7 @@ use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
 use super::{legacy, tombstones};
 use crate::context::{Millis, SessionId, TenantId};
+use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
 use crate::store::{
     Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,
@@ -66,12 +67,12 @@ impl SessionDelta {
     }
 
     fn add_turn(&mut self, at: Millis, turn: &TurnColumns<'_>) {
-        let usage = turn.usage.as_ref();
-        let tokens = |number: fn(&UsageColumns) -> Option<u64>| usage.and_then(number).unwrap_or(0);
         self.turns += 1;
-        self.input = self.input.saturating_add(tokens(|usage| usage.input));
-        self.output = self.output.saturating_add(tokens(|usage| usage.output));
-        self.cache_read = self.cache_read.saturating_add(tokens(|usage| usage.cache_read));
+        for (_, usage) in turn.usage.iter().flat_map(Usage::billed) {
+            self.input = self.input.saturating_add(usage.input.unwrap_or(0));
+            self.output = self.output.saturating_add(usage.output.unwrap_or(0));
+            self.cache_read = self.cache_read.saturating_add(usage.cache_read.unwrap_or(0));
+        }
         self.newest_turn = self.newest_turn.max(Some(at));
     }
 
@@ -83,7 +84,8 @@ impl SessionDelta {
                  began = min(began, ?2), used = max(used, ?3),
                  newest = CASE WHEN ?4 IS NULL THEN newest ELSE max(coalesce(newest, 0), ?4) END,
                  records = records + ?5, bytes = bytes + ?6, turns = turns + ?7,
-                 input = input + ?8, output = output + ?9, cache_read = cache_read + ?10,
+                 input = min(input + ?8, ?12), output = min(output + ?9, ?12),
+                 cache_read = min(cache_read + ?10, ?12),
                  learned = max(learned, ?11)
              WHERE id = ?1",
         )?;
@@ -100,6 +102,7 @@ impl SessionDelta {
             number(self.output),
             number(self.cache_read),
             self.learned,
+            i64::MAX, // past it, the sum would be no integer any more
         ])?;
         Ok(())
     }
@@ -118,7 +121,7 @@ struct TurnColumns<'t> {
     #[serde(rename = "standing")]
     position: Option<PositionColumns<'t>>,
     estimate: Option<EstimateColumns<'t>>,
-    usage: Option<UsageColumns>,
+    usage: Option<Usage>,
     window: Option<u64>,
     ended: Option<u64>,
 }
@@ -136,17 +139,6 @@ struct EstimateColumns<'t> {
     #[serde(borrow)]
     method: Option<Cow<'t, str>>,
     tokens: Option<u64>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct UsageColumns {
-    input: Option<u64>,
-    output: Option<u64>,
-    reasoning: Option<u64>,
-    cache_read: Option<u64>,
-    cache_write: Option<u64>,
-    lower_bound: Option<bool>,
 }
 
 /// The id of a session, if it has a row.
@@ -274,7 +266,7 @@ pub(super) fn insert(
         estimate.and_then(|it| it.method.as_deref()),
         estimate.and_then(|it| number(it.tokens)),
         usage.and_then(|it| number(it.input)),
-        usage.and_then(|it| it.lower_bound),
+        usage.map(|it| it.lower_bound).filter(|is_cut| *is_cut),
         usage.and_then(|it| number(it.output)),
         usage.and_then(|it| number(it.reasoning)),
         usage.and_then(|it| number(it.cache_read)),
@@ -463,13 +455,14 @@ pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Resu
         page.after.map_or((i64::MAX, i64::MAX), |after| (number(after.used), number(after.id)));
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session, scopes.id, began, used, newest, records, turns,
-             input, output, cache_read
+             min(input, ?5), min(output, ?5), min(cache_read, ?5)
          FROM scopes INDEXED BY scopes_by_use CROSS JOIN tenants ON tenants.id = scopes.tenant
          WHERE learned = 0 AND turns > 0 AND (used, scopes.id) < (?1, ?2)
          ORDER BY used DESC, scopes.id DESC LIMIT ?3 OFFSET ?4",
     )?;
     let rows = query.query_map(
-        params![used, id, number(page.count as u64), number(page.skip as u64)],
+        // An older version could write sums that are no integers.
+        params![used, id, number(page.count as u64), number(page.skip as u64), i64::MAX],
         |row| {
             Ok(ScopeLine {
                 scope: scope_in(row)?,

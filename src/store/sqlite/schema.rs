@@ -15,7 +15,7 @@ use crate::store::StoreError;
 use crate::store::random::random;
 
 /// One step per version; a released step never changes.
-pub(super) const STEPS: [&str; 5] = [
+pub(super) const STEPS: [&str; 6] = [
     "
 CREATE TABLE records (
     id      INTEGER PRIMARY KEY,
@@ -173,23 +173,37 @@ CREATE INDEX tombstones_by_time ON tombstones (at);
 -- The view that tells the error of a cut reply, too, is made below.
 DROP VIEW IF EXISTS turns;
 ",
+    "
+-- The views with sums that cannot overflow are made below.
+DROP VIEW IF EXISTS sessions;
+DROP VIEW IF EXISTS threads;
+",
 ];
 
 /// The number of steps after which a file has its views and the current layout of rows.
 const WITH_VIEWS: usize = 2;
 /// The number of steps after which the view of turns is the current one.
 const WITH_ERRORS: usize = 5;
+/// The number of steps after which the views with sums are the current ones.
+const WITH_SUMS: usize = 6;
 
+/// `sum` fails past the largest integer; `total` does not.
 const SUMS: &str = "
 CREATE VIEW threads AS SELECT
     session, thread, min(time) AS began, max(time) AS latest, count(*) AS turns,
-    sum(input) AS input, sum(output) AS output, sum(cache_read) AS cache_read, tenant
+    CASE WHEN count(input) > 0 THEN CAST(total(input) AS INTEGER) END AS input,
+    CASE WHEN count(output) > 0 THEN CAST(total(output) AS INTEGER) END AS output,
+    CASE WHEN count(cache_read) > 0 THEN CAST(total(cache_read) AS INTEGER) END AS cache_read,
+    tenant
 FROM turns GROUP BY tenant, session, thread;
 
 CREATE VIEW sessions AS SELECT
     session, min(began) AS began, max(latest) AS latest, count(*) AS threads,
-    sum(turns) AS turns, sum(input) AS input, sum(output) AS output,
-    sum(cache_read) AS cache_read, tenant
+    sum(turns) AS turns,
+    CASE WHEN count(input) > 0 THEN CAST(total(input) AS INTEGER) END AS input,
+    CASE WHEN count(output) > 0 THEN CAST(total(output) AS INTEGER) END AS output,
+    CASE WHEN count(cache_read) > 0 THEN CAST(total(cache_read) AS INTEGER) END AS cache_read,
+    tenant
 FROM threads GROUP BY tenant, session;
 ";
 
@@ -218,8 +232,10 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), St
                 };
                 change.execute_batch(&turns_view(turns))?;
             }
-            if known < WITH_VIEWS {
+            if known < WITH_SUMS {
                 change.execute_batch(SUMS)?;
+            }
+            if known < WITH_VIEWS {
                 migration::finish(&change)?;
             }
             change.execute("INSERT OR IGNORE INTO secrets VALUES ('tenant_key', ?1)", [key])?;

@@ -27,7 +27,6 @@ pub(super) struct UsageHandles {
     pub(super) reasoning: IntCounter,
     pub(super) cache_read: IntCounter,
     pub(super) cache_write: IntCounter,
-    pub(super) aside: IntCounter,
     pub(super) cache_reported: IntCounter,
     pub(super) cache_hits: IntCounter,
     pub(super) fill: Histogram,

@@ -15,6 +15,8 @@ pub enum HiddenInput {
     HostedTools,
     /// The provider summarised or cleared the history itself.
     ProviderEdit,
+    /// Another model than the requested one answered, which counts otherwise.
+    OtherModel,
     /// The provider holds a history whose turns did not pass through Plimsoll.
     Continuation,
 }
@@ -26,7 +28,8 @@ impl HiddenInput {
         let grows = estimate.new < estimate.tokens;
         match () {
             () if usage.hosted_tools => Some(Self::HostedTools),
-            () if usage.cleared.is_some() || usage.aside.is_some() => Some(Self::ProviderEdit),
+            () if usage.served_by.is_some() => Some(Self::OtherModel),
+            () if usage.cleared.is_some() || !usage.attempts.is_empty() => Some(Self::ProviderEdit),
             // The instructions to write a compaction, and its text, are in no request.
             () if usage.compacted || estimate.encrypted_compaction => Some(Self::ProviderEdit),
             () if usage.last_call.is_some() => Some(Self::HostedTools),
@@ -40,6 +43,7 @@ impl HiddenInput {
         match self {
             Self::HostedTools => "tools ran at the provider",
             Self::ProviderEdit => "the provider edited the history",
+            Self::OtherModel => "another model answered",
             Self::Continuation => "the provider holds a history that was not seen",
         }
     }
@@ -51,8 +55,8 @@ mod tests {
 
     use super::*;
     use crate::context::scene::{SessionFixture, messages};
-    use crate::dialect::LastCall;
     use crate::dialect::editing::ClearingReport;
+    use crate::dialect::{Attempt, LastCall};
 
     #[test]
     fn hidden_input_is_reported_with_its_cause() {
@@ -64,11 +68,12 @@ mod tests {
             change(&mut usage);
             HiddenInput::of(&usage, &estimate)
         };
-        use HiddenInput::{Continuation, HostedTools, ProviderEdit};
+        use HiddenInput::{Continuation, HostedTools, OtherModel, ProviderEdit};
         assert_eq!(of(|_| {}), None);
         assert_eq!(of(|usage| usage.hosted_tools = true), Some(HostedTools));
         assert_eq!(of(|usage| usage.cleared = Some(ClearingReport::default())), Some(ProviderEdit));
-        assert_eq!(of(|usage| usage.aside = Some(9)), Some(ProviderEdit));
+        assert_eq!(of(|usage| usage.attempts = vec![Attempt::default()]), Some(ProviderEdit));
+        assert_eq!(of(|usage| usage.served_by = Some("m".into())), Some(OtherModel));
         assert_eq!(of(|usage| usage.compacted = true), Some(ProviderEdit));
         let encrypted = Estimate { encrypted_compaction: true, ..estimate.clone() };
         assert_eq!(HiddenInput::of(&Usage::default(), &encrypted), Some(ProviderEdit));

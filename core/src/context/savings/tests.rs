@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
+use crate::dialect::Attempt;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::{PartIndex, Span};
 
@@ -34,7 +35,9 @@ fn exchanged<'a>(
     before: Option<&'a Usage>,
 ) -> SavingsInput<'a> {
     let (dialect, price, window) = (Dialect::Anthropic, Some(PRICE), 200_000);
-    SavingsInput { done, usage, counted: None, estimate: None, before, window, price, dialect }
+    let spent = cost(usage, PRICE, dialect);
+    let (counted, estimate) = (None, None);
+    SavingsInput { done, usage, counted, estimate, before, window, price, spent, dialect }
 }
 
 fn near(is: f64, wanted: f64) {
@@ -172,6 +175,26 @@ fn long_lived_cache_writes_cost_more() {
     near(spent, (1_000.0 * 12.5 + 1_000.0 * 20.0) / 1e6 + 0.05);
 }
 
+/// Each call costs what its model costs, and what the provider does not bill costs nothing.
+#[test]
+fn every_billed_call_costs_the_price_of_its_model() {
+    let advice =
+        Attempt { model: Some("dear".into()), usage: usage(1_000, 0, 0), ..<_>::default() };
+    let price = |model: &str| {
+        let factor = if model == "dear" { 10.0 } else { 1.0 };
+        (model != "unheard").then(|| Price { input: PRICE.input * factor, ..PRICE })
+    };
+    let spent = |usage: &Usage, model: &str| billed_cost(usage, model, Dialect::Anthropic, price);
+    let one = cost(&usage(1_000, 0, 0), PRICE, Dialect::Anthropic).unwrap();
+    let mut both = Usage { attempts: vec![advice], ..usage(1_000, 0, 0) };
+    near(spent(&both, "m").unwrap(), 2.0 * one + 9.0 * PRICE.input / 1e3);
+    assert_eq!(spent(&both, "unheard"), None);
+    both.served_by = Some("dear".into());
+    near(spent(&both, "unheard").unwrap(), 2.0 * one + 18.0 * PRICE.input / 1e3);
+    let refused = Usage { unbilled: true, ..usage(1_000, 0, 0) };
+    assert_eq!(spent(&refused, "m"), Some(0.0));
+}
+
 /// Without a price or report no money is counted, and a contradictory report does not break the sum.
 #[test]
 fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
@@ -303,7 +326,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
     near(ratio(&first_turn), 0.8);
-    assert_eq!(SavingsInput::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
+    assert_eq!(SavingsInput::of(&first_turn, None, |_| Some(PRICE)).saved().removed, 24_000);
     // The error of an earlier turn says nothing about this one.
     let plain = turn(RewriteSummary::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
     near(ratio(&measured(grown, Some(&plain))), 0.8);
@@ -391,7 +414,7 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
         cut.measure_removed(None);
         assert_eq!(cut.done.measured, None, "{many}: so it was stored");
         let late =
-            SavingsInput { before: Some(&before), ..SavingsInput::of(&cut, None, Some(PRICE)) };
+            SavingsInput { before: Some(&before), ..SavingsInput::of(&cut, None, |_| Some(PRICE)) };
         assert_eq!((late.saved().removed, late.saved().reprocessed), (gone, 15_000));
         // What was cut when it was new would have been written to the cache, all of it.
         let born = saved(&of(DecisionReason::TooLarge), &cut.usage, None);

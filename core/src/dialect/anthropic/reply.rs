@@ -1,18 +1,17 @@
 //! Reads Anthropic's replies, streamed or not (`docs/protocols.md` 1.1, 1.4, 1.5).
 //!
-//! Blocks are kept by index, because several may be open. Usage is merged, not added: later non-null fields
-//! overwrite. Thinking is kept raw, also an empty text with a signature.
+//! Blocks are kept by index, because several may be open. Thinking is kept raw, also an empty text with a signature.
 
 use super::compaction_key;
+use super::usage::UsageFields;
 use crate::dialect::cache::CacheMiss;
+use crate::dialect::count::Count;
 use crate::dialect::editing::ClearingReport;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
-use crate::dialect::{
-    Audience, LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage, UsageSpelling,
-};
+use crate::dialect::{Audience, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
 /// The state of a stream that is being read.
@@ -44,22 +43,6 @@ struct StreamBlock {
     ended: bool,
 }
 
-/// Anthropic's own usage fields, before they are normalised.
-#[derive(Default)]
-struct UsageFields {
-    input: Option<u64>,
-    created: Option<u64>,
-    created_long: Option<u64>,
-    read: Option<u64>,
-    output: Option<u64>,
-    thinking: Option<u64>,
-    last_call: Option<LastCall>,
-    aside: Option<u64>,
-    hosted: bool,
-    miss: Option<CacheMiss>,
-    cleared: Option<ClearingReport>,
-}
-
 impl ReplyStream {
     /// Reads the next event. Its `type` in the data decides; the `event:` line only repeats it.
     pub(crate) fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
@@ -73,7 +56,7 @@ impl ReplyStream {
             Some("message_delta") => {
                 self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
                 self.usage.cleared = ClearingReport::of(value).or(self.usage.cleared);
-                self.count(value.get("usage"), reply);
+                self.count(value.get("usage"));
             }
             Some("message_stop") => reply.complete = true,
             Some("error") => reply.error = Some(error_in(value)),
@@ -89,10 +72,10 @@ impl ReplyStream {
         } else if message.content.is_some() {
             self.begin(&message, value, reply);
             self.stop(message.stop_reason, reply);
-            self.count(message.usage, reply);
+            self.count(message.usage);
             reply.complete = true;
-        } else if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
-            reply.counted = Some(count);
+        } else if let Some(count) = first([value.get("input_tokens")]) {
+            reply.counted = Count::of(Some(count)).value();
             reply.complete = true;
         } else {
             note_once(&mut reply.notes, Note::UnknownStructure);
@@ -112,14 +95,18 @@ impl ReplyStream {
             }
             reply.parts.push(part);
         }
-        reply.usage = self.usage.normalised();
+        let is_empty = reply.parts.iter().all(|part| part.text.is_empty());
+        reply.usage = self.usage.normalised(reply.stop == Some(StopReason::Refused) && is_empty);
         // The start of a stream reports the input; the output is a placeholder until the stop.
         reply.usage.lower_bound = !self.stopped && reply.usage.input.is_some();
+        if self.usage.has_impossible() {
+            note_once(&mut reply.notes, Note::ImpossibleCount);
+        }
     }
 
     /// The usage if the reply ended here.
     pub(crate) fn usage_so_far(&self) -> Usage {
-        let mut usage = self.usage.normalised();
+        let mut usage = self.usage.normalised(false);
         usage.hosted_tools |= self.ran_hosted_tool();
         usage.lower_bound = !self.stopped && usage.input.is_some();
         usage
@@ -149,7 +136,7 @@ impl ReplyStream {
         }
         let message = MessageMembers::of(value);
         self.begin(&message, value, reply);
-        self.count(message.usage, reply);
+        self.count(message.usage);
     }
 
     /// Reads a message, `value`, as it is at the start of a stream, or whole.
@@ -250,10 +237,9 @@ impl ReplyStream {
         });
     }
 
-    fn count(&mut self, usage: Option<Value<'_>>, reply: &mut Reply) {
+    fn count(&mut self, usage: Option<Value<'_>>) {
         if let Some(usage) = usage {
             self.usage.merge(usage);
-            reply.usage = self.usage.normalised();
         }
     }
 }
@@ -283,112 +269,6 @@ members! {
         signature,
         content,
         encrypted_content,
-    }
-}
-
-members! {
-    /// The members of the usage that are read.
-    UsageMembers {
-        input_tokens,
-        output_tokens,
-        cache_creation,
-        cache_creation_input_tokens,
-        cache_read_input_tokens,
-        output_tokens_details,
-        server_tool_use,
-        iterations,
-    }
-}
-
-/// How usage is spelled. The input excludes cached tokens.
-pub const USAGE: UsageSpelling =
-    UsageSpelling { envelope: Some("message"), report: &["usage"], input: &["input_tokens"] };
-
-/// The usage of each compaction, which is not in the top level (`docs/protocols.md` 1.4). What is not reported is 0.
-pub(in crate::dialect) fn compaction_usage(response: Value<'_>) -> impl Iterator<Item = Usage> {
-    let all = response.get("usage").and_then(|usage| UsageMembers::of(usage).iterations);
-    let compacts = |one: &Value<'_>| one.get_text("type").as_deref() == Some("compaction");
-    all.into_iter().flat_map(|all| all.items()).filter(compacts).map(|one| {
-        let one = UsageMembers::of(one);
-        let number = |value: Option<Value<'_>>| value.and_then(|it| it.as_u64()).unwrap_or(0);
-        let read = number(one.cache_read_input_tokens);
-        let written = number(one.cache_creation_input_tokens);
-        let input = number(one.input_tokens).saturating_add(read).saturating_add(written);
-        Usage {
-            input: Some(input),
-            output: Some(number(one.output_tokens)),
-            cache_read: Some(read),
-            cache_write: Some(written),
-            ..Usage::default()
-        }
-    })
-}
-
-impl UsageFields {
-    /// Merges usage: every non-null field overwrites (`docs/protocols.md` 1.4).
-    fn merge(&mut self, usage: Value<'_>) {
-        const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
-        let usage = UsageMembers::of(usage);
-        let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
-        let split = usage.cache_creation.map(|split| split.members(SPLIT)).unwrap_or_default();
-        let [short, long] = split.map(number);
-        let created = short.map(|short| short.saturating_add(long.unwrap_or(0)));
-        let thinking = usage.output_tokens_details.and_then(|of| of.get("thinking_tokens"));
-        self.input = number(usage.input_tokens).or(self.input);
-        self.created = number(usage.cache_creation_input_tokens).or(self.created).or(created);
-        self.created_long = long.or(self.created_long);
-        self.read = number(usage.cache_read_input_tokens).or(self.read);
-        self.output = number(usage.output_tokens).or(self.output);
-        self.thinking = number(thinking).or(self.thinking);
-        for count in usage.server_tool_use.iter().flat_map(Value::entries) {
-            self.hosted |= count.1.as_u64().is_some_and(|count| count > 0);
-        }
-        if let Some(iterations) = usage.iterations.filter(|iterations| !iterations.is_null()) {
-            self.iterations(iterations);
-        }
-    }
-
-    /// The context size is that of the last message; compaction and advice are billed separately.
-    fn iterations(&mut self, iterations: Value<'_>) {
-        let (mut messages, mut aside) = (0, 0u64);
-        for each in iterations.items() {
-            let mut one = UsageFields::default();
-            one.merge(each);
-            let usage = one.normalised();
-            match each.get_text("type").as_deref() {
-                Some("message" | "fallback_message") | None => {
-                    messages += 1;
-                    let (input, output) = (usage.input, usage.output.unwrap_or(0));
-                    self.last_call = input.map(|input| LastCall { input, output });
-                }
-                Some(_) => aside = u64::saturating_add(aside, usage.total().unwrap_or(0)),
-            }
-        }
-        self.aside = (aside > 0).then_some(aside);
-        if messages == 1 && aside == 0 {
-            self.last_call = None; // a single call: the total is enough
-        }
-    }
-
-    fn normalised(&self) -> Usage {
-        let cached = self.created.unwrap_or(0).saturating_add(self.read.unwrap_or(0));
-        Usage {
-            input: self.input.map(|input| input.saturating_add(cached)),
-            output: self.output,
-            reasoning: self.thinking,
-            cache_read: self.read,
-            cache_write: self.created,
-            cache_write_long: self.created_long,
-            aside: self.aside,
-            last_call: self.last_call,
-            lower_bound: false,
-            hosted_tools: self.hosted,
-            // The calls that wrote one are in `aside`.
-            compacted: false,
-            tool_use_prompt: None,
-            cache_miss: self.miss,
-            cleared: self.cleared,
-        }
     }
 }
 

@@ -193,7 +193,8 @@ fn usage_iterations_give_the_last_call_and_the_tokens_billed_aside() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let usage = reading.finish(BodyEnd::Whole).usage;
-    assert_eq!(usage.aside, Some(1000));
+    let [compaction] = &usage.attempts[..] else { panic!("{:?}", usage.attempts) };
+    assert_eq!((&*compaction.kind, compaction.usage.total()), ("compaction", Some(1000)));
     assert_eq!(usage.last_call, Some(LastCall { input: 10, output: 5 }));
 }
 
@@ -335,7 +336,7 @@ fn cache_writes_are_summed_where_only_their_split_is_reported() {
 }
 
 #[test]
-fn huge_usage_numbers_do_not_overflow() {
+fn huge_usage_numbers_are_unknown() {
     let max = u64::MAX;
     let one =
         format!(r#""input_tokens":{max},"cache_read_input_tokens":{max},"output_tokens":{max}"#);
@@ -345,7 +346,7 @@ fn huge_usage_numbers_do_not_overflow() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let usage = reading.finish(BodyEnd::Whole).usage;
-    assert_eq!((usage.input, usage.total(), usage.aside), (Some(max), Some(max), Some(max)));
+    assert_eq!(usage, crate::dialect::Usage::default());
 }
 
 /// Within the limit all text is kept; past it it is dropped, and usage is still read.

@@ -6,11 +6,13 @@
 
 use serde_json::{Value as Json, json};
 
+use super::interactions::InteractionReply;
 use super::usage::UsageFields;
 use super::{
     MediaPart, PartData, arguments, data, file_media, hosted_key, hosted_text, inline_media,
     signature,
 };
+use crate::dialect::count::Count;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
@@ -26,6 +28,8 @@ pub struct ReplyStream {
     /// The replies, with the indexes of their candidates, the first one seen first.
     replies: Vec<(u64, CandidateContent)>,
     usage: UsageFields,
+    /// It is a reply of the Interactions API.
+    interaction: Option<Box<InteractionReply>>,
     /// Bytes of parts that are kept.
     pub(in crate::dialect) kept: usize,
     /// A finish reason was seen, or the prompt was blocked.
@@ -47,6 +51,9 @@ const MOST_CANDIDATES: usize = 128;
 impl ReplyStream {
     /// Reads the next frame or array element; Code Assist wraps it in `response`.
     pub(crate) fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
+        if InteractionReply::is_one(value) {
+            return self.interaction(value, reply);
+        }
         let value = unwrapped(value);
         let answer = ResponseMembers::of(value);
         if first([answer.error]).is_some() {
@@ -59,11 +66,16 @@ impl ReplyStream {
 
     /// Reads a whole body: a reply, or the response of the count endpoint.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+        if InteractionReply::is_one(value) {
+            self.interaction(value, reply);
+            reply.complete = true;
+            return;
+        }
         let value = unwrapped(value);
         let answer = ResponseMembers::of(value);
         let counted = value.get_any(&["totalTokens", "total_tokens"]);
-        if let Some(count) = counted.and_then(|count| count.as_u64()) {
-            reply.counted = Some(count);
+        if let Some(count) = counted {
+            reply.counted = Count::of(Some(count)).value();
         } else if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         } else if answer.is_known() {
@@ -77,6 +89,9 @@ impl ReplyStream {
 
     /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
+        if let Some(interaction) = &mut self.interaction {
+            return interaction.finish(reply);
+        }
         reply.complete |= whole && self.finished && reply.error.is_none();
         let replies = std::mem::take(&mut self.replies);
         let mut forms = replies.into_iter().map(|(_, content)| content.finished(self.finished));
@@ -91,7 +106,10 @@ impl ReplyStream {
     }
 
     /// The usage if the reply ended here.
-    pub(crate) fn usage_so_far(&self) -> Usage {
+    pub(crate) fn usage_so_far(&self, reply: &Reply) -> Usage {
+        if let Some(interaction) = &self.interaction {
+            return interaction.usage_so_far(reply);
+        }
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !self.finished && self.usage.is_known();
         usage
@@ -99,8 +117,17 @@ impl ReplyStream {
 
     /// Bytes of text so far.
     pub(crate) fn content_bytes(&self) -> usize {
+        if let Some(interaction) = &self.interaction {
+            return interaction.content_bytes();
+        }
         let parts = self.replies.iter().flat_map(|(_, content)| &content.parts);
         parts.map(|part| part.text.len()).sum()
+    }
+
+    fn interaction(&mut self, value: Value<'_>, reply: &mut Reply) {
+        let interaction = self.interaction.get_or_insert_default();
+        interaction.event(value, reply);
+        self.kept = interaction.kept;
     }
 
     fn answer(&mut self, answer: &ResponseMembers<'_>, reply: &mut Reply) {

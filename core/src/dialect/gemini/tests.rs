@@ -372,7 +372,20 @@ fn totals_that_do_not_add_up_are_noted() {
     let all = format!(
         r#"{{"promptTokenCount":{huge},"candidatesTokenCount":{huge},"thoughtsTokenCount":{huge},"toolUsePromptTokenCount":{huge},"totalTokenCount":1}}"#
     );
-    assert_eq!(usage_of(&[&all]).0.input, Some(huge));
+    let (usage, notes) = usage_of(&[&all]);
+    assert_eq!((usage, notes), (crate::dialect::Usage::default(), vec![Note::ImpossibleCount]));
+}
+
+#[test]
+fn a_chunk_of_zeros_erases_nothing() {
+    let whole = r#"{"promptTokenCount":500,"candidatesTokenCount":40,"thoughtsTokenCount":7,"cachedContentTokenCount":300,"toolUsePromptTokenCount":9,"totalTokenCount":556}"#;
+    let known = usage_of(&[whole]).0;
+    assert_eq!((known.input, known.output, known.cache_read), (Some(509), Some(47), Some(300)));
+    let zeros = r#"{"promptTokenCount":0,"candidatesTokenCount":0,"thoughtsTokenCount":0,"cachedContentTokenCount":0,"toolUsePromptTokenCount":0,"totalTokenCount":0}"#;
+    let nulls = zeros.replace(":0", ":null");
+    for last in [zeros, &nulls, "{}"] {
+        assert_eq!(usage_of(&[whole, last]).0, known, "{last}");
+    }
 }
 
 #[test]

@@ -1,21 +1,22 @@
 //! Gemini's `usageMetadata` (`docs/protocols.md` 5.3).
 //!
-//! It comes with every chunk and is cumulative: later numbers replace earlier ones, and numbers missing in a
-//! later chunk stay. What was not reported stays unknown.
+//! It comes with every chunk and is cumulative: no number falls, and numbers missing in a later chunk stay. What was
+//! not reported stays unknown.
 
+use crate::dialect::count::Count;
 use crate::dialect::note::note_once;
 use crate::dialect::{LastCall, Note, Usage, UsageSpelling};
-use crate::wire::json::{Value, first, members};
+use crate::wire::json::{Value, members};
 
 /// Google's own usage fields, before they are normalised. Tokens.
 #[derive(Default)]
 pub(super) struct UsageFields {
-    prompt: Option<u64>,
-    tool_use: Option<u64>,
-    candidates: Option<u64>,
-    thoughts: Option<u64>,
-    cached: Option<u64>,
-    total: Option<u64>,
+    prompt: Count,
+    tool_use: Count,
+    candidates: Count,
+    thoughts: Count,
+    cached: Count,
+    total: Count,
 }
 
 members! {
@@ -46,48 +47,50 @@ pub const USAGE: UsageSpelling = UsageSpelling {
 impl UsageFields {
     /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
-        self.prompt.is_some() || self.total.is_some()
+        self.prompt.value().is_some() || self.total.value().is_some()
     }
 
     /// Merges a `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
         let reported = UsageMembers::of(usage);
-        let keep = |to: &mut Option<u64>, spellings: [Option<Value<'_>>; 2]| {
-            *to = first(spellings).and_then(|number| number.as_u64()).or(*to);
-        };
-        keep(&mut self.prompt, [reported.prompt, reported.snake_prompt]);
-        keep(&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]);
-        keep(&mut self.candidates, [reported.candidates, reported.snake_candidates]);
-        keep(&mut self.thoughts, [reported.thoughts, reported.snake_thoughts]);
-        keep(&mut self.cached, [reported.cached, reported.snake_cached]);
-        keep(&mut self.total, [reported.total, reported.snake_total]);
+        for (count, spellings) in [
+            (&mut self.prompt, [reported.prompt, reported.snake_prompt]),
+            (&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]),
+            (&mut self.candidates, [reported.candidates, reported.snake_candidates]),
+            (&mut self.thoughts, [reported.thoughts, reported.snake_thoughts]),
+            (&mut self.cached, [reported.cached, reported.snake_cached]),
+            (&mut self.total, [reported.total, reported.snake_total]),
+        ] {
+            count.grow(Count::of_any(&spellings));
+        }
     }
 
     /// The normalised usage. Prompts of the provider's own tools are input that does not stay in the context:
     /// the next prompt is based on `promptTokenCount` only, which is the last call's input.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
-        let tool_use = self.tool_use.unwrap_or(0);
-        let input = self.prompt.map(|prompt| prompt.saturating_add(tool_use));
-        let reported = match (self.candidates, self.thoughts) {
-            (None, None) => None,
-            (candidates, thoughts) => {
-                Some(candidates.unwrap_or(0).saturating_add(thoughts.unwrap_or(0)))
-            }
-        };
-        let rest = input.zip(self.total).map(|(input, total)| total.saturating_sub(input));
+        let Self { prompt, tool_use, candidates, thoughts, cached, total } = *self;
+        let input = prompt.value().filter(|_| !tool_use.is_unknown());
+        let input = input.map(|prompt| prompt.saturating_add(tool_use.value().unwrap_or(0)));
+        let is_known = !candidates.is_unknown() && !thoughts.is_unknown();
+        let reported = candidates.plus(thoughts).value();
+        let rest = input.zip(total.value()).map(|(input, total)| total.saturating_sub(input));
         if reported.is_some() && rest.is_some() && reported != rest {
             note_once(notes, Note::UsageMismatch);
         }
-        let output = reported.max(rest);
-        let last_call = self.prompt.zip(output).filter(|_| tool_use > 0);
+        if Count::any_impossible(&[prompt, tool_use, candidates, thoughts, cached, total]) {
+            note_once(notes, Note::ImpossibleCount);
+        }
+        let output = reported.max(rest).filter(|_| is_known);
+        let tool_use = tool_use.value().filter(|tokens| *tokens > 0);
+        let last_call = prompt.value().zip(output).filter(|_| tool_use.is_some());
         Usage {
             input,
             output,
-            reasoning: self.thoughts,
-            cache_read: self.cached,
+            reasoning: thoughts.value(),
+            cache_read: cached.value(),
             last_call: last_call.map(|(input, output)| LastCall { input, output }),
-            hosted_tools: tool_use > 0,
-            tool_use_prompt: self.tool_use.filter(|tokens| *tokens > 0),
+            hosted_tools: tool_use.is_some(),
+            tool_use_prompt: tool_use,
             ..Usage::default()
         }
     }

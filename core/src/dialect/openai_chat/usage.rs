@@ -1,11 +1,12 @@
 //! Usage in the spellings of Chat Completions and compatible APIs (`docs/protocols.md` 2.4, 4.1).
 //!
-//! Later numbers replace earlier ones, because repeated reports are cumulative; details missing in a later
-//! report stay. What was not reported stays unknown.
+//! Repeated reports are cumulative, so no number falls; details missing in a later report stay. What was not
+//! reported stays unknown.
 
+use crate::dialect::count::Count;
 use crate::dialect::note::note_once;
 use crate::dialect::{Note, Usage, UsageSpelling};
-use crate::wire::json::{Value, first, members};
+use crate::wire::json::{Value, members};
 
 /// For servers that count reasoning in the output, the numbers differ by at most this many tokens and a
 /// twentieth.
@@ -14,14 +15,14 @@ const FEW: u64 = 4;
 /// The provider's own usage fields, before they are normalised. Tokens.
 #[derive(Default)]
 pub(super) struct UsageFields {
-    prompt: Option<u64>,
-    completion: Option<u64>,
-    total: Option<u64>,
-    reasoning: Option<u64>,
-    cached: Option<u64>,
-    written: Option<u64>,
-    written_long: Option<u64>,
-    audio: Option<u64>,
+    prompt: Count,
+    completion: Count,
+    total: Count,
+    reasoning: Count,
+    cached: Count,
+    written: Count,
+    written_long: Count,
+    audio: Count,
     hosted: bool,
 }
 
@@ -50,6 +51,7 @@ members! {
         cache_creation,
         server_tool_use_details,
         server_tool_use,
+        num_server_side_tools_used,
     }
 }
 
@@ -71,36 +73,35 @@ pub const USAGE: UsageSpelling =
 impl UsageFields {
     /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
-        self.prompt.is_some() || self.completion.is_some()
+        self.prompt.value().is_some() || self.completion.value().is_some()
     }
 
     /// Merges a `usage` object from any place.
     pub(super) fn merge<'d>(&mut self, usage: Value<'d>) {
         let usage = UsageMembers::of(usage);
-        let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
-        // Several spellings at once mean the same; if one of them is 0, it was not filled in.
-        let most =
-            |values: &[Option<Value<'_>>]| values.iter().flatten().filter_map(Value::as_u64).max();
-        let halves = || {
-            let [hit, miss] = [usage.prompt_cache_hit_tokens, usage.prompt_cache_miss_tokens];
-            Some(number(hit)?.saturating_add(number(miss)?))
-        };
-        let prompt = number(first([usage.prompt_tokens, usage.input_tokens])).or_else(halves);
-        let completion = number(first([usage.completion_tokens, usage.output_tokens]));
-        if prompt.is_some() || completion.is_some() {
-            self.prompt = prompt.or(self.prompt);
-            self.completion = completion.or(self.completion);
-            self.total = number(usage.total_tokens);
+        let mut prompt = Count::of_any(&[usage.prompt_tokens, usage.input_tokens]);
+        if prompt == Count::default()
+            && let [Some(hit), Some(miss)] =
+                [usage.prompt_cache_hit_tokens, usage.prompt_cache_miss_tokens]
+        {
+            prompt = Count::of(Some(hit)).plus(Count::of(Some(miss)));
+        }
+        let completion = Count::of_any(&[usage.completion_tokens, usage.output_tokens]);
+        let total = Count::of(usage.total_tokens);
+        let grew = [self.prompt.grow(prompt), self.completion.grow(completion)].contains(&true);
+        // A total is that of the numbers that it came with.
+        match grew {
+            true => self.total = total,
+            false => _ = self.total.grow(total),
         }
         let within = |details: Option<Value<'d>>, name: &str| details?.get(name);
-        self.reasoning = most(&[
+        self.reasoning.grow(Count::of_any(&[
             within(usage.completion_tokens_details, "reasoning_tokens"),
             within(usage.output_tokens_details, "reasoning_tokens"),
             usage.reasoning_tokens,
-        ])
-        .or(self.reasoning);
+        ]));
         let details = usage.prompt_tokens_details.map(UsageDetailMembers::of).unwrap_or_default();
-        self.cached = most(&[
+        self.cached.grow(Count::of_any(&[
             details.cached_tokens,
             within(usage.prompt_token_details, "cached_tokens"),
             within(usage.input_tokens_details, "cached_tokens"),
@@ -109,40 +110,40 @@ impl UsageFields {
             usage.num_cached_tokens,
             usage.cached_input_tokens,
             usage.cache_read_input_tokens,
-        ])
-        .or(self.cached);
-        self.written = most(&[
+        ]));
+        self.written.grow(Count::of_any(&[
             details.cache_write_tokens,
             details.cache_creation_tokens,
             details.cache_creation_input_tokens,
             usage.cache_write_tokens,
             usage.cache_creation_input_tokens,
-        ])
-        .or(self.written);
-        self.written_long = most(&[
+        ]));
+        self.written_long.grow(Count::of_any(&[
             within(usage.cache_creation, "ephemeral_1h_input_tokens"),
             within(usage.cache_creation, "ephemeral_24h_input_tokens"),
-        ])
-        .or(self.written_long);
-        self.audio = number(details.audio_tokens).or(self.audio);
+        ]));
+        self.audio.grow(Count::of(details.audio_tokens));
         for tools in [usage.server_tool_use_details, usage.server_tool_use] {
             for (_, count) in tools.iter().flat_map(Value::entries) {
                 self.hosted |= count.as_u64().is_some_and(|count| count > 0);
             }
         }
+        let used = usage.num_server_side_tools_used.and_then(|count| count.as_u64());
+        self.hosted |= used.is_some_and(|count| count > 0);
     }
 
     /// Reads llama.cpp's `timings`, which are used if no usage was requested: `prompt_n` counts only tokens
     /// that were newly evaluated.
     pub(super) fn timings(&mut self, timings: Value<'_>) {
-        let number = |name: &str| timings.get(name).and_then(|number| number.as_u64());
-        let cached = number("cache_n");
-        self.cached = self.cached.or(cached);
-        if !self.is_known()
-            && let (Some(fresh), Some(written)) = (number("prompt_n"), number("predicted_n"))
-        {
-            self.prompt = Some(fresh.saturating_add(cached.unwrap_or(0)));
-            self.completion = Some(written);
+        let number = |name: &str| Count::of(timings.get(name));
+        let (fresh, cached, written) =
+            (number("prompt_n"), number("cache_n"), number("predicted_n"));
+        if self.cached.value().is_none() {
+            self.cached.grow(cached);
+        }
+        if !self.is_known() && fresh.value().is_some() && written.value().is_some() {
+            self.prompt = fresh.plus(cached);
+            self.completion = written;
         }
     }
 
@@ -155,23 +156,26 @@ impl UsageFields {
     /// Inception leave reasoning out of `completion_tokens`. Vercel's gateway leaves Gemini's reasoning out
     /// of the total, too. Mistral leaves audio out of the prompt.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
-        let (mut input, mut output) = (self.prompt, self.completion);
-        if let (Some(prompt), Some(total)) = (self.prompt, self.total) {
-            let visible = self.completion.unwrap_or(0);
+        let [prompt, completion, reasoning, cached] =
+            [self.prompt, self.completion, self.reasoning, self.cached].map(Count::value);
+        let (mut input, mut output) = (prompt, completion);
+        if let (Some(prompt), Some(total)) = (prompt, self.total.value()) {
+            let visible = completion.unwrap_or(0);
             let rest = total.saturating_sub(prompt);
             let missing = rest.saturating_sub(visible);
-            if self.completion.is_some() && rest != visible {
+            if completion.is_some() && rest != visible {
                 note_once(notes, Note::UsageMismatch);
             }
-            match self.audio {
+            match self.audio.value() {
                 Some(audio) if missing > 0 && audio == missing && audio > prompt => {
                     input = Some(prompt.saturating_add(audio));
                 }
+                _ if self.completion.is_unknown() => {}
                 _ => output = Some(rest.max(visible)),
             }
         }
         // Much more reasoning than output means that it is not part of the output, as a bill confirmed.
-        if let (Some(visible), Some(thought)) = (output, self.reasoning)
+        if let (Some(visible), Some(thought)) = (output, reasoning)
             && thought > visible.saturating_add(visible / 20).saturating_add(FEW)
         {
             note_once(notes, Note::UsageMismatch);
@@ -179,18 +183,28 @@ impl UsageFields {
         }
         // Azure's Grok counts a hidden prefix as cached but not in the prompt, and some servers count a few
         // more tokens of reasoning than of output. The numbers are kept as reported.
-        if self.cached > input.or(self.cached) || self.reasoning > output.or(self.reasoning) {
+        if cached > input.or(cached) || reasoning > output.or(reasoning) {
             note_once(notes, Note::UsageMismatch);
+        }
+        if Count::any_impossible(&self.counts()) {
+            note_once(notes, Note::ImpossibleCount);
         }
         Usage {
             input,
             output,
-            reasoning: self.reasoning,
-            cache_read: self.cached,
-            cache_write: self.written,
-            cache_write_long: self.written_long,
+            reasoning,
+            cache_read: cached,
+            cache_write: self.written.value(),
+            cache_write_long: self.written_long.value(),
             hosted_tools: self.hosted,
             ..Usage::default()
         }
+    }
+
+    fn counts(&self) -> [Count; 8] {
+        let Self {
+            prompt, completion, total, reasoning, cached, written, written_long, audio, ..
+        } = *self;
+        [prompt, completion, total, reasoning, cached, written, written_long, audio]
     }
 }

@@ -10,14 +10,15 @@ use std::collections::{BTreeMap, VecDeque};
 use foldhash::HashMap;
 
 use super::items;
+use super::usage::UsageFields;
 use crate::dialect::cache::CacheMiss;
+use crate::dialect::count::Count;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
 use crate::dialect::{
     Note, Part, PartKind, Reply, ReplyPart, Role, ServerStep, Span, StopReason, Usage,
-    UsageSpelling,
 };
 use crate::wire::json::{Value, first, members, text_of};
 
@@ -41,6 +42,7 @@ pub struct ReplyStream {
     refused: bool,
     /// There was an item of an unknown kind.
     unknown: bool,
+    usage: UsageFields,
     status: Option<Box<str>>,
     /// Why it is incomplete.
     reason: Option<Box<str>>,
@@ -119,8 +121,8 @@ impl ReplyStream {
 
     /// Reads a whole body: a response, a compaction, a count, or an error with a status of success.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
-            reply.counted = Some(count);
+        if let Some(count) = first([value.get("input_tokens")]) {
+            reply.counted = Count::of(Some(count)).value();
             reply.complete = true;
         } else if value.get("output").is_some() {
             self.respond(value, reply);
@@ -301,7 +303,8 @@ impl ReplyStream {
         let reason = response.incomplete_details.and_then(|details| details.get("reason"));
         self.reason = reason.and_then(|reason| reason.text()).map(Into::into);
         if let Some(usage) = first([response.usage]) {
-            reply.usage = self.usage(usage, reply);
+            self.usage.merge(usage);
+            reply.usage = self.usage.normalised(&mut reply.notes);
         }
         let missed = response.prompt_cache_diagnostics;
         reply.usage.cache_miss = missed.and_then(|_| CacheMiss::in_response(value));
@@ -346,33 +349,6 @@ impl ReplyStream {
         }
         if let Some(id) = item.get_text("call_id") {
             slot.shown.iter_mut().for_each(|part| part.add_id(items::own_id(&id)));
-        }
-    }
-
-    fn usage(&self, usage: Value<'_>, reply: &mut Reply) -> Usage {
-        let usage = UsageMembers::of(usage);
-        let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
-        let input = number(usage.input_tokens).or_else(|| number(usage.prompt_tokens));
-        let mut output = number(usage.output_tokens).or_else(|| number(usage.completion_tokens));
-        // Compatible APIs leave reasoning out of the output (`docs/protocols.md` 4.1).
-        if let (Some(input), Some(out), Some(total)) = (input, output, number(usage.total_tokens))
-            && total != input + out
-        {
-            note_once(&mut reply.notes, Note::UsageMismatch);
-            output = Some(out.max(total.saturating_sub(input)));
-        }
-        let reasoning = usage.output_tokens_details.and_then(|of| of.get("reasoning_tokens"));
-        let details = ["cached_tokens", "cache_write_tokens", "cache_write_tokens_details"];
-        let details = usage.input_tokens_details.map(|of| of.members(details));
-        let [read, written, split] = details.unwrap_or_default();
-        Usage {
-            input,
-            output,
-            reasoning: number(reasoning),
-            cache_read: number(read),
-            cache_write: number(written),
-            cache_write_long: number(split.and_then(|split| split.get("ttl_12h_tokens"))),
-            ..Usage::default()
         }
     }
 
@@ -422,26 +398,6 @@ members! {
         output,
     }
 }
-
-members! {
-    /// The members of its usage that are read.
-    UsageMembers {
-        input_tokens,
-        prompt_tokens,
-        output_tokens,
-        completion_tokens,
-        total_tokens,
-        input_tokens_details,
-        output_tokens_details,
-    }
-}
-
-/// How usage is spelled.
-pub const USAGE: UsageSpelling = UsageSpelling {
-    envelope: Some("response"),
-    report: &["usage"],
-    input: &["input_tokens", "total_tokens"],
-};
 
 impl OutputItem {
     /// Bytes of text: of the item if it is complete, else of its deltas.

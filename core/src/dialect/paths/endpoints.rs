@@ -36,6 +36,14 @@ pub enum Transport {
     AwsEventStream,
 }
 
+/// The last segment of Gemini's Interactions API.
+const INTERACTIONS: &str = "interactions";
+
+/// Whether requests for this target are only metered, and never rewritten (`docs/protocols.md` 5.6).
+pub fn is_metered_only(target: &str) -> bool {
+    segments(target).last() == Some(&INTERACTIONS)
+}
+
 /// The endpoint at `target` (path, with or without query), if it is one for conversations.
 ///
 /// A `GET` is one only if it can open a WebSocket, or reads a reply that the provider stored; `HEAD` and other methods never
@@ -125,8 +133,11 @@ fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     Some(Endpoint { model, stream, transport, ..plain(Dialect::Anthropic, purpose) })
 }
 
-/// `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.
+/// `…/interactions`, or `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.
 fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    if segments.last() == Some(&INTERACTIONS) {
+        return Some(plain(Dialect::Gemini, Purpose::Turn));
+    }
     let (name, method) = verb(segments.last()?)?;
     let before = &segments[..segments.len() - 1];
     let publisher =

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{SummaryRejection, put, replaced, spliced};
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
-use crate::dialect::{Dialect, Usage, anthropic, rewrite};
+use crate::dialect::{Attempt, Dialect, Usage, rewrite};
 use crate::wire::json::{Document, Value};
 
 /// The beta that the `anthropic-beta` header must list if a body requests a compaction block, or has one.
@@ -201,14 +201,15 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     let mut reading = ResponseReader::new(dialect, 200, Framing::Json, body.len() + 1);
     reading.push(body);
     let mut usage = reading.finish(BodyEnd::Whole).usage;
-    usage.aside = None;
-    add_compactions(root, &mut usage);
+    add_attempts(&mut usage);
     Ok(ProviderSummary { raw, text: summary_text, is_encrypted, usage })
 }
 
-/// Adds the usage of compactions to that of the top level.
-fn add_compactions(root: Value<'_>, usage: &mut Usage) {
-    for one in anthropic::compaction_usage(root) {
+/// Adds what the summary itself cost, which the top level does not include.
+fn add_attempts(usage: &mut Usage) {
+    let attempts = std::mem::take(&mut usage.attempts);
+    usage.last_call = None;
+    for Attempt { usage: one, .. } in attempts {
         for (sum, more) in [
             (&mut usage.input, one.input),
             (&mut usage.output, one.output),

@@ -1,0 +1,116 @@
+//! One number of a report: what it may be, and how repeated reports are merged (`docs/protocols.md` 0).
+//!
+//! Reports are cumulative, so a count never falls: a later 0 or null says nothing. A count that cannot be is no
+//! count.
+
+use serde::{Deserialize, Deserializer};
+
+use crate::wire::json::{Kind, Value};
+
+/// The largest count: past it, other readers of JSON round, and sums of a database overflow.
+const MOST: u64 = 1 << 53;
+
+/// A count, as far as it was reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Count {
+    most: Option<u64>,
+    /// A number was reported that is no count: negative, not whole, or larger than any.
+    is_impossible: bool,
+}
+
+impl Count {
+    /// A reported number. What is no number was not reported.
+    pub(super) fn of(value: Option<Value<'_>>) -> Self {
+        let number = value.filter(|value| value.kind() == Kind::Number);
+        let most = number.and_then(|number| number.as_u64()).filter(|count| *count <= MOST);
+        Self { most, is_impossible: number.is_some() && most.is_none() }
+    }
+
+    /// The largest of several spellings of the same number: one that is 0 was not filled in.
+    pub(super) fn of_any(spellings: &[Option<Value<'_>>]) -> Self {
+        let mut largest = Self::default();
+        for spelling in spellings {
+            largest.grow(Self::of(*spelling));
+        }
+        largest
+    }
+
+    /// Takes over a later report, unless that is smaller. Returns whether the count is larger than before.
+    pub(super) fn grow(&mut self, later: Self) -> bool {
+        let is_larger = later.most > self.most;
+        self.most = self.most.max(later.most);
+        self.is_impossible |= later.is_impossible;
+        is_larger
+    }
+
+    /// The sum of two parts; what was not reported adds nothing.
+    pub(super) fn plus(self, other: Self) -> Self {
+        let is_impossible = self.is_impossible || other.is_impossible;
+        let sum = self.most.unwrap_or(0) + other.most.unwrap_or(0);
+        let most = self.most.or(other.most).filter(|_| !is_impossible).map(|_| sum);
+        Self { most, is_impossible }
+    }
+
+    /// The count; `None` if it was not reported, or cannot be.
+    pub(super) fn value(self) -> Option<u64> {
+        self.most
+    }
+
+    /// Whether the only numbers that were reported cannot be.
+    pub(super) fn is_unknown(self) -> bool {
+        self.is_impossible && self.most.is_none()
+    }
+
+    /// Whether any of these had a number that cannot be.
+    pub(super) fn any_impossible(counts: &[Self]) -> bool {
+        counts.iter().any(|count| count.is_impossible)
+    }
+}
+
+/// A stored count: an older version stored whatever was reported.
+pub(super) fn stored_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    Ok(Option::<u64>::deserialize(from)?.filter(|count| *count <= MOST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::json::Document;
+
+    fn read(number: &str) -> Count {
+        let document = Document::read(number.as_bytes()).unwrap();
+        Count::of(document.root(number.as_bytes()))
+    }
+
+    #[test]
+    fn a_count_is_a_whole_number_that_everybody_can_read() {
+        for (number, count) in [
+            ("0", Some(0)),
+            ("12", Some(12)),
+            ("12.0", Some(12)),
+            ("9007199254740992", Some(MOST)),
+            ("9007199254740993", None),
+            ("9223372036854775808", None),
+            ("1e300", None),
+            ("-1", None),
+            ("0.5", None),
+        ] {
+            assert_eq!((read(number).value(), read(number).is_unknown()), (count, count.is_none()));
+        }
+        for nothing in ["null", "\"12\"", "{}", "[]", "true"] {
+            assert_eq!(read(nothing), Count::default(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_count_never_falls() {
+        let mut count = read("500");
+        for later in ["0", "null", "-3", "9223372036854775808", "499"] {
+            assert!(!count.grow(read(later)), "{later}");
+            assert_eq!((count.value(), count.is_unknown()), (Some(500), false), "{later}");
+        }
+        assert!(count.grow(read("501")));
+        assert_eq!(count.value(), Some(501));
+        assert!(Count::any_impossible(&[Count::default(), count]));
+    }
+}
