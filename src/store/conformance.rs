@@ -174,6 +174,22 @@ async fn a_line_sums_up_what_its_turns_report(store: &impl Store) {
     assert_eq!((line.began, line.newest, line.cursor.used), (10, 30, 40));
     assert_eq!((line.turns, line.records), (3, 4));
     assert_eq!((line.input, line.output, line.cache_read), (150, 14, 6));
+    // What is billed counts: calls of other models too, no refusal for which nothing is charged, and no number that
+    // cannot be.
+    let advice =
+        r#""attempts":[{"kind":"advisor_message","model":"m","usage":{"input":20,"output":1}}]"#;
+    let usages = [
+        format!(r#"{{"input":{},"output":{},"cache_read":3}}"#, i64::MAX, u64::MAX),
+        format!(r#"{{"input":{},"output":4,{advice}}}"#, 1u64 << 63),
+        r#"{"input":412,"output":0,"unbilled":true}"#.to_owned(),
+    ];
+    let turns = usages
+        .iter()
+        .zip(11..)
+        .map(|(usage, key)| turn(key, &format!(r#"{{"kind":"turn","usage":{usage}}}"#), 50));
+    store.put_if_absent(scope("t", "s"), turns.collect()).await.unwrap();
+    let line = store.scopes(ScopePage::first(1)).await.unwrap().remove(0);
+    assert_eq!((line.turns, line.input, line.output, line.cache_read), (6, 170, 19, 9));
 }
 
 async fn a_session_is_found_by_its_name(store: &impl Store) {

@@ -57,6 +57,45 @@ async fn drafts_of_an_ended_process_are_adopted_when_the_store_is_opened() {
     assert_eq!(row.await.unwrap(), ("interrupted".to_owned(), 40i64, 0i64));
 }
 
+/// An older version stored whatever was reported, and sums past the largest integer were none any more.
+#[tokio::test]
+async fn sums_of_an_older_version_that_overflowed_break_nothing() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = SqliteStore::open(&path).unwrap();
+    for session in ["bad", "good"] {
+        store.put_if_absent(scope("t", session), vec![turn(1, TURN, 1)]).await.unwrap();
+    }
+    store.close().await.unwrap();
+    let connection = Connection::open(&path).unwrap();
+    connection
+        .execute_batch(
+            "UPDATE scopes SET input = 9223372036854775807 + 9223372036854775807 WHERE session = 'bad';
+             UPDATE facts SET output = 9223372036854775807;
+             INSERT INTO facts (scope, kind, key, at, packed, value, thread, output)
+                 SELECT scope, kind, zeroblob(16), at, packed, value, thread, output FROM facts;
+             DROP VIEW sessions; DROP VIEW threads;
+             CREATE VIEW threads AS SELECT session, thread, sum(output) AS output FROM turns
+                 GROUP BY session, thread;
+             CREATE VIEW sessions AS SELECT session, sum(output) AS output FROM threads
+                 GROUP BY session;",
+        )
+        .unwrap();
+    connection.pragma_update(None, "user_version", 5).unwrap();
+    connection.close().unwrap();
+    let store = SqliteStore::open(&path).unwrap();
+    store.put_if_absent(scope("t", "bad"), vec![turn(2, TURN, 2)]).await.unwrap();
+    let page = ScopePage { count: 9, skip: 0, after: None };
+    let list = store.scopes(page).await.unwrap();
+    let sums: Vec<_> = list.iter().map(|line| (line.scope.session.as_str(), line.input)).collect();
+    assert_eq!(sums[0], ("bad", i64::MAX as u64));
+    assert_eq!((sums.len(), sums[1].0), (2, "good"));
+    let viewed = store.read(|connection, _| {
+        connection.query_row("SELECT max(output) FROM sessions", [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(viewed.await.unwrap(), i64::MAX);
+}
+
 /// A file of the version before has its views, and gets the tables that it lacks.
 #[tokio::test]
 async fn a_file_of_the_previous_version_gets_the_missing_tables() {

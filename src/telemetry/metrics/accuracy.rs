@@ -121,7 +121,7 @@ impl AccuracyMetrics {
             classic_error: make.histograms("plimsoll_classic_error_ratio", &["rules", "family", "method", "context"], ERROR_RATIO,
                 "The same error of the classic count: what a known agent would have predicted. Only if a preset or estimate.classic turns it on.")?,
             hidden_error: make.histograms("plimsoll_hidden_input_error_tokens", &["family", "hidden_input"], ERROR_TOKENS,
-                "|estimate - actual| of exchanges whose input could not be known in advance. No other metric of accuracy counts them: tools ran at the provider (`hosted_tools`), the provider summarised or cleared the history (`provider_edit`), or it stores a history that did not pass through Plimsoll (`continuation`).")?,
+                "|estimate - actual| of exchanges whose input could not be known in advance. No other metric of accuracy counts them: tools ran at the provider (`hosted_tools`), the provider summarised or cleared the history or called other models for the reply (`provider_edit`), another model than the requested one answered (`other_model`), or the provider stores a history that did not pass through Plimsoll (`continuation`).")?,
             known: Mutex::default(),
         })
     }
