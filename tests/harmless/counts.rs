@@ -37,6 +37,8 @@ pub struct Counts {
     pub kept_out: u64,
     /// Requests that did not fit with reasoning put back, and in which no room could be made.
     pub without_room: u64,
+    /// Replies with odd usage.
+    pub miscounts: u64,
     /// Moves of the hostile tenant.
     pub hostile_moves: u64,
     /// The rules that clients broke by themselves, with how often.
@@ -66,6 +68,7 @@ impl Counts {
         self.without_room += other.without_room;
         self.implausible_overflows += other.implausible_overflows;
         self.kept_out += other.kept_out;
+        self.miscounts += other.miscounts;
         self.hostile_moves += other.hostile_moves;
         for (rule, count) in &other.broken_rules {
             *self.broken_rules.entry(rule.clone()).or_default() += count;
@@ -80,7 +83,8 @@ impl fmt::Display for Counts {
             "{} conversations, {} exchanges: {} with cuts, {} with reasoning put back, {} with \
              reasoning taken out, {} compacted in {} conversations; {} overflows mended, {} without room for reasoning that was put back; {} times \
              sent as before; {} at the same time as another; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
-             {} in shadow or observe; {} wild refusals; {} results that are no context; {} moves of a hostile tenant; \
+             {} in shadow or observe; {} wild refusals; {} results that are no context; {} replies with odd usage; \
+             {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
@@ -102,6 +106,7 @@ impl fmt::Display for Counts {
             self.passive,
             self.implausible_overflows,
             self.kept_out,
+            self.miscounts,
             self.hostile_moves,
             self.deserved_refusals
         )

@@ -72,7 +72,7 @@ async fn rewriting_does_no_harm() {
         "{counts}"
     );
     assert!(counts.passive > 0 && counts.implausible_overflows > 0, "{counts}");
-    assert!(counts.siblings > 0 && counts.kept_out > 0, "{counts}");
+    assert!(counts.siblings > 0 && counts.kept_out > 0 && counts.miscounts > 0, "{counts}");
 }
 
 /// Plays that many conversations, each with the configuration that `configure` makes of its own for the seed.

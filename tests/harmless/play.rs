@@ -1,6 +1,7 @@
 //! One conversation: its client, its policy, its provider, and what is checked after every exchange.
 
 mod checks;
+mod miscounts;
 mod sibling;
 
 use std::collections::{HashMap, HashSet};
@@ -122,6 +123,7 @@ async fn play_conversation(
         reasoning_models: HashMap::new(),
         hostile: Hostile::new(seed),
         sibling_dice: Dice::new(seed.rotate_left(32)),
+        count_dice: Dice::new(seed.rotate_left(16)),
         last_exchange: None,
         secrets: HashSet::new(),
         shares_lessons,
@@ -179,6 +181,8 @@ struct Play {
     hostile: Hostile,
     /// Decides about requests of the same session at the same time.
     sibling_dice: Dice,
+    /// Decides about odd usage.
+    count_dice: Dice,
     /// The newest exchange.
     last_exchange: Option<Arc<Exchange>>,
     /// Text that no other tenant may receive.
@@ -401,7 +405,8 @@ impl Play {
         let is_implausible = self.schedule_implausible_overflow(&body, breaks_after);
         let lessons_before = self.lessons().await.filter(|_| is_implausible);
         let may = is_main_thread && mode.is_none() && !is_implausible && breaks_after.is_none();
-        let answered = match self.choose_sibling(may, &body) {
+        let miscount = self.choose_miscount(may);
+        let answered = match self.choose_sibling(may && miscount.is_none(), &body) {
             Some(sibling) => self.send_beside(&body, sibling).await,
             None => self.send_alone(mode, &body, breaks_after).await,
         };
@@ -435,6 +440,7 @@ impl Play {
             is_implausible,
         };
         self.check(&checked)?;
+        self.check_counts(&checked, miscount)?;
         if checked.is_implausible {
             self.check_nothing_learned(&checked, lessons_before).await?;
         }

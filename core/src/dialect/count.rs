@@ -1,7 +1,7 @@
 //! One number of a report: what it may be, and how repeated reports are merged (`docs/protocols.md` 0).
 //!
-//! Reports are cumulative, so a count never falls: a later 0 or null says nothing. A count that cannot be is no
-//! count.
+//! Reports are cumulative, so a count never falls: a later 0 or null says nothing. Only Gemini's prompts are corrected. A
+//! count that cannot be is no count.
 
 use serde::{Deserialize, Deserializer};
 
@@ -41,6 +41,13 @@ impl Count {
         self.most = self.most.max(later.most);
         self.is_impossible |= later.is_impossible;
         is_larger
+    }
+
+    /// Takes over a later report, also a smaller one, but no 0: for a prompt that is counted better at the end.
+    pub(super) fn correct(&mut self, later: Self) {
+        let is_reported = later.most.is_some_and(|count| count > 0) || self.most.is_none();
+        let most = if is_reported { later.most } else { self.most };
+        *self = Self { most, is_impossible: self.is_impossible || later.is_impossible };
     }
 
     /// The sum of two parts; what was not reported adds nothing.
@@ -112,5 +119,9 @@ mod tests {
         assert!(count.grow(read("501")));
         assert_eq!(count.value(), Some(501));
         assert!(Count::any_impossible(&[Count::default(), count]));
+        for (later, corrected) in [("0", 501), ("null", 501), ("-3", 501), ("17", 17)] {
+            count.correct(read(later));
+            assert_eq!(count.value(), Some(corrected), "{later}");
+        }
     }
 }

@@ -382,6 +382,8 @@ fn a_chunk_of_zeros_erases_nothing() {
     let known = usage_of(&[whole]).0;
     assert_eq!((known.input, known.output, known.cache_read), (Some(509), Some(47), Some(300)));
     let zeros = r#"{"promptTokenCount":0,"candidatesTokenCount":0,"thoughtsTokenCount":0,"cachedContentTokenCount":0,"toolUsePromptTokenCount":0,"totalTokenCount":0}"#;
+    let corrected = usage_of(&[whole, r#"{"promptTokenCount":490,"totalTokenCount":546}"#]).0;
+    assert_eq!((corrected.input, corrected.output), (Some(499), Some(47)));
     let nulls = zeros.replace(":0", ":null");
     for last in [zeros, &nulls, "{}"] {
         assert_eq!(usage_of(&[whole, last]).0, known, "{last}");

@@ -1,7 +1,7 @@
 //! Gemini's `usageMetadata` (`docs/protocols.md` 5.3).
 //!
-//! It comes with every chunk and is cumulative: no number falls, and numbers missing in a later chunk stay. What was
-//! not reported stays unknown.
+//! It comes with every chunk and is cumulative: numbers that are 0 or missing in a later chunk stay, and no output falls. A
+//! prompt may be corrected. What was not reported stays unknown.
 
 use crate::dialect::count::Count;
 use crate::dialect::note::note_once;
@@ -56,10 +56,14 @@ impl UsageFields {
         for (count, spellings) in [
             (&mut self.prompt, [reported.prompt, reported.snake_prompt]),
             (&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]),
-            (&mut self.candidates, [reported.candidates, reported.snake_candidates]),
-            (&mut self.thoughts, [reported.thoughts, reported.snake_thoughts]),
             (&mut self.cached, [reported.cached, reported.snake_cached]),
             (&mut self.total, [reported.total, reported.snake_total]),
+        ] {
+            count.correct(Count::of_any(&spellings));
+        }
+        for (count, spellings) in [
+            (&mut self.candidates, [reported.candidates, reported.snake_candidates]),
+            (&mut self.thoughts, [reported.thoughts, reported.snake_thoughts]),
         ] {
             count.grow(Count::of_any(&spellings));
         }

@@ -11,6 +11,7 @@ mod clock;
 mod endings;
 mod gemini;
 mod limits;
+mod miscount;
 mod openai_chat;
 mod openai_responses;
 mod prompt;
@@ -43,6 +44,7 @@ use rules::ModelRules;
 pub use cache::{CacheUsage, MissReason, MissedPrefix};
 pub use clock::Clock;
 pub use endings::{ReplyEnding, UsageSum};
+pub use miscount::Miscount;
 pub use prompt::{MEDIA_TOKENS, PIECE_OVERHEAD_TOKENS, PROMPT_TOKENS, Place, Ttl};
 pub use reply::{ScriptedPart, ScriptedReply};
 pub use request::{Dialect, Operation, ReceivedRequest};
@@ -79,6 +81,8 @@ struct State {
     /// How the next stream ends.
     ending: Option<ReplyEnding>,
     stored: StoredReplies,
+    /// How the usage of the next reply is odd.
+    miscount: Option<Miscount>,
     log: RequestLog,
 }
 
@@ -160,6 +164,7 @@ impl StrictProvider {
             cut_after: None,
             ending: None,
             stored: StoredReplies::default(),
+            miscount: None,
             log: RequestLog::default(),
         };
         Self { clock, state: Arc::new(Mutex::new(state)) }
@@ -189,6 +194,11 @@ impl StrictProvider {
     /// The next streamed reply breaks off after this many events.
     pub fn cut_next_stream_after(&self, events: usize) {
         self.state().cut_after = Some(events);
+    }
+
+    /// The usage of the next reply is odd in this way, or in none.
+    pub fn miscount_next(&self, how: Option<Miscount>) {
+        self.state().miscount = how;
     }
 
     /// Takes the requests that were validated since the last time, oldest first.

@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
+use super::miscount::{self, Miscount};
 use super::{
     Dialect, HttpResponse, Operation, ReceivedRequest, ReplyEnding, State, StrictProvider, endings,
 };
@@ -102,12 +103,21 @@ struct Delivery {
     /// It is cut after this many events.
     cut_after: Option<usize>,
     ending: Option<ReplyEnding>,
+    miscount: Option<Miscount>,
 }
 
 /// The response, and how its stream is delivered. The state stays locked meanwhile: another reply would be the last one
 /// then.
 fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, Delivery) {
     let mut response = state.respond(request);
+    // Not the reply to a request for a summary, which is none of the client's.
+    let is_summary = state.matched_replies.iter().any(|it| body_has(request, &it.text))
+        || request.body["compaction"].is_object();
+    let is_reply = request.operation == Operation::Reply && response.status == 200;
+    let miscount = if is_reply && !is_summary { state.miscount.take() } else { None };
+    if let Some(kind) = miscount {
+        miscount::change(kind, request.dialect, &mut response.body);
+    }
     let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
     let cut_after = if streams { state.cut_after.take() } else { None };
     if let Some(after) = cut_after.filter(|_| request.dialect != Dialect::Gemini) {
@@ -117,10 +127,14 @@ fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, 
         state.store.truncate_last_reply(delivered);
     }
     let ending = if streams { state.ending.take() } else { None };
-    if request.operation == Operation::Reply && response.status == 200 {
+    if is_reply {
         response.body = state.stored.keep(request, response.body);
     }
-    (response, Delivery { cut_after, ending })
+    (response, Delivery { cut_after, ending, miscount })
+}
+
+fn body_has(request: &ReceivedRequest, text: &str) -> bool {
+    String::from_utf8_lossy(&request.bytes).contains(text)
 }
 
 /// Whether an event delivers a signature. Gemini's come with any part, and are not distinguished.
@@ -149,7 +163,8 @@ fn http_response(
         (false, _) => json_response(status, &response.body),
         (true, true) => {
             let crlf = request.dialect == Dialect::Gemini;
-            let frames = endings::frames(delivery.ending, events(request, &response.body), crlf);
+            let events = odd_events(request, &response.body, delivery.miscount);
+            let frames = endings::frames(delivery.ending, events, crlf);
             let mut frames: Vec<_> = frames.into_iter().map(Ok).collect();
             if let Some(after) = delivery.cut_after.filter(|after| *after < frames.len()) {
                 frames.truncate(after);
@@ -157,7 +172,7 @@ fn http_response(
             }
             event_stream(frames, Duration::ZERO)
         }
-        (true, false) => json_array(&events(request, &response.body)),
+        (true, false) => json_array(&odd_events(request, &response.body, delivery.miscount)),
     };
     for (name, value) in &response.headers {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -165,6 +180,18 @@ fn http_response(
         }
     }
     http_response
+}
+
+fn odd_events(
+    request: &ReceivedRequest,
+    response: &Value,
+    miscount: Option<Miscount>,
+) -> Vec<Event> {
+    let mut events = events(request, response);
+    if miscount == Some(Miscount::Zeros) {
+        miscount::add_zeros(request, &mut events);
+    }
+    events
 }
 
 fn events(request: &ReceivedRequest, response: &Value) -> Vec<Event> {
