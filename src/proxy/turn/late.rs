@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::build;
 use crate::clock::now;
 use crate::context::{Outcome, TenantId};
-use crate::dialect::{Dialect, Reply};
+use crate::dialect::{CountLimit, Dialect, Note, Reply};
 use crate::proxy::response::tap::{LateFuture, SettleLate};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ReplyRecord;
@@ -51,12 +51,22 @@ impl LateReply {
         let Self { proxy, tenant, dialect, upstream, response } = self;
         let completing = proxy.ledgers.complete_turn(&tenant, &response, |turn| {
             let is_its = turn.upstream == upstream && turn.dialect == dialect;
-            (is_its && turn.outcome.is_completed_by(outcome))
-                .then(|| build::completed(turn, &reply, outcome, now()))
+            (is_its && turn.outcome.is_completed_by(outcome)).then(|| {
+                let mut turn = build::completed(turn, &reply, outcome, now());
+                let is_known = proxy.catalogue.model(&turn.model, "").known;
+                let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
+                let limit = CountLimit::of(is_known.then_some(turn.window), estimate);
+                turn.usage.forget_impossible(limit);
+                turn
+            })
         });
         match completing.await {
             Ok(Some(turn)) => {
                 record.take(&reply);
+                if record.usage != turn.usage {
+                    record.usage = turn.usage.clone();
+                    record.notes.push(Note::ImpossibleCount);
+                }
                 record.turn.completed = Some(turn);
                 (record, None)
             }
