@@ -229,6 +229,15 @@ impl Catalogue {
         Self { overrides }
     }
 
+    /// The largest window that the catalogue or the configuration has for a model, behind an upstream with a window of
+    /// its own; `None` if neither has one.
+    pub fn largest_window(&self, name: &str, upstream: Option<u64>) -> Option<u64> {
+        let built_in = find(&name.trim().to_lowercase());
+        let configured = self.model(name, "").behind(upstream, None);
+        let windows = [built_in, configured].into_iter().filter(|model| model.known);
+        windows.map(|model| model.window).max()
+    }
+
     /// What is known about the model that a client calls `name`. `betas`: the request's `anthropic-beta`
     /// header, else empty. One of them once gave a window of 1M tokens; of a model that is not in the catalogue it
     /// still says that there is one (`docs/protocols.md` 9).

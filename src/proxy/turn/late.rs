@@ -53,9 +53,10 @@ impl LateReply {
             let is_its = turn.upstream == upstream && turn.dialect == dialect;
             (is_its && turn.outcome.is_completed_by(outcome)).then(|| {
                 let mut turn = build::completed(turn, &reply, outcome, now());
-                let is_known = proxy.catalogue.model(&turn.model, "").known;
+                let window = proxy.catalogue.largest_window(&turn.model, None);
+                let window = window.map(|window| window.max(turn.window));
                 let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
-                let limit = CountLimit::of(is_known.then_some(turn.window), estimate);
+                let limit = CountLimit::of(window, estimate);
                 turn.usage.forget_impossible(limit);
                 turn
             })

@@ -140,7 +140,7 @@ impl OpenTurn {
     pub(crate) fn settle(self: Box<Self>, proxy: Arc<Proxy>) -> SettleReply {
         Box::new(move |record, mut reply| {
             if let Some(reply) = &mut reply {
-                self.forget_impossible_counts(record, reply);
+                self.forget_impossible_counts(&proxy, record, reply);
             }
             match record.outcome {
                 Outcome::Refused => self.settle_refusal(proxy, record, reply.unwrap_or_default()),
@@ -353,9 +353,11 @@ impl OpenTurn {
     }
 
     /// Forgets reported counts that the request's model cannot have, before anything is concluded from them.
-    fn forget_impossible_counts(&self, record: &mut ReplyRecord, reply: &mut Reply) {
-        let Model { known, window, .. } = self.info.model;
-        let window = known.then_some(window);
+    fn forget_impossible_counts(&self, proxy: &Proxy, record: &mut ReplyRecord, reply: &mut Reply) {
+        let info = &self.info;
+        // What was learned may be less than the truth; a beta may allow more.
+        let window = proxy.catalogue.largest_window(&info.model_name, info.upstream.window);
+        let window = window.map(|window| window.max(info.model.window));
         if !reply.usage.clone().forget_impossible(CountLimit::of(window, None)) {
             return; // as nearly always
         }

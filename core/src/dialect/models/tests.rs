@@ -322,3 +322,21 @@ fn recorded_models_are_known() {
         }
     }
 }
+
+#[test]
+fn the_largest_window_is_the_catalogues_or_the_users() {
+    let small = ModelOverride {
+        name: "gpt-5*".into(),
+        window: Some(4_000),
+        max_output: None,
+        family: None,
+        price: None,
+    };
+    let catalogue = Catalogue::new(vec![small]);
+    let known = Catalogue::default().model("gpt-5", "").window;
+    assert_eq!(catalogue.model("gpt-5", "").window, 4_000);
+    assert_eq!(catalogue.largest_window("gpt-5", None), Some(known));
+    assert_eq!(catalogue.largest_window("gpt-5", Some(9_000_000)), Some(9_000_000));
+    assert_eq!(catalogue.largest_window("unheard-of", None), None);
+    assert_eq!(catalogue.largest_window("unheard-of", Some(5_000)), Some(5_000));
+}
