@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::context::scene::{SessionFixture, messages};
-use crate::context::{Millis, PromptSection, ReasoningAction, Replacement, plan};
+use crate::context::{InjectionState, Millis, PromptSection, ReasoningAction, Replacement, plan};
 use crate::dialect::Usage;
 
 const HELD: usize = 1 << 16;
