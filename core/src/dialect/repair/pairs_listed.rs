@@ -91,7 +91,12 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
                 Some((_, item)) => String::from_utf8_lossy(item.raw()).into_owned(),
                 None => {
                     let (id, text) = (literal(&id), literal(text));
-                    format!("{{\"type\":\"{output}\",\"call_id\":{id},\"output\":{text}}}")
+                    // A program finds its results by its own name.
+                    let caller = items[at].get("caller").map(|caller| caller.raw());
+                    let caller = caller.map(String::from_utf8_lossy);
+                    let caller = caller.map(|caller| format!(",\"caller\":{caller}"));
+                    let caller = caller.unwrap_or_default();
+                    format!("{{\"type\":\"{output}\",\"call_id\":{id},\"output\":{text}{caller}}}")
                 }
             };
             let end = run_end(&kinds, at);

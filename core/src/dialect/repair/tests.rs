@@ -197,6 +197,9 @@ fn calls_and_outputs_of_responses_pair() {
     let (next, of_next, none_next) = (call("1_2"), output("1_2"), none("1_2"));
     let named = r#"{"type":"function_call","id":"fc_1","call_id":"1"}"#;
     let message = r#"{"type":"message","id":"msg_1","role":"assistant","content":"b"}"#;
+    let by_program =
+        r#"{"type":"function_call","call_id":"1","caller":{"type":"program","caller_id":"p"}}"#;
+    let none_program = r#"{"type":"function_call_output","call_id":"1","output":"none","caller":{"type":"program","caller_id":"p"}}"#;
     for (before, after) in [
         (vec![user, &one, &two, &of_one], vec![user, &one, &two, &none_two, &of_one]),
         (vec![user, &one], vec![user, &one, &none_one]),
@@ -208,6 +211,7 @@ fn calls_and_outputs_of_responses_pair() {
         (vec![&one, &one, &of_one], vec![&one, &of_one]),
         (vec![named, &of_one, named, &of_one, user], vec![named, &of_one, user]),
         (vec![message, user, message], vec![message, user]),
+        (vec![by_program], vec![by_program, none_program]),
     ] {
         assert_eq!(paired(Responses, &body(&before)), body(&after));
     }
