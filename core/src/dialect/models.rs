@@ -5,10 +5,12 @@
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
 mod chatgpt;
+mod family;
 mod pictures;
 
 use std::sync::OnceLock;
 
+pub use family::Family;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 
@@ -16,24 +18,6 @@ use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::door::Door;
-
-/// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Family {
-    /// GPT-4o and later: public, exact.
-    O200k,
-    /// GPT-4 and 3.5: public, exact.
-    Cl100k,
-    /// Gemini 2.5 and later.
-    Gemini,
-    /// Claude up to 4.6.
-    Claude,
-    /// Claude from Opus 4.7: about 30 % more tokens on the same text.
-    ClaudeNew,
-    /// Any other.
-    Other,
-}
 
 /// Whether reasoning is bound to the prefix it was made from (`docs/protocols.md` 1.5, 3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]

@@ -2,7 +2,7 @@
 //!
 //! Data, as documented or measured; the arithmetic is in `tokens/media.rs`. A new family is a row of [`BY_NAME`].
 
-use super::Family;
+use super::family::Family;
 use crate::dialect::PictureDetail;
 
 /// How a model counts a picture, and a page of a PDF.
