@@ -104,6 +104,8 @@ pub struct ClientStyle {
     pub reformats_arguments: bool,
     /// White space around texts is stripped.
     pub trims_text: bool,
+    /// A footer is appended to the model's texts, as a filter of the client does.
+    pub edits_replies: bool,
     /// Signatures are written in the URL-safe alphabet (Gemini).
     pub url_safe_signatures: bool,
     /// Programs at the provider may call its tools (Anthropic, Responses).
@@ -120,6 +122,7 @@ impl ClientStyle {
             cache_markers: false,
             reformats_arguments: false,
             trims_text: false,
+            edits_replies: false,
             url_safe_signatures: false,
             programs: false,
             defers: false,
@@ -366,6 +369,11 @@ fn reply_messages(
     style: ClientStyle,
 ) -> Vec<Value> {
     let mut reply = reply.clone();
+    if style.edits_replies {
+        for name in ["content", "output", "parts"] {
+            reply.get_mut(name).into_iter().for_each(add_footers);
+        }
+    }
     match dialect {
         Dialect::Anthropic => {
             if !keeps_reasoning {
@@ -437,6 +445,26 @@ fn reply_messages(
                 return Vec::new();
             }
             vec![json!({"role": "model", "parts": parts})]
+        }
+    }
+}
+
+/// What is appended to the model's texts.
+const FOOTER: &str = "\n\n---\nanswered by a model";
+
+/// Appends the footer to each text of a reply, thoughts excepted. A signed text stays: it would no longer be valid.
+fn add_footers(value: &mut Value) {
+    if let Value::String(text) = value {
+        text.push_str(FOOTER);
+        return;
+    }
+    for part in value.as_array_mut().into_iter().flatten() {
+        let is_own = part["thought"] == json!(true) || part["thoughtSignature"].is_string();
+        if is_own || has_type(part, &["thinking", "redacted_thinking", "reasoning"]) {
+            continue;
+        }
+        for name in ["content", "text"] {
+            part.get_mut(name).into_iter().for_each(add_footers);
         }
     }
 }

@@ -36,11 +36,13 @@ pub fn mode(dice: &mut Dice, times: usize) -> Option<&'static str> {
 }
 
 pub fn style(dice: &mut Dice) -> ClientStyle {
+    let kept_reasoning = kept_reasoning(dice);
     ClientStyle {
-        kept_reasoning: kept_reasoning(dice),
+        kept_reasoning,
         cache_markers: dice.once_in(2),
         reformats_arguments: dice.once_in(3),
         trims_text: dice.once_in(4),
+        edits_replies: dice.once_in(6) && kept_reasoning == KeptReasoning::All,
         url_safe_signatures: dice.once_in(3),
         programs: dice.once_in(3),
         defers: dice.once_in(3),

@@ -24,6 +24,8 @@ pub struct Stage {
     pub config: Config,
     store: Arc<dyn Store>,
     pub server: TestServer,
+    /// The client says what its requests are for, as Claude Code does.
+    pub gives_hints: bool,
     client: Wire,
 }
 
@@ -45,7 +47,8 @@ impl Stage {
         (*save_ms, *commit_ms) = (STORE_TIMEOUT_MS, STORE_TIMEOUT_MS);
         let server = open(&store, &config).await;
         let client = Wire::connect(server.address).await;
-        Self { provider, _serving: serving, config, store, server, client }
+        let gives_hints = false;
+        Self { provider, _serving: serving, config, store, server, gives_hints, client }
     }
 
     /// Restarts the proxy with the same store.
@@ -65,7 +68,8 @@ impl Stage {
         target: &str,
         body: &Value,
     ) -> (u16, String) {
-        self.client.send(request_text(target, body, &mode_header(mode))).await;
+        let headers = mode_header(mode) + self.hint("main");
+        self.client.send(request_text(target, body, &headers)).await;
         let response = self.client.response().await;
         (response.status(), response.text().to_owned())
     }
@@ -78,11 +82,20 @@ impl Stage {
         beside: &Value,
     ) -> ((u16, String), (u16, String)) {
         let mut other = Wire::connect(self.server.address).await;
-        self.client.send(request_text(target, body, "")).await;
-        other.send(request_text(target, beside, "")).await;
+        self.client.send(request_text(target, body, self.hint("main"))).await;
+        other.send(request_text(target, beside, self.hint("auxiliary"))).await;
         let (response, beside) = tokio::join!(self.client.response(), other.response());
         let read = |response: Message| (response.status(), response.text().to_owned());
         (read(response), read(beside))
+    }
+
+    /// The header that says what a request is for.
+    fn hint(&self, class: &str) -> &'static str {
+        match (self.gives_hints, class) {
+            (false, _) => "",
+            (true, "main") => "x-claude-code-request-class: main\r\n",
+            (true, _) => "x-claude-code-request-class: auxiliary\r\n",
+        }
     }
 
     /// The same on a connection of its own, whose answer breaks off after so many events, if it has more.
@@ -96,7 +109,11 @@ impl Stage {
         self.provider.cut_next_stream_after(events);
         let mut client = Wire::connect(self.server.address).await;
         client
-            .send(request_text(target, body, &(mode_header(mode) + "connection: close\r\n")))
+            .send(request_text(
+                target,
+                body,
+                &(mode_header(mode) + self.hint("main") + "connection: close\r\n"),
+            ))
             .await;
         let mut read = Vec::new();
         // It ends with an error where the answer breaks off.
