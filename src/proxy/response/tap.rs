@@ -395,7 +395,10 @@ async fn read_late(
     late: SettleLate,
 ) -> TurnOutcome {
     let end = body_end(record.outcome);
-    let observed = long_work(move || observer.finish(end)).await.ok();
+    let observed = match observer.is_long() {
+        true => long_work(move || observer.finish(end)).await.ok(),
+        false => Some(observer.finish(end)),
+    };
     if observed.is_none() {
         record.fail_open.push(FailOpen::Panicked);
     }
