@@ -18,8 +18,9 @@ use super::{
 
 #[cfg(any(test, fuzzing))]
 use crate::wire::cuts::InputCuts;
-use crate::wire::json::{Document, Value};
+use crate::wire::json::{Document, Nesting, Value};
 use crate::wire::sse::{Framer, SseEvent};
+use crate::wire::steps;
 
 /// How the bytes of a response body are framed. The first bytes decide; `content-type` only says what to
 /// expect, because servers use all kinds of types for JSON and for streams.
@@ -73,6 +74,8 @@ pub struct ResponseReader {
     framer: Framer,
     /// A JSON body so far, or the first bytes while the framing is unknown.
     body: Vec<u8>,
+    /// How many of the first bytes are a BOM or white space.
+    blank: usize,
     elements: ArrayElements,
     document: Document,
     builder: ReplyBuilder,
@@ -82,6 +85,8 @@ pub struct ResponseReader {
 struct ReplyBuilder {
     stream: DialectStream,
     reply: Reply,
+    /// Bytes of text, reasoning and arguments so far.
+    content_bytes: usize,
     /// Whether there was any event.
     any: bool,
     /// `[DONE]` was seen: nothing more comes, whatever did.
@@ -118,11 +123,13 @@ impl ResponseReader {
             limit,
             framer: Framer::new(limit),
             body: Vec::new(),
+            blank: 0,
             elements: ArrayElements::default(),
             document: Document::default(),
             builder: ReplyBuilder {
                 stream,
                 reply: Reply::default(),
+                content_bytes: 0,
                 any: false,
                 done: false,
                 gave_up: false,
@@ -162,17 +169,22 @@ impl ResponseReader {
     /// come first.
     fn settle(&mut self, bytes: &[u8]) {
         self.body.extend_from_slice(bytes);
-        let plain = self.body.strip_prefix(BOM).unwrap_or(&self.body);
-        let first = plain.iter().find(|byte| !byte.is_ascii_whitespace());
-        self.framing = match first {
-            _ if BOM.starts_with(&self.body) => return,
+        if BOM.starts_with(&self.body) {
+            return;
+        }
+        let begins = if self.body.starts_with(BOM) { BOM.len() } else { 0 };
+        self.blank = self.blank.max(begins);
+        let blank = self.body[self.blank..].iter().take_while(|byte| byte.is_ascii_whitespace());
+        let blank = blank.count();
+        steps::count(blank);
+        self.blank += blank;
+        self.framing = match self.body.get(self.blank) {
             None if self.body.len() <= self.limit => return,
             Some(b'{' | b'[' | b'<') => Framing::Json,
             None | Some(_) => Framing::Events,
         };
         self.settled = true;
         if self.framing == Framing::Json {
-            let begins = if self.body.starts_with(BOM) { BOM.len() } else { 0 };
             self.body.drain(..begins);
             return self.take_elements();
         }
@@ -229,12 +241,7 @@ impl ResponseReader {
 
     /// Bytes of text, reasoning and arguments so far.
     pub fn content_bytes(&self) -> usize {
-        match &self.builder.stream {
-            DialectStream::Anthropic(stream) => stream.content_bytes(),
-            DialectStream::OpenaiChat(stream) => stream.content_bytes(),
-            DialectStream::OpenaiResponses(stream) => stream.content_bytes(),
-            DialectStream::Gemini(stream) => stream.content_bytes(),
-        }
+        self.builder.content_bytes
     }
 
     /// Whether the response is a stream of events, as far as is known.
@@ -304,10 +311,10 @@ impl ReplyBuilder {
     /// Bytes of the stream that something was kept from.
     fn kept(&self) -> usize {
         match &self.stream {
-            DialectStream::Anthropic(stream) => stream.kept,
-            DialectStream::OpenaiChat(stream) => stream.kept,
-            DialectStream::OpenaiResponses(stream) => stream.kept,
-            DialectStream::Gemini(stream) => stream.kept,
+            DialectStream::Anthropic(stream) => stream.kept.bytes(),
+            DialectStream::OpenaiChat(stream) => stream.kept.bytes(),
+            DialectStream::OpenaiResponses(stream) => stream.kept.bytes(),
+            DialectStream::Gemini(stream) => stream.kept.bytes(),
         }
     }
 
@@ -341,6 +348,12 @@ impl ReplyBuilder {
             DialectStream::OpenaiResponses(stream) => stream.event(name, value, reply),
             DialectStream::Gemini(stream) => stream.event(name, value, reply),
         }
+        self.content_bytes = match &self.stream {
+            DialectStream::Anthropic(stream) => stream.content_bytes(),
+            DialectStream::OpenaiChat(stream) => stream.content_bytes(),
+            DialectStream::OpenaiResponses(stream) => stream.content_bytes(),
+            DialectStream::Gemini(stream) => stream.content_bytes(),
+        };
     }
 
     fn body(&mut self, value: Value<'_>, status: u16) {
@@ -402,29 +415,31 @@ impl ReplyBuilder {
 struct ArrayElements {
     /// The body is an array, and its opening bracket was removed.
     started: bool,
-    /// The position of the scan in the buffer, and its state.
+    /// How far the buffer was scanned, and what is open there.
     at: usize,
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
+    nesting: Nesting,
 }
 
 impl ArrayElements {
     /// Calls `each` with every complete element and the number of bytes removed with it.
     fn take(&mut self, body: &mut Vec<u8>, mut each: impl FnMut(&[u8], usize)) {
         if !self.started {
-            match body.iter().position(|byte| !byte.is_ascii_whitespace()) {
-                Some(first) if body[first] == b'[' => {
-                    self.started = true;
-                    body.drain(..=first);
-                }
-                _ => return,
+            let blank =
+                body[self.at..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+            steps::count(blank);
+            self.at += blank;
+            if body.get(self.at) != Some(&b'[') {
+                return;
             }
+            self.started = true;
+            body.drain(..=self.at);
+            self.at = 0;
         }
         let mut consumed = 0;
         while let Some(&byte) = body.get(self.at) {
+            steps::count(1);
             self.at += 1;
-            if self.ends_element(byte) {
+            if self.nesting.closes(byte) {
                 let element = body[consumed..self.at].trim_ascii_start();
                 each(
                     element.strip_prefix(b",").unwrap_or(element).trim_ascii(),
@@ -435,28 +450,6 @@ impl ArrayElements {
         }
         body.drain(..consumed);
         self.at -= consumed;
-    }
-
-    fn ends_element(&mut self, byte: u8) -> bool {
-        if self.in_string {
-            let escaped = std::mem::take(&mut self.escaped);
-            match byte {
-                b'\\' if !escaped => self.escaped = true,
-                b'"' if !escaped => self.in_string = false,
-                _ => {}
-            }
-            return false;
-        }
-        match byte {
-            b'"' => self.in_string = true,
-            b'{' | b'[' => self.depth += 1,
-            b'}' | b']' if self.depth > 0 => {
-                self.depth -= 1;
-                return self.depth == 0;
-            }
-            _ => {}
-        }
-        false
     }
 }
 
@@ -508,5 +501,7 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
     }
 }
 
+#[cfg(test)]
+mod linear;
 #[cfg(test)]
 mod tests;

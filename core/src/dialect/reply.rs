@@ -15,7 +15,49 @@ use crate::wire::json::Document;
 
 /// Most bytes of deltas or parts, as in the stream, that are kept of one reply. A window of a million tokens
 /// is 4 MB. Past it, text is dropped with [`Note::TooLong`]; usage is still read.
-pub(super) const MOST_KEPT: usize = 32 << 20;
+const MOST_KEPT: usize = 32 << 20;
+/// Most parts that are kept of one reply. Each event looks for its part among them, so this also bounds how long that takes.
+pub(super) const MOST_PARTS: usize = 2_048;
+/// Most JSON values that are kept as such of one reply: reasoning in lists, arguments that come by their places.
+pub(super) const MOST_VALUES: usize = 1 << 16;
+/// What a part takes besides its text, bytes.
+const PART_BYTES: usize = 256;
+
+/// How much is kept of one reply. Past its limits text is dropped with [`Note::TooLong`]; usage is still read.
+#[derive(Default)]
+pub(super) struct KeptSize {
+    bytes: usize,
+    parts: usize,
+}
+
+impl KeptSize {
+    /// Counts bytes of the stream; returns whether they may be kept.
+    pub(super) fn add(&mut self, bytes: usize) -> bool {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.bytes <= MOST_KEPT
+    }
+
+    /// Counts parts; returns whether they may be kept.
+    pub(super) fn add_parts(&mut self, parts: usize) -> bool {
+        self.parts = self.parts.saturating_add(parts);
+        self.parts <= MOST_PARTS
+    }
+
+    /// Whether another part may be kept.
+    pub(super) fn has_room(&self) -> bool {
+        self.parts < MOST_PARTS
+    }
+
+    /// Bytes of the stream that something was kept from, and of the parts that were made of them.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.saturating_add(self.parts.saturating_mul(PART_BYTES))
+    }
+
+    /// Whether something was dropped.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.bytes > MOST_KEPT || self.parts > MOST_PARTS
+    }
+}
 
 /// Why a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

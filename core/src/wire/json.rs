@@ -5,11 +5,13 @@
 //! must not recurse, and does not panic.
 
 mod most;
+mod nesting;
 mod strings;
 
 use std::borrow::Cow;
 
 pub use most::most_values;
+pub(crate) use nesting::Nesting;
 pub(crate) use strings::text_of;
 use strings::{append_unescaped, closing_quote, meaning};
 
@@ -183,6 +185,11 @@ impl<'d> Value<'d> {
     pub fn span(&self) -> Span {
         let node = self.node();
         Span::new(node.start as usize, node.end as usize)
+    }
+
+    /// The number of values in it, itself and keys included.
+    pub(crate) fn values(&self) -> usize {
+        self.node().next as usize - self.index
     }
 
     /// Its bytes as written.

@@ -9,4 +9,5 @@ pub mod json;
 pub mod memory;
 pub mod splice;
 pub mod sse;
+pub(crate) mod steps;
 pub mod websocket;

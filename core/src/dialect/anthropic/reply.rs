@@ -10,9 +10,10 @@ use crate::dialect::editing::ClearingReport;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::MOST_KEPT;
+use crate::dialect::reply::KeptSize;
 use crate::dialect::{Audience, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
+use crate::wire::steps;
 
 /// The state of a stream that is being read.
 #[derive(Default)]
@@ -23,8 +24,8 @@ pub struct ReplyStream {
     keyer: Keyer,
     /// A stop reason was seen, so usage is final even if `message_stop` is missing.
     stopped: bool,
-    /// Bytes of blocks and deltas that are kept.
-    pub(in crate::dialect) kept: usize,
+    /// Blocks and deltas that are kept.
+    pub(in crate::dialect) kept: KeptSize,
 }
 
 struct StreamBlock {
@@ -34,6 +35,8 @@ struct StreamBlock {
     hosted: bool,
     /// A summary of the earlier conversation.
     compaction: bool,
+    /// What deltas add to its signature.
+    signature: String,
     /// The block as it started, which is complete if no delta follows. Empty for text and calls, where it is
     /// not needed.
     whole: Box<str>,
@@ -144,6 +147,10 @@ impl ReplyStream {
         reply.id = message.id.and_then(|id| id.text()).map(Into::into);
         reply.model = message.model.and_then(|model| model.text()).map(Into::into);
         for (index, block) in message.content.iter().flat_map(Value::items).enumerate() {
+            if !self.kept.add_parts(1) {
+                note_once(&mut reply.notes, Note::TooLong);
+                break;
+            }
             self.blocks.push(StreamBlock { ended: true, ..block_of(index as u64, block) });
         }
         if let Some(transformations) = message.input_transformations {
@@ -155,17 +162,17 @@ impl ReplyStream {
 
     /// Whether this many more bytes may be kept. Past the limit, text is dropped; usage is still read.
     fn keeps(&mut self, bytes: usize, reply: &mut Reply) -> bool {
-        self.kept = self.kept.saturating_add(bytes);
-        if self.kept > MOST_KEPT {
+        let keeps = self.kept.add(bytes);
+        if !keeps {
             note_once(&mut reply.notes, Note::TooLong);
         }
-        self.kept <= MOST_KEPT
+        keeps
     }
 
     fn open(&mut self, value: Value<'_>, reply: &mut Reply) {
         let Some(block) = value.get("content_block") else { return };
-        if !self.keeps(block.raw().len(), reply) {
-            return;
+        if !self.kept.add_parts(1) || !self.keeps(block.raw().len(), reply) {
+            return note_once(&mut reply.notes, Note::TooLong);
         }
         let index = value.get("index").and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
         let mut block = block_of(index, block);
@@ -177,8 +184,14 @@ impl ReplyStream {
 
     fn end(&mut self, index: Option<Value<'_>>) {
         let index = index.and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
-        let block = self.blocks.iter_mut().rev().find(|block| block.index == index);
-        block.into_iter().for_each(|block| block.ended = true);
+        if let Some(block) = self.find(index) {
+            block.ended = true;
+        }
+    }
+
+    fn find(&mut self, index: u64) -> Option<&mut StreamBlock> {
+        let mut blocks = self.blocks.iter_mut().rev().inspect(|_| steps::count(1));
+        blocks.find(|block| block.index == index)
     }
 
     fn delta(&mut self, index: Option<Value<'_>>, delta: Option<Value<'_>>, reply: &mut Reply) {
@@ -186,8 +199,7 @@ impl ReplyStream {
         if !self.keeps(delta.map_or(0, |delta| delta.raw().len()), reply) {
             return;
         }
-        let block = self.blocks.iter_mut().rev().find(|block| block.index == index);
-        let (Some(block), Some(delta)) = (block, delta) else {
+        let (Some(block), Some(delta)) = (self.find(index), delta) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
         let delta = DeltaMembers::of(delta);
@@ -206,12 +218,7 @@ impl ReplyStream {
             Some("text_delta") => append(&mut block.part.text, delta.text),
             Some("input_json_delta") => append(&mut block.part.text, delta.partial_json),
             Some("thinking_delta") => append(&mut block.part.text, delta.thinking),
-            Some("signature_delta") => {
-                let mut signature =
-                    block.part.signature.take().map(String::from).unwrap_or_default();
-                append(&mut signature, delta.signature);
-                block.part.signature = Some(signature.into());
-            }
+            Some("signature_delta") => append(&mut block.signature, delta.signature),
             Some("compaction_delta") => {
                 append(&mut block.part.text, delta.content);
                 let signature = delta.encrypted_content.and_then(|signature| signature.text());
@@ -317,12 +324,16 @@ fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
     };
     let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
     let (compaction, grown, ended) = (kind == "compaction", false, false);
-    StreamBlock { index, part, hosted, compaction, whole, grown, ended }
+    StreamBlock { index, part, hosted, compaction, signature: String::new(), whole, grown, ended }
 }
 
 /// The finished part.
 fn finished(block: StreamBlock, keyer: &mut Keyer) -> ReplyPart {
-    let StreamBlock { mut part, compaction, whole, grown, .. } = block;
+    let StreamBlock { mut part, compaction, signature, whole, grown, .. } = block;
+    if !signature.is_empty() {
+        part.signature =
+            Some((part.signature.map(String::from).unwrap_or_default() + &signature).into());
+    }
     part.key = match part.kind {
         PartKind::Text => keyer.text(Role::Assistant, &part.text),
         PartKind::ToolCall => {

@@ -1,8 +1,8 @@
 //! Tool call arguments that arrive in pieces, each with a path (`docs/protocols.md` 5.2, 11.5).
 //!
 //! `{"jsonPath": "$.list[0].name", "stringValue": "…", "willContinue": true}`: strings are appended, other
-//! values are set. Bounded: lists grow by one item at a time and nesting is limited to [`MAX_DEPTH`], so that
-//! a path cannot allocate more than its own bytes.
+//! values are set. Bounded: lists grow by one item at a time, nesting is limited to [`MAX_DEPTH`], and a reply
+//! has room for a number of places.
 
 use serde_json::{Map, Value as Json};
 
@@ -11,12 +11,16 @@ use crate::wire::json::Value;
 /// The deepest path that is followed. Real arguments have less than 10 levels.
 const MAX_DEPTH: usize = 64;
 
-/// Puts one piece at its path; false if that is not possible.
-pub(super) fn put(arguments: &mut Json, piece: Value<'_>) -> bool {
+/// Puts one piece at its path; false if that is not possible. `room`: how many more places may be made.
+pub(super) fn put(arguments: &mut Json, piece: Value<'_>, room: &mut usize) -> bool {
     let path = piece.get_any(&["jsonPath", "json_path"]).and_then(|path| path.text());
     let (Some(path), Some(value)) = (path, value_of(piece)) else { return false };
     let Some(steps) = steps(&path) else { return false };
-    let Some(place) = steps.into_iter().try_fold(arguments, descend) else { return false };
+    let mut place = arguments;
+    for step in steps {
+        let Some(inner) = descend(place, step, room) else { return false };
+        place = inner;
+    }
     match (place, value) {
         (Json::String(text), Json::String(more)) => text.push_str(&more),
         (place, value) => *place = value,
@@ -68,13 +72,17 @@ fn steps(path: &str) -> Option<Vec<ArgumentStep>> {
     Some(steps)
 }
 
-fn descend(place: &mut Json, step: ArgumentStep) -> Option<&mut Json> {
+fn descend<'j>(place: &'j mut Json, step: ArgumentStep, room: &mut usize) -> Option<&'j mut Json> {
     match step {
         ArgumentStep::Member(name) => {
             if place.is_null() {
                 *place = Json::Object(Map::new());
             }
-            Some(place.as_object_mut()?.entry(name).or_insert(Json::Null))
+            let members = place.as_object_mut()?;
+            if !members.contains_key(&name) {
+                *room = room.checked_sub(1)?;
+            }
+            Some(members.entry(name).or_insert(Json::Null))
         }
         ArgumentStep::Item(index) => {
             if place.is_null() {
@@ -82,6 +90,7 @@ fn descend(place: &mut Json, step: ArgumentStep) -> Option<&mut Json> {
             }
             let items = place.as_array_mut()?;
             if index == items.len() {
+                *room = room.checked_sub(1)?;
                 items.push(Json::Null);
             }
             items.get_mut(index)
@@ -97,9 +106,10 @@ mod tests {
     fn put_all(pieces: &[&str]) -> (Json, bool) {
         let mut arguments = Json::Null;
         let mut all = true;
+        let mut room = 200;
         for piece in pieces {
             let document = Document::read(piece.as_bytes()).unwrap();
-            all &= put(&mut arguments, document.root(piece.as_bytes()).unwrap());
+            all &= put(&mut arguments, document.root(piece.as_bytes()).unwrap(), &mut room);
         }
         (arguments, all)
     }
@@ -132,5 +142,21 @@ mod tests {
             r#"{"jsonPath":"$.a.b","stringValue":"x"}"#,
         ];
         assert!(!put_all(&through).1);
+    }
+
+    #[test]
+    fn places_past_the_room_are_not_made() {
+        let items = |count: usize| -> Vec<String> {
+            let item = |at| format!(r#"{{"jsonPath":"$[{at}]","numberValue":{at}}}"#);
+            (0..count).map(item).collect()
+        };
+        let put_items = |count| {
+            let items = items(count);
+            put_all(&items.iter().map(String::as_str).collect::<Vec<_>>())
+        };
+        assert!(put_items(200).1);
+        let (arguments, all) = put_items(201);
+        assert!(!all);
+        assert_eq!(arguments.as_array().unwrap().len(), 200);
     }
 }

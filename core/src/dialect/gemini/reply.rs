@@ -16,7 +16,7 @@ use crate::dialect::count::Count;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::MOST_KEPT;
+use crate::dialect::reply::{KeptSize, MOST_VALUES};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
@@ -30,8 +30,8 @@ pub struct ReplyStream {
     usage: UsageFields,
     /// It is a reply of the Interactions API.
     interaction: Option<Box<InteractionReply>>,
-    /// Bytes of parts that are kept.
-    pub(in crate::dialect) kept: usize,
+    /// Parts that are kept.
+    pub(in crate::dialect) kept: KeptSize,
     /// A finish reason was seen, or the prompt was blocked.
     finished: bool,
 }
@@ -42,6 +42,8 @@ struct CandidateContent {
     parts: Vec<ReplyPart>,
     /// The last part is a call whose arguments are still arriving.
     open: Option<Json>,
+    /// Places in arguments that came by their paths.
+    places: usize,
     keyer: Keyer,
 }
 
@@ -163,12 +165,14 @@ impl ReplyStream {
         }
         let parts = content.and_then(|content| content.get("parts"));
         for part in parts.iter().flat_map(Value::items) {
-            self.kept = self.kept.saturating_add(part.span().len());
-            if self.kept <= MOST_KEPT {
-                self.replies[at].1.part(part, reply);
+            let content = &mut self.replies[at].1;
+            let known = content.size();
+            if self.kept.add(part.span().len()) && self.kept.has_room() {
+                content.part(part, reply);
             } else {
                 note_once(&mut reply.notes, Note::TooLong);
             }
+            self.kept.add_parts(content.size() - known);
         }
         if let Some(reason) = first([reason, snake_reason]) {
             let numbered = reason.as_u64().map(numbered);
@@ -184,6 +188,11 @@ impl ReplyStream {
 }
 
 impl CandidateContent {
+    /// How many parts it has.
+    fn size(&self) -> usize {
+        self.parts.len()
+    }
+
     /// The finished parts. `ended`: incomplete reasoning cannot be sent back.
     fn finished(mut self, ended: bool) -> Vec<ReplyPart> {
         self.close();
@@ -309,11 +318,13 @@ impl CandidateContent {
             part.signature = signature.map(Into::into).or(part.signature.take());
         }
         if let Some(open) = &mut self.open {
+            let mut room = MOST_VALUES.saturating_sub(self.places);
             for piece in pieces.iter().flat_map(Value::items) {
-                if !arguments::put(open, piece) {
+                if !arguments::put(open, piece, &mut room) {
                     note_once(&mut reply.notes, Note::UnknownPart);
                 }
             }
+            self.places = MOST_VALUES - room;
         }
         if goes_on != Some(true) {
             self.close();

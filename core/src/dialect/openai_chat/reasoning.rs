@@ -7,6 +7,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::signature;
+use crate::dialect::reply::MOST_PARTS;
 use crate::dialect::{PartKind, ReplyPart};
 use crate::wire::json::{Kind, Value, first};
 
@@ -16,6 +17,9 @@ const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 /// Members with a signature and no text.
 const SIGNATURE_MEMBERS: [&str; 3] =
     ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
+
+/// Most JSON values in lists of one reply. Each piece looks for a signature among them.
+const MOST_LISTED: usize = 2 * MOST_PARTS;
 
 /// The reasoning of a reply so far.
 #[derive(Default)]
@@ -33,6 +37,8 @@ pub(super) struct ReplyReasoning {
     object: Vec<Json>,
     /// Bytes of text in each of these three.
     listed: [usize; 3],
+    /// JSON values in all lists.
+    values: usize,
     /// The message's `extra_content`, raw, and Google's signature in it.
     extra: Option<(Box<str>, Box<str>)>,
 }
@@ -70,13 +76,13 @@ impl ReplyReasoning {
         ]);
         let inner = fields.and_then(|fields| fields.get("thinking_blocks"));
         for block in first([thinking, inner]).iter().flat_map(Value::items) {
-            self.listed[1] += join(&mut self.thinking, parsed(block));
+            self.listed[1] += join(&mut self.thinking, parsed(block), &mut self.values);
         }
         for object in object.iter().filter(|object| object.kind() == Kind::Object) {
-            self.listed[2] += join(&mut self.object, parsed(*object));
+            self.listed[2] += join(&mut self.object, parsed(*object), &mut self.values);
         }
         for detail in details.iter().flat_map(Value::items) {
-            if let Ok(Json::Object(detail)) = serde_json::from_slice(detail.raw()) {
+            if let Json::Object(detail) = parsed(detail) {
                 self.detail(detail);
             }
         }
@@ -90,7 +96,7 @@ impl ReplyReasoning {
 
     /// Adds a block of a content list.
     pub(super) fn block(&mut self, block: Value<'_>) {
-        self.listed[0] += join(&mut self.content, parsed(block));
+        self.listed[0] += join(&mut self.content, parsed(block), &mut self.values);
     }
 
     /// Adds a detail. Text continues the previous entry if type and index are equal; encrypted entries are
@@ -102,10 +108,16 @@ impl ReplyReasoning {
         match self.details.last_mut() {
             Some(last) if is_text && same("type", last) && same("index", last) => {
                 for (name, value) in detail {
-                    join_member(last, name, value);
+                    join_member(last, name, value, &mut self.values);
                 }
             }
-            _ => self.details.push(detail),
+            _ => {
+                let detail = Json::Object(detail);
+                if let (true, Json::Object(detail)) = (has_room(&detail, &mut self.values), detail)
+                {
+                    self.details.push(detail);
+                }
+            }
         }
     }
 
@@ -187,8 +199,26 @@ impl ReplyReasoning {
     }
 }
 
+/// A value to be kept; `null` if it is larger than all that is kept.
 fn parsed(value: Value<'_>) -> Json {
+    if value.values() > MOST_LISTED {
+        return Json::Null;
+    }
     serde_json::from_slice(value.raw()).unwrap_or_default()
+}
+
+/// Counts a value that becomes a new entry; returns whether there is room for it.
+fn has_room(entry: &Json, values: &mut usize) -> bool {
+    *values += values_in(entry);
+    *values <= MOST_LISTED
+}
+
+fn values_in(value: &Json) -> usize {
+    match value {
+        Json::Array(list) => list.iter().map(values_in).sum::<usize>() + 1,
+        Json::Object(members) => members.values().map(values_in).sum::<usize>() + 1,
+        _ => 1,
+    }
 }
 
 /// Members of a block that come in pieces: its text, and lists of texts.
@@ -196,30 +226,34 @@ const TEXTS: [&str; 4] = ["thinking", "text", "summary", "reasoningText"];
 
 /// Adds a block to a list. It continues the last one if that is of the same type and has no signature yet, or if it brings
 /// only the signature; encrypted blocks are complete. Returns the bytes of text that it brings.
-fn join(list: &mut Vec<Json>, piece: Json) -> usize {
+fn join(list: &mut Vec<Json>, piece: Json, values: &mut usize) -> usize {
     let bytes = all_text(&piece).len();
     let last = list.last_mut().filter(|last| continues(last, &piece));
     let (Some(Json::Object(last)), Json::Object(piece)) = (last, &piece) else {
-        list.extend(Some(piece).filter(Json::is_object));
+        if piece.is_object() && has_room(&piece, values) {
+            list.push(piece);
+        }
         return bytes;
     };
     for (name, value) in piece.clone() {
-        join_member(last, name, value);
+        join_member(last, name, value, values);
     }
     bytes
 }
 
-fn join_member(last: &mut Map<String, Json>, name: String, value: Json) {
+fn join_member(last: &mut Map<String, Json>, name: String, value: Json, values: &mut usize) {
     match (last.get_mut(&name), value) {
         (Some(Json::String(text)), Json::String(more)) if is_joined(&name) => text.push_str(&more),
         (Some(Json::Array(list)), Json::Array(more)) => {
             for piece in more {
-                join(list, piece);
+                join(list, piece, values);
             }
         }
         (_, Json::Null) => {}
         (_, value) => {
-            last.insert(name, value);
+            if has_room(&value, values) {
+                last.insert(name, value);
+            }
         }
     }
 }

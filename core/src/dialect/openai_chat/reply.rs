@@ -10,9 +10,10 @@ use super::{known, signature, think};
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::{MOST_IDS, MOST_KEPT};
+use crate::dialect::reply::{KeptSize, MOST_IDS, MOST_PARTS};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
-use crate::wire::json::{Document, Kind, Value, first, members};
+use crate::wire::json::{Document, Kind, Nesting, Value, first, members};
+use crate::wire::steps;
 
 /// The state of a stream that is being read.
 #[derive(Default)]
@@ -23,8 +24,8 @@ pub struct ReplyStream {
     replies: Vec<(u64, ChoiceContent)>,
     usage: UsageFields,
     keyer: Keyer,
-    /// Bytes of deltas that are kept.
-    pub(in crate::dialect) kept: usize,
+    /// Deltas that are kept.
+    pub(in crate::dialect) kept: KeptSize,
     /// A finish reason was seen.
     finished: bool,
     /// The first choice said that it has none yet (`null`).
@@ -55,7 +56,7 @@ struct StreamCall {
     /// Ids of later pieces that differ.
     other_ids: Vec<Box<str>>,
     name: Option<Box<str>>,
-    arguments: String,
+    arguments: CallArguments,
     signature: Option<Box<str>>,
 }
 
@@ -192,8 +193,7 @@ impl ReplyStream {
         }
         // Perplexity repeats the whole message beside each delta.
         if let Some(message) = first([delta, message]) {
-            self.kept = self.kept.saturating_add(message.span().len());
-            if self.kept <= MOST_KEPT {
+            if self.kept.add(message.span().len()) {
                 let content = &mut self.replies[at].1;
                 content.message(index, message);
                 if content.hosted {
@@ -228,7 +228,7 @@ const MOST_CHOICES: usize = 128;
 impl ChoiceContent {
     /// Bytes of text so far.
     fn bytes(&self) -> usize {
-        let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        let calls: usize = self.calls.iter().map(|call| call.arguments.text.len()).sum();
         self.text.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }
 
@@ -315,15 +315,15 @@ impl ChoiceContent {
             Some(at) => at,
             // Snowflake sends an empty call with every message.
             None if id.is_none() && name.is_none() && arguments.is_empty() => return,
+            None if self.calls.len() == MOST_PARTS => return,
             None => {
-                let arguments = String::new();
                 self.calls.push(StreamCall {
                     choice,
                     index,
                     id: None,
                     other_ids: Vec::new(),
                     name: None,
-                    arguments,
+                    arguments: CallArguments::default(),
                     signature: None,
                 });
                 self.calls.len() - 1
@@ -339,8 +339,8 @@ impl ChoiceContent {
         }
         call.name = call.name.take().or(name);
         // Some servers send the whole call again at the end.
-        if call.arguments != arguments || !is_json(&arguments) {
-            call.arguments.push_str(&arguments);
+        if call.arguments.text != arguments || !is_json(&arguments) {
+            call.arguments.push(&arguments);
         }
         let signature = signature(piece).and_then(|signature| signature.text());
         call.signature = signature.map(Into::into).or(call.signature.take());
@@ -357,10 +357,13 @@ impl ChoiceContent {
         name: Option<&str>,
         arguments: &str,
     ) -> Option<usize> {
-        let same = |call: &StreamCall| match (index, call.index, id, call.id.as_deref()) {
-            (Some(index), Some(other), _, _) => index == other,
-            (_, _, Some(id), Some(other)) => id == other,
-            _ => true,
+        let same = |call: &StreamCall| {
+            steps::count(1);
+            match (index, call.index, id, call.id.as_deref()) {
+                (Some(index), Some(other), _, _) => index == other,
+                (_, _, Some(id), Some(other)) => id == other,
+                _ => true,
+            }
         };
         // Each choice may number its calls; other servers give each piece a choice of its own.
         let here = self.calls.iter().rposition(|call| call.choice == choice && same(call));
@@ -371,7 +374,7 @@ impl ChoiceContent {
         let is_new = match (other_id, is_named_twice) {
             (true, true) => true,
             (false, true) if id.is_none() || call.id.is_none() => {
-                name != call.name.as_deref() || (!arguments.is_empty() && is_json(&call.arguments))
+                name != call.name.as_deref() || (!arguments.is_empty() && call.arguments.is_whole())
             }
             _ => false,
         };
@@ -402,9 +405,9 @@ members! {
 
 fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     let name = call.name.as_deref().unwrap_or_default();
-    let key = keyer.tool_call(call.id.as_deref(), name, ToolArguments::Text(&call.arguments));
+    let key = keyer.tool_call(call.id.as_deref(), name, ToolArguments::Text(&call.arguments.text));
     let mut part = ReplyPart {
-        text: call.arguments,
+        text: call.arguments.text,
         id: call.id,
         name: call.name,
         signature: call.signature,
@@ -455,6 +458,29 @@ fn refused(value: Value<'_>, reply: &mut Reply) -> bool {
     }
     code != 0
 }
+
+/// The arguments of a call, with how far they have come: pieces are looked at once, however many come.
+#[derive(Default)]
+struct CallArguments {
+    text: String,
+    nesting: Nesting,
+}
+
+impl CallArguments {
+    fn push(&mut self, piece: &str) {
+        steps::count(piece.len());
+        piece.bytes().for_each(|byte| self.nesting.read(byte));
+        self.text.push_str(piece);
+    }
+
+    /// Whether they are one whole value.
+    fn is_whole(&self) -> bool {
+        self.nesting.is_closed() || self.text.len() <= SHORT && is_json(&self.text)
+    }
+}
+
+/// Arguments of so few bytes are parsed each time: they may be a value without brackets.
+const SHORT: usize = 64;
 
 fn is_json(text: &str) -> bool {
     Document::read(text.as_bytes()).is_ok()

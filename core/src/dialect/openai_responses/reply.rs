@@ -16,11 +16,12 @@ use crate::dialect::count::Count;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::MOST_KEPT;
+use crate::dialect::reply::{KeptSize, MOST_VALUES};
 use crate::dialect::{
     Note, Part, PartKind, Reply, ReplyPart, Role, ServerStep, Span, StopReason, Usage,
 };
 use crate::wire::json::{Value, first, members, text_of};
+use crate::wire::steps;
 
 /// The state of a stream that is being read.
 #[derive(Default)]
@@ -28,8 +29,8 @@ pub struct ReplyStream {
     /// Items in the order in which they appeared.
     slots: Vec<OutputItem>,
     keyer: Keyer,
-    /// Bytes of text that are kept, from deltas and items.
-    pub(in crate::dialect) kept: usize,
+    /// Items and text that are kept.
+    pub(in crate::dialect) kept: KeptSize,
     /// `response.created` was seen: another one begins another response.
     created: bool,
     /// Tools ran at the provider.
@@ -145,7 +146,7 @@ impl ReplyStream {
             reply.parts.extend(slot.finished(whole, &mut self.keyer));
         }
         reply.usage = self.usage_so_far(reply);
-        if self.kept > MOST_KEPT {
+        if self.kept.is_exceeded() {
             note_once(&mut reply.notes, Note::TooLong);
         }
         if self.unknown {
@@ -199,11 +200,16 @@ impl ReplyStream {
                 done || indexed
             }
         });
-        let at = known.unwrap_or_else(|| self.open(index));
-        self.fill(at, item, stage);
+        if let Some(at) = known.or_else(|| self.open(index)) {
+            self.fill(at, item, stage);
+        }
     }
 
     fn fill(&mut self, at: usize, item: Value<'_>, stage: ItemStage) {
+        if item.values() > MOST_VALUES {
+            self.kept.add_parts(MOST_VALUES);
+            return;
+        }
         let read = items::read(item, &mut self.keyer);
         self.hosted |= read.hosted || self.ends_own_program(&read.parts);
         self.refused |= read.refused;
@@ -223,8 +229,11 @@ impl ReplyStream {
                 + part.signature.as_ref().map_or(0, |s| s.len())
                 + part.raw.as_ref().map_or(0, |r| r.len())
         };
-        self.kept = self.kept.saturating_add(slot.shown.iter().map(size).sum());
-        if self.kept > MOST_KEPT {
+        // Its first part was counted when it was opened.
+        let more = slot.shown.len().saturating_sub(1);
+        let keeps = self.kept.add(slot.shown.iter().map(size).sum());
+        if !self.kept.add_parts(more) || !keeps {
+            slot.shown.truncate(1);
             for part in &mut slot.shown {
                 (part.text, part.signature, part.raw) = (String::new(), None, None);
             }
@@ -256,12 +265,12 @@ impl ReplyStream {
         let index = written.output_index.and_then(|index| index.as_u64());
         let id = written.item_id.and_then(|id| id.text());
         let at = self.find(index, id.as_deref());
-        let at = at.unwrap_or_else(|| self.open(index));
-        self.kept = self.kept.saturating_add(text.len());
-        if self.kept > MOST_KEPT {
+        let Some(at) = at.or_else(|| self.open(index)) else { return };
+        let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
+        let is_place_new = !slot.grown.contains_key(&(target, place));
+        if !self.kept.add(text.len()) || !self.kept.add_parts(usize::from(is_place_new)) {
             return;
         }
-        let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
         let grown = slot.grown.entry((target, place)).or_default();
         if is_whole {
             grown.clear();
@@ -271,18 +280,23 @@ impl ReplyStream {
 
     /// The slot of an event: by index, else by id, else the last one opened.
     fn find(&self, index: Option<u64>, id: Option<&str>) -> Option<usize> {
+        let mut slots = self.slots.iter().inspect(|_| steps::count(1));
         if let Some(index) = index {
-            return self.slots.iter().rposition(|slot| slot.index == Some(index));
+            return slots.rposition(|slot| slot.index == Some(index));
         }
         match id {
-            Some(id) => self.slots.iter().rposition(|slot| slot.id.as_deref() == Some(id)),
+            Some(id) => slots.rposition(|slot| slot.id.as_deref() == Some(id)),
             None => self.slots.len().checked_sub(1),
         }
     }
 
-    fn open(&mut self, index: Option<u64>) -> usize {
+    /// Opens a slot, if another one may be kept.
+    fn open(&mut self, index: Option<u64>) -> Option<usize> {
+        if !self.kept.add_parts(1) {
+            return None;
+        }
         self.slots.push(OutputItem { index, ..OutputItem::default() });
-        self.slots.len() - 1
+        Some(self.slots.len() - 1)
     }
 
     fn end(&mut self, kind: &str, value: Value<'_>, reply: &mut Reply) {
@@ -328,8 +342,8 @@ impl ReplyStream {
                 self.complete(at, item);
                 continue;
             }
-            self.slots.push(OutputItem { index: Some(index as u64), ..OutputItem::default() });
-            self.fill(self.slots.len() - 1, item, ItemStage::Complete);
+            let Some(at) = self.open(Some(index as u64)) else { return };
+            self.fill(at, item, ItemStage::Complete);
             let is_stub = |slot: &mut OutputItem| slot.shown.iter().all(is_empty_text);
             if !streamed.is_empty() {
                 self.slots.pop_if(is_stub);
