@@ -24,7 +24,7 @@ pub(super) const MOST_VALUES: usize = 1 << 16;
 const PART_BYTES: usize = 256;
 
 /// How much is kept of one reply. Past its limits text is dropped with [`Note::TooLong`]; usage is still read.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct KeptSize {
     bytes: usize,
     parts: usize,

@@ -7,7 +7,7 @@ use crate::dialect::count::Count;
 use crate::dialect::key::Keyer;
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::MOST_KEPT;
+use crate::dialect::reply::KeptSize;
 use crate::dialect::{
     Conversation, HeldHistory, LastCall, Message, Note, Part, PartKind, Reply, ReplyPart, Role,
     StopReason, Usage,
@@ -92,8 +92,8 @@ fn part(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Part {
 pub(super) struct InteractionReply {
     parts: Vec<ReplyPart>,
     usage: UsageFields,
-    /// Bytes of steps that are kept.
-    pub(super) kept: usize,
+    /// Steps that are kept.
+    pub(super) kept: KeptSize,
 }
 
 impl InteractionReply {
@@ -192,6 +192,9 @@ impl InteractionReply {
                 PartKind::Opaque
             }
         };
+        if !self.kept.add_parts(1) {
+            return note_once(&mut reply.notes, Note::TooLong);
+        }
         let (id, name) = (text(id), text(name));
         self.parts.push(ReplyPart { id, name, ..ReplyPart::of(kind) });
         match arguments.filter(|given| given.entries().next().is_some()) {
@@ -216,8 +219,7 @@ impl InteractionReply {
     }
 
     fn write(&mut self, text: &str, reply: &mut Reply) {
-        self.kept = self.kept.saturating_add(text.len());
-        if self.kept > MOST_KEPT {
+        if !self.kept.add(text.len()) {
             return note_once(&mut reply.notes, Note::TooLong);
         }
         if let Some(part) = self.parts.last_mut() {
