@@ -4,22 +4,22 @@
 //! runs. A clock that is set forward is believed. Each step back is logged once.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::context::Millis;
 
 /// A step back of at most this many ms is normal clock synchronisation, and is not logged.
 const SLIGHT: Millis = 1000;
 
-static CLOCK: LazyLock<(Instant, Mutex<WallClock>)> =
-    LazyLock::new(|| (Instant::now(), Mutex::default()));
+static CLOCK: LazyLock<(Duration, Mutex<WallClock>)> =
+    LazyLock::new(|| (since_boot(), Mutex::default()));
 
 /// The time in ms since 1970; never earlier than it was before.
 pub(crate) fn now() -> Millis {
     let wall = wall();
     let (began, clock) = &*CLOCK;
     let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
-    let (now, step) = clock.tick(wall, began.elapsed().as_millis() as Millis);
+    let (now, step) = clock.tick(wall, since_boot().saturating_sub(*began).as_millis() as Millis);
     drop(clock);
     if let Some(back) = step {
         tracing::warn!(
@@ -40,6 +40,20 @@ pub(crate) fn wall() -> Millis {
 pub(crate) fn wall_micros() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
 }
+
+/// The time since the machine started, with the time that it slept: what was idle before a sleep is old after it.
+/// [`std::time::Instant`] stands still meanwhile.
+pub(crate) fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(BOOT_CLOCK);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const BOOT_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+/// On macOS it counts sleep, too.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const BOOT_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
 /// A duration in microseconds.
 pub(crate) fn micros(time: Duration) -> i64 {

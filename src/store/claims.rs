@@ -1,7 +1,8 @@
 //! Claims: of all processes on one store, only one at a time does a piece of work.
 //!
 //! A claim is a record, held by the process that writes it first. Records never change, so a claim that
-//! expired or was released is followed by another record.
+//! expired or was released is followed by another record. A store that no other process uses forgets them when
+//! it is opened: whoever held one has ended.
 
 use std::sync::Arc;
 
@@ -10,19 +11,19 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Record, RecordKind, Scope, Store, StoreError, WriteOutcome};
 use crate::context::{Millis, TenantId};
 
-/// Most claims for one piece of work: what has failed that often will always fail.
-const MOST_CLAIMS: usize = 32;
+/// The session of all claims.
+pub(super) const SESSION: &str = "~claims";
 
-fn claim_key(what: &str, attempt: usize) -> u128 {
-    xxh3_128(format!("{what} #{attempt}").as_bytes())
+fn claim_key(what: &str, number: u64) -> u128 {
+    xxh3_128(format!("{what} #{number}").as_bytes())
 }
 
-fn release_key(what: &str, attempt: usize) -> u128 {
-    xxh3_128(format!("{what} #{attempt} released").as_bytes())
+fn release_key(what: &str, number: u64) -> u128 {
+    xxh3_128(format!("{what} #{number} released").as_bytes())
 }
 
 fn scope() -> Scope {
-    Scope { tenant: TenantId::default(), session: "~learned".into() }
+    Scope { tenant: TenantId::default(), session: SESSION.into() }
 }
 
 /// The claims of all processes on one store.
@@ -48,22 +49,24 @@ impl Claims {
         now: Millis,
         until: Millis,
     ) -> Result<bool, StoreError> {
-        for attempt in 0..MOST_CLAIMS {
-            let key = claim_key(what, attempt);
-            let value = format!("{holder:016x} {until}").into();
+        let by = format!("{holder:016x}");
+        let mut number = self.count(what).await?;
+        loop {
+            if let Some(last) = number.checked_sub(1)
+                && let Some(held_by) = self.holder(what, last, now).await?
+            {
+                return Ok(held_by == by);
+            }
+            let value = format!("{by} {until}").into();
+            let key = claim_key(what, number);
             let record = Record { kind: RecordKind::Learned, key, value, at: now };
             let put = self.store.put_if_absent(scope(), vec![record]).await?;
-            let Some(WriteOutcome::Existed(first)) = put.into_iter().next() else {
+            if !matches!(put.first(), Some(WriteOutcome::Existed(_))) {
                 return Ok(true);
-            };
-            let first = String::from_utf8_lossy(&first);
-            let (by, until) = first.split_once(' ').unwrap_or_default();
-            let is_held = until.parse::<Millis>().is_ok_and(|until| until > now);
-            if is_held && !self.is_released(what, attempt).await? {
-                return Ok(by == format!("{holder:016x}"));
             }
+            // Another process was faster.
+            number += 1;
         }
-        Ok(false)
     }
 
     /// Releases what `holder` has claimed, so that others need not wait until it expires.
@@ -71,21 +74,52 @@ impl Claims {
     /// # Errors
     /// The store's [`StoreError`]: it then expires by itself.
     pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), StoreError> {
-        let kind = RecordKind::Learned;
-        for attempt in 0..MOST_CLAIMS {
-            let held = self.store.get(scope(), kind, claim_key(what, attempt)).await?;
-            let Some(held) = held else { return Ok(()) };
-            if held.starts_with(format!("{holder:016x} ").as_bytes()) {
-                let (key, value) = (release_key(what, attempt), "\"released\"".into());
-                let record = Record { kind, key, value, at: now };
-                self.store.put_if_absent(scope(), vec![record]).await?;
-            }
+        let Some(last) = self.count(what).await?.checked_sub(1) else { return Ok(()) };
+        if self.holder(what, last, now).await? == Some(format!("{holder:016x}")) {
+            let (key, value) = (release_key(what, last), "\"released\"".into());
+            let record = Record { kind: RecordKind::Learned, key, value, at: now };
+            self.store.put_if_absent(scope(), vec![record]).await?;
         }
         Ok(())
     }
 
-    async fn is_released(&self, what: &str, attempt: usize) -> Result<bool, StoreError> {
-        let key = release_key(what, attempt);
+    /// How many claims there were of a piece of work. They are numbered without gaps, so few have to be looked at.
+    async fn count(&self, what: &str) -> Result<u64, StoreError> {
+        let mut beyond = 1;
+        while self.exists(claim_key(what, beyond - 1)).await? {
+            beyond *= 2;
+        }
+        let mut least = beyond / 2;
+        let mut most = beyond - 1;
+        while least < most {
+            let middle = least + (most - least) / 2;
+            match self.exists(claim_key(what, middle)).await? {
+                true => least = middle + 1,
+                false => most = middle,
+            }
+        }
+        Ok(least)
+    }
+
+    /// Who holds a claim, unless it has expired or was released.
+    async fn holder(
+        &self,
+        what: &str,
+        number: u64,
+        now: Millis,
+    ) -> Result<Option<String>, StoreError> {
+        let key = claim_key(what, number);
+        let claim = self.store.get(scope(), RecordKind::Learned, key).await?.unwrap_or_default();
+        let claim = String::from_utf8_lossy(&claim).into_owned();
+        let (by, until) = claim.split_once(' ').unwrap_or_default();
+        let is_held = until.parse::<Millis>().is_ok_and(|until| until > now);
+        if !is_held || self.exists(release_key(what, number)).await? {
+            return Ok(None);
+        }
+        Ok(Some(by.to_owned()))
+    }
+
+    async fn exists(&self, key: u128) -> Result<bool, StoreError> {
         Ok(self.store.get(scope(), RecordKind::Learned, key).await?.is_some())
     }
 }
@@ -114,11 +148,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_claimed_too_often_cannot_be_claimed_again() {
+    async fn work_can_be_claimed_any_number_of_times() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
-        for at in 0..MOST_CLAIMS as u64 {
-            assert!(claims.claim("fail", at, at, at).await.unwrap());
+        for at in 0..70 {
+            assert!(claims.claim("sum up", at, at, at + 10).await.unwrap(), "{at}");
+            assert!(!claims.claim("sum up", at + 1, at, at + 10).await.unwrap(), "it is held");
+            assert_eq!(claims.count("sum up").await.unwrap(), at + 1);
+            claims.release("sum up", at, at).await.unwrap();
         }
-        assert!(!claims.claim("fail", 99, 99, 99).await.unwrap());
     }
 }

@@ -97,6 +97,19 @@ async fn a_clean_stop_gives_its_claim_back() {
     drop(question);
 }
 
+/// A summary that failed or was written holds up no later process: its claim was given back.
+#[tokio::test]
+async fn a_summary_that_has_ended_gives_its_claim_back() {
+    let mut play = Play::of(policy()).await;
+    let (_, mut question) = play.fill_to_mark().await;
+    question.answer("500 Internal Server Error", "{}").await;
+    play.wait_for_count("outcome=\"upstream_failed\"", 1).await;
+    play.restart().await;
+    play.turn(play.history.len() / 2).await;
+    send_summary(play.next_summary_request().await, SUMMARY).await;
+    play.wait_until_written(1).await;
+}
+
 /// If the store cannot say who writes the summary, no other writer is assumed: no request waits, and the next one tries
 /// again.
 #[tokio::test]

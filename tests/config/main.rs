@@ -347,6 +347,21 @@ fn the_table_of_waits_lists_every_wait() {
         ("http/body.rs", "const START: Duration = Duration::from_secs(2)", "endpoint | 2 s"),
         ("http/upstream/http2.rs", "timeout(self.timeout * 2, &mut placement)", "each time | 20 s"),
         (
+            "http/upstream/limits.rs",
+            "pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(1)",
+            "is sent on it | 1 s",
+        ),
+        (
+            "http/upstream/limits.rs",
+            "pub(super) const TCP_UNACKNOWLEDGED: Duration = Duration::from_secs(30)",
+            "confirms them (Linux) | 30 s",
+        ),
+        (
+            "http/upstream/http2.rs",
+            "const STREAM_START: Duration = Duration::from_secs(1)",
+            "got its place | 1 s",
+        ),
+        (
             "../store/sqlite/readers.rs",
             "const LEAVE: Duration = Duration::from_secs(2)",
             "to end | 2 s",

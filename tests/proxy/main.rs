@@ -11,6 +11,7 @@ mod endings;
 mod errors;
 mod forwarding;
 mod limits;
+mod lines;
 mod reading;
 mod routing;
 mod silence;

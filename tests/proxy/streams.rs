@@ -514,3 +514,122 @@ async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
         assert_eq!(client.response().await.status(), 200);
     }
 }
+
+/// Whatever reason a reset gives (NO_ERROR, INTERNAL_ERROR, CANCEL), the response did not end; nor did it if the
+/// connection ends without an error.
+#[tokio::test]
+async fn a_response_that_is_reset_does_not_end_cleanly() {
+    for reason in [Some(0), Some(2), Some(8), None] {
+        let mut provider = Provider::start(100).await;
+        let client = Client::new(provider.config()).await;
+        let mut wire = client.post().await;
+        let call = provider.call().await;
+        call.begin();
+        match reason {
+            Some(reason) => call.reset(reason),
+            None => call.link.go_away(0),
+        }
+        assert!(wire.head().await.starts_with("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked"));
+        let rest = wire.rest().await.unwrap_or_default();
+        assert_eq!(String::from_utf8_lossy(&rest), "3\r\none\r\n", "{reason:?}");
+
+        let asking = tokio::spawn(client.ask().await);
+        let call = provider.call().await;
+        call.begin();
+        let mut body = asking.await.unwrap();
+        match reason {
+            Some(reason) => call.reset(reason),
+            None => call.link.go_away(0),
+        }
+        let next = h2::next(&mut body).await;
+        assert!(matches!(next, Some(Err(_))), "{reason:?}: {next:?}");
+    }
+}
+
+/// Longer than a sign of life counts.
+const SILENCE: Duration = Duration::from_millis(5200);
+
+/// A connection that died unnoticed (NAT, sleep, another network): the next request finds out by a ping, and goes
+/// elsewhere. So do those that come at the same time.
+#[tokio::test]
+async fn no_request_is_sent_on_a_connection_that_died() {
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let asking = tokio::spawn(client.ask().await);
+        let call = provider.call().await;
+        call.begin();
+        open.push((call, asking.await.unwrap()));
+    }
+    for (call, body) in open {
+        call.end();
+        ended(body).await;
+        call.link.die_silently();
+    }
+    client.rests().await;
+    tokio::time::sleep(SILENCE).await;
+    let began = std::time::Instant::now();
+    let (mut one, mut other) = (client.post().await, client.post().await);
+    for _ in 0..2 {
+        let call = provider.call().await;
+        assert!(call.link.number >= 3, "on a dead connection");
+        call.begin();
+        call.end();
+    }
+    assert_eq!((one.response().await.status(), other.response().await.status()), (200, 200));
+    assert!(began.elapsed() < Duration::from_secs(4), "one ping is waited for, not one for each");
+}
+
+/// A connection that lives is used on: its ping is answered.
+#[tokio::test]
+async fn a_request_after_a_pause_uses_the_same_connection() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    client.is_answered(&mut provider).await;
+    tokio::time::sleep(SILENCE).await;
+    client.is_answered(&mut provider).await;
+    assert_eq!(provider.links(), 1);
+}
+
+/// The peer lowers its limit after the request was placed: it is sent on another connection.
+#[tokio::test]
+async fn a_request_whose_stream_is_never_allowed_goes_elsewhere() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    client.is_answered(&mut provider).await;
+    let first = tokio::spawn(client.ask_at("/v1/messages").await);
+    let call = provider.call().await;
+    call.begin();
+    let body = first.await.unwrap();
+    call.link.close_on_ping();
+    tokio::time::sleep(SILENCE).await;
+    let mut wire = client.post().await;
+    let retry = provider.call().await;
+    assert_eq!(retry.link.number, 1);
+    retry.begin();
+    retry.end();
+    assert_eq!(wire.response().await.status(), 200);
+    // The first one, which is under way, goes on.
+    call.end();
+    assert_eq!(ended(body).await, "two");
+}
+
+/// Others use all streams, and the provider accepts no connection for a moment.
+#[tokio::test]
+async fn a_connection_that_cannot_be_opened_is_opened_later() {
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    let first = tokio::spawn(client.ask().await);
+    provider.call().await.begin();
+    let _body = first.await.unwrap();
+    provider.refuse_more();
+    let mut wire = client.post().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    provider.accept_again();
+    let call = provider.call().await;
+    assert_eq!(call.link.number, 1);
+    call.begin();
+    call.end();
+    assert_eq!(wire.response().await.status(), 200);
+}

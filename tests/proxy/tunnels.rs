@@ -255,6 +255,76 @@ async fn a_websocket_reply_that_reports_its_failure_counts_as_failed() {
     }
 }
 
+/// A request without a reply: whoever ended the connection, by a close frame or by closing it, ended the exchange.
+#[tokio::test]
+async fn what_an_upstream_ends_is_not_the_clients_doing() {
+    const CLOSE: [u8; 4] = [0x88, 2, 3, 0xf3];
+    for (by_upstream, by_frame) in [(true, false), (true, true), (false, false)] {
+        let (mut server, mut client, mut call) = tunnel(NEVER, NEVER).await;
+        let turn = turn("r", "", &message("user", "input", "Hi"), 9, "");
+        let request = frame(&turn.request, true);
+        client.send(&request).await;
+        call.wire.exactly(request.len()).await;
+        match (by_upstream, by_frame) {
+            (true, true) => {
+                call.send(CLOSE).await;
+                client.exactly(CLOSE.len()).await;
+                drop(client);
+                call.wire.gone().await;
+                drop(call);
+            }
+            (true, false) => {
+                drop(call);
+                client.gone().await;
+                drop(client);
+            }
+            (false, _) => {
+                drop(client);
+                call.wire.gone().await;
+                drop(call);
+            }
+        }
+        let exchange = loop {
+            let exchange = server.next_exchange().await;
+            if exchange.request_bytes == turn.request.len() as u64 {
+                break exchange;
+            }
+        };
+        let expected = if by_upstream { Outcome::UpstreamFailed } else { Outcome::ClientLeft };
+        assert_eq!(exchange.outcome, expected, "{by_frame}");
+    }
+}
+
+/// The limit is that of a request's body: a large message is moved, not copied, until it is read.
+#[tokio::test]
+async fn a_large_websocket_request_is_metered() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.memory_bytes = 8 << 20;
+    config.limits.analysis_bytes = 8 << 20;
+    let mut server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED).await;
+    client.head().await;
+    let turn = turn("r", "", &message("user", "input", &"word ".repeat(200_000)), 200_000, "Yes.");
+    // A text frame with a long length, and a mask that changes nothing.
+    let mut request = vec![0x81, 0xff];
+    request.extend_from_slice(&(turn.request.len() as u64).to_be_bytes());
+    request.extend_from_slice(&[0; 4]);
+    request.extend_from_slice(turn.request.as_bytes());
+    let answered = frame(&turn.answered, false);
+    let (_, ()) = tokio::join!(call.wire.exactly(request.len()), client.send(&request));
+    call.send(&answered).await;
+    client.exactly(answered.len()).await;
+    let exchange = server.next_exchange().await;
+    assert_eq!(
+        (exchange.fail_open.as_slice(), exchange.usage.input),
+        ([].as_slice(), Some(200_000))
+    );
+}
+
 /// A turn on a connection: the request, and its terminal event.
 struct Turn {
     request: String,

@@ -121,6 +121,13 @@ impl Decoder {
         }
         Ok(bytes)
     }
+
+    /// Whether the bytes so far are only a part of what was encoded. That of zstd is not known: it counts as
+    /// whole. Nothing may be decoded afterwards.
+    pub fn is_cut(&mut self) -> bool {
+        let decoders = self.steps.iter_mut().filter_map(|step| step.decoder.as_mut());
+        decoders.map(CodingDecoder::is_cut).any(|is_cut| is_cut)
+    }
 }
 
 fn is(name: &str, coding: &str) -> bool {
@@ -204,6 +211,19 @@ impl CodingDecoder {
             Self::Raw(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
             Self::Brotli(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
             Self::Zstd(decoder) => write(decoder, bytes).map(|()| decoder.get_mut().take()),
+        }
+    }
+}
+
+impl CodingDecoder {
+    fn is_cut(&mut self) -> bool {
+        // A stream that has ended takes no byte more.
+        match self {
+            Self::Gzip(decoder) => decoder.try_finish().is_err(),
+            Self::Zlib(decoder) => !matches!(decoder.write(&[0]), Ok(0)),
+            Self::Raw(decoder) => !matches!(decoder.write(&[0]), Ok(0)),
+            Self::Brotli(decoder) => decoder.close().is_err(),
+            Self::Zstd(_) => false,
         }
     }
 }
@@ -366,6 +386,20 @@ mod tests {
             }
         }
         assert_eq!(decode("identity", &body, 9).unwrap(), body);
+    }
+
+    #[test]
+    fn a_body_that_is_cut_is_known_from_a_whole_one() {
+        let body = b"data: 1\n\n".repeat(40);
+        for coding in ["gzip", "deflate", "br", "gzip, br"] {
+            let encoded = encode(coding, &body);
+            for length in [0, encoded.len() / 2, encoded.len() - 1, encoded.len()] {
+                let mut decoder = Decoder::new([coding], 1 << 20, at_most(1 << 30)).unwrap();
+                decoder.push(&encoded[..length]).unwrap();
+                let is_whole = length == 0 || length == encoded.len();
+                assert_eq!(decoder.is_cut(), !is_whole, "{coding}: {length}");
+            }
+        }
     }
 
     #[test]

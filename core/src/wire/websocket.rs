@@ -4,6 +4,8 @@
 //! connection: nothing here is sent, answered or refused. What cannot be read ends the reading, never the
 //! connection. Bounded. Must not know what the messages mean.
 
+use std::borrow::Cow;
+
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::memory::Memory;
@@ -130,8 +132,9 @@ impl MessageDecoder {
         Self { limit, state, header, open: None, text, inflate, skipped: 0, memory }
     }
 
-    /// Takes the next bytes, cut anywhere; `each` receives every text message that they complete.
-    pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
+    /// Takes the next bytes, cut anywhere; `each` receives every text message that they complete. A large one is
+    /// given away, and its memory is no longer held here.
+    pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Cow<'_, [u8]>)) {
         while !bytes.is_empty() {
             let used = match self.state {
                 FrameState::Header => self.header(bytes),
@@ -153,6 +156,11 @@ impl MessageDecoder {
                 }
             }
         }
+    }
+
+    /// Whether its sender has said that it sends no more.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.state, FrameState::Closed)
     }
 
     /// Why the reading stopped, if it did.
@@ -274,7 +282,7 @@ impl MessageDecoder {
         }
     }
 
-    fn end_message(&mut self, each: &mut impl FnMut(&[u8])) -> Result<(), FrameError> {
+    fn end_message(&mut self, each: &mut impl FnMut(Cow<'_, [u8]>)) -> Result<(), FrameError> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if let Some(inflate) = self.inflate.as_mut().filter(|_| open.compressed) {
             let mut text = MessageBuffer {
@@ -286,16 +294,18 @@ impl MessageDecoder {
             inflate.push(TAIL, &mut text, true)?;
             inflate.end_message();
         }
-        if open.too_long {
-            self.skipped += 1;
-        } else if open.is_text {
-            each(&self.text);
-        }
-        self.text.clear();
+        let mut large = Vec::new();
         if self.text.capacity() > KEPT_BETWEEN {
-            self.text = Vec::new();
+            large = std::mem::take(&mut self.text);
             self.memory.hold(if self.inflate.is_some() { INFLATING } else { 0 });
         }
+        match (open.too_long, open.is_text, large.is_empty()) {
+            (true, ..) => self.skipped += 1,
+            (false, true, true) => each(Cow::Borrowed(&self.text)),
+            (false, true, false) => each(Cow::Owned(large)),
+            (false, false, _) => {}
+        }
+        self.text.clear();
         Ok(())
     }
 }

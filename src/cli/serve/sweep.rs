@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::threads;
-use crate::clock::wall;
+use crate::clock::{since_boot, wall};
 use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::deferred_store::DeferredStore;
@@ -25,7 +25,7 @@ const BUSY: Duration = Duration::from_millis(5);
 const LESSONS: Duration = Duration::from_secs(3600);
 /// How often a continuing failure is reported, and how often the number of deleted sessions.
 const REPORTED_EVERY: Duration = Duration::from_secs(60);
-/// The farthest that the clock may move between two checks: as on a machine that slept.
+/// The farthest that the clock may move between two checks, beyond the time that has passed.
 const JUMP: Millis = DAY * 2;
 /// How long nothing is deleted for its age if, at the start, everything appears to be expired.
 const GRACE: Duration = Duration::from_secs(3600);
@@ -41,7 +41,7 @@ pub(super) async fn run(
     let began = Instant::now();
     let age = retention.days.saturating_mul(DAY);
     let mut clock = RetentionClock { now: wall(), distrusted: false };
-    let mut last = Instant::now();
+    let mut last = since_boot();
     let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
     report_cached(CacheBytes::LIMIT, QUEUE_BYTES, |what, bytes| {
@@ -56,7 +56,9 @@ pub(super) async fn run(
         );
     }
     loop {
-        let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        // A machine that sleeps for days has no clock that jumps.
+        let before = std::mem::replace(&mut last, since_boot());
+        let passed = last.saturating_sub(before);
         clock.advance(wall(), passed.as_millis() as Millis);
         is_paused &= began.elapsed() < GRACE;
         let before = if is_paused { 0 } else { clock.now.saturating_sub(age) };

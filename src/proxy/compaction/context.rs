@@ -12,7 +12,7 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::summarize::{self, SummaryChoice, SummaryJob};
+use super::summarize::{self, RELEASING, SummaryChoice, SummaryJob};
 use crate::clock::now;
 use crate::context::Fact;
 use crate::context::compact::schedule::{
@@ -28,9 +28,6 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::summaries::{CompactionKey, SummaryGuard, wait_until_done};
 use crate::store::ledgers::OpenedSession;
-
-/// How long releasing claims may take at shutdown.
-const RELEASING: Duration = Duration::from_secs(1);
 
 /// Begins a summary for a thread; `None` if one is being written, or too many others are.
 pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<SummaryGuard> {

@@ -46,6 +46,8 @@ const OUTPUT: u64 = 8192;
 const FRAMING: usize = 64;
 /// The structure around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;
+/// How long releasing claims may take.
+pub(super) const RELEASING: Duration = Duration::from_secs(1);
 /// How often the store is read for another replica's summary.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -149,7 +151,7 @@ impl SummaryJob {
             Ok(true) => {
                 self.proxy.summaries.add_claim(claim_name.clone());
                 let written = self.write_with_first_able(at, deadline).await;
-                self.proxy.summaries.remove_claim(&claim_name);
+                self.release_claim(&claim_name).await;
                 written
             }
             Ok(false) => {
@@ -181,6 +183,13 @@ impl SummaryJob {
             Err(SummaryError::NotOurs) => WritingEnd::Cancelled,
             Err(_) => WritingEnd::Failed,
         });
+    }
+
+    /// Lets others write the next summary, or try again. If the store hangs, the claim expires by itself.
+    async fn release_claim(&self, name: &str) {
+        let releasing = self.proxy.ledgers.claims().release(name, self.proxy.run, now());
+        let _ = tokio::time::timeout(RELEASING, releasing).await;
+        self.proxy.summaries.remove_claim(name);
     }
 
     /// Lets each choice try to write the summary, until one succeeds, and stores it.

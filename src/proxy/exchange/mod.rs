@@ -22,7 +22,6 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, request, response,
 };
-use hyper::body::Incoming;
 use tokio::sync::watch;
 
 use crate::config::{ServerLimits, UpgradePolicy, Upstream};
@@ -36,6 +35,7 @@ use crate::proxy::exchange::outbound::{OutboundRequest, SentResponse};
 use crate::proxy::exchange::websocket::frames::FrameObserver;
 use crate::proxy::exchange::websocket::tunnel;
 use crate::proxy::http::answer::{self, ProxyError};
+use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
 use crate::proxy::http::headers::{self, HopByHopFilter};
 use crate::proxy::http::memory::MemoryShare;
@@ -58,7 +58,7 @@ use crate::telemetry::{ClientTimeout, FailOpen};
 /// Handles one request.
 pub(super) async fn run(
     proxy: Arc<Proxy>,
-    request: Request<Incoming>,
+    request: Request<ClientBody>,
     memory: Arc<MemoryShare>,
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<ResponseBody> {
@@ -98,7 +98,7 @@ pub(super) async fn run(
 /// The response on a connection past the limit of connections.
 pub(super) fn refuse_connection(
     proxy: &Arc<Proxy>,
-    request: &Request<Incoming>,
+    request: &Request<hyper::body::Incoming>,
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<Bytes> {
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
@@ -203,7 +203,7 @@ async fn forward_and_respond(
     proxy: &Arc<Proxy>,
     client_request: &ClientRequest,
     routed: RoutedRequest,
-    body: Incoming,
+    body: ClientBody,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
@@ -298,7 +298,7 @@ async fn prepare_request(
     client_request: &ClientRequest,
     upstream: &Arc<Upstream>,
     head: request::Parts,
-    body: Incoming,
+    body: ClientBody,
     recorder: &mut ExchangeRecorder,
 ) -> Result<ReadyRequest, ProxyError> {
     // 3. Body.
@@ -487,7 +487,7 @@ async fn upgrade(
     proxy: &Proxy,
     client_request: ClientRequest,
     routed: RoutedRequest,
-    body: Incoming,
+    body: ClientBody,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);

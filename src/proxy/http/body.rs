@@ -14,14 +14,18 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::{Instant, sleep};
 
+use super::arriving::{
+    ArrivingBody, BodyRest, BodyUnderway, ClientBody, ConnectionError, NextFrame,
+};
 use super::headers;
 use super::memory::{HeldMemory, MemoryShare};
 use super::pieces::SendWindow;
-use super::progress::InFlight;
-use super::upload::{SentTime, UploadProgress, UploadTimeout};
+use super::upload::{
+    SENT_ELSEWHERE, SendProgress, SentTime, StartingCall, TakenMark, UploadGuard, UploadProgress,
+    UploadTimeout,
+};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -29,17 +33,11 @@ use crate::wire::memory::Memory as _;
 /// Held while a body streams, so that its HTTP/2 stream is counted.
 type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
 
-/// The error of an HTTP/2 stream that was reset without one.
-const RESET: &str = "the upstream reset the stream before its end";
-
-/// The error of any part of a connection.
-pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
-
 /// A body to be forwarded: a request's, or a response's, whose start may have been read.
 #[derive(Debug, Default)]
 pub(crate) struct OutgoingBody {
     front: VecDeque<Bytes>,
-    rest: Option<Incoming>,
+    rest: Option<BodyRest>,
     /// The error that occurred while it was read.
     broken: Option<ConnectionError>,
     trailers: Option<HeaderMap>,
@@ -49,37 +47,24 @@ pub(crate) struct OutgoingBody {
     streaming: Option<StreamingBody>,
     /// The HTTP/2 stream to the upstream, counted until the body ends.
     stream: Option<CountedBody>,
-    /// It is the response on that stream.
-    is_answer: bool,
     /// For a request: is told when the last byte was written.
     sent: Option<Arc<SentTime>>,
+    /// For a request over HTTP/2: is called before the first frame is taken.
+    starting: Option<StartingCall>,
+    /// For a response that came before its request was written: stops sending the request once it ends.
+    upload_guard: Option<UploadGuard>,
 }
 
 /// A request's body that streams through.
 struct StreamingBody {
     window: SendWindow,
+    taken: TakenMark,
     _underway: BodyUnderway,
 }
 
 impl std::fmt::Debug for StreamingBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Streaming")
-    }
-}
-
-/// Marks that a request's body has not ended.
-struct BodyUnderway(Arc<MemoryShare>);
-
-impl BodyUnderway {
-    fn new(share: &Arc<MemoryShare>) -> Self {
-        share.progress().begin(InFlight::Body);
-        Self(share.clone())
-    }
-}
-
-impl Drop for BodyUnderway {
-    fn drop(&mut self) {
-        self.0.progress().end(InFlight::Body);
     }
 }
 
@@ -97,11 +82,15 @@ impl OutgoingBody {
         self
     }
 
-    /// Called when its request is sent on a connection: without a body, that is the last byte.
-    pub(super) fn begins(&self) {
-        if let Some(sent) = &self.sent {
-            sent.begins(self.is_end_stream());
-        }
+    /// Called when its request is sent on a connection: without a body, that is the last byte. Returns how
+    /// far it is written.
+    pub(super) fn begins(&mut self) -> SendProgress {
+        let has_no_body = self.is_end_stream();
+        let sent = self.sent.get_or_insert_default().clone();
+        sent.begins(has_no_body);
+        let streaming = self.streaming.as_ref();
+        let streaming = streaming.map(|it| it.taken.progress(it.window.unsent()));
+        SendProgress { sent, streaming }
     }
 
     /// The same body, carried by `stream`.
@@ -110,25 +99,33 @@ impl OutgoingBody {
         self
     }
 
-    /// The body of the response that arrives on `stream`.
-    pub(super) fn answer(rest: Incoming, stream: CountedBody) -> Self {
-        Self { is_answer: true, ..Self::through(rest).of_stream(stream) }
+    /// The same body, which calls `starting` before its first frame is taken.
+    pub(super) fn calling(mut self, starting: StartingCall) -> Self {
+        self.starting = Some(starting);
+        self
     }
 
-    /// A body that streams through as it arrives.
-    pub(super) fn through(rest: Incoming) -> Self {
-        Self { rest: Some(rest), ..Self::default() }
+    /// The same response, which stops sending its request once it ends.
+    pub(super) fn stopping(mut self, upload_guard: Option<UploadGuard>) -> Self {
+        self.upload_guard = upload_guard;
+        self
+    }
+
+    /// A response's body that streams through as it arrives.
+    pub(super) fn through(rest: ArrivingBody) -> Self {
+        Self { rest: Some(BodyRest::Upstream(rest)), ..Self::default() }
     }
 
     /// A request's body that streams through as it arrives.
-    pub(crate) fn request(rest: Incoming, memory: &Arc<MemoryShare>) -> Self {
-        Self::through(rest).streaming(memory)
+    pub(crate) fn request(rest: ClientBody, memory: &Arc<MemoryShare>) -> Self {
+        Self { rest: Some(BodyRest::Client(rest)), ..Self::default() }.streaming(memory)
     }
 
     /// The same, in the memory of the client's connection.
     fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
         let window = SendWindow::to_upstream(memory);
-        self.streaming = Some(StreamingBody { window, _underway: BodyUnderway::new(memory) });
+        let (taken, _underway) = (TakenMark::default(), BodyUnderway::new(memory));
+        self.streaming = Some(StreamingBody { window, taken, _underway });
         self
     }
 
@@ -136,7 +133,7 @@ impl OutgoingBody {
     pub(super) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
         let sent = self.sent.clone();
-        let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
+        let has_ended = self.rest.as_ref().is_none_or(BodyRest::is_end_stream);
         let is_here = has_ended && self.broken.is_none();
         is_here.then_some(Self { front, trailers, sent, ..Self::default() })
     }
@@ -160,11 +157,9 @@ impl OutgoingBody {
 }
 
 impl OutgoingBody {
-    /// The error of an HTTP/2 stream whose data ended without the end of the stream: it was reset with `NO_ERROR`,
-    /// which hyper reads as an end (RFC 9113, 8.1).
-    fn reset(&self) -> Option<ConnectionError> {
-        let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
-        (self.is_answer && !has_ended).then(|| RESET.into())
+    /// Drops what is held until the rest has come.
+    fn end_rest(&mut self) {
+        (self.rest, self.streaming, self.stream, self.upload_guard) = (None, None, None, None);
     }
 
     fn poll_next(
@@ -182,18 +177,20 @@ impl OutgoingBody {
             if let Some(streaming) = &mut this.streaming {
                 ready!(streaming.window.poll_ready(cx));
             }
-            let came = Pin::new(rest).poll_frame(cx);
+            let came = rest.poll_frame(cx);
             let mut frame = match &mut this.upload {
                 Some(upload) => ready!(upload.poll(came, cx)),
-                None => ready!(came).map(|frame| frame.map_err(ConnectionError::from)),
+                None => ready!(came),
             };
+            if let (Some(Err(_)), BodyRest::Client(body)) = (&frame, &*rest) {
+                body.abandon();
+            }
             if let Some(streaming) = &mut this.streaming {
                 let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.window.pass(it));
                 frame = frame.map(|frame| frame.map(pass));
             }
             if frame.is_none() {
-                frame = this.reset().map(Err);
-                (this.rest, this.streaming, this.stream) = (None, None, None);
+                this.end_rest();
             }
             return Poll::Ready(frame);
         }
@@ -209,6 +206,11 @@ impl Body for OutgoingBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
+        if let Some(StartingCall(starting)) = self.starting.take()
+            && !starting()
+        {
+            return Poll::Ready(Some(Err(SENT_ELSEWHERE.into())));
+        }
         let frame = ready!(self.as_mut().poll_next(cx));
         let sent = match self.sent.is_some() && self.is_end_stream() {
             true => self.sent.take(),
@@ -224,12 +226,17 @@ impl Body for OutgoingBody {
         self.front.is_empty()
             && self.broken.is_none()
             && self.trailers.is_none()
-            && self.rest.as_ref().is_none_or(Body::is_end_stream)
+            && self.rest.as_ref().is_none_or(BodyRest::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum::<u64>();
-        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
+        let rest = match &self.rest {
+            Some(rest) => rest.size_hint(),
+            // It has no end, so it has no length.
+            None if self.broken.is_some() => SizeHint::default(),
+            None => SizeHint::with_exact(0),
+        };
         let mut hint = SizeHint::new();
         hint.set_lower(front + rest.lower());
         if let Some(upper) = rest.upper() {
@@ -328,7 +335,7 @@ impl OutgoingBody {
         while start.len() < limit {
             is_enough = is_enough || enough(start);
             let Some(rest) = &mut self.rest else { return };
-            let next = std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx));
+            let next = std::future::poll_fn(|cx| rest.poll_frame(cx));
             // Once it is enough, only what has already arrived is read. Often that is the end, and the
             // connection can be used again.
             let next = match is_enough {
@@ -337,11 +344,11 @@ impl OutgoingBody {
             };
             let Some(next) = next else { return };
             match next {
-                None => {
-                    self.broken = self.reset();
-                    (self.rest, self.stream) = (None, None);
+                None => self.end_rest(),
+                Some(Err(error)) => {
+                    self.end_rest();
+                    self.broken = Some(error);
                 }
-                Some(Err(error)) => (self.rest, self.broken) = (None, Some(error.into())),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
                         start.extend_from_slice(&data);
@@ -373,7 +380,7 @@ const AT_HAND: Duration = Duration::from_millis(10);
 /// Collects a body of at most `limit` bytes, if there is memory. While a body stalls, it holds no memory that
 /// others need.
 pub(crate) async fn collect(
-    body: Incoming,
+    body: ClientBody,
     limit: usize,
     timeout: Duration,
     memory: &Arc<MemoryShare>,
@@ -382,7 +389,7 @@ pub(crate) async fn collect(
 }
 
 async fn collect_within(
-    mut body: Incoming,
+    mut body: ClientBody,
     limit: usize,
     timeout: BodyTimeout,
     memory: &Arc<MemoryShare>,
@@ -404,12 +411,15 @@ async fn collect_within(
     };
     loop {
         let frame = match next(&mut body, timeout, memory).await {
-            NextFrame::Came(None) => break,
-            NextFrame::Came(Some(Err(_))) => return CollectOutcome::Broken,
-            NextFrame::Came(Some(Ok(frame))) => frame,
-            NextFrame::NoMemory => return CollectOutcome::NoMemory(collecting.through(body)),
-            NextFrame::TimedOut => return CollectOutcome::TimedOut,
-            NextFrame::Slow => return CollectOutcome::Unread(collecting.through(body)),
+            CollectStep::Came(None) => break,
+            CollectStep::Came(Some(Err(_))) => return CollectOutcome::Broken,
+            CollectStep::Came(Some(Ok(frame))) => frame,
+            CollectStep::NoMemory => return CollectOutcome::NoMemory(collecting.through(body)),
+            CollectStep::TimedOut => {
+                body.abandon();
+                return CollectOutcome::TimedOut;
+            }
+            CollectStep::Slow => return CollectOutcome::Unread(collecting.through(body)),
         };
         let data = match frame.into_data() {
             Ok(data) => data,
@@ -436,7 +446,7 @@ async fn collect_within(
 
 /// Collects a body that need not be read, if it has at most [`UNREAD`] bytes and arrives within [`AT_HAND`],
 /// so that it can be sent again if the connection turns out to be closed. Any other streams through.
-pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) -> CollectOutcome {
+pub(crate) async fn collect_unread(body: ClientBody, memory: &Arc<MemoryShare>) -> CollectOutcome {
     let length = body.size_hint().exact().unwrap_or(u64::MAX);
     if body.is_end_stream() || length > UNREAD as u64 {
         return CollectOutcome::Unread(OutgoingBody::request(body, memory));
@@ -463,9 +473,9 @@ enum BodyTimeout {
 }
 
 /// The next step of a body.
-enum NextFrame {
+enum CollectStep {
     /// A frame, or the end.
-    Came(Option<Result<Frame<Bytes>, hyper::Error>>),
+    Came(NextFrame),
     /// It stalls, and memory is short.
     NoMemory,
     /// It stalled for too long.
@@ -474,24 +484,24 @@ enum NextFrame {
     Slow,
 }
 
-async fn next(body: &mut Incoming, timeout: BodyTimeout, memory: &MemoryShare) -> NextFrame {
+async fn next(body: &mut ClientBody, timeout: BodyTimeout, memory: &MemoryShare) -> CollectStep {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
     let timeout = match timeout {
         BodyTimeout::GiveUp(timeout) => timeout,
         BodyTimeout::PassOn(by) => {
             return tokio::time::timeout_at(by, frame)
                 .await
-                .map_or(NextFrame::Slow, NextFrame::Came);
+                .map_or(CollectStep::Slow, CollectStep::Came);
         }
     };
     if let Ok(came) = tokio::time::timeout(STALL.min(timeout), frame.as_mut()).await {
-        return NextFrame::Came(came);
+        return CollectStep::Came(came);
     }
     tokio::select! {
         biased;
-        came = frame => NextFrame::Came(came),
-        () = memory.budget().short() => NextFrame::NoMemory,
-        () = sleep(timeout.saturating_sub(STALL)) => NextFrame::TimedOut,
+        came = frame => CollectStep::Came(came),
+        () = memory.budget().short() => CollectStep::NoMemory,
+        () = sleep(timeout.saturating_sub(STALL)) => CollectStep::TimedOut,
     }
 }
 
@@ -570,11 +580,16 @@ impl BodyCollector {
     }
 
     /// The part that has arrived, followed by the rest.
-    fn through(self, rest: Incoming) -> OutgoingBody {
+    fn through(self, rest: ClientBody) -> OutgoingBody {
         let memory = self.memory.clone();
         let (bytes, trailers) = self.bytes();
         let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
-        OutgoingBody { front, rest: Some(rest), trailers, ..OutgoingBody::default() }
-            .streaming(&memory)
+        OutgoingBody {
+            front,
+            rest: Some(BodyRest::Client(rest)),
+            trailers,
+            ..OutgoingBody::default()
+        }
+        .streaming(&memory)
     }
 }

@@ -16,6 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::answer::{ERROR, ProxyError};
+use super::arriving::UnreadRest;
 
 /// The responses that hyper makes itself: their first lines; [`BARE_REST`] follows each.
 const BARE: [(&[u8], ProxyError); 3] = [
@@ -136,20 +137,25 @@ where
     }
 }
 
-/// A response's body that can hide its length from hyper.
+/// A response's body that can hide its length from hyper. With it ends the interest in its request's body.
 pub(crate) struct FramedBody<B> {
     body: B,
     keeps_length: bool,
+    _rest: UnreadRest,
 }
 
 /// A response to an HTTP/1 client. Hyper removes the length from a 304 unless the body's own length is
 /// unknown, and never sends a body with it.
-pub(crate) fn framed<B>(response: Response<B>, version: Version) -> Response<FramedBody<B>> {
+pub(crate) fn framed<B>(
+    response: Response<B>,
+    version: Version,
+    rest: UnreadRest,
+) -> Response<FramedBody<B>> {
     let has_length = |headers: &HeaderMap| headers.contains_key(CONTENT_LENGTH);
     let keeps_length = version <= Version::HTTP_11
         && response.status() == StatusCode::NOT_MODIFIED
         && has_length(response.headers());
-    response.map(|body| FramedBody { body, keeps_length })
+    response.map(|body| FramedBody { body, keeps_length, _rest: rest })
 }
 
 impl<B: Body + Unpin> Body for FramedBody<B> {

@@ -3,6 +3,7 @@
 //! Knows nothing about sessions or models. Only `upstream` knows providers; it builds on the other files.
 
 pub(super) mod answer;
+pub(super) mod arriving;
 pub(super) mod body;
 pub(super) mod client_access;
 mod close;

@@ -1,17 +1,34 @@
-//! Whether an HTTP/2 upstream has shown that it reads its connection, by the frames that are read from it.
+//! Whether an HTTP/2 upstream reads its connection, by the frames that are read from it, and whether it is still there.
 //!
 //! Counted where bytes are read, so that no request learns of the connection's end before a frame that came
-//! earlier counts. Must not know what the frames contain.
+//! earlier counts. hyper pings by a timer only; so that no request is sent on a dead connection, a ping is
+//! written here, between two of its frames. h2 ignores the answer to a ping that is not its own. Must not know
+//! what the frames contain.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use hyper::rt::Write;
+use tokio::sync::Notify;
+
+use crate::clock::since_boot;
 
 /// The length of a frame's head (RFC 9113, 4.1).
 const HEAD: usize = 9;
+/// What a client sends before its first frame (RFC 9113, 3.4), bytes.
+const PREFACE: usize = 24;
 /// The type of the frame with which a response begins (RFC 9113, 6.2).
 const HEADERS: u8 = 1;
 /// The types of frames that a peer sends whatever it was sent: SETTINGS and PING (RFC 9113, 6.5, 6.7).
 const ANY_TIME: [u8; 2] = [4, 6];
+/// A ping (RFC 9113, 6.7).
+const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0plimsoll";
+/// How long a sign of life counts.
+const FRESH: Duration = Duration::from_secs(5);
 
 /// What the frames of one connection show of its peer.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +38,14 @@ pub(super) struct PeerActivity(Arc<SeenFrames>);
 struct SeenFrames {
     has_answered: AtomicBool,
     telling: AtomicUsize,
+    /// When a byte last came, ms since the machine started.
+    last_heard: AtomicU64,
+    /// Notified when a byte comes.
+    heard: Notify,
+    /// A ping is to be written.
+    ping_wanted: AtomicBool,
+    /// Wakes the connection, so that it writes the ping.
+    connection: AtomicWaker,
 }
 
 impl PeerActivity {
@@ -34,25 +59,110 @@ impl PeerActivity {
         self.0.telling.load(Ordering::Acquire)
     }
 
-    /// What counts them.
-    pub(super) fn reader(&self) -> ActivityReader {
-        ActivityReader { activity: self.clone(), head: [0; HEAD], filled: 0, left: 0 }
+    /// Whether its last sign of life is too old to rely on.
+    pub(super) fn is_silent(&self) -> bool {
+        let last = Duration::from_millis(self.0.last_heard.load(Ordering::Relaxed));
+        since_boot().saturating_sub(last) >= FRESH
+    }
+
+    /// Whether it is there: it was heard of just now, or answers a ping within `timeout`.
+    pub(super) async fn is_alive(&self, timeout: Duration) -> bool {
+        if !self.is_silent() {
+            return true;
+        }
+        let mut heard = std::pin::pin!(self.0.heard.notified());
+        heard.as_mut().enable();
+        self.0.ping_wanted.store(true, Ordering::Release);
+        self.0.connection.wake();
+        tokio::time::timeout(timeout, heard).await.is_ok()
+    }
+
+    /// The connection's side of it.
+    pub(super) fn connection(&self) -> ConnectionFrames {
+        let activity = self.clone();
+        activity.heard();
+        let written = FrameCutter { left: PREFACE, ..FrameCutter::default() };
+        ConnectionFrames { activity, read: FrameCutter::default(), written, ping: &[] }
+    }
+
+    fn heard(&self) {
+        self.0.last_heard.store(since_boot().as_millis() as u64, Ordering::Relaxed);
+        self.0.heard.notify_waiters();
     }
 }
 
 /// The connection's side of a [`PeerActivity`].
-pub(super) struct ActivityReader {
+pub(super) struct ConnectionFrames {
     activity: PeerActivity,
-    /// The head of the next frame, as far as it was read.
+    read: FrameCutter,
+    written: FrameCutter,
+    /// The part of a ping that is not written yet.
+    ping: &'static [u8],
+}
+
+impl ConnectionFrames {
+    /// Called with all bytes that are read, in order.
+    pub(super) fn read(&mut self, bytes: &[u8]) {
+        let SeenFrames { has_answered, telling, .. } = &*self.activity.0;
+        self.read.advance(bytes, |kind| {
+            if kind == HEADERS {
+                has_answered.store(true, Ordering::Release);
+            }
+            if !ANY_TIME.contains(&kind) {
+                telling.fetch_add(1, Ordering::Release);
+            }
+        });
+        self.activity.heard();
+    }
+
+    /// Called with all bytes that were written, in order.
+    pub(super) fn wrote(&mut self, bytes: &[u8]) {
+        self.written.advance(bytes, |_| {});
+    }
+
+    /// Writes the ping that is wanted, unless a frame of hyper's is half written. Ready if none is half written.
+    pub(super) fn poll_ping<S: Write + Unpin>(
+        &mut self,
+        to: &mut S,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        let SeenFrames { ping_wanted, connection, .. } = &*self.activity.0;
+        connection.register(cx.waker());
+        if self.written.is_between_frames() && ping_wanted.swap(false, Ordering::AcqRel) {
+            self.ping = PING;
+        }
+        let has_ping = !self.ping.is_empty();
+        while !self.ping.is_empty() {
+            // What is wrong with the connection, hyper learns from its own reads and writes.
+            match ready!(Pin::new(&mut *to).poll_write(cx, self.ping)) {
+                Ok(written @ 1..) => self.ping = &self.ping[written..],
+                Ok(0) | Err(_) => self.ping = &[],
+            }
+        }
+        if has_ping {
+            let _ = Pin::new(to).poll_flush(cx);
+        }
+        Poll::Ready(())
+    }
+}
+
+/// Finds the frames in a stream of bytes.
+#[derive(Default)]
+struct FrameCutter {
+    /// The head of the next frame, as far as it came.
     head: [u8; HEAD],
     filled: usize,
     /// How many bytes of the current frame are to come.
     left: usize,
 }
 
-impl ActivityReader {
-    /// Called with all bytes that are read, in order.
-    pub(super) fn read(&mut self, mut bytes: &[u8]) {
+impl FrameCutter {
+    fn is_between_frames(&self) -> bool {
+        self.left == 0 && self.filled == 0
+    }
+
+    /// Called with all bytes, in order; calls `found` with the type of each frame that begins.
+    fn advance(&mut self, mut bytes: &[u8], mut found: impl FnMut(u8)) {
         while !bytes.is_empty() {
             let (payload, rest) = bytes.split_at(self.left.min(bytes.len()));
             self.left -= payload.len();
@@ -64,13 +174,7 @@ impl ActivityReader {
                 let [high, middle, low, kind, ..] = self.head;
                 self.left = u32::from_be_bytes([0, high, middle, low]) as usize;
                 self.filled = 0;
-                let SeenFrames { has_answered, telling } = &*self.activity.0;
-                if kind == HEADERS {
-                    has_answered.store(true, Ordering::Release);
-                }
-                if !ANY_TIME.contains(&kind) {
-                    telling.fetch_add(1, Ordering::Release);
-                }
+                found(kind);
             }
         }
     }
@@ -94,7 +198,7 @@ mod tests {
         for (bytes, expected) in [(quiet, 0), (unanswered, 2), (answered, 3)] {
             for cut in 0..bytes.len() {
                 let activity = PeerActivity::default();
-                let (mut reader, (one, two)) = (activity.reader(), bytes.split_at(cut));
+                let (mut reader, (one, two)) = (activity.connection(), bytes.split_at(cut));
                 reader.read(one);
                 reader.read(two);
                 let found = (activity.count(), activity.has_answered());

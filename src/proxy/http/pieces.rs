@@ -48,6 +48,11 @@ impl SendWindow {
         Self { share: share.clone(), unsent: Arc::default(), next, to_client, retry_timer: None }
     }
 
+    /// The number of bytes that are not written yet.
+    pub(super) fn unsent(&self) -> Arc<AtomicUsize> {
+        self.unsent.clone()
+    }
+
     /// Ready if another piece may be sent.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.demand(PIECE) {

@@ -51,9 +51,10 @@ impl ConnectionProgress {
         self.last_activity.store(clock(), Ordering::Relaxed);
     }
 
-    /// Whether no exchange is in progress, so that the next bytes are headers.
+    /// Whether no exchange is in progress, nor the body of one that has ended, so that the next bytes are headers.
     pub(super) fn is_between_exchanges(&self) -> bool {
-        self.exchanges.load(Ordering::Relaxed) == 0
+        let count = |what| self.counter(what).load(Ordering::Relaxed);
+        count(InFlight::Exchange) == 0 && count(InFlight::Body) == 0
     }
 
     /// How much longer the client may be idle; zero if its time is over. The whole time if the connection

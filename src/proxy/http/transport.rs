@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::close::CloseTimer;
 use super::memory::{HeldMemory, MemoryShare};
-use super::peer_activity::ActivityReader;
+use super::peer_activity::ConnectionFrames;
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
@@ -62,14 +62,14 @@ pub(crate) struct MeteredSocket<S> {
     share: Arc<MemoryShare>,
     /// Bytes that were read before; they are returned first.
     first: Bytes,
-    /// Most bytes of the next read.
-    most: usize,
-    reads: HeldMemory,
+    reads: ReadBuffers,
     /// Bytes of headers so far.
     head: usize,
     /// How many bytes of the empty line after headers were seen; if all, the headers have ended.
     ended: usize,
     heads: HeldMemory,
+    /// The head of the current message was written.
+    has_written_head: bool,
     /// The largest head that was written: hyper keeps its buffer.
     written: usize,
     writes: HeldMemory,
@@ -78,14 +78,62 @@ pub(crate) struct MeteredSocket<S> {
     reserved: Option<HeldMemory>,
     /// For an upstream over HTTP/1: whether it had read the request when it closes.
     close: Option<CloseTimer>,
-    /// For an upstream over HTTP/2: whether it has shown that it reads when it closes.
-    activity: Option<ActivityReader>,
+    /// An upstream over HTTP/1 has closed its side: what is written is dropped.
+    is_unread: bool,
+    /// For an upstream over HTTP/2: what its frames show.
+    activity: Option<ConnectionFrames>,
 }
 
 /// Reserves memory for a connection; `None` if there is none.
 pub(crate) fn reserve(share: &Arc<MemoryShare>, is_tls: bool) -> Option<HeldMemory> {
     let mut held = share.guard(MemoryKind::Connection);
     held.hold(OPEN + if is_tls { TLS } else { 0 }).then_some(held)
+}
+
+/// The memory of a connection's reads, which grow while much arrives.
+#[derive(Clone)]
+pub(crate) struct ReadBuffers(Arc<Mutex<ReadBuffersState>>);
+
+struct ReadBuffersState {
+    /// Most bytes of the next read.
+    most: usize,
+    held: HeldMemory,
+}
+
+impl ReadBuffers {
+    fn new(held: HeldMemory) -> Self {
+        Self(Arc::new(Mutex::new(ReadBuffersState { most: LEAST, held })))
+    }
+
+    /// Gives it back, because the connection is idle.
+    pub(crate) fn release(&self) {
+        let mut state = self.state();
+        if state.most > LEAST {
+            state.most = LEAST;
+            state.held.hold(0);
+        }
+    }
+
+    fn most(&self) -> usize {
+        self.state().most
+    }
+
+    /// Adapts the next read to the length of one.
+    fn record(&self, length: usize) {
+        let ReadBuffersState { most, held } = &mut *self.state();
+        if length >= *most && *most < MOST {
+            if held.hold(READS * 2 * *most) {
+                *most *= 2;
+            }
+        } else if length < *most / 2 {
+            *most = LEAST.max(*most / 2);
+            held.hold(if *most == LEAST { 0 } else { READS * *most });
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, ReadBuffersState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 thread_local! {
@@ -107,18 +155,24 @@ impl<S> MeteredSocket<S> {
             peer,
             share: share.clone(),
             first,
-            most: LEAST,
-            reads: guard(),
+            reads: ReadBuffers::new(guard()),
             head: 0,
             ended: 0,
             heads: guard(),
+            has_written_head: false,
             written: 0,
             writes: guard(),
             retry_timer: None,
             reserved: None,
             close: None,
+            is_unread: false,
             activity: None,
         }
+    }
+
+    /// The memory of its reads.
+    pub(crate) fn read_buffers(&self) -> ReadBuffers {
+        self.reads.clone()
     }
 
     /// Attaches the memory reserved for the connection.
@@ -133,8 +187,8 @@ impl<S> MeteredSocket<S> {
         self
     }
 
-    /// Attaches what counts the signs that the peer reads.
-    pub(super) fn counting(mut self, activity: ActivityReader) -> Self {
+    /// Attaches what sees the frames.
+    pub(super) fn counting(mut self, activity: ConnectionFrames) -> Self {
         self.activity = Some(activity);
         self
     }
@@ -157,8 +211,11 @@ impl<S> MeteredSocket<S> {
             }
             return Poll::Ready(());
         }
+        if self.head == 0 {
+            self.reads.release();
+        }
         loop {
-            let needs = self.head + self.most.min(LEAST);
+            let needs = self.head + LEAST;
             if self.head < LEAST || self.heads.demand(DOUBLED * needs) {
                 self.retry_timer = None;
                 return Poll::Ready(());
@@ -185,28 +242,44 @@ impl<S> MeteredSocket<S> {
                 self.ended = end_seen(self.ended, bytes);
             }
         }
-        if length >= self.most && self.most < MOST {
-            if self.reads.hold(READS * 2 * self.most) {
-                self.most *= 2;
+        self.reads.record(length);
+    }
+
+    /// What a write of `length` bytes comes to. An upstream that closes may have answered before: hyper would drop the
+    /// answer if it heard of the failed write first, so it hears of the end when it reads.
+    fn written(&mut self, result: io::Result<usize>, length: usize) -> io::Result<usize> {
+        match result {
+            Err(error) if self.peer == TransportPeer::Upstream && is_closed(&error) => {
+                self.is_unread = true;
+                Ok(length)
             }
-        } else if length < self.most / 2 {
-            self.most = LEAST.max(self.most / 2);
-            self.reads.hold(if self.most == LEAST { 0 } else { READS * self.most });
+            result => result,
         }
     }
 
-    /// Records bytes that were written, `head` of them as one piece.
-    fn record_write(&mut self, head: usize, cx: &mut Context<'_>) {
+    /// Records a write, of which these are the bytes of its first piece.
+    fn record_write(&mut self, first: &[u8], cx: &mut Context<'_>) {
         if let Some(close) = &mut self.close {
             close.wrote(cx);
         }
         if self.peer == TransportPeer::Upstream && self.ended == END.len() {
-            (self.ended, self.head) = (0, 0);
+            (self.ended, self.head, self.has_written_head) = (0, 0, false);
         }
-        if head > self.written.max(LEAST) && self.writes.hold(head) {
-            self.written = head;
+        let is_head = match self.peer {
+            TransportPeer::Client => first.starts_with(b"HTTP/1."),
+            TransportPeer::Upstream => !std::mem::replace(&mut self.has_written_head, true),
+            TransportPeer::Framed => false,
+        };
+        if is_head && first.len() > self.written.max(LEAST) && self.writes.hold(first.len()) {
+            self.written = first.len();
         }
     }
+}
+
+/// Whether a write failed because the other side has closed.
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
 }
 
 /// The end of headers.
@@ -231,7 +304,7 @@ fn end_seen(mut seen: usize, bytes: &[u8]) -> usize {
     seen
 }
 
-impl<S: Read + Unpin> Read for MeteredSocket<S> {
+impl<S: Read + Write + Unpin> Read for MeteredSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -245,9 +318,13 @@ impl<S: Read + Unpin> Read for MeteredSocket<S> {
             this.record_read(&first);
             return Poll::Ready(Ok(()));
         }
+        if let Some(activity) = &mut this.activity {
+            // hyper reads whether or not the ping could be written.
+            let _ = activity.poll_ping(&mut this.inner, cx);
+        }
         ready!(this.poll_memory(cx));
         SCRATCH.with_borrow_mut(|scratch| {
-            let most = this.most.min(into.remaining());
+            let most = this.reads.most().min(into.remaining());
             if scratch.len() < most {
                 scratch.resize(most, 0);
             }
@@ -273,14 +350,32 @@ impl<S: Write + Unpin> Write for MeteredSocket<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.record_write(bytes.len(), cx);
-        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes));
+        if self.is_unread {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        self.record_write(bytes, cx);
+        let this = &mut *self;
+        if let Some(activity) = &mut this.activity {
+            ready!(activity.poll_ping(&mut this.inner, cx));
+        }
+        let written = ready!(Pin::new(&mut this.inner).poll_write(cx, bytes));
+        if let (Some(activity), Ok(length)) = (&mut this.activity, &written) {
+            activity.wrote(&bytes[..*length]);
+        }
         self.share.progress().record_activity();
-        Poll::Ready(written)
+        Poll::Ready(self.written(written, bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
+        if self.is_unread {
+            return Poll::Ready(Ok(()));
+        }
+        let this = &mut *self;
+        if let Some(activity) = &mut this.activity {
+            ready!(activity.poll_ping(&mut this.inner, cx));
+        }
+        let flushed = ready!(Pin::new(&mut this.inner).poll_flush(cx));
+        Poll::Ready(self.written(flushed.map(|()| 0), 0).map(drop))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -296,10 +391,26 @@ impl<S: Write + Unpin> Write for MeteredSocket<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.record_write(slices.first().map_or(0, |slice| slice.len()), cx);
-        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, slices));
+        let length = slices.iter().map(|slice| slice.len()).sum();
+        if self.is_unread {
+            return Poll::Ready(Ok(length));
+        }
+        self.record_write(slices.first().map_or(&[], |slice| slice), cx);
+        let this = &mut *self;
+        if let Some(activity) = &mut this.activity {
+            ready!(activity.poll_ping(&mut this.inner, cx));
+        }
+        let written = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, slices));
+        if let (Some(activity), Ok(length)) = (&mut this.activity, &written) {
+            let mut left = *length;
+            for slice in slices {
+                let (bytes, _) = slice.split_at(left.min(slice.len()));
+                activity.wrote(bytes);
+                left -= bytes.len();
+            }
+        }
         self.share.progress().record_activity();
-        Poll::Ready(written)
+        Poll::Ready(self.written(written, length))
     }
 }
 

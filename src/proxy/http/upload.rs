@@ -5,19 +5,18 @@
 use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Frame;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::answer::ProxyError;
-
-/// Why a body broke.
-type BodyError = Box<dyn std::error::Error + Send + Sync>;
+use super::arriving::NextFrame;
 
 /// Limits how long the body of a request may stall while it streams through.
 #[derive(Debug)]
@@ -61,11 +60,7 @@ impl UploadTimeout {
     }
 
     /// Passes on a frame; an error if the body stalled for too long.
-    pub(super) fn poll(
-        &mut self,
-        came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    pub(super) fn poll(&mut self, came: Poll<NextFrame>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         if let Poll::Ready(frame) = came {
             self.stalled = None;
             match &frame {
@@ -76,7 +71,7 @@ impl UploadTimeout {
                 Some(Err(_)) => self.progress.broken.store(true, Ordering::Relaxed),
                 None => {}
             }
-            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)));
+            return Poll::Ready(frame);
         }
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
         ready!(stalled.as_mut().poll(cx));
@@ -94,6 +89,11 @@ impl SentTime {
     pub(crate) fn elapsed(&self) -> Duration {
         let sent = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sent.map_or(Duration::ZERO, |sent| sent.elapsed())
+    }
+
+    /// Whether it has happened.
+    pub(super) fn is_past(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Called when a request is about to be sent on a connection, also if it is sent again.
@@ -121,6 +121,120 @@ impl SentTime {
 
     fn set(&self, sent: Option<Instant>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sent;
+    }
+}
+
+/// The error of a body that is sent on another connection.
+pub(super) const SENT_ELSEWHERE: &str = "the request was sent on another connection";
+
+/// Called when a body begins to be sent; `false` if it must not be sent any more.
+pub(super) struct StartingCall(pub(super) Box<dyn FnOnce() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for StartingCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StartingCall")
+    }
+}
+
+/// A request's body on its way into an HTTP/2 connection, and the task that sends it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SendingTask(Arc<SendingState>);
+
+#[derive(Debug, Default)]
+struct SendingState {
+    stage: AtomicU8,
+    task: OnceLock<AbortHandle>,
+}
+
+/// The peer allows no stream for it yet.
+const WAITING: u8 = 0;
+const STARTED: u8 = 1;
+const REVOKED: u8 = 2;
+
+impl SendingTask {
+    pub(super) fn set(&self, task: AbortHandle) {
+        let _ = self.0.task.set(task);
+    }
+
+    /// Called when its first frame is taken; `false` if it must not be sent any more.
+    pub(super) fn start(&self) -> bool {
+        self.becomes(STARTED)
+    }
+
+    /// Prevents that it is sent; `false` if it has started.
+    pub(super) fn revoke(&self) -> bool {
+        self.becomes(REVOKED)
+    }
+
+    fn becomes(&self, stage: u8) -> bool {
+        let stage_is = &self.0.stage;
+        stage_is.compare_exchange(WAITING, stage, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// Stops sending a request once its response has ended, because nobody reads the rest (RFC 9112, 9.5; RFC 9113,
+/// 8.1): an upstream that answered may never read on.
+#[derive(Debug)]
+pub(super) struct UploadGuard {
+    sending: SendProgress,
+    task: SendingTask,
+}
+
+/// How far a request has been written.
+#[derive(Clone, Debug)]
+pub(super) struct SendProgress {
+    pub(super) sent: Arc<SentTime>,
+    /// If its body streams through.
+    pub(super) streaming: Option<StreamingProgress>,
+}
+
+/// How far a body that streams through has been written.
+#[derive(Clone, Debug)]
+pub(super) struct StreamingProgress {
+    /// Bytes that were taken and are not written yet.
+    unsent: Arc<AtomicUsize>,
+    is_taken: Arc<AtomicBool>,
+}
+
+/// Tells, when it is dropped, that all of a body was taken: hyper takes no end of one whose length it knows.
+#[derive(Default)]
+pub(super) struct TakenMark(Arc<AtomicBool>);
+
+impl TakenMark {
+    pub(super) fn progress(&self, unsent: Arc<AtomicUsize>) -> StreamingProgress {
+        StreamingProgress { unsent, is_taken: self.0.clone() }
+    }
+}
+
+impl Drop for TakenMark {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl SendProgress {
+    fn is_written(&self) -> bool {
+        match &self.streaming {
+            Some(StreamingProgress { unsent, is_taken }) => {
+                is_taken.load(Ordering::Relaxed) && unsent.load(Ordering::Relaxed) == 0
+            }
+            None => self.sent.is_past(),
+        }
+    }
+}
+
+impl UploadGuard {
+    /// For a response that has begun; `None` if its request was written.
+    pub(super) fn new(sending: SendProgress, task: SendingTask) -> Option<Self> {
+        (!sending.is_written()).then_some(Self { sending, task })
+    }
+}
+
+impl Drop for UploadGuard {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.0.task.get().filter(|_| !self.sending.is_written()) {
+            task.abort();
+        }
     }
 }
 

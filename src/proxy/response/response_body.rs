@@ -10,7 +10,8 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::runtime::Handle;
 
 use super::tap::Tap;
-use crate::proxy::http::body::{ConnectionError, OutgoingBody};
+use crate::proxy::http::arriving::ConnectionError;
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::pieces::SendWindow;
 
 /// A response body of our own, or an upstream's in a tap.

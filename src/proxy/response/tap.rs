@@ -23,7 +23,7 @@ use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
 use crate::dialect::reading::BodyEnd;
-use crate::proxy::http::body::ConnectionError;
+use crate::proxy::http::arriving::ConnectionError;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
@@ -199,12 +199,6 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
     }
 
-    /// Bytes already taken from the body.
-    fn read_bytes(&self) -> u64 {
-        let frame = self.ahead.iter().flatten().flatten().next();
-        frame.and_then(Frame::data_ref).map_or(0, |data| data.len() as u64)
-    }
-
     /// Handles a data frame.
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
@@ -243,6 +237,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         match passed {
             Ok(mut shown) => {
                 let rest = if last { edits.rest() } else { Bytes::new() };
+                if last && edits.is_cut() {
+                    self.end = Some(Err(DecodeError::Broken.into()));
+                }
                 if !rest.is_empty() {
                     let mut joined = BytesMut::from(shown);
                     joined.extend_from_slice(&rest);
@@ -259,6 +256,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
 
     /// Handles the end of the upstream's body.
     fn ended(&mut self, how: Result<(), ConnectionError>) {
+        let is_cut = self.actions.edits.as_mut().is_some_and(|edits| edits.is_cut());
+        let how = if is_cut { how.and(Err(DecodeError::Broken.into())) } else { how };
         match &how {
             Ok(()) => self.settle_whole(),
             // An error is forwarded at once, without waiting for the turn.
@@ -535,11 +534,10 @@ where
         !waiting && self.inner.is_end_stream()
     }
 
+    /// Never exact. Its headers state its length if its upstream did; hyper would state one that is known here, and
+    /// a body that breaks after its last byte would look whole.
     fn size_hint(&self) -> SizeHint {
-        match self.actions.edits {
-            None => self.inner.size_hint() + SizeHint::with_exact(self.read_bytes()),
-            Some(_) => SizeHint::default(),
-        }
+        SizeHint::default()
     }
 }
 

@@ -47,6 +47,14 @@ impl ResponseEdits {
             Self::Rewrites(rewriting) => rewriting.rest(),
         }
     }
+
+    /// Whether the body ended before its encoding did: the client, which gets it decoded, could not see that.
+    pub(super) fn is_cut(&mut self) -> bool {
+        match self {
+            Self::Strips(strip) => strip.decoder.is_cut(),
+            Self::Rewrites(rewriting) => rewriting.decoder.is_cut(),
+        }
+    }
 }
 
 /// Tokens to add to the input of a dialect's usage, and whether the diagnosis of its cache is hidden.

@@ -56,7 +56,7 @@ fn adds_null_usage(host: &str) -> bool {
 /// Removes from a stream what is there only because we requested it.
 pub(crate) struct UsageStrip {
     /// If the upstream compressed although asked not to, the client gets it uncompressed.
-    decoder: Decoder,
+    pub(super) decoder: Decoder,
     /// The unfinished end of the received data.
     held: BytesMut,
     /// The memory of the held bytes.

@@ -27,6 +27,7 @@ use self::builder::{Http2Window, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
 use super::http::answer::ProxyError;
+use super::http::arriving::{ArrivingBody, ClientBody, ClientConnection, UnreadRest};
 use super::http::framing::{LookAlike, RefusalReplacer, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
@@ -177,21 +178,29 @@ async fn serve_connection<S>(
     let builder = server(limits, window.bytes);
     let (activity, look_alike) = (Activity::default(), LookAlike::default());
     let (watching, memory) = (phase.clone(), share.clone());
-    let service = service_fn(|request: Request<Incoming>| {
-        let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());
-        let version = request.version();
-        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
-            move |response| {
-                framing_probe.record(&response);
-                Ok::<_, io::Error>(framed(response, version).map(|body| request_guard.answer(body)))
-            },
-        )
-    });
     let refusing = proxy.clone();
     let refusal = move |fault: &ProxyError| non_http_response(&refusing, fault);
     let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
+    let connection = ClientConnection {
+        memory: share.clone(),
+        buffers: stream.read_buffers(),
+        stall: Duration::from_secs(limits.body_s),
+    };
+    let service = service_fn(|request: Request<Incoming>| {
+        let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());
+        let version = request.version();
+        let request = request.map(|body| ClientBody::new(ArrivingBody::new(body, version)));
+        let rest = UnreadRest::new(request.body(), &connection);
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
+            move |response| {
+                framing_probe.record(&response);
+                let response = framed(response, version, rest);
+                Ok::<_, io::Error>(response.map(|body| request_guard.answer(body)))
+            },
+        )
+    });
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
     // hyper has no such timeout for HTTP/2.
     let mut idle = pin!(activity.idle(header_time(limits)));

@@ -91,7 +91,7 @@ impl SummariesInProgress {
         self.claims().insert(name);
     }
 
-    /// Records that a claimed summary is written or has failed; the claim expires by itself.
+    /// Records that a claim was released: the summary is written or has failed.
     pub(crate) fn remove_claim(&self, name: &str) {
         self.claims().remove(name);
     }

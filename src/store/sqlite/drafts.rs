@@ -12,6 +12,7 @@ use rusqlite::{Connection, params};
 
 use super::columns::{blob, bytes_in, scope_in};
 use super::{facts, tombstones};
+use crate::store::claims;
 use crate::store::drafts::Draft;
 use crate::store::{Record, RecordKind, Scope, WriteOutcome};
 
@@ -134,8 +135,15 @@ pub(super) fn adopt(
     Ok(made)
 }
 
-/// Makes turns from all drafts, because no other process uses the file.
+/// Makes turns from all drafts, and drops all claims, because no other process uses the file.
 pub(super) fn adopt_all(connection: &Connection, is_moving: bool) -> rusqlite::Result<Vec<Scope>> {
+    let mut claims = connection.prepare_cached("SELECT id FROM scopes WHERE session = ?1")?;
+    let claims = claims
+        .query_map([claims::SESSION], |row| row.get(0))?
+        .collect::<rusqlite::Result<Vec<i64>>>()?;
+    for id in claims {
+        tombstones::doom(connection, id, false)?;
+    }
     let mut made = Vec::new();
     for (instance, _) in beats(connection)? {
         made.extend(adopt(connection, is_moving, instance)?);

@@ -4,6 +4,7 @@ use rusqlite::params;
 
 use super::columns::blob;
 use super::*;
+use crate::store::claims::Claims;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::KeyedStore;
 
@@ -833,4 +834,20 @@ fn a_start_waits_for_another_start_and_shares_the_folder() {
     other.unlock().unwrap();
     drop(lock);
     assert!(other.try_lock().is_ok());
+}
+
+#[tokio::test]
+async fn the_claims_of_processes_that_ended_are_dropped_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p.db");
+    let claim = async |store: &SqliteStore, holder| {
+        Claims::new(Arc::new(store.clone())).claim("a summary", holder, 5, 1000).await.unwrap()
+    };
+    let first = SqliteStore::open(&path).unwrap();
+    assert!(claim(&first, 1).await);
+    let second = SqliteStore::open(&path).unwrap();
+    assert!(!claim(&second, 2).await, "the first one is there");
+    drop((first, second));
+    let third = SqliteStore::open(&path).unwrap();
+    assert!(claim(&third, 3).await, "both have ended");
 }

@@ -48,6 +48,8 @@ pub(super) struct Link {
     pub(super) number: u64,
     frames: Mutex<Option<UnboundedSender<Vec<u8>>>>,
     silent: AtomicBool,
+    /// Lowers its limit to 0 with the answer to the next ping.
+    closes_on_ping: AtomicBool,
     open: AtomicUsize,
     /// The limit on open streams that was announced last, and the one that was acknowledged.
     announced: AtomicUsize,
@@ -99,6 +101,11 @@ impl Link {
     /// Sends nothing any more, not even acknowledgements.
     pub(super) fn die_silently(&self) {
         self.silent.store(true, Ordering::SeqCst);
+    }
+
+    /// With the answer to the next ping, no more streams are allowed.
+    pub(super) fn close_on_ping(&self) {
+        self.closes_on_ping.store(true, Ordering::SeqCst);
     }
 
     /// Closes the connection.
@@ -178,6 +185,11 @@ impl Provider {
         self.refuses.store(true, Ordering::SeqCst);
     }
 
+    /// Accepts connections again.
+    pub(super) fn accept_again(&self) {
+        self.refuses.store(false, Ordering::SeqCst);
+    }
+
     /// The number of connections accepted so far.
     pub(super) fn links(&self) -> usize {
         self.links.load(Ordering::SeqCst)
@@ -212,6 +224,7 @@ async fn serve(
         number,
         frames: Mutex::new(Some(frames)),
         silent: AtomicBool::new(false),
+        closes_on_ping: AtomicBool::new(false),
         open: AtomicUsize::new(0),
         announced: AtomicUsize::new(streams as usize),
         allowed: AtomicUsize::new(streams as usize),
@@ -268,7 +281,12 @@ async fn read_all(
                 link.allowed.store(link.announced.load(Ordering::SeqCst), Ordering::SeqCst);
                 let _ = tell.send(Event::Acknowledged(link.number));
             }
-            PING if flags & ACK == 0 => link.send(frame(PING, ACK, 0, &payload)),
+            PING if flags & ACK == 0 => {
+                if link.closes_on_ping.swap(false, Ordering::SeqCst) {
+                    link.allow(0);
+                }
+                link.send(frame(PING, ACK, 0, &payload));
+            }
             _ => {}
         }
     }

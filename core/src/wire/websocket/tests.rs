@@ -15,7 +15,7 @@ fn read_in(pieces: &[&[u8]], compression: Compression) -> (Vec<String>, Option<F
     let mut messages = MessageDecoder::new(LIMIT, compression, unlimited());
     let mut texts = Vec::new();
     for piece in pieces {
-        messages.push(piece, |text| texts.push(String::from_utf8_lossy(text).into_owned()));
+        messages.push(piece, |text| texts.push(String::from_utf8_lossy(&text).into_owned()));
     }
     (texts, messages.fault())
 }

@@ -5,7 +5,8 @@
 //! the connection is an exchange of its own. They are only metered, because the provider holds the history
 //! (`docs/protocols.md` 3.1).
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,6 +80,8 @@ enum SocketObservation {
 struct MessageState {
     up: MessageDecoder,
     down: MessageDecoder,
+    /// Who sent a close frame first.
+    closed_by: Option<Direction>,
     reader: MessageReader,
 }
 
@@ -92,7 +95,7 @@ enum MessageReader {
 
 /// Messages that wait to be read.
 struct Backlog {
-    messages: Vec<(Direction, Vec<u8>)>,
+    messages: VecDeque<(Direction, Vec<u8>)>,
     /// Their memory.
     memory: HeldMemory,
     bytes: usize,
@@ -110,8 +113,11 @@ struct SocketConversation {
 
 /// Memory is reserved before a message with more bytes than this is parsed.
 const SMALL: usize = 64 << 10;
-/// Parsing a message takes this many times its length in memory.
+/// Parsing an event takes this many times its length in memory.
 const TO_PARSE: usize = 5;
+/// Finding out whether a message is a request takes this many times its length. What reading it takes is counted as for
+/// any other request.
+const TO_RECOGNISE: usize = 2;
 
 impl FrameObserver {
     /// Reads a connection that was upgraded by a response with these headers.
@@ -134,6 +140,7 @@ impl FrameObserver {
         let state = MessageState {
             up: MessageDecoder::new(limit, up, recorder.memory.boxed(MemoryKind::Message)),
             down: MessageDecoder::new(limit, down, recorder.memory.boxed(MemoryKind::Message)),
+            closed_by: None,
             reader: MessageReader::InLine(Box::new(conversation)),
         };
         let connection = SocketConnection {
@@ -152,7 +159,8 @@ impl FrameObserver {
     /// Reads bytes that have been forwarded.
     pub(super) fn observe(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
-        let SocketObservation::Active(MessageState { up, down, reader }) = &mut *state else {
+        let SocketObservation::Active(MessageState { up, down, closed_by, reader }) = &mut *state
+        else {
             return;
         };
         let messages = match direction {
@@ -166,6 +174,9 @@ impl FrameObserver {
             });
             may_read
         }));
+        if messages.is_closed() {
+            closed_by.get_or_insert(direction);
+        }
         let fault = up.fault().or(down.fault());
         match (read, fault) {
             (Ok(true), None) => {}
@@ -200,14 +211,20 @@ impl FrameObserver {
         conversation.open.is_empty()
     }
 
-    /// Ends the exchanges of a tunnel that has ended, with the parts of replies received so far. Returns why
-    /// reading had stopped, if the reason is ours.
-    pub(super) fn end(&self, outcome: Outcome) -> Option<FailOpen> {
-        let left = match outcome {
-            Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
-            Outcome::UpstreamFailed | Outcome::EndedByProxy | Outcome::Interrupted => outcome,
-        };
+    /// Ends the exchanges of a tunnel that has ended, with the parts of replies received so far. `first`: whose bytes
+    /// ended first. Returns why reading had stopped, if the reason is ours.
+    pub(super) fn end(&self, outcome: Outcome, first: Option<Direction>) -> Option<FailOpen> {
         let mut state = self.0.state();
+        // A close frame says it earlier than the end of the connection.
+        let first = match &*state {
+            SocketObservation::Active(state) => state.closed_by.or(first),
+            SocketObservation::Stopped(_) => first,
+        };
+        let left = match (outcome, first) {
+            (_, Some(Direction::Down)) => Outcome::UpstreamFailed,
+            (Outcome::Complete | Outcome::Refused | Outcome::ClientLeft, _) => Outcome::ClientLeft,
+            (Outcome::UpstreamFailed | Outcome::EndedByProxy | Outcome::Interrupted, _) => outcome,
+        };
         if let SocketObservation::Active(MessageState {
             reader: MessageReader::InTask(backlog),
             ..
@@ -242,11 +259,11 @@ impl FrameObserverState {
         self: &Arc<Self>,
         reader: &mut MessageReader,
         direction: Direction,
-        message: &[u8],
+        message: Cow<'_, [u8]>,
     ) -> bool {
         match reader {
             MessageReader::InLine(conversation) if message.len() <= OFF_THREAD => {
-                conversation.read(direction, message, self)
+                conversation.read(direction, message.into_owned(), self)
             }
             MessageReader::InTask(backlog) => backlog.add(direction, message),
             MessageReader::InLine(_) => {
@@ -270,10 +287,12 @@ impl FrameObserverState {
         loop {
             let shared = self.clone();
             let reading = long_work(move || {
-                let mut messages = backlog.messages.iter();
-                let may_read = messages
-                    .all(|(direction, message)| conversation.read(*direction, message, &shared));
-                (conversation, may_read)
+                while let Some((direction, message)) = backlog.take() {
+                    if !conversation.read(direction, message, &shared) {
+                        return (conversation, false);
+                    }
+                }
+                (conversation, true)
             });
             let read = reading.await;
             let mut state = self.state();
@@ -309,15 +328,10 @@ impl FrameObserverState {
         }
     }
 
-    /// Copies and reads a request's message.
-    fn parse(&self, message: &[u8]) -> Result<ParsedBody, FailOpen> {
+    /// Reads a request's message.
+    fn parse(&self, message: Bytes) -> Result<ParsedBody, FailOpen> {
         let SocketConnection { proxy, memory, client_request, .. } = &*self.connection;
-        let mut held = memory.guard(MemoryKind::Request);
-        if !held.hold(message.len()) {
-            return Err(FailOpen::MemoryBudget);
-        }
-        let body = held.with(Bytes::copy_from_slice(message));
-        client_request.reader(Dialect::OpenaiResponses, proxy, memory).parse(body)
+        client_request.reader(Dialect::OpenaiResponses, proxy, memory).parse(message)
     }
 
     /// The recorder for one request on the connection.
@@ -340,17 +354,25 @@ impl FrameObserverState {
 impl Backlog {
     fn new(connection: &SocketConnection) -> Self {
         let memory = connection.memory.guard(MemoryKind::Message);
-        Self { messages: Vec::new(), memory, bytes: 0, ended: None }
+        Self { messages: VecDeque::new(), memory, bytes: 0, ended: None }
     }
 
     /// Returns `false` if there is no memory for it.
-    fn add(&mut self, direction: Direction, message: &[u8]) -> bool {
+    fn add(&mut self, direction: Direction, message: Cow<'_, [u8]>) -> bool {
         self.bytes += message.len();
         let has_room = self.memory.hold(self.bytes);
         if has_room {
-            self.messages.push((direction, message.to_vec()));
+            self.messages.push_back((direction, message.into_owned()));
         }
         has_room
+    }
+
+    /// The next message; its memory is no longer held here.
+    fn take(&mut self) -> Option<(Direction, Vec<u8>)> {
+        let (direction, message) = self.messages.pop_front()?;
+        self.bytes -= message.len();
+        self.memory.hold(self.bytes);
+        Some((direction, message))
     }
 }
 
@@ -359,26 +381,45 @@ impl SocketConversation {
     fn read(
         &mut self,
         direction: Direction,
-        message: &[u8],
+        message: Vec<u8>,
         shared: &Arc<FrameObserverState>,
     ) -> bool {
-        let Some(_held) = memory_to_parse(message, &shared.connection) else { return false };
-        match direction {
-            Direction::Up => {
-                self.observe_request(message, shared);
-                true
-            }
-            Direction::Down => self.observe_event(message, shared),
+        let memory = &shared.connection.memory;
+        let mut held = memory.guard(MemoryKind::Message);
+        let times = match direction {
+            Direction::Up => TO_RECOGNISE,
+            Direction::Down => TO_PARSE,
+        };
+        if message.len() > SMALL && !held.hold(times * message.len()) {
+            return false;
         }
+        if direction == Direction::Down {
+            return self.observe_event(&message, shared);
+        }
+        let mut body = memory.guard(MemoryKind::Request);
+        if !body.hold(message.len()) {
+            return false;
+        }
+        self.observe_request(body.with(message.into()), held, shared);
+        true
     }
 
-    fn observe_request(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
+    /// Reads a message of the client. `recognising`: held until it is known to be a request.
+    fn observe_request(
+        &mut self,
+        message: Bytes,
+        recognising: HeldMemory,
+        shared: &Arc<FrameObserverState>,
+    ) {
         let permit = shared.connection.permits.clone().try_acquire_owned().ok();
-        let read = |message: &[u8]| match &permit {
-            Some(_) => shared.parse(message),
-            None => Err(FailOpen::AnalysisBudget),
+        let read = |_: &[u8]| {
+            drop(recognising);
+            match &permit {
+                Some(_) => shared.parse(message.clone()),
+                None => Err(FailOpen::AnalysisBudget),
+            }
         };
-        let Some((number, read)) = self.socket.request_by(message, read) else { return };
+        let Some((number, read)) = self.socket.request_by(&message, read) else { return };
         let mut recorder = shared.recorder();
         recorder.event.request_bytes = message.len() as u64;
         let Some(permit) = permit else {
@@ -413,14 +454,10 @@ impl SocketConversation {
                 let _ = waiting.send((reply, outcome));
             }
         }
+        for waiting in self.open.into_values() {
+            let _ = waiting.send((Reply::default(), outcome));
+        }
     }
-}
-
-/// Memory for parsing a message; `None` if there is none.
-fn memory_to_parse(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory> {
-    let mut held = connection.memory.guard(MemoryKind::Message);
-    let needs = if message.len() > SMALL { TO_PARSE * message.len() } else { 0 };
-    held.hold(needs).then_some(held)
 }
 
 /// Places a request, waits for its reply, and stores the turn.

@@ -4,7 +4,7 @@
 //! delay nor end a tunnel. A tunnel keeps its permit until it ends, and is closed if nothing passes.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -30,7 +30,11 @@ pub(crate) async fn carry(
     frames: Option<FrameObserver>,
 ) {
     let mut phase = recorder.phase.clone();
-    let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
+    let Ok(client) = client.await else { return };
+    let Ok(upstream) = upstream.await else {
+        recorder.event.outcome = Outcome::UpstreamFailed;
+        return;
+    };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let timeouts = recorder.proxy.tunnel_timeouts;
@@ -41,7 +45,7 @@ pub(crate) async fn carry(
         }
         bytes.len() as u64
     };
-    let half_closed = AtomicBool::new(false);
+    let first_end = OnceLock::new();
     let outcome = {
         let up = pump(
             from_client,
@@ -49,7 +53,7 @@ pub(crate) async fn carry(
             to_upstream,
             Outcome::UpstreamFailed,
             |bytes| up += observe(Direction::Up, bytes),
-            &half_closed,
+            || _ = first_end.set(Direction::Up),
         );
         let down = pump(
             from_upstream,
@@ -57,17 +61,17 @@ pub(crate) async fn carry(
             to_client,
             Outcome::ClientLeft,
             |bytes| down += observe(Direction::Down, bytes),
-            &half_closed,
+            || _ = first_end.set(Direction::Down),
         );
         let mut both = pin!(async { tokio::try_join!(up, down) });
         let mut drained = pin!(drained(&mut phase, frames.as_ref()));
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::EndedByProxy,
-            () = idle(timeouts, &recorder.memory, &half_closed) => Outcome::EndedByProxy,
+            () = idle(timeouts, &recorder.memory, &first_end) => Outcome::EndedByProxy,
         }
     };
-    let gave_up = frames.as_ref().and_then(|frames| frames.end(outcome));
+    let gave_up = frames.as_ref().and_then(|frames| frames.end(outcome, first_end.get().copied()));
     gave_up.into_iter().for_each(|why| recorder.record_fail_open(why));
     recorder.event.request_bytes = up;
     recorder.response.bytes = down;
@@ -89,10 +93,10 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
 }
 
 /// Ready when nothing has passed for as long as a tunnel may be idle.
-async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
+async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, first_end: &OnceLock<Direction>) {
     loop {
         let is_short = memory.is_needed();
-        let timeout = timeouts.timeout(half_closed.load(Ordering::Relaxed), is_short);
+        let timeout = timeouts.timeout(first_end.get().is_some(), is_short);
         if memory.progress().idle_time() >= timeout {
             return;
         }
@@ -100,7 +104,7 @@ async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &Atom
     }
 }
 
-/// Copies bytes one way until the end of the stream, which is passed on. Each side has the outcome that
+/// Copies bytes one way until the end of the stream, which is reported and passed on. Each side has the outcome that
 /// applies if it fails.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
@@ -108,18 +112,20 @@ async fn pump(
     mut to: impl AsyncWrite + Unpin,
     to_failed: Outcome,
     mut observe: impl FnMut(&[u8]),
-    half_closed: &AtomicBool,
+    ended: impl FnOnce(),
 ) -> Result<(), Outcome> {
     let mut buffer = vec![0; BUFFER];
     loop {
         let read = from.read(&mut buffer).await.map_err(|_| from_failed)?;
         if read == 0 {
+            ended();
             // The other side may be gone already, which is no failure of a direction that has ended.
             let _ = to.shutdown().await;
-            half_closed.store(true, Ordering::Relaxed);
             return Ok(());
         }
         to.write_all(&buffer[..read]).await.map_err(|_| to_failed)?;
+        // TLS keeps what its socket did not take; only a flush waits for that.
+        to.flush().await.map_err(|_| to_failed)?;
         observe(&buffer[..read]);
     }
 }

@@ -25,9 +25,11 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::dns::DnsResolver;
-use super::limits::{KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
+#[cfg(target_os = "linux")]
+use super::limits::TCP_UNACKNOWLEDGED;
+use super::limits::{TCP_PROBE, TCP_PROBE_INTERVAL};
 use crate::config::Config;
-use crate::proxy::http::body::ConnectionError;
+use crate::proxy::http::arriving::ConnectionError;
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::transport::{self, TransportPeer};
 use crate::telemetry::{GaugeGuard, UpstreamMetrics};
@@ -122,9 +124,11 @@ fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
     let mut connector = HttpConnector::new_with_resolver(names);
     connector.enforce_http(false);
     connector.set_nodelay(true);
-    connector.set_keepalive(Some(KEEP_ALIVE_INTERVAL));
-    connector.set_keepalive_interval(Some(KEEP_ALIVE_TIMEOUT));
+    connector.set_keepalive(Some(TCP_PROBE));
+    connector.set_keepalive_interval(Some(TCP_PROBE_INTERVAL));
     connector.set_keepalive_retries(Some(3));
+    #[cfg(target_os = "linux")]
+    connector.set_tcp_user_timeout(Some(TCP_UNACKNOWLEDGED));
     connector
 }
 

@@ -3,7 +3,9 @@
 //! Says whether it was too slow or failed; never what was sent.
 
 use std::error::Error;
-use std::io;
+use std::io::{self, ErrorKind};
+
+use crate::telemetry::RepeatCause;
 
 /// Why there is no response of an upstream.
 #[derive(Clone, Debug)]
@@ -43,4 +45,25 @@ pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
         cause = error.source();
     }
     if slow { UpstreamError::TooSlow(message) } else { UpstreamError::Failed(message) }
+}
+
+/// Whether the peer certainly did not process this request: it sent REFUSED_STREAM, or GOAWAY with an earlier
+/// stream (RFC 9113, 8.7).
+pub(super) fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
+    let error = error.source()?.downcast_ref::<h2::Error>()?;
+    match error.reason() {
+        _ if !error.is_remote() => None,
+        _ if error.is_go_away() => Some(RepeatCause::WentAway),
+        Some(h2::Reason::REFUSED_STREAM) => Some(RepeatCause::RefusedStream),
+        _ => None,
+    }
+}
+
+/// Whether the connection broke without an HTTP/2 error.
+pub(super) fn is_broken(error: &hyper::Error) -> bool {
+    let source = error.source();
+    // hyper passes an I/O error of the connection on without the HTTP/2 error around it.
+    let broken = source.and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
+    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+    error.is_closed() || error.is_canceled() || broken.is_some_and(|kind| ends.contains(&kind))
 }

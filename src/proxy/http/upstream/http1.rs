@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Request, Response, Uri};
+use http::{Request, Response, Uri, Version};
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::client::legacy::connect::Connection as _;
 use tokio::task::JoinHandle;
@@ -22,9 +22,12 @@ use tower_service::Service as _;
 use super::dial::{Connector, UpstreamGauges, UpstreamTransport, round_trip};
 use super::error::{UpstreamError, unanswered};
 use super::limits::{ATTEMPTS, IDLE};
-use crate::proxy::http::body::{ConnectionError, OutgoingBody};
+use crate::clock::since_boot;
+use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
-use crate::proxy::http::transport::{BUFFER, MOST_HEADERS};
+use crate::proxy::http::transport::{BUFFER, MOST_HEADERS, ReadBuffers};
+use crate::proxy::http::upload::{SendingTask, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Idle connections kept to one upstream; further ones are closed.
@@ -63,6 +66,7 @@ impl SendError {
 struct Http1Connection {
     requests: SendRequest<OutgoingBody>,
     watch: Arc<CloseWatch>,
+    buffers: ReadBuffers,
     /// A plain HTTP proxy reads its requests.
     is_relayed: bool,
     /// The task that reads and writes on it, until it ends.
@@ -96,12 +100,12 @@ impl Http1 {
                 // Boxed, because few requests open a connection and the future is large.
                 None => Box::pin(self.open(&uri)).await.map_err(SendError::Connect)?,
             };
-            let Http1Connection { mut requests, watch, is_relayed, mut task } = connection;
+            let Http1Connection { mut requests, watch, buffers, is_relayed, mut task } = connection;
             *request.uri_mut() = target(&uri, is_relayed);
-            let (head, body) = request.into_parts();
+            let (head, mut body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
             let sent = Instant::now();
-            body.begins();
+            let sending_progress = body.begins();
             if is_kept {
                 watch.begin();
             }
@@ -109,12 +113,19 @@ impl Http1 {
             let (answer, requests) = outcome(sending, requests, &mut task).await;
             let mut failed = match answer {
                 Ok(response) => {
+                    let sending_task = SendingTask::default();
+                    sending_task.set(task.abort_handle());
+                    let guard = UploadGuard::new(sending_progress, sending_task);
                     if let Some(requests) = requests {
-                        let connection = Http1Connection { requests, watch, is_relayed, task };
+                        let connection =
+                            Http1Connection { requests, watch, buffers, is_relayed, task };
                         let metrics = uri.authority().and_then(|to| self.gauges.get(to));
                         self.idle.keep(origin, connection, metrics.cloned());
                     }
-                    return Ok(response.map(OutgoingBody::through));
+                    return Ok(response.map(|body| {
+                        let body = ArrivingBody::new(body, Version::HTTP_11);
+                        OutgoingBody::through(body).stopping(guard)
+                    }));
                 }
                 Err(failed) => failed,
             };
@@ -148,6 +159,7 @@ impl Http1 {
             }
         };
         let connected = transport.connected();
+        let buffers = transport.read_buffers();
         let watch = Arc::new(CloseWatch::default());
         let timer = CloseTimer::new(watch.clone(), crossing_time(round_trip(&connected)));
         let (requests, connection) = Builder::new()
@@ -157,7 +169,7 @@ impl Http1 {
             .handshake(transport.watched(timer))
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
-        Ok(Http1Connection { requests, watch, is_relayed: connected.is_proxied(), task })
+        Ok(Http1Connection { requests, watch, buffers, is_relayed: connected.is_proxied(), task })
     }
 }
 
@@ -226,7 +238,8 @@ struct IdleState {
 }
 
 struct IdleConnection {
-    since: Instant,
+    /// The time since the machine started.
+    since: Duration,
     connection: Http1Connection,
     _counted: Option<GaugeGuard>,
 }
@@ -236,7 +249,7 @@ impl IdleConnections {
         let mut idle = self.lock();
         let connections = idle.connections.get_mut(to)?;
         while let Some(IdleConnection { since, connection, .. }) = connections.pop_back() {
-            if connection.requests.is_ready() && since.elapsed() < IDLE {
+            if connection.requests.is_ready() && age(since) < IDLE {
                 return Some(connection);
             }
         }
@@ -275,7 +288,8 @@ impl IdleConnections {
         }
         if connections.len() < IDLE_CONNECTIONS {
             let _counted = metrics.map(UpstreamMetrics::idle_connection);
-            connections.push_back(IdleConnection { since: Instant::now(), connection, _counted });
+            connection.buffers.release();
+            connections.push_back(IdleConnection { since: since_boot(), connection, _counted });
         }
         if !std::mem::replace(&mut idle.is_swept, true) {
             tokio::spawn(sweep(Arc::downgrade(self)));
@@ -286,13 +300,12 @@ impl IdleConnections {
     fn expire(&self) -> Option<Duration> {
         let mut idle = self.lock();
         idle.connections.retain(|_, connections| {
-            connections.retain(|idle| {
-                idle.since.elapsed() < IDLE && !idle.connection.requests.is_closed()
-            });
+            connections
+                .retain(|idle| age(idle.since) < IDLE && !idle.connection.requests.is_closed());
             !connections.is_empty()
         });
         let oldest = idle.connections.values().filter_map(|connections| connections.front());
-        let oldest = oldest.map(|idle| idle.since.elapsed()).max();
+        let oldest = oldest.map(|idle| age(idle.since)).max();
         idle.is_swept = oldest.is_some();
         oldest.map(|elapsed| IDLE.saturating_sub(elapsed))
     }
@@ -300,6 +313,11 @@ impl IdleConnections {
     fn lock(&self) -> MutexGuard<'_, IdleState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How long ago a time was, which is one since the machine started.
+fn age(since: Duration) -> Duration {
+    since_boot().saturating_sub(since)
 }
 
 async fn sweep(idle: Weak<IdleConnections>) {
@@ -319,14 +337,14 @@ pub(super) struct SpareConnections(Arc<Mutex<VecDeque<SpareConnection>>>);
 
 struct SpareConnection {
     to: Authority,
-    since: Instant,
+    since: Duration,
     transport: UpstreamTransport,
 }
 
 impl SpareConnections {
     pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
         let mut kept = self.kept();
-        kept.push_back(SpareConnection { to, since: Instant::now(), transport });
+        kept.push_back(SpareConnection { to, since: since_boot(), transport });
         if kept.len() > SPARES {
             kept.pop_front();
         }
@@ -341,7 +359,7 @@ impl SpareConnections {
     /// The connections without those that are too old, which their peers may have closed.
     fn kept(&self) -> MutexGuard<'_, VecDeque<SpareConnection>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|spare| spare.since.elapsed() < SPARE_LIFE);
+        kept.retain(|spare| age(spare.since) < SPARE_LIFE);
         kept
     }
 }

@@ -6,7 +6,6 @@
 //! three times at most, if its body is still available: it was not sent, the peer says so, or an idle connection
 //! closed so soon that it was almost certainly not read.
 
-use std::error::Error as _;
 use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -16,7 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use http::{Request, Response, Uri};
+use http::{Request, Response, Uri, Version};
 use hyper::client::conn::http2::{Builder, Connection, SendRequest};
 use hyper::rt::Executor;
 use hyper_util::client::legacy::connect::Connection as _;
@@ -25,13 +24,19 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::dial::{Connector, UpstreamTransport, round_trip};
-use super::error::{UpstreamError, unanswered};
+use super::error::{UpstreamError, is_broken, unanswered, unprocessed};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
-use super::limits::{ATTEMPTS, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
-use crate::proxy::http::body::{ConnectionError, OutgoingBody};
+use super::limits::{
+    ATTEMPTS, DIAL_PAUSE, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, SIGN_OF_LIFE,
+};
+use crate::clock::since_boot;
+use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::close::crossing_time;
 use crate::proxy::http::peer_activity::PeerActivity;
+use crate::proxy::http::transport::ReadBuffers;
+use crate::proxy::http::upload::{SendingTask, StartingCall, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Most bytes of a response that are buffered for a slow client.
@@ -48,6 +53,11 @@ const CONNECTIONS: usize = 128;
 const IDLE_CONNECTIONS: usize = 16;
 /// Stands for the peer's limit until it has sent one; no peer can send this number.
 const NO_LIMIT_YET: usize = usize::MAX - 1;
+
+/// How long a placed request may wait for its peer to allow its stream.
+const STREAM_START: Duration = Duration::from_secs(1);
+/// Why it is given up then.
+const NO_STREAM: &str = "it takes no more streams on its HTTP/2 connection";
 
 type StreamWaiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
 type Http2Connection = Connection<UpstreamTransport, OutgoingBody, LimitExecutor>;
@@ -88,6 +98,8 @@ struct Sender {
     burst: Arc<Mutex<Burst>>,
     /// How long after a request was sent a close means that the request was not read.
     crossing_time: Duration,
+    watch: Arc<LimitWatch>,
+    buffers: ReadBuffers,
 }
 
 /// The streams of a connection since it was last idle.
@@ -140,16 +152,19 @@ impl Http2 {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let (stream, sender) = match self.free_stream().await? {
+            let (stream, sender) = match self.live_stream().await? {
                 StreamPlacement::Stream(stream, sender) => (stream, sender),
                 StreamPlacement::Http1 => return Ok(SendOutcome::Http1(request)),
             };
             let (head, body) = request.into_parts();
             let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
+            let Sender { mut requests, activity, burst, crossing_time, watch, .. } = sender;
             // The peer counts the stream until request and response have both ended.
-            let body = body.of_stream(stream.0.clone());
-            body.begins();
-            let Sender { mut requests, activity, burst, crossing_time } = sender;
+            let mut body = body.of_stream(stream.0.clone());
+            let sending_progress = body.begins();
+            let task = SendingTask::default();
+            let (starting, has_body) = (task.clone(), !http_body::Body::is_end_stream(&body));
+            let body = body.calling(StartingCall(Box::new(move || watch.sends_next(starting))));
             if self.lanes().streams_on(stream.id()) == 1 {
                 *lock(&burst) = Burst::begins(&activity);
             }
@@ -157,33 +172,55 @@ impl Http2 {
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
             // dropped.
             drop(requests);
-            let mut failed = match sending.await {
-                Ok(response) => {
-                    let body = |body| OutgoingBody::answer(body, stream.0);
-                    return Ok(SendOutcome::Answered(response.map(body)));
+            let (cause, retry, error) = match started(sending, has_body, &task).await {
+                Some(Ok(response)) => {
+                    let guard = UploadGuard::new(sending_progress, task);
+                    return Ok(SendOutcome::Answered(response.map(|body| {
+                        let body = ArrivingBody::new(body, Version::HTTP_2);
+                        OutgoingBody::through(body).of_stream(stream.0).stopping(guard)
+                    })));
                 }
-                Err(failed) => failed,
+                Some(Err(mut failed)) => {
+                    let unsent = failed.take_message();
+                    let error = failed.into_error();
+                    // Its close may have crossed with all requests that were sent since it was idle.
+                    let burst = *lock(&burst);
+                    let may_have_crossed =
+                        burst.activity == activity.count() && burst.since.elapsed() < crossing_time;
+                    let was_idle = may_have_crossed && burst.had_answered && is_broken(&error);
+                    let cause = match &unsent {
+                        Some(_) => Some(RepeatCause::NotSent),
+                        None => {
+                            unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle))
+                        }
+                    };
+                    (cause, unsent.or(retry), unanswered(&error))
+                }
+                None => {
+                    let why = UpstreamError::TooSlow(NO_STREAM.into());
+                    (Some(RepeatCause::NotSent), retry, why)
+                }
             };
-            let unsent = failed.take_message();
-            let error = failed.into_error();
-            // Its close may have crossed with all requests that were sent since it was idle.
-            let burst = *lock(&burst);
-            let may_have_crossed =
-                burst.activity == activity.count() && burst.since.elapsed() < crossing_time;
-            let was_idle = may_have_crossed && burst.had_answered && is_broken(&error);
-            let cause = match &unsent {
-                Some(_) => Some(RepeatCause::NotSent),
-                None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
+            let (Some(cause), Some(retry), true) = (cause, retry, attempts < ATTEMPTS) else {
+                return Err(error);
             };
-            let (Some(cause), Some(retry)) = (cause, unsent.or(retry)) else {
-                return Err(unanswered(&error));
-            };
-            if attempts == ATTEMPTS {
-                return Err(unanswered(&error));
-            }
             self.metrics.repeats(cause);
             request = retry;
             let actions = self.lanes().retire(stream.id());
+            self.perform(actions);
+        }
+    }
+
+    /// A free stream of a connection whose peer is there.
+    async fn live_stream(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
+        loop {
+            let placement = self.free_stream().await?;
+            let StreamPlacement::Stream(stream, sender) = &placement else { return Ok(placement) };
+            if sender.activity.is_alive(SIGN_OF_LIFE).await {
+                return Ok(placement);
+            }
+            let is_silent = |sender: &Sender| sender.activity.is_silent();
+            let actions = self.lanes().retire_silent(stream.id(), is_silent);
             self.perform(actions);
         }
     }
@@ -222,7 +259,8 @@ impl Http2 {
         match place {
             LanePlacement::Http1 => StreamPlacement::Http1,
             LanePlacement::Stream(id, sender) => {
-                StreamPlacement::Stream(CountedStream::new(self.clone(), id), sender)
+                let buffers = sender.buffers.clone();
+                StreamPlacement::Stream(CountedStream::new(self.clone(), id, buffers), sender)
             }
         }
     }
@@ -295,25 +333,19 @@ impl Drop for QueueEntry<'_> {
     }
 }
 
-/// Whether the peer certainly did not process this request: it sent REFUSED_STREAM, or GOAWAY with an earlier
-/// stream (RFC 9113, 8.7).
-fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
-    let error = error.source()?.downcast_ref::<h2::Error>()?;
-    match error.reason() {
-        _ if !error.is_remote() => None,
-        _ if error.is_go_away() => Some(RepeatCause::WentAway),
-        Some(h2::Reason::REFUSED_STREAM) => Some(RepeatCause::RefusedStream),
-        _ => None,
+/// The answer to a request that got its place; `None` if its peer no longer allows the stream, so that it is not sent.
+async fn started<T>(
+    sending: impl Future<Output = T>,
+    has_body: bool,
+    task: &SendingTask,
+) -> Option<T> {
+    let mut sending = pin!(sending);
+    match tokio::time::timeout(STREAM_START, sending.as_mut()).await {
+        Ok(answer) => Some(answer),
+        // Of a request without a body it is not known whether it was sent.
+        Err(_) if has_body && task.revoke() => None,
+        Err(_) => Some(sending.await),
     }
-}
-
-/// Whether the connection broke without an HTTP/2 error.
-fn is_broken(error: &hyper::Error) -> bool {
-    let source = error.source();
-    // hyper passes an I/O error of the connection on without the HTTP/2 error around it.
-    let broken = source.and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
-    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
-    error.is_closed() || error.is_canceled() || broken.is_some_and(|kind| ends.contains(&kind))
 }
 
 /// A stream that its connection counts, until the last copy is dropped.
@@ -323,13 +355,14 @@ struct CountedStream(Arc<StreamCount>);
 struct StreamCount {
     upstream: Arc<Http2>,
     id: LaneId,
+    buffers: ReadBuffers,
     _open: GaugeGuard,
 }
 
 impl CountedStream {
-    fn new(upstream: Arc<Http2>, id: LaneId) -> Self {
+    fn new(upstream: Arc<Http2>, id: LaneId, buffers: ReadBuffers) -> Self {
         let open = upstream.metrics.stream();
-        Self(Arc::new(StreamCount { upstream, id, _open: open }))
+        Self(Arc::new(StreamCount { upstream, id, buffers, _open: open }))
     }
 
     fn id(&self) -> LaneId {
@@ -345,7 +378,12 @@ impl fmt::Debug for StreamCount {
 
 impl Drop for StreamCount {
     fn drop(&mut self) {
-        let actions = self.upstream.lanes().release(self.id, Instant::now());
+        let mut lanes = self.upstream.lanes();
+        let actions = lanes.release(self.id, since_boot());
+        if lanes.streams_on(self.id) == 0 {
+            self.buffers.release();
+        }
+        drop(lanes);
         self.upstream.perform(actions);
     }
 }
@@ -371,7 +409,13 @@ impl ConnectionAttempt {
                 let actions = upstream.lanes().opened_http1();
                 upstream.perform(actions);
             }
-            Err(error) => upstream.failed(&unanswered(&*error)),
+            Err(error) => {
+                upstream.failed(&unanswered(&*error));
+                // Others may still wait, for a stream of another connection.
+                tokio::time::sleep(DIAL_PAUSE).await;
+                let actions = upstream.lanes().open_again();
+                upstream.perform(actions);
+            }
         }
     }
 }
@@ -399,9 +443,12 @@ impl Http2 {
         if !connected.is_negotiated_h2() {
             return Ok(Protocol::Http1(Box::new(transport)));
         }
-        let watch =
-            Arc::new(LimitWatch { lane: OnceLock::new(), seen: AtomicUsize::new(NO_LIMIT_YET) });
-        let activity = PeerActivity::default();
+        let watch = Arc::new(LimitWatch {
+            lane: OnceLock::new(),
+            seen: AtomicUsize::new(NO_LIMIT_YET),
+            sending: Mutex::default(),
+        });
+        let (activity, buffers) = (PeerActivity::default(), transport.read_buffers());
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(NO_LIMIT_YET)
@@ -410,11 +457,12 @@ impl Http2 {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake(transport.counting(activity.reader()))
+            .handshake(transport.counting(activity.connection()))
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
         let burst = Arc::new(Mutex::new(Burst::begins(&activity)));
-        let sender = Sender { requests, activity, burst, crossing_time };
+        let sender =
+            Sender { requests, activity, burst, crossing_time, watch: watch.clone(), buffers };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
@@ -425,7 +473,7 @@ impl Http2 {
         connection: Http2Connection,
         watch: &Arc<LimitWatch>,
     ) {
-        let (id, actions) = self.lanes().opened(sender, Instant::now());
+        let (id, actions) = self.lanes().opened(sender, since_boot());
         let connection = Arc::new(Mutex::new(connection));
         let (of_connection, upstream) = (Arc::downgrade(&connection), Arc::downgrade(self));
         drop(watch.lane.set(WatchedLane { connection: of_connection, upstream, id }));
@@ -451,7 +499,7 @@ async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, i
             }
             () = tokio::time::sleep(time) => {
                 let upstream = upstream.upgrade();
-                idle = upstream.and_then(|upstream| upstream.lanes().expire(id, Instant::now()));
+                idle = upstream.and_then(|upstream| upstream.lanes().expire(id, since_boot()));
             }
         }
     }
@@ -476,9 +524,19 @@ struct LimitWatch {
     lane: OnceLock<WatchedLane>,
     /// The limit that was last seen.
     seen: AtomicUsize,
+    /// The request whose body is being started.
+    sending: Mutex<Option<SendingTask>>,
 }
 
 impl LimitWatch {
+    /// Called when hyper takes the first frame of a request's body. What does not fit into the connection then is
+    /// sent by the task that hyper starts next. `false` if it must not be sent any more.
+    fn sends_next(&self, task: SendingTask) -> bool {
+        let starts = task.start();
+        *lock(&self.sending) = Some(task);
+        starts
+    }
+
     /// Reports the limit if it has changed.
     fn report_change(&self) {
         let Some(WatchedLane { connection, upstream, id }) = self.lane.get() else { return };
@@ -505,7 +563,8 @@ struct LimitExecutor(Arc<LimitWatch>);
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for LimitExecutor {
     fn execute(&self, task: F) {
         let watch = self.0.clone();
-        tokio::spawn(async move {
+        let sending = lock(&watch.sending).take();
+        let task = tokio::spawn(async move {
             let mut task = pin!(task);
             poll_fn(|cx| {
                 let polled = task.as_mut().poll(cx);
@@ -514,5 +573,8 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for LimitExecutor {
             })
             .await;
         });
+        if let Some(sending) = sending {
+            sending.set(task.abort_handle());
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! Which connection carries the next stream to an HTTP/2 upstream, and when another connection is opened.
 //!
-//! Pure: no sockets, no clock, no waking. `C` is a connection of the caller, `W` a waiting request. No
+//! Pure: no sockets, no clock (a time is one since the machine started), no waking. `C` is a connection of the caller, `W` a waiting request. No
 //! connection gets more streams than its peer and [`LaneBounds`] allow. The first one with a free stream is
 //! used, so that those opened last become idle first. Requests without a free stream wait in order, and as
 //! many connections are opened as the waiting requests should need.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The limits for one upstream.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +54,7 @@ struct Lane<C> {
     /// The peer's limit; `None` until it has sent one.
     allowed: Option<usize>,
     /// When its last stream ended.
-    idle_since: Instant,
+    idle_since: Duration,
 }
 
 /// Where a request is sent.
@@ -121,7 +121,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// Called when a connection was opened.
-    pub(super) fn opened(&mut self, connection: C, now: Instant) -> (LaneId, LaneActions<C, W>) {
+    pub(super) fn opened(&mut self, connection: C, now: Duration) -> (LaneId, LaneActions<C, W>) {
         self.opening -= 1;
         self.is_http1 = false;
         let id = LaneId(self.number());
@@ -163,7 +163,7 @@ impl<C: Clone, W> Lanes<C, W> {
     }
 
     /// Called when a stream ended. When it was the last one of a retired connection, another may be opened.
-    pub(super) fn release(&mut self, id: LaneId, now: Instant) -> LaneActions<C, W> {
+    pub(super) fn release(&mut self, id: LaneId, now: Duration) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.live -= 1;
             lane.idle_since = now;
@@ -189,14 +189,35 @@ impl<C: Clone, W> Lanes<C, W> {
         self.place_or_open()
     }
 
+    /// Retires a connection that gives no sign of life, and all idle ones that `is_silent` as well.
+    pub(super) fn retire_silent(
+        &mut self,
+        id: LaneId,
+        is_silent: impl Fn(&C) -> bool,
+    ) -> LaneActions<C, W> {
+        for lane in &mut self.lanes {
+            let is_too = lane.live == 0 && lane.connection.as_ref().is_some_and(&is_silent);
+            if lane.id == id || is_too {
+                lane.connection = None;
+            }
+        }
+        self.drop_ended();
+        self.place_or_open()
+    }
+
+    /// Opens connections for waiting requests again, some time after one could not be opened.
+    pub(super) fn open_again(&mut self) -> LaneActions<C, W> {
+        self.place_or_open()
+    }
+
     /// Retires a connection that was idle for too long, and returns `None`; else returns when to ask again.
-    pub(super) fn expire(&mut self, id: LaneId, now: Instant) -> Option<Duration> {
+    pub(super) fn expire(&mut self, id: LaneId, now: Duration) -> Option<Duration> {
         let idle_time = self.bounds.idle_time;
         let lane = self.lane(id).filter(|lane| lane.connection.is_some())?;
         if lane.live > 0 {
             return Some(idle_time);
         }
-        let idle = now.saturating_duration_since(lane.idle_since);
+        let idle = now.saturating_sub(lane.idle_since);
         if idle < idle_time {
             return Some(idle_time - idle);
         }

@@ -14,3 +14,13 @@ pub(super) const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 pub(super) const ATTEMPTS: usize = 3;
 /// How long idle connections are kept.
 pub(super) const IDLE: Duration = Duration::from_secs(60);
+/// How long an idle TCP connection is silent until the system probes it, and how long after each of three probes.
+pub(super) const TCP_PROBE: Duration = Duration::from_secs(15);
+/// See [`TCP_PROBE`].
+pub(super) const TCP_PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the system waits for bytes that were sent to be acknowledged; then the connection has failed.
+pub(super) const TCP_UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// How long a connection on which nothing came of late may take to answer a ping, before another one is used.
+pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// How long after a connection could not be opened another one is opened for requests that wait for a stream.
+pub(super) const DIAL_PAUSE: Duration = Duration::from_secs(1);

@@ -368,7 +368,6 @@ async fn data_that_has_already_arrived_is_read_ahead_and_sent_first() {
     bench.send(EVENTS[0]);
     bench.send(EVENTS[2]);
     bench.tap.look_ahead().await;
-    assert_eq!(bench.tap.size_hint().lower(), EVENTS[0].len() as u64);
     assert_eq!(bench.text().await, EVENTS[0]);
     // Here, too, the end of the reply waits for the commit of its turn.
     let mut looking = Box::pin(bench.tap.look_ahead());

@@ -10,6 +10,8 @@ use loom::thread;
 
 use super::*;
 
+const NOW: Duration = Duration::from_secs(1000);
+
 /// Where a request waits for its place.
 #[derive(Default)]
 struct WaiterSeat {
@@ -66,14 +68,14 @@ impl LaneTable {
 
     /// Opens a connection at once. The model varies which other steps come in between.
     fn open(self: &Arc<Self>) {
-        let (id, actions) = self.decide(|lanes| lanes.opened((), Instant::now()));
+        let (id, actions) = self.decide(|lanes| lanes.opened((), NOW));
         self.perform(actions);
         let actions = self.decide(|lanes| lanes.set_limit(id, self.allowed));
         self.perform(actions);
     }
 
     fn release(self: &Arc<Self>, id: LaneId) {
-        let actions = self.decide(|lanes| lanes.release(id, Instant::now()));
+        let actions = self.decide(|lanes| lanes.release(id, NOW));
         self.perform(actions);
     }
 
@@ -188,7 +190,7 @@ fn only_an_idle_connection_expires() {
             vec![|table| {
                 let id = table.place();
                 table.release(id);
-                let late = Instant::now() + Duration::from_secs(3600);
+                let late = NOW + Duration::from_secs(3600);
                 table.decide(|lanes| lanes.expire(id, late));
             }],
         );

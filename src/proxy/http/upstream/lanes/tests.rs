@@ -3,6 +3,8 @@ use super::*;
 const BOUNDS: LaneBounds =
     LaneBounds { connections: 8, streams: 100, idle: 2, idle_time: Duration::from_secs(60) };
 
+const NOW: Duration = Duration::from_secs(1000);
+
 type Play = Lanes<char, usize>;
 
 /// Makes `many` requests: how many were placed at once, and how many connections are to be opened.
@@ -23,7 +25,7 @@ fn request(lanes: &mut Play, many: usize) -> (usize, usize) {
 
 /// Opens a connection whose peer allows this many streams.
 fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) {
-    let (id, first) = lanes.opened(name, Instant::now());
+    let (id, first) = lanes.opened(name, NOW);
     let then = lanes.set_limit(id, allowed);
     (id, first.placed.len() + then.placed.len(), first.open + then.open)
 }
@@ -44,7 +46,7 @@ fn a_burst_on_an_empty_pool_opens_enough_connections_at_once() {
 fn a_peer_gets_one_stream_before_its_stream_limit_is_known() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
-    let (id, actions) = lanes.opened('a', Instant::now());
+    let (id, actions) = lanes.opened('a', NOW);
     assert_eq!((actions.placed.len(), actions.open), (1, 0));
     let actions = lanes.set_limit(id, 2);
     assert_eq!(
@@ -74,9 +76,9 @@ fn a_lowered_limit_applies_to_new_streams() {
     assert!(lanes.set_limit(id, 4).placed.is_empty());
     assert_eq!(request(&mut lanes, 1), (0, 0));
     for left in (4..10).rev() {
-        assert!(lanes.release(id, Instant::now()).placed.is_empty(), "{left} are under way");
+        assert!(lanes.release(id, NOW).placed.is_empty(), "{left} are under way");
     }
-    assert_eq!(lanes.release(id, Instant::now()).placed.len(), 1);
+    assert_eq!(lanes.release(id, NOW).placed.len(), 1);
     assert_eq!(lanes.live(), [4]);
 }
 
@@ -86,12 +88,12 @@ fn a_peer_that_allows_no_streams_gets_at_most_two_connections() {
     assert_eq!(request(&mut lanes, 1), (0, 1));
     let (first, placed, _) = open(&mut lanes, 'a', 100);
     assert_eq!(placed, 1);
-    assert!(lanes.release(first, Instant::now()).placed.is_empty());
+    assert!(lanes.release(first, NOW).placed.is_empty());
     assert_eq!(lanes.set_limit(first, 0).open, 0);
     assert_eq!(request(&mut lanes, 1), (0, 1));
-    let (second, actions) = lanes.opened('b', Instant::now());
+    let (second, actions) = lanes.opened('b', NOW);
     assert_eq!(actions.placed.len(), 1, "until it has sent its limit, it gets one");
-    assert!(lanes.release(second, Instant::now()).placed.is_empty());
+    assert!(lanes.release(second, NOW).placed.is_empty());
     assert_eq!(lanes.set_limit(second, 0).open, 0);
     assert_eq!(request(&mut lanes, 5), (0, 0));
     assert_eq!(lanes.set_limit(first, 5).placed.len(), 5);
@@ -108,10 +110,10 @@ fn the_first_connection_with_a_free_stream_is_used_and_requests_wait_in_order() 
     let (ticket, actions) = lanes.wait(8);
     assert!(actions.placed.is_empty() && lanes.take().is_none());
     lanes.leave(ticket);
-    let actions = lanes.release(second, Instant::now());
+    let actions = lanes.release(second, NOW);
     assert_eq!(actions.placed, [(7, LanePlacement::Stream(second, 'b'))]);
-    assert!(lanes.release(second, Instant::now()).placed.is_empty());
-    assert!(lanes.release(first, Instant::now()).placed.is_empty());
+    assert!(lanes.release(second, NOW).placed.is_empty());
+    assert!(lanes.release(first, NOW).placed.is_empty());
     assert_eq!(lanes.take(), Some(LanePlacement::Stream(first, 'a')));
 }
 
@@ -122,7 +124,7 @@ fn a_retired_connection_counts_until_its_last_stream_ends() {
     let (id, ..) = open(&mut lanes, 'a', 100);
     assert_eq!(lanes.retire(id).open, 0);
     assert_eq!(request(&mut lanes, 1), (0, 0), "as many connections as may be");
-    let actions = lanes.release(id, Instant::now());
+    let actions = lanes.release(id, NOW);
     assert_eq!(actions.open, 1, "now there is room for another one");
     assert!(lanes.live().is_empty());
 }
@@ -155,7 +157,7 @@ fn idle_connections_are_limited_in_number_and_time() {
     let mut lanes = Play::new(LaneBounds { streams: 1, ..BOUNDS });
     assert_eq!(request(&mut lanes, 4), (0, 4));
     let ids = ['a', 'b', 'c', 'd'].map(|name| open(&mut lanes, name, 100).0);
-    let now = Instant::now();
+    let now = NOW;
     for id in ids {
         assert_eq!(lanes.release(id, now).open, 0);
     }
@@ -165,4 +167,33 @@ fn idle_connections_are_limited_in_number_and_time() {
     assert_eq!(lanes.expire(ids[0], now + idle_time / 2), Some(idle_time / 2));
     assert_eq!(lanes.expire(ids[0], now + idle_time), None);
     assert_eq!(lanes.live(), [0]);
+}
+
+#[test]
+fn after_a_failure_connections_are_opened_again_for_those_who_wait() {
+    let mut lanes = Play::new(LaneBounds { streams: 1, ..BOUNDS });
+    request(&mut lanes, 1);
+    let (first, ..) = open(&mut lanes, 'a', 1);
+    assert_eq!(request(&mut lanes, 1), (0, 1));
+    assert!(lanes.failed().is_empty(), "it waits for the stream");
+    assert_eq!(lanes.open_again().open, 1, "or for another connection");
+    assert_eq!(lanes.open_again().open, 0, "which is being opened");
+    let (_, actions) = lanes.opened('b', NOW);
+    assert_eq!(actions.placed.len(), 1);
+    assert_eq!(lanes.release(first, NOW).open, 0);
+    assert_eq!(lanes.open_again().open, 0, "nobody waits");
+}
+
+#[test]
+fn with_a_silent_connection_all_idle_ones_that_are_silent_are_retired() {
+    let mut lanes = Play::new(BOUNDS);
+    request(&mut lanes, 201);
+    let ids = ['a', 'b', 'c'].map(|name| open(&mut lanes, name, 100).0);
+    assert_eq!(lanes.live(), [100, 100, 1]);
+    for id in [ids[1]; 100] {
+        let _ = lanes.release(id, NOW);
+    }
+    let actions = lanes.retire_silent(ids[2], |name| *name != 'a');
+    assert_eq!((lanes.live(), actions.open), (vec![100, 1], 0), "the idle one is gone");
+    assert_eq!(request(&mut lanes, 1), (0, 1), "the silent one takes no more");
 }

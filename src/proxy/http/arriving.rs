@@ -1,0 +1,239 @@
+//! Bodies as they arrive on a connection, and what becomes of a request's body that nobody reads.
+//!
+//! A stream that was reset has not ended. When the response to a request has ended, the rest of the request's
+//! body is read and dropped: a client that sends all of it before it reads would otherwise wait for ever, and
+//! closing a connection with unread data discards the response (RFC 9112, 9.6).
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Version;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::memory::MemoryShare;
+use super::progress::InFlight;
+use super::transport::ReadBuffers;
+
+/// The error of any part of a connection.
+pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The next frame of a body, or its end.
+pub(crate) type NextFrame = Option<Result<Frame<Bytes>, ConnectionError>>;
+
+/// The error of an HTTP/2 stream that was reset before its end.
+const RESET: &str = "the stream was reset before its end";
+/// The error of a request's body after its response has ended.
+const UNWANTED: &str = "the response ended before the request";
+
+/// A body as it arrives.
+#[derive(Debug)]
+pub(crate) struct ArrivingBody {
+    body: Incoming,
+    is_http2: bool,
+}
+
+impl ArrivingBody {
+    pub(crate) fn new(body: Incoming, version: Version) -> Self {
+        Self { body, is_http2: version == Version::HTTP_2 }
+    }
+}
+
+impl Body for ArrivingBody {
+    type Data = Bytes;
+    type Error = ConnectionError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        // hyper takes NO_ERROR, of a reset or of the connection's end, for the end of a body.
+        if frame.is_none() && self.is_http2 && !self.body.is_end_stream() {
+            return Poll::Ready(Some(Err(RESET.into())));
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of a request, for whoever reads it, and for [`UnreadRest`].
+#[derive(Clone, Debug)]
+pub(crate) struct ClientBody(Arc<Mutex<ClientBodyState>>);
+
+#[derive(Debug)]
+enum ClientBodyState {
+    Arriving(ArrivingBody),
+    Ended,
+    /// Its response has ended, or it stalled.
+    Unwanted,
+}
+
+impl ClientBody {
+    pub(crate) fn new(body: ArrivingBody) -> Self {
+        let state = match body.is_end_stream() {
+            true => ClientBodyState::Ended,
+            false => ClientBodyState::Arriving(body),
+        };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Drops what is left, so that its connection closes after the response.
+    pub(super) fn abandon(&self) {
+        *self.state() = ClientBodyState::Unwanted;
+    }
+
+    fn state(&self) -> MutexGuard<'_, ClientBodyState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = ConnectionError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        let mut state = self.state();
+        let body = match &mut *state {
+            ClientBodyState::Arriving(body) => body,
+            ClientBodyState::Ended => return Poll::Ready(None),
+            ClientBodyState::Unwanted => return Poll::Ready(Some(Err(UNWANTED.into()))),
+        };
+        let frame = ready!(Pin::new(body).poll_frame(cx));
+        match &frame {
+            Some(Ok(_)) => {}
+            Some(Err(_)) => *state = ClientBodyState::Unwanted,
+            None => *state = ClientBodyState::Ended,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &*self.state() {
+            ClientBodyState::Arriving(body) => body.is_end_stream(),
+            ClientBodyState::Ended => true,
+            ClientBodyState::Unwanted => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &*self.state() {
+            ClientBodyState::Arriving(body) => body.size_hint(),
+            ClientBodyState::Ended => SizeHint::with_exact(0),
+            ClientBodyState::Unwanted => SizeHint::default(),
+        }
+    }
+}
+
+/// The part of a body that is still to come.
+#[derive(Debug)]
+pub(super) enum BodyRest {
+    /// Of a request.
+    Client(ClientBody),
+    /// Of a response.
+    Upstream(ArrivingBody),
+}
+
+impl BodyRest {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        match self {
+            Self::Client(body) => Pin::new(body).poll_frame(cx),
+            Self::Upstream(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Client(body) => body.is_end_stream(),
+            Self::Upstream(body) => body.is_end_stream(),
+        }
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Client(body) => body.size_hint(),
+            Self::Upstream(body) => body.size_hint(),
+        }
+    }
+}
+
+/// What is left of a request's body; read and dropped once this is dropped, which is when the response has
+/// ended.
+pub(crate) struct UnreadRest {
+    body: ClientBody,
+    connection: ClientConnection,
+}
+
+/// The connection that a request's body arrives on.
+#[derive(Clone)]
+pub(crate) struct ClientConnection {
+    pub(crate) memory: Arc<MemoryShare>,
+    pub(crate) buffers: ReadBuffers,
+    /// How long a body may stall; then the connection is closed.
+    pub(crate) stall: Duration,
+}
+
+impl ClientConnection {
+    /// Gives the memory of its reads back, unless it is in use.
+    fn rest(&self) {
+        if self.memory.progress().is_between_exchanges() {
+            self.buffers.release();
+        }
+    }
+}
+
+impl UnreadRest {
+    pub(crate) fn new(body: &ClientBody, connection: &ClientConnection) -> Self {
+        Self { body: body.clone(), connection: connection.clone() }
+    }
+}
+
+impl Drop for UnreadRest {
+    fn drop(&mut self) {
+        let state = std::mem::replace(&mut *self.body.state(), ClientBodyState::Unwanted);
+        // Without a runtime, the process is ending.
+        let (ClientBodyState::Arriving(mut body), Ok(runtime)) = (state, Handle::try_current())
+        else {
+            return self.connection.rest();
+        };
+        if body.is_end_stream() {
+            return;
+        }
+        let connection = self.connection.clone();
+        let underway = BodyUnderway::new(&connection.memory);
+        runtime.spawn(async move {
+            // hyper may report the end of a body only with the next request, but its length is known before.
+            while !body.is_end_stream()
+                && let Ok(Some(Ok(_))) = timeout(connection.stall, body.frame()).await
+            {}
+            drop((body, underway));
+            connection.rest();
+        });
+    }
+}
+
+/// Marks that a request's body has not ended.
+pub(super) struct BodyUnderway(Arc<MemoryShare>);
+
+impl BodyUnderway {
+    pub(super) fn new(share: &Arc<MemoryShare>) -> Self {
+        share.progress().begin(InFlight::Body);
+        Self(share.clone())
+    }
+}
+
+impl Drop for BodyUnderway {
+    fn drop(&mut self) {
+        self.0.progress().end(InFlight::Body);
+    }
+}
