@@ -407,6 +407,41 @@ async fn a_repeated_call_keeps_the_signature_that_it_came_with() {
     }
 }
 
+/// Two sub-agents of one session get the same prompt, and their provider counts its calls.
+#[tokio::test]
+async fn named_agents_with_equal_prompts_and_call_ids_keep_their_own_reasoning() {
+    let call = json!({"id": "call_0", "type": "function", "function": {"name": "read", "arguments": "{}"}});
+    let agent =
+        |name: &str| format!("x-claude-code-session-id: s\r\nx-claude-code-agent-id: {name}\r\n");
+    let prompt = json!({"model": "deepseek-v4-pro", "messages": [{"role": "user", "content": "Read the file."}]});
+    // The third one's reply has no reasoning, so it gets none of the others.
+    let thoughts = [("a1", Some("Let me see.")), ("a2", Some("I shall look.")), ("a3", None)];
+    let mut stage = Stage::open(Some(ReasoningRule::Wanted)).await;
+    for (name, thought) in thoughts {
+        stage.headers = agent(name);
+        let mut message = json!({"content": null, "tool_calls": [call]});
+        if let Some(thought) = thought {
+            message["reasoning_content"] = thought.into();
+        }
+        let reply =
+            json!({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]});
+        stage.exchange(CHAT, &prompt, &reply.to_string()).await;
+    }
+    for (name, thought) in thoughts {
+        stage.headers = agent(name);
+        let mut next = prompt.clone();
+        let messages = next["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+        messages.push(json!({"role": "tool", "tool_call_id": "call_0", "content": "fn main() {}"}));
+        let second = stage.exchange(CHAT, &next, DONE).await;
+        assert_eq!(
+            second.sent["messages"][1].get("reasoning_content").and_then(Value::as_str),
+            thought,
+            "{name}"
+        );
+    }
+}
+
 /// A reply of 2,060 tokens, 2,000 of them reasoning that is neither sent nor reported, made the next estimate 2,578 for 580.
 #[tokio::test]
 async fn hidden_reasoning_is_not_carried_over() {

@@ -23,8 +23,8 @@ use super::repair::RepairDecision;
 use super::signature::signature_key;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome,
-    QueuedMessage, ReasoningBlock, ReasoningDecision, ReasoningRecord, ReplyForm, Revocation,
-    Sketch, SketchPart, Suspension, ThreadId, Turn,
+    QueuedMessage, ReasoningDecision, ReasoningRecord, ReplyForm, Revocation, Sketch, SketchPart,
+    Suspension, ThreadId, Turn,
 };
 use crate::dialect::hints::ClientHints;
 use crate::dialect::{Chain, PartKey, Purpose};
@@ -41,7 +41,7 @@ pub struct Ledger {
     /// Turns that a later turn of their thread continues.
     grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
-    /// Signed reasoning, and signatures, of later replies with the same parts to a repeated request.
+    /// The reasoning of later replies with the same parts: to a repeated request, or in another thread.
     repeated_reasoning: HashMap<Chain, Vec<Arc<ReasoningRecord>>>,
     /// The reasoning of all replies, those to a repeated request too, by the keys of its signed blocks.
     by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
@@ -140,7 +140,7 @@ impl Ledger {
     }
 
     /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
-    /// reply is the one that is put back; another one only in its own branch, if it is signed.
+    /// reply is the one that is put back; another one only in its own branch.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
         let signatures: Vec<_> =
             reasoning.blocks.iter().filter_map(|it| signature_key(&it.raw)).collect();
@@ -166,21 +166,14 @@ impl Ledger {
             (known.at, known.key()) <= (reasoning.at, reasoning.key())
         };
         let after = reasoning.after;
-        let is_signed = |it: &ReasoningRecord| {
-            let is_signed_block = |it: &ReasoningBlock| signature_key(&it.raw).is_some();
-            !it.signatures.is_empty() || it.blocks.iter().any(is_signed_block)
-        };
         let later = if self.reasoning.get(&after).is_none_or(|known| !is_first(known)) {
             reasoning.anchor_keys.iter().for_each(|key| self.add_anchor_key(*key, &reasoning));
             self.reasoning.insert(after, reasoning.clone())
-        } else if !is_signed(&reasoning) {
-            return;
         } else {
             Some(reasoning.clone())
         };
         self.bytes += bytes;
         self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
-        let later = later.filter(|it| is_signed(it));
         later.into_iter().for_each(|it| self.repeated_reasoning.entry(after).or_default().push(it));
     }
 
@@ -544,6 +537,7 @@ mod memory;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::ReasoningBlock;
     use crate::context::reasoning::Signature;
 
     /// The bytes that a fact adds to an empty ledger.

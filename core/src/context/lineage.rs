@@ -171,10 +171,12 @@ fn longest_prefix<'l>(
 ) -> Option<AncestorMatch<'l>> {
     let newest = newest_reasoning(ledger, conversation);
     let replies = replies(conversation);
+    let others = OtherAgents::new(ledger, position);
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
         let is_later = |turn: &&Arc<Turn>| {
-            newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)
+            !others.contains(turn)
+                && newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)
         };
         let made = newest.map(|(_, maker)| maker).filter(|maker| {
             let client_thread = maker.position.client_thread == position.client_thread;
@@ -194,6 +196,23 @@ fn longest_prefix<'l>(
         };
         made.or_else(replied).or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
+}
+
+/// The turns of other agents, which the request of an agent that has turns of its own does not continue: their prompts, and
+/// even the ids of their calls, may be equal. They are told apart by the names that the client gives them.
+struct OtherAgents<'p>(Option<&'p str>);
+
+impl<'p> OtherAgents<'p> {
+    fn new(ledger: &Ledger, position: &'p Position) -> Self {
+        let own = position.client_thread.as_deref();
+        let is_own = |turn: &Arc<Turn>| turn.position.client_thread.as_deref() == own;
+        Self(own.filter(|_| ledger.turns().any(is_own)))
+    }
+
+    fn contains(&self, turn: &Turn) -> bool {
+        let other = turn.position.client_thread.as_deref();
+        self.0.is_some_and(|own| other.is_some_and(|other| other != own))
+    }
 }
 
 /// Which keyed parts of a request are replies of the model.
@@ -270,6 +289,7 @@ fn last_boundary<'l>(
     let keyed: Vec<(PartKey, Role)> =
         conversation.parts().filter_map(|part| Some((part.key?, part.role))).collect();
     let keys: Vec<PartKey> = keyed.iter().map(|(key, _)| *key).collect();
+    let others = OtherAgents::new(ledger, position);
     (covered..keys.len()).rev().find_map(|index| {
         let (key, Role::Assistant) = keyed[index] else { return None };
         let before = index.checked_sub(1).map(|before| BoundaryHash::of(keys[before], key));
@@ -279,7 +299,9 @@ fn last_boundary<'l>(
         let marked = ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES);
         let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
         let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
-        let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, position));
+        let proven = measured.filter(|(turn, marked, run)| {
+            !others.contains(turn) && proves(turn, *marked, *run, position)
+        });
         // The turns are given newest first; of equals, the first is kept.
         let best = proven.fold(None, |best: Option<(&Arc<Turn>, usize)>, (turn, _, run)| {
             if best.is_some_and(|(_, longest)| longest >= run) { best } else { Some((turn, run)) }

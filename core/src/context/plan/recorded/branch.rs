@@ -30,6 +30,8 @@ pub(super) struct Branch<'l> {
     ledger: &'l Ledger,
     /// The request's own exchange.
     exchange: &'l ExchangeId,
+    /// The thread that the client names.
+    client_thread: Option<&'l str>,
     /// The turn that it continues.
     parent: Option<&'l Turn>,
     /// What that turn sent, part by part; `None` if unknown.
@@ -66,7 +68,8 @@ impl<'l> Branch<'l> {
         };
         let covers = covered.len() - covered.iter().rev().take_while(is_reply).count();
         let (line, keys) = Default::default();
-        Self { ledger, exchange: &placed.exchange, parent, sent, covers, line, keys }
+        let client_thread = placed.position.client_thread.as_deref();
+        Self { ledger, exchange: &placed.exchange, client_thread, parent, sent, covers, line, keys }
     }
 
     /// Whether it has sent a part with this key.
@@ -85,17 +88,35 @@ impl<'l> Branch<'l> {
         self.line.get_or_init(line)
     }
 
-    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this branch.
+    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this branch. That of
+    /// a thread which its client names otherwise is never used: sub-agents may have equal prompts and call ids.
     pub(super) fn reasoning(&self, chain: Chain) -> Option<&'l Arc<ReasoningRecord>> {
         let first = self.ledger.reasoning(chain)?;
-        let mut later = self.ledger.repeated_reasoning(chain).peekable();
-        if later.peek().is_none() {
+        if self.client_thread.is_none() && self.ledger.repeated_reasoning(chain).next().is_none() {
             return Some(first);
         }
-        let mut replies = self.ledger.replied_to(chain);
-        let here = replies.find(|turn| self.line().contains(&turn.exchange));
-        let own = here.and_then(|turn| later.find(|it| it.at == turn.ended));
-        Some(own.unwrap_or(first))
+        let all = || std::iter::once(first).chain(self.ledger.repeated_reasoning(chain));
+        let here = self.ledger.replied_to(chain).find(|turn| self.line().contains(&turn.exchange));
+        let own = here.and_then(|turn| all().find(|it| it.at == turn.ended));
+        // A reply of the named thread has its own reasoning or none.
+        if self.client_thread.is_some()
+            && here.is_some_and(|turn| turn.position.client_thread.as_deref() == self.client_thread)
+        {
+            return own;
+        }
+        own.or_else(|| all().find(|it| !self.is_of_another(it)))
+    }
+
+    /// Whether reasoning was made in a thread that its client names otherwise than this one.
+    pub(super) fn is_of_another(&self, reasoning: &ReasoningRecord) -> bool {
+        let Some(name) = self.client_thread else { return false };
+        let replied = self.ledger.replied_to(reasoning.after);
+        let mut makers = replied.filter(|turn| turn.ended == reasoning.at).peekable();
+        makers.peek().is_some()
+            && makers.all(|turn| {
+                let other = turn.position.client_thread.as_deref().filter(|other| *other != name);
+                other.is_some() && !self.line().contains(&turn.exchange)
+            })
     }
 
     /// In which form this branch sent the parts with these keys: how often each was cut, by index into

@@ -67,11 +67,13 @@ impl RecordedDecisions {
                 // What is left of a reply tells less, so that only the newest of its text comes into question.
                 let most = if is_whole { usize::MAX } else { 1 };
                 let alike = ledger.reasoning_by_anchor_key(keyed.key).take(most);
-                let aligned = alike.filter(|it| !found.contains(&it.after)).find_map(|reasoning| {
-                    let aligned = self.aligned(reasoning, index)?;
-                    let fits = !is_whole || aligned.parts.iter().all(Option::is_some);
-                    fits.then_some((reasoning, aligned))
-                });
+                let aligned = alike
+                    .filter(|it| !found.contains(&it.after) && !branch.is_of_another(it))
+                    .find_map(|reasoning| {
+                        let aligned = self.aligned(reasoning, index)?;
+                        let fits = !is_whole || aligned.parts.iter().all(Option::is_some);
+                        fits.then_some((reasoning, aligned))
+                    });
                 if let Some((reasoning, AlignedReply { parts, first, last })) = aligned {
                     found.insert(reasoning.after);
                     covered[first..=last].fill(true);

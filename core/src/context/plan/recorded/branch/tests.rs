@@ -22,7 +22,16 @@ fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
     let sent = sent.map(|keys| keys.iter().map(part).collect());
     let (line, keys) = Default::default();
     static HERE: std::sync::LazyLock<ExchangeId> = std::sync::LazyLock::new(|| "here".into());
-    Branch { ledger, exchange: &HERE, parent: None, sent, covers: 0, line, keys }
+    Branch {
+        ledger,
+        exchange: &HERE,
+        client_thread: None,
+        parent: None,
+        sent,
+        covers: 0,
+        line,
+        keys,
+    }
 }
 
 fn reasoning_decision(
