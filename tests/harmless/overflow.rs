@@ -6,7 +6,9 @@ use plimsoll::config::Mode;
 use plimsoll::context::policy::Policy;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
-use scripted_provider::strict::{self, Clock, Dialect, Rules, ScriptedReply, StrictProvider};
+use scripted_provider::strict::{
+    self, Clock, Dialect, OVERFLOW_WORDINGS, Rules, ScriptedReply, StrictProvider,
+};
 use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
@@ -32,8 +34,10 @@ async fn session(
     model: &'static str,
     binding: bool,
     mode: Mode,
+    wording: Option<usize>,
 ) -> SessionReport {
-    let rules = Rules { window: Some(WINDOW), binding: Some(binding), ..Rules::default() };
+    let rules = Rules { binding: Some(binding), overflow_wording: wording, ..Rules::default() };
+    let rules = Rules { window: Some(WINDOW), ..rules };
     let provider = StrictProvider::with_clock(rules, 7, Clock::manual());
     let summary = ScriptedReply::text("<summary>Logs were read, one after the other.</summary>");
     provider.reply_to_matching("Write a summary of the conversation", summary);
@@ -82,9 +86,9 @@ async fn sessions_survive_overflows_of_an_unknown_window() {
         (Dialect::Gemini, "gemini-3-pro", &[false]),
     ] {
         for &binding in bindings {
-            let untouched = session(dialect, model, binding, Mode::Observe).await;
+            let untouched = session(dialect, model, binding, Mode::Observe, None).await;
             assert_eq!(untouched.refused, 1, "{model}: it dies without us: {untouched:?}");
-            let report = session(dialect, model, binding, Mode::Active).await;
+            let report = session(dialect, model, binding, Mode::Active, None).await;
             println!("{model}, binding {binding}: {report:?}; untouched {untouched:?}");
             assert_eq!(report.refused, 0, "{model}, binding {binding}: {report:?}");
             assert!(
@@ -92,5 +96,23 @@ async fn sessions_survive_overflows_of_an_unknown_window() {
                 "{model}: {report:?}"
             );
         }
+    }
+}
+
+/// The same, in whatever words and shape the provider says so. Output counts towards the window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_survive_overflows_in_any_words() {
+    let models = [
+        (Dialect::Anthropic, "claude-sonnet-4-5"),
+        (Dialect::Chat, "local-model"),
+        (Dialect::Responses, "gpt-5.6"),
+        (Dialect::Gemini, "gemini-2.5-pro"),
+    ];
+    for wording in 0..OVERFLOW_WORDINGS {
+        let (dialect, model) = models[(wording + wording / models.len()) % models.len()];
+        let report = session(dialect, model, false, Mode::Active, Some(wording)).await;
+        println!("wording {wording}, {model}: {report:?}");
+        assert_eq!(report.refused, 0, "wording {wording}, {model}: {report:?}");
+        assert!(report.recovered > 0, "wording {wording}, {model}: {report:?}");
     }
 }

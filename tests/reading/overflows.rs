@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use plimsoll::dialect::overflow::{ErrorResponse, overflow};
+use plimsoll::context::overflow::is_near;
+use plimsoll::dialect::overflow::{ErrorResponse, Overflow, overflow};
 use serde_json::Value;
 
 #[test]
@@ -31,8 +32,8 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
         }
     }
     assert!(limits >= 5 && others >= 40, "{limits} limits, {others} others");
-    let numbers = |(who, seen): &(String, _)| {
-        let plimsoll::dialect::overflow::Overflow { window, input } = *seen;
+    let numbers = |(who, seen): &(String, Overflow)| {
+        let Overflow { window, input, .. } = *seen;
         (who.clone(), window, input)
     };
     let mut numbers: Vec<_> = overflows.iter().map(numbers).collect();
@@ -49,4 +50,32 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
     ];
     let expected = expected.map(|(who, window, input)| (who.to_owned(), window, input));
     assert_eq!(numbers, expected);
+}
+
+/// The texts of many servers and gateways: history is too long, only the output is, or it is something else.
+#[test]
+fn texts_of_servers_are_told_apart() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/refusals/texts.jsonl");
+    let lines = std::fs::read_to_string(file).unwrap();
+    let mut wrong = Vec::new();
+    for line in lines.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let status = u16::try_from(row["status"].as_u64().unwrap()).unwrap();
+        let body = row["body"].as_str().unwrap().as_bytes();
+        let seen = overflow(&ErrorResponse { status, host: "", body });
+        // A text that was inferred counts if its numbers are near those of the request.
+        let (window, input) = (row["window"].as_u64(), row["input"].as_u64());
+        let estimate = input.or(window).unwrap_or(60_500) / 20 * 21;
+        let seen = seen.filter(|seen| !seen.is_inferred || is_near(seen, estimate, Some(64_000)));
+        let verdict = match &seen {
+            None => "none",
+            Some(seen) if seen.is_of_output() => "output",
+            Some(_) => "history",
+        };
+        let numbers = seen.map(|seen| (seen.window, seen.input)).unwrap_or_default();
+        if row["verdict"] != verdict || numbers != (window, input) {
+            wrong.push(format!("{verdict} {numbers:?}: {line}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

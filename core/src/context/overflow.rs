@@ -11,7 +11,7 @@ pub use report::{OverflowReport, OverflowSign};
 use super::budget::Anchor;
 use super::{Estimate, EstimateMethod, SketchPart};
 use crate::dialect::models::PictureRule;
-use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
+use crate::dialect::overflow::{Overflow, overflow_in_reply};
 use crate::dialect::{Audience, Conversation, Part, PartKind, Purpose, Reply, StopReason, Usage};
 use crate::tokens::media::largest_picture;
 
@@ -26,18 +26,25 @@ pub const ANY_HOLDS: u64 = 1_500;
 
 /// A provider's count is at most this many times ours, if everything that is sent is visible.
 const WILD: u64 = 8;
+/// If nothing but numbers says that a request does not fit, they are within this many times ours, either way.
+const NEAR: u64 = 4;
 /// Even at this many times our count, a request of fewer than [`ANY_HOLDS`] tokens fits any window.
 const FAR_BELOW_ANY: u64 = 2;
 
 /// Whether a message about the window contradicts the estimate so much that it cannot be true: its numbers are
 /// far above what was sent, or it has none and the request would fit any window. Not if the provider holds
 /// history, or if there are documents or opaque parts: their size is unknown here.
+///
+/// If nothing but its numbers says that the request does not fit, they have to be near the estimate.
 pub fn contradicts(
     stated: &Overflow,
     estimate: &Estimate,
     sent: &Conversation,
     rule: &PictureRule,
 ) -> bool {
+    if stated.is_inferred && !is_near(stated, estimate.tokens, sent.max_output) {
+        return true;
+    }
     let unseen = [PartKind::Document, PartKind::Opaque];
     // The definitions that a reference loads are in the request.
     let is_unseen = |part: &Part| {
@@ -57,6 +64,17 @@ pub fn contradicts(
     is_seen && is_wild
 }
 
+/// Whether numbers in a message may be those of a request of so many tokens: the count is near the estimate, and
+/// with the requested output it is more than the window.
+pub fn is_near(stated: &Overflow, estimate: u64, max_output: Option<u64>) -> bool {
+    let input = stated.input.unwrap_or(estimate);
+    let is_like = input <= estimate.saturating_mul(NEAR) && input >= estimate / NEAR;
+    // "About" so many are no count: ours decides, which may be a little less than theirs.
+    let slack = if stated.input.is_none() { input / NEAR } else { 0 };
+    let most = input.saturating_add(slack).saturating_add(max_output.unwrap_or(0));
+    is_like && stated.window.is_some_and(|window| window < most)
+}
+
 /// What is known about a request whose reply may show an overflow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OverflowEvidence<'a> {
@@ -66,6 +84,8 @@ pub struct OverflowEvidence<'a> {
     pub sums: PartSums,
     /// The window, if known, tokens.
     pub window: Option<u64>,
+    /// The requested output limit, tokens.
+    pub max_output: Option<u64>,
     /// The host that the request was sent to.
     pub host: &'a str,
 }
@@ -104,18 +124,17 @@ pub fn detected(
     purpose: Purpose,
     evidence: &OverflowEvidence<'_>,
 ) -> Option<OverflowReport> {
-    let host = evidence.host;
     if purpose != Purpose::Turn && purpose != Purpose::Compaction {
         return None;
     }
     let showing = |sign, stated| Some(OverflowReport { sign, reported: stated, saved: false });
     if let Some(error) = &reply.error {
-        let message_text = error.text();
-        let answered = ErrorResponse { status: 200, host, body: message_text.as_bytes() };
-        // Errors in the middle of an accepted reply have the same messages as refusals.
-        let refused = ErrorResponse { status: 400, ..answered };
-        let stated = overflow(&answered).or_else(|| overflow(&refused))?;
-        return showing(OverflowSign::InReply, stated);
+        let stated = overflow_in_reply(error, evidence.host)?;
+        let is_far = |estimate: &Estimate| {
+            stated.is_inferred && !is_near(&stated, estimate.tokens, evidence.max_output)
+        };
+        let is_wrong = evidence.estimate.is_some_and(is_far);
+        return showing(OverflowSign::InReply, stated).filter(|_| !is_wrong);
     }
     if reply.stop == Some(StopReason::WindowFull) {
         return showing(OverflowSign::WindowFull, Overflow::default());
@@ -127,7 +146,7 @@ pub fn detected(
         return showing(OverflowSign::Empty, Overflow::default());
     }
     let input = truncated(&reply.usage, evidence)?;
-    showing(OverflowSign::Truncated, Overflow { window: None, input: Some(input) })
+    showing(OverflowSign::Truncated, Overflow { input: Some(input), ..Overflow::default() })
 }
 
 /// The reported input, if it is much lower than what was sent and a limit explains that: the known window is

@@ -12,7 +12,7 @@ mod thoughts;
 
 pub(crate) use decision::RepairDecision;
 pub(crate) use output::lowered_output;
-pub use output::{fit_output, spare};
+pub use output::{fit_output, refused_output, spare};
 pub use smaller::{may_be_smaller, smaller};
 
 use super::Fact;
@@ -72,6 +72,9 @@ impl RefusedRequest<'_> {
         let repair = match refusal.cause {
             RepairCause::Empty => Repair::Empty { text: text(NO_CONTENT) },
             RepairCause::Unicode => Repair::Unicode,
+            RepairCause::ToolPairs if refusal.detail == Some(RefusalDetail::Reference) => {
+                Repair::ToolReferences
+            }
             RepairCause::ToolPairs => Repair::ToolPairs { text: text(NO_RESULT) },
             RepairCause::ToolIds => {
                 let length = refusal.limit.and_then(|length| u32::try_from(length).ok());

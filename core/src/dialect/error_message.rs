@@ -1,22 +1,29 @@
 //! Takes the message of an error out of the body that a provider wrapped it in.
 //!
-//! Anthropic, OpenAI and Google wrap it in `error`, FastAPI in `detail`, MiniMax in `base_resp`; a router
-//! puts its provider's error into `metadata.raw`. Pure; must not judge the message.
+//! Anthropic, OpenAI and Google wrap it in `error`, Cloudflare in `errors`, FastAPI in `detail`, MiniMax in
+//! `base_resp`; a router puts its provider's error into `metadata.raw`, or as JSON into its own message. Pure;
+//! must not judge the message.
 
 use super::ProviderError;
 use crate::wire::json::{Document, Kind, Value};
 
-/// An error's message, and the provider's names for the error.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An error's message, and what the provider says of it in members of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ErrorMessage {
     /// Its type, code and status, if it has them.
     pub kinds: Vec<Box<str>>,
     /// Its text; empty if it has none.
     pub text: Box<str>,
+    /// The places in the request that it names, as the provider writes them.
+    pub places: Vec<Box<str>>,
+    /// The tokens that would fit.
+    pub window: Option<u64>,
+    /// The tokens that were counted in the prompt.
+    pub input: Option<u64>,
 }
 
 /// The longest body without JSON that is taken as a message, bytes.
-const PLAIN_BYTES: usize = 512;
+const PLAIN_BYTES: usize = 2048;
 /// How many nested routers are followed.
 const WRAPPED: usize = 3;
 
@@ -31,22 +38,42 @@ impl ErrorMessage {
     /// The message of an error in a reply.
     pub(super) fn of(error: &ProviderError) -> Self {
         let text = error.message.clone().unwrap_or_default();
-        Self { kinds: error.kind.clone().into_iter().collect(), text }
+        Self { kinds: error.kind.clone().into_iter().collect(), text, ..Self::default() }
     }
 }
 
 fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
     let document = Document::read(body).ok();
     let Some(root) = document.as_ref().and_then(|document| document.root(body)) else {
-        let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= PLAIN_BYTES);
-        found.extend(text.map(|text| ErrorMessage { kinds: Vec::new(), text: text.into() }));
+        let Ok(text) = std::str::from_utf8(body) else { return };
+        if text.len() <= PLAIN_BYTES {
+            found.push(ErrorMessage { text: text.into(), ..ErrorMessage::default() });
+        }
+        if let Some(wrapped) = json_in(text).filter(|_| depth < WRAPPED) {
+            read(wrapped.as_bytes(), depth + 1, found);
+        }
         return;
     };
     let value = root.items().next().unwrap_or(root);
-    let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
+    let inner = value.get_any(&["error", "errors"]).filter(|error| !error.is_null());
+    let inner = inner.map_or(value, |inner| inner.items().next().unwrap_or(inner));
     let text = message(inner).or_else(|| message(value)).unwrap_or_default();
-    found.push(ErrorMessage { kinds: kinds(value, inner), text });
-    if let Some(raw) = inner.path(&["metadata", "raw"]).filter(|_| depth < WRAPPED) {
+    let wrapped = json_in(&text).map(str::to_owned);
+    let named = if inner.kind() == Kind::Object { inner } else { value };
+    found.push(ErrorMessage {
+        kinds: kinds(named),
+        text,
+        places: places(named),
+        window: number(named, &WINDOW_NAMES),
+        input: number(named, &INPUT_NAMES),
+    });
+    if depth == WRAPPED {
+        return;
+    }
+    if let Some(wrapped) = wrapped {
+        read(wrapped.as_bytes(), depth + 1, found);
+    }
+    if let Some(raw) = inner.path(&["metadata", "raw"]) {
         match raw.text() {
             Some(text) => read(text.as_bytes(), depth + 1, found),
             None => read(raw.raw(), depth + 1, found),
@@ -54,11 +81,37 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
     }
 }
 
-fn kinds(value: Value<'_>, inner: Value<'_>) -> Vec<Box<str>> {
+/// The JSON object in a message that a gateway made of another one.
+fn json_in(text: &str) -> Option<&str> {
+    let json = text.get(text.find('{')?..=text.rfind('}')?)?;
+    Document::read(json.as_bytes()).is_ok().then_some(json)
+}
+
+/// Members with the tokens that would fit, and with those that were counted (llama.cpp, ds4).
+const WINDOW_NAMES: [&str; 4] = ["n_ctx", "max_context_length", "context_window", "max_model_len"];
+const INPUT_NAMES: [&str; 3] = ["n_prompt_tokens", "prompt_tokens", "input_tokens"];
+/// Codes up to here are statuses of HTTP.
+const LAST_STATUS: u64 = 599;
+
+fn number(error: Value<'_>, names: &[&str]) -> Option<u64> {
+    names.iter().find_map(|name| error.get(name)?.as_u64())
+}
+
+fn kinds(error: Value<'_>) -> Vec<Box<str>> {
     let names = ["type", "code", "status"];
-    let outer = if inner.kind() == Kind::Object { inner } else { value };
-    let kinds = names.iter().filter_map(|name| outer.get_text(name));
-    kinds.map(|kind| kind.into_owned().into()).collect()
+    let mut kinds: Vec<Box<str>> =
+        names.iter().filter_map(|name| error.get_text(name)).map(Into::into).collect();
+    let detailed = error.get("details").and_then(|details| details.get_text("error_code"));
+    kinds.extend(detailed.map(Into::into));
+    let code = error.get("code").and_then(|code| code.as_u64());
+    kinds.extend(code.filter(|code| *code > LAST_STATUS).map(|code| code.to_string().into()));
+    kinds
+}
+
+fn places(error: Value<'_>) -> Vec<Box<str>> {
+    let paths = error.path(&["details", "paths"]);
+    let paths = paths.into_iter().flat_map(|paths| paths.items()).filter_map(|path| path.text());
+    paths.chain(error.get_text("param")).map(Into::into).collect()
 }
 
 /// The message of an error, from any of its known places.
@@ -110,6 +163,7 @@ mod tests {
             (r#"{"detail":"No."}"#, "No."),
             (r#"{"detail":[{"loc":["body","x",1],"msg":"No.","input":"y"}]}"#, "body.x.1: No."),
             (r#"{"base_resp":{"status_code":2013,"status_msg":"No."}}"#, "No."),
+            (r#"{"success":false,"errors":[{"message":"No.","code":5021}]}"#, "No."),
             ("404 page not found\n", "404 page not found\n"),
             ("{}", ""),
             ("", ""),
@@ -118,8 +172,31 @@ mod tests {
         }
         let two = r#"{"detail":[{"loc":["a"],"msg":"No."},{"loc":["b"],"msg":"Nor."}]}"#;
         assert_eq!(texts(two), [""]);
-        let kinds = ErrorMessage::all(br#"{"error":{"type":"t","code":"c","status":"S"}}"#);
-        assert_eq!(kinds[0].kinds, ["t".into(), "c".into(), "S".into()]);
+        let kinds = |body: &str| ErrorMessage::all(body.as_bytes()).remove(0).kinds;
+        let named = kinds(r#"{"error":{"type":"t","code":"c","status":"S"}}"#);
+        assert_eq!(named, ["t".into(), "c".into(), "S".into()]);
+        let coded = kinds(r#"{"error":{"code":1261,"details":{"error_code":"d"}}}"#);
+        assert_eq!(coded, ["d".into(), "1261".into()]);
+        assert_eq!(kinds(r#"{"error":{"code":400}}"#), [], "a status says nothing");
+    }
+
+    #[test]
+    fn places_and_counts_are_read_from_their_members() {
+        let read = |body: &str| ErrorMessage::all(body.as_bytes()).remove(0);
+        let error =
+            r#"{"error":{"message":"No.","param":"input[2]","details":{"paths":["a.1","b"]}}}"#;
+        assert_eq!(read(error).places, ["a.1".into(), "b".into(), "input[2]".into()]);
+        let counted = read(r#"{"error":{"n_ctx":512,"n_prompt_tokens":2009,"code":400}}"#);
+        assert_eq!((counted.window, counted.input), (Some(512), Some(2009)));
+    }
+
+    #[test]
+    fn an_error_that_a_gateway_put_into_its_message_is_read() {
+        let body = r#"{"error":{"message":"litellm.BadRequestError: Exception - {\"error\":{\"message\":\"No.\",\"code\":\"c\"}} (400)","code":"400"}}"#;
+        let all = ErrorMessage::all(body.as_bytes());
+        assert_eq!((&*all[1].text, &all[1].kinds[..]), ("No.", &["c".into()][..]));
+        let plain = r#"Error code: 400 - {"error":{"message":"No."}}"#;
+        assert_eq!(texts(plain), [plain, "No."]);
     }
 
     #[test]

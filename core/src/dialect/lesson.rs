@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ProviderError;
 use super::error_message::ErrorMessage;
-use super::overflow::WINDOWS;
+use super::numbers::WINDOWS;
 use crate::wire::json::{Document, Kind, Value};
 
 /// Something that a refusal shows about an upstream, or about one of its models.

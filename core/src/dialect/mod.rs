@@ -28,6 +28,7 @@ pub mod lesson;
 pub mod model_list;
 pub mod models;
 mod note;
+mod numbers;
 pub mod openai_chat;
 pub mod openai_responses;
 pub mod overflow;

@@ -4,7 +4,7 @@
 
 use http::Method;
 
-use super::overflow::WINDOWS;
+use super::numbers::WINDOWS;
 use super::paths::segments;
 use crate::wire::json::{Document, Kind, Value};
 

@@ -1,12 +1,18 @@
 //! Whether a response says that the request does not fit the window, and with which numbers
-//! (`docs/protocols.md` 1.6, 2.5, 3.6, 4.3, 5.5).
+//! (`docs/protocols.md` 4.3).
 //!
-//! The messages are data in `config/overflow.toml`: a new provider is a new entry. Limits of rate and money
-//! have similar messages, and are excluded. Pure; must not know what happens next.
+//! Read by structure first: the error's names and number fields, then its sentences and the numbers in them, then fragments of known messages (`config/overflow.toml`). Limits of rate and money have similar
+//! messages, and are excluded. Pure; must not know what happens next.
+
+mod sentences;
 
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
+
+use super::ProviderError;
+use super::error_message::ErrorMessage;
+use super::numbers::{WINDOWS, number};
 
 /// What a response says about the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +24,16 @@ pub struct Overflow {
     /// "about".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<u64>,
+    /// Nothing but two numbers says so: they have to agree with the estimate.
+    #[serde(skip)]
+    pub is_inferred: bool,
+}
+
+impl Overflow {
+    /// Whether the prompt fits by the provider's own count: then only the output is too large.
+    pub fn is_of_output(&self) -> bool {
+        matches!((self.input, self.window), (Some(input), Some(window)) if input < window)
+    }
 }
 
 /// A response instead of a reply.
@@ -31,30 +47,67 @@ pub struct ErrorResponse<'a> {
     pub body: &'a [u8],
 }
 
-/// Numbers outside this range are not windows, tokens.
-pub(super) const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
-/// Statuses of refusals that blame the request.
-const REFUSALS: &[u16] = &[400, 413, 422];
+/// Statuses of responses that may say so; routers answer 424 and 500, too.
+const STATUSES: &[u16] = &[200, 400, 413, 422, 424, 500];
 
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
-    let text = lowercase_text(answer.body);
+    if !STATUSES.contains(&answer.status) {
+        return None;
+    }
+    stated(&lowercase_text(answer.body), &ErrorMessage::all(answer.body), answer)
+}
+
+/// Whether an error in a reply says so. `host`: the upstream's host name.
+pub fn overflow_in_reply(error: &ProviderError, host: &str) -> Option<Overflow> {
+    let text = error.text();
+    let response = ErrorResponse { status: 200, host, body: text.as_bytes() };
+    let mut messages = ErrorMessage::all(error.message.as_deref().unwrap_or_default().as_bytes());
+    messages.push(ErrorMessage::of(error));
+    stated(&lowercase_text(text.as_bytes()), &messages, &response)
+}
+
+/// What an error says about the window. `text`: all of it, in lower case.
+fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> Option<Overflow> {
     let file = built_in();
+    // A server that failed says so about its own faults, too.
+    if answer.status == 500 && !text.contains("context") {
+        return None;
+    }
     if file.except.iter().any(|pattern| text.contains(&**pattern)) {
         return None;
     }
-    let fitting = file.patterns.iter().filter(|says| {
-        let statuses = says.status.as_deref().unwrap_or(REFUSALS);
-        statuses.contains(&answer.status)
-            && says.host.as_deref().is_none_or(|host| answer.host.ends_with(host))
-    });
-    let mut found: Option<Overflow> = None;
-    for seen in fitting.filter_map(|says| says.seen(&text)) {
-        let found = found.get_or_insert_default();
-        found.window = found.window.or(seen.window);
-        found.input = found.input.or(seen.input);
+    let mut found = Overflow::default();
+    for message in messages {
+        found.add(message.window, message.input);
     }
-    found
+    let has_both = found.window.is_some() && found.input > found.window;
+    let is_named = messages.iter().any(|message| file.names(message));
+    let (mut is_certain, mut is_inferred) = (has_both || is_named, false);
+    for message in messages {
+        let says = sentences::read(&lowercase_text(message.text.as_bytes()));
+        is_certain |= says.is_too_long;
+        is_inferred |= says.is_too_many && says.is_of_tokens;
+        // Numbers that do not explain a refusal are about something else.
+        if says.is_too_many || says.input.is_none() {
+            found.add(says.window, says.input);
+        }
+    }
+    for known in file.patterns.iter().filter(|known| known.is_for(answer)) {
+        if let Some(seen) = known.seen(text) {
+            is_certain = true;
+            found.add(seen.window, seen.input);
+        }
+    }
+    (is_certain || is_inferred).then_some(Overflow { is_inferred: !is_certain, ..found })
+}
+
+impl Overflow {
+    /// Adds numbers that are not known yet.
+    fn add(&mut self, window: Option<u64>, input: Option<u64>) {
+        self.window = self.window.or(window.filter(|window| WINDOWS.contains(window)));
+        self.input = self.input.or(input);
+    }
 }
 
 /// The content of `config/overflow.toml`.
@@ -62,6 +115,8 @@ pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
 struct OverflowFile {
     /// Words of other messages, in lower case.
     except: Vec<Box<str>>,
+    /// Names of the error, in lower case.
+    names: Vec<Box<str>>,
     #[serde(rename = "says")]
     patterns: Vec<OverflowPattern>,
 }
@@ -70,7 +125,7 @@ struct OverflowFile {
 #[derive(Deserialize)]
 struct OverflowPattern {
     text: Box<str>,
-    status: Option<Vec<u16>>,
+    status: Option<u16>,
     host: Option<Box<str>>,
 }
 
@@ -78,14 +133,38 @@ struct OverflowPattern {
 fn built_in() -> &'static OverflowFile {
     static FILE: OnceLock<OverflowFile> = OnceLock::new();
     FILE.get_or_init(|| {
-        let mut file: OverflowFile = toml::from_str(include_str!("../../../config/overflow.toml"))
-            .unwrap_or_else(|_| OverflowFile { except: Vec::new(), patterns: Vec::new() });
-        file.patterns.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
-        file
+        let nothing = || OverflowFile { except: vec![], names: vec![], patterns: vec![] };
+        toml::from_str(include_str!("../../../config/overflow.toml")).unwrap_or_else(|_| nothing())
     })
 }
 
+impl OverflowFile {
+    /// Whether the error has a name that says so, among its kinds or in its text.
+    fn names(&self, message: &ErrorMessage) -> bool {
+        let is_listed =
+            |name: &str| self.names.iter().any(|known| known.eq_ignore_ascii_case(name));
+        let is_part = |sign: char| sign.is_ascii_alphanumeric() || matches!(sign, '_' | '-' | '.');
+        let mut words = message.text.split(|sign| !is_part(sign));
+        let is_word_listed = |word: &str| word.contains('_') && is_listed(word);
+        message.kinds.iter().any(|kind| is_listed(kind) || is_of_context(kind))
+            || words.any(|word| is_of_context(word) || is_word_listed(word))
+    }
+}
+
+/// Whether a name says that a context is too long: `context_length_exceeded`, `ContextWindowExceededError`.
+fn is_of_context(name: &str) -> bool {
+    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    let plain = plain.to_ascii_lowercase();
+    plain.contains("context")
+        && ["exceed", "overflow", "toolong"].iter().any(|word| plain.contains(word))
+}
+
 impl OverflowPattern {
+    fn is_for(&self, answer: &ErrorResponse<'_>) -> bool {
+        self.status.is_none_or(|status| status == answer.status)
+            && self.host.as_deref().is_none_or(|host| answer.host.ends_with(host))
+    }
+
     /// The numbers at the first match of the pattern.
     fn seen(&self, text: &str) -> Option<Overflow> {
         if self.text.is_empty() {
@@ -119,20 +198,6 @@ fn fits(pattern: &str, text: &str) -> Option<Overflow> {
         }
     }
     Some(numbers)
-}
-
-/// A number with its separators (`1,048,576`), and the rest of the text.
-pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
-    let inside = |(at, byte): (usize, &u8)| {
-        let next = text.as_bytes().get(at + 1);
-        byte.is_ascii_digit()
-            || (matches!(byte, b',' | b'_') && at > 0 && next.is_some_and(u8::is_ascii_digit))
-    };
-    let end = text.as_bytes().iter().enumerate().take_while(|digit| inside(*digit)).count();
-    let (digits, rest) = text.split_at(end);
-    let digits: String = digits.chars().filter(char::is_ascii_digit).collect();
-    // A number that is too long to parse still matches.
-    (!digits.is_empty()).then(|| (digits.parse().ok(), rest))
 }
 
 /// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
@@ -171,24 +236,52 @@ mod tests {
         overflow(&ErrorResponse { status, host: "api.example.com", body: body.as_bytes() })
     }
 
+    fn seen(window: Option<u64>, input: Option<u64>) -> Option<Overflow> {
+        Some(Overflow { window, input, is_inferred: false })
+    }
+
     #[test]
-    fn every_known_overflow_message_is_read_with_its_numbers() {
+    fn every_listed_message_is_an_overflow() {
         let file = built_in();
-        assert!(file.patterns.len() > 40 && file.except.len() > 10, "the data does not parse");
+        assert!(file.patterns.len() > 5 && file.except.len() > 10, "the data does not parse");
         for says in &file.patterns {
-            let text = says.text.replace("{window}", "200,000").replace("{input}", "210001");
-            let body = format!(r#"{{"error":{{"message":"Oh: {}!"}}}}"#, text.replace("{}", "77"));
+            let text = says.text.replace("{window}", "200,000").replace("{}", "77");
+            let body = format!(r#"{{"error":{{"message":"Oh: {text}!"}}}}"#);
             let body = if text.is_empty() { String::new() } else { body };
-            let status = says.status.as_ref().map_or(400, |statuses| statuses[0]);
-            let host = says.host.as_deref().unwrap_or("api.example.com");
+            let (status, host) = (says.status.unwrap_or(400), says.host.as_deref());
+            let host = host.unwrap_or("api.example.com");
             let answer = ErrorResponse { status, host, body: body.as_bytes() };
             let seen = overflow(&answer).unwrap_or_else(|| panic!("{body}"));
-            let expected = |name, number| says.text.contains(name).then_some(number);
-            assert_eq!(seen.window, expected("{window}", 200_000), "{body}");
-            assert_eq!(seen.input, expected("{input}", 210_001), "{body}");
+            let window = says.text.contains("{window}").then_some(200_000);
+            assert_eq!((seen.window, seen.is_inferred), (window, false), "{body}");
             assert_eq!(overflow(&ErrorResponse { status: 429, ..answer }), None, "{body}");
             assert_eq!(overflow(&ErrorResponse { status: 401, ..answer }), None, "{body}");
         }
+    }
+
+    #[test]
+    fn names_and_number_fields_say_that_a_request_does_not_fit() {
+        for body in [
+            r#"{"error":{"code":"context_length_exceeded","message":""}}"#,
+            r#"{"error":{"message":"x","details":{"error_code":"context_window_exceeded"}}}"#,
+            r#"{"error":"context_length_exceeded"}"#,
+            "context_length_exceeded",
+            r#"{"error":{"type":"ContextWindowExceededError","message":"No."}}"#,
+            r#"{"error":{"code":1261,"message":"x"}}"#,
+            r#"{"error":{"code": "1261","message":"x"}}"#,
+            r#"{"error":{"message":"no","n_ctx":512,"n_prompt_tokens":2009}}"#,
+        ] {
+            for status in [200, 400, 413] {
+                assert!(overflow_of(status, body).is_some_and(|seen| !seen.is_inferred), "{body}");
+            }
+            assert_eq!(overflow_of(404, body), None);
+        }
+        assert_eq!(overflow_of(400, r#"{"error":{"message":"no","n_ctx":512}}"#), None);
+        let error = ProviderError { kind: Some("1261".into()), message: Some("No.".into()) };
+        assert!(overflow_in_reply(&error, "").is_some());
+        let wrapped = r#"Upstream: {"error":{"code":"context_length_exceeded","message":"No."}}"#;
+        let error = ProviderError { kind: None, message: Some(wrapped.into()) };
+        assert!(overflow_in_reply(&error, "").is_some());
     }
 
     #[test]
@@ -197,11 +290,11 @@ mod tests {
                     output tokens and your prompt contains at least 1537 input tokens, for a total \
                     of at least 2049 tokens. Please reduce the length of the input prompt or the \
                     number of requested output tokens.";
-        assert_eq!(overflow_of(400, body), Some(Overflow { window: Some(2048), input: None }));
-        assert_eq!(overflow_of(500, body), Some(Overflow { window: Some(2048), input: None }));
+        assert_eq!(overflow_of(400, body), seen(Some(2048), None));
+        assert_eq!(overflow_of(500, body), seen(Some(2048), None));
         let about = "This endpoint's maximum context length is 200000 tokens. However, you requested \
                      about 2500021 tokens (2500021 of text input).";
-        assert_eq!(overflow_of(400, about), Some(Overflow { window: Some(200_000), input: None }));
+        assert_eq!(overflow_of(400, about), seen(Some(200_000), None));
     }
 
     #[test]
@@ -211,10 +304,8 @@ mod tests {
             "{\"message\": \"Prompt is too\\n long: 210000 tokens\n > 200000   maximum\"}",
             r#"{"metadata":{"raw":"{\"message\":\"prompt is too long: 210000 tokens > 200000 maximum\"}"}}"#,
         ] {
-            let seen = Some(Overflow { window: Some(200_000), input: Some(210_000) });
-            assert_eq!(overflow_of(400, body), seen, "{body}");
+            assert_eq!(overflow_of(400, body), seen(Some(200_000), Some(210_000)), "{body}");
         }
-        assert!(overflow_of(200, r#"{"error":{"code": "1261","message":"x"}}"#).is_some());
     }
 
     #[test]

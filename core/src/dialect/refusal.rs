@@ -132,7 +132,8 @@ impl RefusalCause {
 
 /// The cause that a refusal's body names.
 pub fn cause(body: &[u8]) -> RefusalCause {
-    if overflow(&ErrorResponse { status: 400, host: "", body }).is_some() {
+    let stated = overflow(&ErrorResponse { status: 400, host: "", body });
+    if stated.is_some_and(|stated| !stated.is_inferred) {
         return RefusalCause::Overflow;
     }
     let text = String::from_utf8_lossy(body).to_lowercase();

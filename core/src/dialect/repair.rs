@@ -16,6 +16,7 @@ pub mod path;
 mod placeholders;
 pub mod prefill;
 pub mod reading;
+mod references;
 pub mod shrink;
 mod unicode;
 
@@ -25,7 +26,8 @@ use serde::{Deserialize, Serialize};
 use super::{Dialect, PartKey};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
-pub use output::OutputLimit;
+pub(crate) use output::for_summary;
+pub use output::{OutputLimit, SummaryOutput};
 pub(crate) use placeholders::GO_ON;
 pub(crate) use placeholders::NO_CONTENT;
 pub(crate) use placeholders::NO_RESULT;
@@ -66,7 +68,7 @@ pub enum RepairCause {
     Reasoning,
     /// More `cache_control` markers than are allowed.
     CacheMarks,
-    /// A member in the history that this model does not know.
+    /// A member that this model does not know.
     Field,
     /// `max_tokens` is more than the model writes, or than the window has room for.
     MaxTokens,
@@ -127,6 +129,8 @@ pub enum Repair {
         /// The text in place of a missing result.
         text: Box<str>,
     },
+    /// References to tools that are not defined are removed.
+    ToolReferences,
     /// Ids of calls are changed to a valid form, the same everywhere.
     ToolIds {
         /// Exactly this many letters and digits; without it, letters, digits, `_` and `-`.
@@ -138,7 +142,7 @@ pub enum Repair {
         /// The number of markers.
         most: u32,
     },
-    /// A member in the history is removed.
+    /// A member is removed.
     Field {
         /// Its path, with `*` for indexes: `messages.*.content.*.citations`.
         place: Box<str>,
@@ -163,7 +167,7 @@ impl Repair {
             Self::Empty { .. } => RepairCause::Empty,
             Self::Prefill { .. } => RepairCause::Prefill,
             Self::Unicode => RepairCause::Unicode,
-            Self::ToolPairs { .. } => RepairCause::ToolPairs,
+            Self::ToolPairs { .. } | Self::ToolReferences => RepairCause::ToolPairs,
             Self::ToolIds { .. } => RepairCause::ToolIds,
             Self::CacheMarks { .. } => RepairCause::CacheMarks,
             Self::Field { .. } => RepairCause::Field,
@@ -181,6 +185,7 @@ impl Repair {
             Self::Picture { data, .. } => data,
             Self::Field { place } => place,
             Self::Unicode
+            | Self::ToolReferences
             | Self::ToolIds { .. }
             | Self::CacheMarks { .. }
             | Self::MaxTokens { .. }
@@ -198,7 +203,7 @@ impl Repair {
             Self::Picture { .. } => 3,
             Self::Empty { .. } => 4,
             Self::ToolIds { .. } => 5,
-            Self::ToolPairs { .. } => 6,
+            Self::ToolPairs { .. } | Self::ToolReferences => 6,
             Self::Prefill { .. } => 7,
             Self::CacheMarks { .. } => 8,
             Self::MaxTokens { .. } | Self::OutputFits { .. } => 9,
@@ -223,6 +228,7 @@ impl Repair {
                 Dialect::OpenaiChat => pairs_listed::chat(root, body, text),
                 Dialect::OpenaiResponses => pairs_listed::responses(root, body, text),
             },
+            Self::ToolReferences => references::edits(root),
             Self::ToolIds { length } => ids::edits(dialect, root, *length),
             Self::CacheMarks { most } => marks::edits(root, body, *most as usize),
             Self::Field { place } => fields::edits(root, body, place),
@@ -244,6 +250,7 @@ pub fn fuzz(dialect: Dialect, body: &[u8]) {
         Repair::Empty { text: text() },
         Repair::Unicode,
         Repair::ToolPairs { text: text() },
+        Repair::ToolReferences,
         Repair::ToolIds { length: None },
         Repair::ToolIds { length: Some(9) },
         Repair::CacheMarks { most: 1 },

@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use memchr::memmem;
 
+use super::repair::{SummaryOutput, for_summary};
 use super::rewrite::{self, insert, literal};
 use super::{Conversation, Dialect, Reply, Role, Span, StopReason};
 use crate::dialect::PartKind;
@@ -26,8 +27,8 @@ pub struct SummaryQuestion<'a> {
     pub instruction: &'a str,
     /// Another model than the request's, if the body names one.
     pub model: Option<&'a str>,
-    /// Output tokens that a summary needs: smaller limits are raised.
-    pub output: u64,
+    /// The output that a summary needs: smaller limits are raised, larger ones lowered.
+    pub output: SummaryOutput,
     /// Whether the usage of a stream may be requested (Chat Completions).
     pub usage: bool,
     /// The client's cache marker that was in the part cut from the end ([`marker`]).
@@ -55,7 +56,7 @@ pub fn ask(
     let edit = instruction(&conversation, body, question.instruction)?;
     let mut edits = vec![edit];
     edits.extend(question.marker.and_then(|marker| marked(&conversation, body, marker)));
-    let mut body = spliced(body, edits)?;
+    let mut body = with_output(dialect, spliced(body, edits)?, question.output)?;
     for (path, value) in changes(&conversation, question) {
         if let Some(edit) = put(&body, path, &value) {
             body = spliced(&body, vec![edit])?;
@@ -244,16 +245,6 @@ fn changes(
     question: &SummaryQuestion<'_>,
 ) -> Vec<(&'static [&'static str], String)> {
     let mut changes: Vec<(&'static [&'static str], String)> = Vec::new();
-    let raised = conversation.max_output.is_some_and(|most| most < question.output);
-    let output: &[&'static [&'static str]] = match conversation.dialect {
-        Dialect::Anthropic => &[&["max_tokens"]],
-        Dialect::OpenaiChat => &[&["max_tokens"], &["max_completion_tokens"]],
-        Dialect::OpenaiResponses => &[&["max_output_tokens"]],
-        Dialect::Gemini => &[&["generationConfig", "maxOutputTokens"]],
-    };
-    for path in output.iter().filter(|_| raised) {
-        changes.push((path, question.output.to_string()));
-    }
     let reset: &[&'static [&'static str]] = match conversation.dialect {
         Dialect::Anthropic => {
             &[&["output_config", "format"], &["tool_choice"], &["stop_sequences"]]
@@ -282,15 +273,21 @@ fn changes(
     changes
 }
 
-/// The edit that sets the member at `path` to this value. A `null` or a limit only replaces an existing
-/// value.
+/// The body with the output limit that a summary needs, if it names one.
+fn with_output(dialect: Dialect, body: Bytes, output: SummaryOutput) -> Option<Bytes> {
+    let document = Document::read(&body).ok()?;
+    let edits = for_summary(dialect, document.root(&body)?, output);
+    spliced(&body, edits)
+}
+
+/// The edit that sets the member at `path` to this value. A `null` only replaces an existing value.
 fn put(body: &[u8], path: &[&str], value: &str) -> Option<Edit> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let there = root.path(path).filter(|there| !there.is_null());
     match there {
         Some(there) => Some(replaced(body, there, value)),
-        None if value == "null" || value.parse::<u64>().is_ok() => None,
+        None if value == "null" => None,
         None => rewrite::set(body, root.span(), path, value),
     }
 }

@@ -25,6 +25,7 @@ use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
+use crate::dialect::repair::SummaryOutput;
 use crate::dialect::summary::{self, SummaryQuestion};
 use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
@@ -42,6 +43,8 @@ pub(super) use sums::head_tokens;
 
 /// Output tokens that are reserved for a summary, at most.
 const OUTPUT: u64 = 8192;
+/// The share (1/n) by which a provider may count more than we estimate.
+const MARGIN: u64 = 50;
 /// A stream has at most this many times the bytes of its text.
 const FRAMING: usize = 64;
 /// The structure around one message, tokens, roughly.
@@ -97,8 +100,8 @@ struct SummaryRequest<'a> {
     before: Option<&'a str>,
     /// The instruction.
     instruction: &'a str,
-    /// Its output limit, tokens.
-    output: u64,
+    /// The output that it asks for.
+    output: SummaryOutput,
     /// If the chunk is too large: the most tokens that the request may have.
     most_tokens: Option<u64>,
 }
@@ -342,8 +345,8 @@ impl SummaryJob {
             && self.due < CompactionNeed::Must
             && !self.prepared.conversation.is_open_at_provider();
         let head = head_tokens(&self.parts);
-        let before = output.saturating_add(compact::most_quoted(&request));
-        let history = available.saturating_sub(head).saturating_sub(before).max(available / 4);
+        let quoted = output.saturating_add(compact::most_quoted(&request));
+        let history = available.saturating_sub(head).saturating_sub(quoted).max(available / 4);
         let pieces = match fits {
             // Unchanged, because the provider has it in its cache.
             true => vec![whole],
@@ -356,15 +359,17 @@ impl SummaryJob {
         for piece in pieces {
             let before = summary.as_deref();
             let most_tokens = is_too_large(piece).then_some(available);
-            let answer = self
-                .summarize_chunk(&SummaryRequest {
-                    piece,
-                    before,
-                    instruction: &instruction,
-                    output,
-                    most_tokens,
-                })
-                .await?;
+            let read = match fits {
+                true => self.tokens,
+                false => {
+                    let weight = compact::weigh(&request, &self.known, &self.parts, piece);
+                    head.saturating_add(quoted).saturating_add(weight).min(available)
+                }
+            };
+            let output = self.output(output, read.saturating_add(counted));
+            let instruction = &*instruction;
+            let asked = SummaryRequest { piece, before, instruction, output, most_tokens };
+            let answer = self.summarize_chunk(&asked).await?;
             add(spent, &answer.usage);
             summary = Some(answer.text);
         }
@@ -374,6 +379,12 @@ impl SummaryJob {
         let written = compact::lay_out(&request, &self.known, draft);
         let tokens = self.count(&written.raw);
         self.accept(point, written, tokens, None)
+    }
+
+    /// The output that a summary needs, if the request for it has so many tokens by our estimate.
+    fn output(&self, text: u64, tokens: u64) -> SummaryOutput {
+        let most = tokens.saturating_add(tokens / MARGIN);
+        SummaryOutput { text, room: self.prepared.model.window.saturating_sub(most) }
     }
 
     /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is

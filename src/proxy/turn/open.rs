@@ -285,6 +285,7 @@ impl OpenTurn {
             estimate: turn.estimate.as_ref(),
             sums: self.sums,
             window: known.then_some(window),
+            max_output: self.info.max_output,
             host: self.info.upstream.host(),
         };
         overflow::detected(reply, self.info.purpose, &evidence)
@@ -337,6 +338,11 @@ impl OpenTurn {
         let (status, host) = (status.as_u16(), self.info.upstream.host());
         let response = ErrorResponse { status, host, body: message.as_bytes() };
         let found = crate::dialect::overflow::overflow(&response)?;
+        let is_near =
+            |estimate: &Estimate| overflow::is_near(&found, estimate.tokens, self.info.max_output);
+        if found.is_inferred && !turn.estimate.as_ref().is_some_and(is_near) {
+            return None;
+        }
         Some(OverflowReport { sign: OverflowSign::Refused, reported: found, saved: false })
     }
 

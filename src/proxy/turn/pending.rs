@@ -203,6 +203,20 @@ impl PendingExchange {
         is_wild
     }
 
+    /// Whether the numbers in a message, which has nothing else to say, may be those of this request.
+    pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
+        let (sent, pictures) = (&self.prepared.conversation, &self.prepared.model.pictures);
+        let contradicts =
+            |estimate: &Estimate| overflow::contradicts(stated, estimate, sent, pictures);
+        self.estimate().is_some_and(|estimate| !contradicts(estimate))
+    }
+
+    /// The overflow as a refusal of the output alone, if the prompt fits with less of it.
+    pub(crate) fn output_refused(&self, stated: &Overflow) -> Option<Refusal> {
+        let estimate = self.estimate()?.tokens;
+        repair::refused_output(&self.prepared.plan_request(), stated, estimate)
+    }
+
     /// Learns the model's maximum output, once the provider accepted a request with no more than that, so
     /// that no other request is refused for it. `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {

@@ -1,4 +1,5 @@
 use super::*;
+
 use crate::context::{Breakdown, PromptSection, Turn};
 use crate::dialect::models::Catalogue;
 use crate::dialect::{PartKey, ProviderError, ReplyPart};
@@ -36,7 +37,7 @@ fn an_overflow_that_a_reply_shows_is_detected() {
     let full = error("context_length_exceeded", "Your input exceeds the context window of it.");
     assert_eq!(sign(&full, &small), Some(OverflowSign::InReply));
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
-    let reported = Overflow { window: Some(200), input: Some(210) };
+    let reported = Overflow { window: Some(200), input: Some(210), is_inferred: false };
     let seen = detected(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
     assert_eq!((seen.sign, seen.reported), (OverflowSign::InReply, reported));
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
@@ -175,7 +176,7 @@ fn an_overflow_message_far_above_the_estimate_is_not_believed() {
         crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body.as_bytes())
     };
     let plain = sent(r#""Look.""#);
-    let of = |window, input| Overflow { window, input };
+    let of = |window, input| Overflow { window, input, is_inferred: false };
     let is_wild = |reported: Overflow| {
         contradicts(
             &reported,
@@ -220,7 +221,7 @@ fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
             "/v1/messages",
             body.as_bytes(),
         );
-        let reported = Overflow { window: None, input };
+        let reported = Overflow { input, ..Overflow::default() };
         contradicts(&reported, &estimate(400, EstimateMethod::Anchored), &sent, &rule)
     };
     let most = |pictures: u64| Some(8 * (400 + pictures * u64::from(largest_picture(&rule))));
@@ -247,7 +248,8 @@ fn an_overflow_without_numbers_is_not_believed_of_a_small_request() {
 #[test]
 fn an_overflow_report_states_the_numbers_and_the_outcome() {
     let report = |sign, input, window, saved| {
-        OverflowReport { sign, reported: Overflow { window, input }, saved }.to_string()
+        OverflowReport { sign, reported: Overflow { window, input, is_inferred: false }, saved }
+            .to_string()
     };
     let refused = report(OverflowSign::Refused, Some(2_100), Some(2_000), false);
     assert!(refused.ends_with("(2,100 tokens, window 2,000); no room could be made"), "{refused}");
@@ -263,4 +265,23 @@ fn an_overflow_report_states_the_numbers_and_the_outcome() {
         different.len() == 5 && descriptions.iter().all(|it| it.contains(' ')),
         "{descriptions:?}"
     );
+}
+
+/// Two numbers alone count if the count is near the estimate, and does not fit with the requested output.
+#[test]
+fn inferred_numbers_have_to_be_near_the_request() {
+    let near = |window, input, max_output| {
+        let stated = Overflow { window, input, is_inferred: true };
+        is_near(&stated, 60_000, max_output)
+    };
+    assert!(near(Some(54_450), Some(60_500), None));
+    assert!(near(Some(200_000), Some(240_000), None) && near(Some(9_000), Some(15_000), None));
+    assert!(!near(Some(200_000), Some(240_001), None), "far more than was sent");
+    assert!(!near(Some(9_000), Some(14_999), None), "far less");
+    assert!(near(Some(70_000), Some(60_500), Some(9_501)), "with the output");
+    assert!(
+        !near(Some(70_000), Some(60_500), Some(9_500)) && !near(Some(70_000), Some(60_500), None)
+    );
+    assert!(near(Some(74_999), None, None), "ours may be a little less");
+    assert!(!near(Some(75_000), None, None) && !near(None, Some(60_500), None));
 }

@@ -134,7 +134,7 @@ mod tests {
         let of = |reserve, ours, input, lowered| {
             let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
             (scene.model.window, scene.reserve) = (100_000, reserve);
-            goal(&scene.request(), ours, Overflow { window: None, input }, lowered)
+            goal(&scene.request(), ours, Overflow { input, ..Overflow::default() }, lowered)
         };
         assert_eq!(of(20_000, 200_000, None, None), 80_000);
         assert_eq!(of(20_000, 90_000, None, None), 67_500);

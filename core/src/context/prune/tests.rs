@@ -748,7 +748,7 @@ fn old_results_make_room_first_and_new_ones_only_if_needed() {
         cuts.collect::<Vec<_>>()
     };
     use DecisionReason::{Overflow as Full, TooLarge};
-    let reported = |input| Overflow { window: None, input };
+    let reported = |input| Overflow { input, ..Overflow::default() };
     // The goal is three quarters of 6,000: a quarter of that, and two messages, stay. The oldest are cut first.
     assert_eq!(made(6_000, 900, reported(None)), [(2, Full), (6, Full)]);
     let with_new = vec![(2, Full), (6, Full), (8, TooLarge)];

@@ -64,6 +64,7 @@ fn identity(repair: &Repair) -> String {
         Repair::OutputFits { window } => format!("{word} window {window}"),
         Repair::ToolIds { length } => format!("{word} {length:?}"),
         Repair::CacheMarks { most } => format!("{word} {most}"),
+        Repair::ToolReferences => format!("{word} references"),
         Repair::Empty { .. } | Repair::Unicode | Repair::ToolPairs { .. } => word.to_owned(),
     }
 }

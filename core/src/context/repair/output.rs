@@ -7,6 +7,7 @@ use super::refused::decided;
 use crate::context::Fact;
 use crate::context::plan::{Plan, PlanRequest, RecordedDecisions};
 use crate::dialect::Purpose;
+use crate::dialect::overflow::Overflow;
 use crate::dialect::repair::{OutputLimit, Refusal, RefusalDetail, Repair, RepairCause};
 use crate::wire::json::Document;
 use crate::wire::splice;
@@ -33,6 +34,35 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
         _ => requested > request.policy.heal.min_output,
     };
     lowers.then(|| decided(request, repair))
+}
+
+/// An overflow as a refusal of the output limit, if the prompt fits with less of it. If the message does not say so,
+/// the estimate and the known window do.
+pub fn refused_output(
+    request: &PlanRequest<'_>,
+    stated: &Overflow,
+    estimate: u64,
+) -> Option<Refusal> {
+    let known = Some(request.model.window).filter(|_| request.model.known);
+    let window = stated.window.or(known)?;
+    let input = stated.input.unwrap_or_else(|| with_margin(estimate));
+    let requested = request.conversation.max_output?;
+    let is_of_output = input < window
+        && input.saturating_add(requested) >= window
+        && requested > request.policy.heal.min_output;
+    is_of_output.then_some(Refusal {
+        cause: RepairCause::MaxTokens,
+        detail: Some(RefusalDetail::Window),
+        place: None,
+        limit: Some(window),
+        count: stated.input,
+        name: None,
+    })
+}
+
+/// The most tokens that a prompt with this estimate may have.
+fn with_margin(estimate: u64) -> u64 {
+    estimate.saturating_add((estimate / MARGIN.0).max(MARGIN.1))
 }
 
 /// The change that prevents a refusal: another request's refusal said that the model can write `most` tokens.
@@ -66,8 +96,9 @@ pub fn fit_output(
     is_counted: bool,
 ) {
     let Some(window) = window(request, known) else { return };
-    let margin = if is_counted { 0 } else { (input / MARGIN.0).max(MARGIN.1) };
-    let room = window.saturating_sub(input.saturating_add(margin));
+    // SGLang refuses a request that fills the window to the last token.
+    let input = if is_counted { input.saturating_add(1) } else { with_margin(input) };
+    let room = window.saturating_sub(input);
     let most = room.max(request.policy.heal.min_output);
     let sent = splice::applied(request.body, &plan.edits);
     let edits = Repair::MaxTokens { most }.edits(request.conversation.dialect, &sent);

@@ -1,33 +1,27 @@
-//! A member in the history that a model does not know: it is removed at every place with that path.
+//! A member that a model does not know: it is removed at every place with that path.
 //!
-//! Never one that a message needs.
+//! Never one that a message needs, or that says what is asked.
 
 use crate::dialect::rewrite::without_member;
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Members that a request needs.
-const NEEDED: [&str; 12] = [
-    "role",
-    "content",
-    "type",
-    "text",
-    "id",
-    "tool_use_id",
-    "tool_call_id",
-    "call_id",
-    "name",
-    "input",
-    "parts",
-    "tool_calls",
-];
+/// Members that a request needs, wherever they are; with what a reply has to be.
+const NEEDED: &str = "* role content type text id tool_use_id tool_call_id call_id name input parts tool_calls \
+    function description parameters input_schema format schema json_schema responseSchema responseJsonSchema \
+    responseMimeType";
+/// Members of the request itself that say what is asked.
+const ASKED: &str = "model messages contents prompt system systemInstruction system_instruction instructions tools \
+    tool_choice toolConfig tool_config stream max_tokens max_completion_tokens max_output_tokens generationConfig \
+    generation_config response_format output_format output_config thinking reasoning conversation \
+    previous_response_id thread mcp_servers container cachedContent cached_content anthropic_version";
 
-/// Whether a member at a path may be removed: it is in the history, and no message needs it.
+/// Whether a member at a path may be removed.
 pub(crate) fn may_go(place: &str) -> bool {
-    let mut names = place.split('.');
-    let root = names.next().unwrap_or_default();
-    let last = names.next_back().unwrap_or_default();
-    matches!(root, "messages" | "input" | "contents") && !NEEDED.contains(&last) && last != "*"
+    let is_in = |list: &str, name: &str| list.split(' ').any(|one| one == name);
+    let last = place.rsplit('.').next().unwrap_or_default();
+    let is_asked = !place.contains('.') && is_in(ASKED, last);
+    !last.is_empty() && !is_in(NEEDED, last) && !is_asked
 }
 
 /// The edits after which the member is at no place with that path.

@@ -1,6 +1,7 @@
 //! The output limit: its places in a body, and the edits that lower it.
 //!
-//! A thinking budget has to be smaller than the limit (`docs/protocols.md` 1.2), so it is lowered, too.
+//! A thinking budget has to be smaller than the limit (`docs/protocols.md` 1.2), so it is lowered, too. The largest
+//! limit is also what a summary asks for.
 
 use crate::dialect::Dialect;
 use crate::dialect::rewrite::edit;
@@ -28,13 +29,60 @@ pub(super) fn edits(dialect: Dialect, root: Value<'_>, most: u64) -> Vec<Edit> {
     let most = most.max(1);
     let lowered = limits(dialect, root).into_iter().filter(|limit| limit.as_u64() > Some(most));
     let mut edits: Vec<Edit> = lowered.map(|at| edit(at.span(), most.to_string())).collect();
-    let budget = root.path(&["thinking", "budget_tokens"]);
-    let budget = budget.filter(|budget| !edits.is_empty() && budget.as_u64() >= Some(most));
-    if let Some(budget) = budget {
+    let budget = thinking_budget(root).filter(|budget| budget.as_u64() >= Some(most));
+    if let Some(budget) = budget.filter(|_| !edits.is_empty()) {
         let room = most.saturating_sub((most / ANSWER).max(1)).max(LEAST_BUDGET);
         edits.push(edit(budget.span(), room.min(most.saturating_sub(1)).to_string()));
     }
     edits
+}
+
+/// The output that a summary needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SummaryOutput {
+    /// Its own tokens.
+    pub text: u64,
+    /// How many tokens the window has room for beside the prompt, reasoning included.
+    pub room: u64,
+}
+
+/// Tokens for reasoning where no budget is named.
+const REASONING: u64 = 16_384;
+
+/// The edits after which a request asks for the output that a summary needs, and for no more.
+pub(crate) fn for_summary(dialect: Dialect, root: Value<'_>, needed: SummaryOutput) -> Vec<Edit> {
+    let SummaryOutput { text, room } = needed;
+    let budget = thinking_budget(root);
+    let named = budget.and_then(|budget| budget.as_u64());
+    // Only Anthropic's requests say that the model does not reason.
+    let reasons = dialect != Dialect::Anthropic
+        || root
+            .path(&["thinking", "type"])
+            .is_some_and(|kind| kind.text().as_deref() != Some("disabled"));
+    let reasoning = named.unwrap_or(if reasons { REASONING } else { 0 });
+    let most = text.saturating_add(reasoning).min(room).max(text);
+    let mut edits = Vec::new();
+    for limit in limits(dialect, root) {
+        let asked = limit.as_u64().unwrap_or(text).clamp(text, most);
+        if limit.as_u64() != Some(asked) {
+            edits.push(edit(limit.span(), asked.to_string()));
+        }
+    }
+    let left = most.saturating_sub(text).max(LEAST_BUDGET).min(most.saturating_sub(1));
+    if let Some(budget) = budget.filter(|_| named > Some(left)) {
+        edits.push(edit(budget.span(), left.to_string()));
+    }
+    edits
+}
+
+/// The thinking budget of a request, where its dialect or a gateway has one.
+fn thinking_budget<'d>(root: Value<'d>) -> Option<Value<'d>> {
+    let config = root.get_any(&["generationConfig", "generation_config"]);
+    let thinking = config.and_then(|it| it.get_any(&["thinkingConfig", "thinking_config"]));
+    root.path(&["thinking", "budget_tokens"])
+        .or_else(|| root.path(&["reasoning", "max_tokens"]))
+        .or_else(|| root.get("thinking_budget"))
+        .or_else(|| thinking?.get_any(&["thinkingBudget", "thinking_budget"]))
 }
 
 fn limits<'d>(dialect: Dialect, root: Value<'d>) -> Vec<Value<'d>> {

@@ -59,6 +59,11 @@ impl JsonPath {
 
     /// The path at the start of a text; it must have an index.
     fn read(text: &str) -> Option<Self> {
+        let steps = Self::steps(text);
+        steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
+    }
+
+    fn steps(text: &str) -> Vec<JsonPathStep> {
         let mut steps = Vec::new();
         let mut rest = text;
         while steps.len() < MOST_STEPS {
@@ -75,24 +80,43 @@ impl JsonPath {
             rest = &rest[end..];
             rest = rest.strip_prefix(']').unwrap_or(rest);
             match rest.bytes().next() {
-                Some(b'.' | b'[') => rest = &rest[1..],
+                Some(b'.' | b'[' | b'/') => rest = rest[1..].trim_start_matches('['),
                 _ => break,
             }
         }
-        steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
+        steps
     }
 
     /// The path from the steps of a `loc` list.
     pub(super) fn of_list(list: Value<'_>) -> Option<Self> {
-        let step = |value: Value<'_>| match value.as_u64() {
-            Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
-            None => Some(JsonPathStep::Name(value.text()?.into())),
-        };
-        let mut steps: Vec<JsonPathStep> = list.items().take(MOST_STEPS).filter_map(step).collect();
+        let mut steps = Self::listed(list);
         let begins = |step: &JsonPathStep| matches!(step, JsonPathStep::Name(name) if ROOTS.contains(&&**name));
         let start = steps.iter().position(begins)?;
         steps.drain(..start);
         steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
+    }
+
+    fn listed(list: Value<'_>) -> Vec<JsonPathStep> {
+        let step = |value: Value<'_>| match value.as_u64() {
+            Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
+            None => Some(JsonPathStep::Name(value.text()?.into())),
+        };
+        list.items().take(MOST_STEPS).filter_map(step).collect()
+    }
+
+    /// A path to a member of the request itself, or inside one; it needs no index.
+    pub(super) fn member(text: &str) -> Option<Self> {
+        let text = text.trim_start_matches("$.").trim_start_matches("body.");
+        let steps = Self::steps(text);
+        matches!(steps.first(), Some(JsonPathStep::Name(_))).then_some(Self(steps))
+    }
+
+    /// The same from the steps of a `loc` list.
+    pub(super) fn member_of_list(list: Value<'_>) -> Option<Self> {
+        let steps = Self::listed(list);
+        let is_body = matches!(steps.first(), Some(JsonPathStep::Name(name)) if &**name == "body");
+        let steps = steps[usize::from(is_body)..].to_vec();
+        (!steps.is_empty()).then_some(Self(steps))
     }
 
     /// The value at this path in a body; `None` if there is none.
@@ -101,26 +125,38 @@ impl JsonPath {
         for (at, step) in self.0.iter().enumerate() {
             let next = match step {
                 JsonPathStep::Name(_) if is_tag(value, step, self.0.get(at + 1)) => None,
-                JsonPathStep::Name(name) if value.kind() == Kind::Object => value.get(name),
-                JsonPathStep::Name(_) => None,
+                JsonPathStep::Name(name) => member(value, name),
                 JsonPathStep::Number(number) => {
                     if value.kind() != Kind::Array {
                         return None;
                     }
-                    Some(value.items().nth(*number)?)
+                    Some(("*".to_owned(), value.items().nth(*number)?))
                 }
             };
             is_whole = next.is_some();
-            let Some(next) = next else { continue };
-            pattern.push(match step {
-                JsonPathStep::Name(name) => name.to_string(),
-                JsonPathStep::Number(_) => "*".to_owned(),
-            });
+            let Some((name, next)) = next else { continue };
+            pattern.push(name);
             value = next;
         }
-        let is_found = pattern.len() > 1;
+        let is_found = pattern.len() > 1 || is_whole && !pattern.is_empty();
         is_found.then(|| PathTarget { span: value.span(), pattern: pattern.join("."), is_whole })
     }
+}
+
+/// The member with this name, or with its other spelling (Gemini names `generation_config` if `generationConfig` was
+/// sent); with the name as it is written.
+fn member<'d>(value: Value<'d>, name: &str) -> Option<(String, Value<'d>)> {
+    if value.kind() != Kind::Object {
+        return None;
+    }
+    let mut words = name.split('_');
+    let mut camel = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        camel.extend(word.chars().take(1).map(|first| first.to_ascii_uppercase()));
+        camel.extend(word.chars().skip(1));
+    }
+    let spellings = [name.to_owned(), camel];
+    spellings.into_iter().find_map(|name| value.get(&name).map(|found| (name, found)))
 }
 
 /// Whether a name is the block's type and not a member, although there is a member of that name: the next

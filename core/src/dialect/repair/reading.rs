@@ -8,7 +8,9 @@ use serde::Deserialize;
 
 use super::RepairCause;
 use super::path::JsonPath;
-use crate::dialect::overflow::{number, unescaped};
+use crate::dialect::error_message::ErrorMessage;
+use crate::dialect::numbers::number;
+use crate::dialect::overflow::unescaped;
 use crate::wire::json::{Document, Value};
 
 /// What a provider refused, and why, read from its message.
@@ -52,6 +54,8 @@ pub enum RefusalDetail {
     ModelLimitExclusive,
     /// Prompt and output together exceed the window.
     Window,
+    /// A tool that is loaded by reference.
+    Reference,
 }
 
 /// A response that refuses a request.
@@ -85,13 +89,27 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
     let fits = |known: &&RefusalPattern| {
         known.status.as_deref().unwrap_or(REFUSALS).contains(&answer.status)
     };
-    let (known, captured) = file
-        .refusal
-        .iter()
-        .filter(fits)
-        .find_map(|known| Some((known, known.captures(&lower, &text)?)))?;
-    let place = listed_place(answer.body).or_else(|| JsonPath::first_in(&text));
+    let messages = ErrorMessage::all(answer.body);
+    let has_code = |code: &str| messages.iter().any(|it| it.kinds.iter().any(|it| **it == *code));
+    let (known, captured) = file.refusal.iter().filter(fits).find_map(|known| {
+        let captured = match known.code.as_deref() {
+            Some(code) => has_code(code).then(RefusalCaptures::default),
+            None => known.captures(&lower, &text),
+        };
+        Some((known, captured?))
+    })?;
     let RefusalCaptures { limit, count, name } = captured;
+    let places = || messages.iter().flat_map(|message| &message.places);
+    let mut place = listed_place(answer.body)
+        .or_else(|| places().find_map(|place| JsonPath::first_in(place)))
+        .or_else(|| JsonPath::first_in(&text));
+    if known.cause == RepairCause::Field && place.is_none() {
+        let before = lower.find(": extra inputs").map(|end| last_name(&text[..end]));
+        let inside = lower.find(" at '").map(|at| &text[at + 5..]);
+        let named = [inside, before, name.as_deref()];
+        let named = places().map(|place| &**place).chain(named.into_iter().flatten());
+        place = listed_member(answer.body).or_else(|| named.filter_map(JsonPath::member).next());
+    }
     Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
 }
 
@@ -102,6 +120,19 @@ fn listed_place(body: &[u8]) -> Option<JsonPath> {
     let faults = root.get("detail").or_else(|| root.get("message")?.get("detail"))?;
     let mut loc = faults.items().filter_map(|fault: Value<'_>| fault.get("loc"));
     JsonPath::of_list(loc.next()?)
+}
+
+/// The same for a member of the request itself.
+fn listed_member(body: &[u8]) -> Option<JsonPath> {
+    let document = Document::read(body).ok()?;
+    let faults = document.root(body)?.get("detail")?;
+    JsonPath::member_of_list(faults.items().find_map(|fault| fault.get("loc"))?)
+}
+
+/// The name at the end of a text.
+fn last_name(text: &str) -> &str {
+    let start = text.bytes().rposition(|byte| !is_of_name(&byte)).map_or(0, |at| at + 1);
+    text.get(start..).unwrap_or_default()
 }
 
 /// The content of `config/refusals.toml`.
@@ -116,7 +147,13 @@ struct RefusalFile {
 struct RefusalPattern {
     cause: RepairCause,
     detail: Option<RefusalDetail>,
+    #[serde(default)]
     text: Box<str>,
+    /// Instead of a text: one word of each list.
+    #[serde(default)]
+    words: Vec<Vec<Box<str>>>,
+    /// Instead of a text: the error's type, code or status.
+    code: Option<Box<str>>,
     status: Option<Vec<u16>>,
 }
 
@@ -140,6 +177,10 @@ fn built_in() -> &'static RefusalFile {
 impl RefusalPattern {
     /// The values at the first match of the pattern. `lower`: `text` in lower case.
     fn captures(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
+        if !self.words.is_empty() {
+            let has_one = |list: &Vec<Box<str>>| list.iter().any(|word| lower.contains(&**word));
+            return self.words.iter().all(has_one).then(RefusalCaptures::default);
+        }
         let first = self.text.split([' ', '{']).next().unwrap_or_default();
         let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
         starts.filter_map(|start| fits(&self.text, lower.get(start..)?, text.get(start..)?)).next()
@@ -195,12 +236,14 @@ mod tests {
     #[test]
     fn every_known_refusal_message_is_read_with_its_cause() {
         let file = built_in();
-        assert!(file.refusal.len() > 60 && file.except.len() > 8, "the data does not parse");
+        assert!(file.refusal.len() > 50 && file.except.len() > 8, "the data does not parse");
         for known in &file.refusal {
-            let pattern = known.text.replace("{limit}", "100").replace("{count}", "200");
+            let words = known.words.iter().map(|list| &*list[0]).collect::<Vec<_>>().join(" ");
+            let pattern = format!("{}{words}", known.text);
+            let pattern = pattern.replace("{limit}", "100").replace("{count}", "200");
             let pattern = pattern.replace("{name}", "rs_1").replace("{}", "7");
             assert_eq!(known.text, known.text.to_ascii_lowercase().into(), "in lower case");
-            let body = serde_json::json!({"error": {"message": format!("Oh: {pattern}.")}});
+            let body = serde_json::json!({"error": {"message": format!("Oh: {pattern}."), "code": known.code}});
             let status = known.status.as_ref().map_or(400, |all| all[0]);
             let seen = captured(status, &body.to_string()).unwrap_or_else(|| panic!("{body}"));
             assert_eq!(seen.cause, known.cause, "{body}");
@@ -288,6 +331,88 @@ mod tests {
         }
         let order = r#"{"object":"error","message":"Unexpected role 'user' after role 'tool'","type":"invalid_request_message_order"}"#;
         assert_eq!(captured(400, order), None, "nothing that an edit can answer");
+    }
+
+    #[test]
+    fn pairing_is_read_in_the_words_of_any_provider() {
+        let cause = |text: &str| captured(400, text).map(|seen| (seen.cause, seen.detail));
+        for text in [
+            "invalid params, tool result's tool id(call_function_g094w5htkglv_1) not found (2013)",
+            "invalid params, tool call and result not match (2013)",
+            "invalid params, tool call result does not follow tool call (2013)",
+            "Invalid request: tool_call_id call_7 does not match any tool call in the previous message",
+            "Invalid request: tool_call_id  is not found",
+            "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: t1",
+            "No tool output found for function call call_1.",
+            "Please ensure that the number of function response parts is equal to the number of function call parts of the function call turn.",
+        ] {
+            assert_eq!(cause(text), Some((RepairCause::ToolPairs, None)), "{text}");
+        }
+        let reference = Some((RepairCause::ToolPairs, Some(RefusalDetail::Reference)));
+        let text =
+            r#"{"error":{"message":"Tool reference 'mcp__x' not found in available tools"}}"#;
+        assert_eq!(cause(text), reference);
+        let code =
+            r#"{"error":{"message":"No.","details":{"error_code":"tool_reference_unresolved"}}}"#;
+        assert_eq!(cause(code), reference);
+        for text in [
+            "Unexpected role 'user' after role 'tool'",
+            "invalid params, function parameters is empty (2013)",
+            "Tool call validation failed: parameters for tool x did not pass",
+        ] {
+            assert_eq!(cause(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_place_of_an_unknown_member_is_read_from_every_form() {
+        let place = |body: &str| {
+            let seen = captured(400, body).unwrap_or_else(|| panic!("{body}"));
+            assert_eq!(seen.cause, RepairCause::Field, "{body}");
+            let steps = seen.place.unwrap_or_else(|| panic!("{body}")).0.into_iter();
+            let step = |step| match step {
+                crate::dialect::repair::path::JsonPathStep::Name(name) => name.to_string(),
+                crate::dialect::repair::path::JsonPathStep::Number(at) => at.to_string(),
+            };
+            steps.map(step).collect::<Vec<_>>().join(".")
+        };
+        for (body, expected) in [
+            ("context_management: Extra inputs are not permitted", "context_management"),
+            ("body.service_tier: Extra inputs are not permitted", "service_tier"),
+            (
+                "thinking.adaptive.display: Extra inputs are not permitted",
+                "thinking.adaptive.display",
+            ),
+            ("tools.0.custom.strict: Extra inputs are not permitted", "tools.0.custom.strict"),
+            (
+                r#"{"detail":[{"loc":["body","store"],"msg":"Extra inputs are not permitted"}]}"#,
+                "store",
+            ),
+            (
+                r#"{"error":{"message":"Unknown parameter: 'safety_identifier'.","param":"safety_identifier","code":"unknown_parameter"}}"#,
+                "safety_identifier",
+            ),
+            (r#"{"error":{"message":"Unknown parameter: 'verbosity'."}}"#, "verbosity"),
+            ("property 'store' is unsupported", "store"),
+            (
+                r#"{"error":{"message":"x","param":"input[2].id","code":"unknown_parameter"}}"#,
+                "input.2.id",
+            ),
+            (
+                r#"{"error":{"message":"Extra inputs are not permitted","details":{"paths":["messages.3.content.0.citations"]}}}"#,
+                "messages.3.content.0.citations",
+            ),
+            (
+                r#"{"error":{"message":"Invalid JSON payload received. Unknown name \"foo\" at 'generation_config': Cannot find field."}}"#,
+                "generation_config",
+            ),
+            (
+                r#"{"error":{"message":"Invalid JSON payload received. Unknown name \"labels\": Cannot find field."}}"#,
+                "labels",
+            ),
+        ] {
+            assert_eq!(place(body), expected, "{body}");
+        }
     }
 
     #[test]

@@ -273,9 +273,34 @@ fn a_refused_member_is_removed_in_every_matching_place() {
         field("messages.*.x"),
         r#"{"messages":[{"role":"a","content":[{"x":2}]},{"role":"b"}],"x":4}"#
     );
-    for kept in ["x", "messages.*.role", "messages.*", "tools.*.x"] {
+    assert_eq!(field("x"), body.replace(r#","x":4"#, ""), "a member of the request itself");
+    for kept in ["messages", "messages.*.role", "messages.*", "tools.*.x", ""] {
         assert_eq!(field(kept), body, "{kept}");
     }
+    let asks = r#"{"model":"m","tools":[],"max_tokens":9,"thinking":{"type":"adaptive"}}"#;
+    for kept in ["model", "tools", "max_tokens", "thinking"] {
+        assert_eq!(repaired(&Repair::Field { place: kept.into() }, Chat, asks), asks, "{kept}");
+    }
+}
+
+#[test]
+fn references_to_tools_that_are_not_defined_are_removed() {
+    let found = |names: &[&str]| {
+        let list =
+            names.iter().map(|it| format!(r#"{{"type":"tool_reference","tool_name":"{it}"}}"#));
+        list.collect::<Vec<_>>().join(",")
+    };
+    let body = |one: &str, all: &str| {
+        format!(
+            r#"{{"tools":[{{"name":"look"}}],"messages":[{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"a","content":[{one}]}}]}},{{"role":"assistant","content":[{{"type":"tool_search_tool_result","tool_use_id":"b","content":{{"type":"tool_search_tool_search_result","tool_references":[{all}]}}}}]}}]}}"#
+        )
+    };
+    let out = |body: &str| repaired(&Repair::ToolReferences, Anthropic, body);
+    let kept = body(&found(&["look"]), &found(&["look"]));
+    assert_eq!(out(&body(&found(&["gone", "look"]), &found(&["look", "gone"]))), kept);
+    assert_eq!(out(&kept), kept);
+    let nothing = body(r#"{"type":"text","text":"(no content)"}"#, "");
+    assert_eq!(out(&body(&found(&["gone"]), &found(&["gone"]))), nothing);
 }
 
 #[test]

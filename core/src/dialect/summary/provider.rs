@@ -8,8 +8,9 @@ use bytes::Bytes;
 use memchr::memmem;
 use serde_json::json;
 
-use super::{SummaryRejection, put, replaced, spliced};
+use super::{SummaryRejection, put, replaced, spliced, with_output};
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
+use crate::dialect::repair::SummaryOutput;
 use crate::dialect::{Attempt, Dialect, Usage, rewrite};
 use crate::wire::json::{Document, Value};
 
@@ -68,12 +69,12 @@ pub fn target(dialect: Dialect, target: &str) -> String {
 }
 
 /// The body that requests compacting the whole history of `body`. `instructions` replace the provider's own;
-/// `output`: output tokens that a summary needs. `None` if it is not possible.
+/// `output`: what a summary needs. `None` if it is not possible.
 pub fn ask(
     dialect: Dialect,
     body: &Bytes,
     instructions: Option<&str>,
-    output: u64,
+    output: SummaryOutput,
 ) -> Option<Bytes> {
     match dialect {
         Dialect::Anthropic => block(body, instructions, output),
@@ -91,7 +92,7 @@ const NOT_COMPACTED: [&[&str]; 5] = [
     &["stream"],
 ];
 
-fn block(body: &Bytes, instructions: Option<&str>, output: u64) -> Option<Bytes> {
+fn block(body: &Bytes, instructions: Option<&str>, output: SummaryOutput) -> Option<Bytes> {
     let mut asks = json!({"type": "summarize"});
     if let Some(instructions) = instructions {
         asks["instructions"] = json!(instructions);
@@ -107,11 +108,7 @@ fn block(body: &Bytes, instructions: Option<&str>, output: u64) -> Option<Bytes>
         let forces = matches!(choice.get_text("type").as_deref(), Some("any" | "tool"));
         forces.then(|| replaced(body, choice, "null"))
     })?;
-    body = changed(&body, |root, body| {
-        let most = root.get_any(&["max_tokens"])?;
-        let is_less = most.as_u64().is_some_and(|most| most < output);
-        is_less.then(|| replaced(body, most, &output.to_string()))
-    })?;
+    body = with_output(Dialect::Anthropic, body, output)?;
     // The client's own marker was cut off with the end: this one makes the history be read from the cache.
     let markers = memmem::find_iter(&body, b"\"cache_control\"").count();
     if (1..4).contains(&markers) {
@@ -225,8 +222,10 @@ fn add_attempts(usage: &mut Usage) {
 mod tests {
     use super::*;
 
+    const OUTPUT: SummaryOutput = SummaryOutput { text: 8192, room: 100_000 };
+
     fn request(dialect: Dialect, body: &str, instructions: Option<&str>) -> serde_json::Value {
-        let body = ask(dialect, &Bytes::from(body.to_owned()), instructions, 8192).unwrap();
+        let body = ask(dialect, &Bytes::from(body.to_owned()), instructions, OUTPUT).unwrap();
         serde_json::from_slice(&body).unwrap()
     }
 
@@ -248,9 +247,9 @@ mod tests {
         assert_eq!(body["tool_choice"]["type"], "auto");
         assert_eq!(body["compaction"]["instructions"], "Look at \"it\".");
         assert_eq!(body["cache_control"]["type"], "ephemeral");
-        assert_eq!(body["max_tokens"], 9000);
-        assert_eq!(ask(Dialect::Anthropic, &Bytes::from_static(b"[1]"), None, 1), None);
-        assert_eq!(ask(Dialect::Gemini, &Bytes::from_static(b"{}"), None, 1), None);
+        assert_eq!(body["max_tokens"], 8192, "no more than a summary needs");
+        assert_eq!(ask(Dialect::Anthropic, &Bytes::from_static(b"[1]"), None, OUTPUT), None);
+        assert_eq!(ask(Dialect::Gemini, &Bytes::from_static(b"{}"), None, OUTPUT), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ fn summary_request(dialect: Dialect, target: &str, body: &str) -> Json {
     let question = SummaryQuestion {
         instruction: "Say \"it\".",
         model: None,
-        output: 4096,
+        output: SummaryOutput { text: 4096, room: 30_000 },
         usage: true,
         marker: None,
     };
@@ -34,7 +34,51 @@ fn anthropic_is_asked_for_a_summary_in_the_last_user_message() {
     let request = summary_request(Dialect::Anthropic, "/v1/messages", plain);
     assert_eq!(request["messages"][0]["content"][0]["text"], "Hm.");
     assert_eq!(request["messages"][0]["content"][1]["text"], "Say \"it\".");
-    assert_eq!(request["max_tokens"], 9000);
+    assert_eq!(request["max_tokens"], 4096, "no more than a summary needs");
+}
+
+/// A limit is raised or lowered to what a summary needs, with room for reasoning, and never past the window's room.
+#[test]
+fn the_output_of_a_summary_fits_beside_what_it_reads() {
+    let at = |dialect, target, body: Json, path: &str| {
+        summary_request(dialect, target, &body.to_string()).pointer(path).cloned()
+    };
+    let user = json!([{"role": "user", "content": "Hm."}]);
+    let claude = |more: Json, path: &str| {
+        let mut body = json!({"model": "m", "messages": user, "max_tokens": 64_000});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        at(Dialect::Anthropic, "/v1/messages", body, path).unwrap()
+    };
+    let thinks = |budget: u64| json!({"thinking": {"type": "enabled", "budget_tokens": budget}});
+    assert_eq!(claude(json!({}), "/max_tokens"), 4_096);
+    assert_eq!(claude(json!({"thinking": {"type": "adaptive"}}), "/max_tokens"), 20_480);
+    assert_eq!(claude(thinks(10_000), "/max_tokens"), 14_096);
+    assert_eq!(claude(thinks(10_000), "/thinking/budget_tokens"), 10_000, "as it is cached");
+    assert_eq!(claude(thinks(60_000), "/max_tokens"), 30_000);
+    assert_eq!(claude(thinks(60_000), "/thinking/budget_tokens"), 25_904);
+    let chat = |more: Json, path: &str| {
+        let mut body = json!({"model": "m", "messages": user});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        at(Dialect::OpenaiChat, "/v1/chat/completions", body, path)
+    };
+    for member in ["max_tokens", "max_completion_tokens"] {
+        let path = format!("/{member}");
+        assert_eq!(chat(json!({member: 64_000}), &path), Some(json!(20_480)));
+        assert_eq!(chat(json!({member: 100}), &path), Some(json!(4_096)));
+        assert_eq!(chat(json!({}), &path), None, "no limit is added");
+    }
+    let routed = json!({"max_tokens": 64_000, "reasoning": {"max_tokens": 60_000}});
+    assert_eq!(chat(routed, "/reasoning/max_tokens"), Some(json!(25_904)));
+    let asked = json!({"model": "m", "input": user, "max_output_tokens": 64_000});
+    let output = at(Dialect::OpenaiResponses, "/v1/responses", asked, "/max_output_tokens");
+    assert_eq!(output, Some(json!(20_480)));
+    let config = json!({"maxOutputTokens": 64_000, "thinkingConfig": {"thinkingBudget": 30_000}});
+    let gemini = json!({"generationConfig": config,
+        "contents": [{"role": "user", "parts": [{"text": "Hm."}]}]});
+    let target = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let of = |path| at(Dialect::Gemini, target, gemini.clone(), path);
+    assert_eq!(of("/generationConfig/maxOutputTokens"), Some(json!(30_000)));
+    assert_eq!(of("/generationConfig/thinkingConfig/thinkingBudget"), Some(json!(25_904)));
 }
 
 #[test]
@@ -49,7 +93,7 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
     let question = SummaryQuestion {
         instruction: "Say it.",
         model: None,
-        output: 9,
+        output: SummaryOutput { text: 9, room: 9 },
         usage: true,
         marker: Some(&marker),
     };

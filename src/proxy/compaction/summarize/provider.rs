@@ -15,6 +15,7 @@ use crate::dialect::Usage;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::overflow::{ErrorResponse, overflow};
 use crate::dialect::refusal::{self, RefusalCause};
+use crate::dialect::repair::SummaryOutput;
 use crate::dialect::summary::{SummaryRejection, provider};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, off_thread};
@@ -36,10 +37,11 @@ impl SummaryJob {
             compact::weigh(&self.prepared.plan_request(), &self.known, &self.parts, piece);
         let reads = head_tokens(&self.parts).saturating_add(history);
         let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
-        let reads = (reads as u64).saturating_add(output);
-        if reads > window {
+        let reads = reads as u64;
+        if reads.saturating_add(output) > window {
             return Err(SummaryError::TooLarge);
         }
+        let output = self.output(output, reads);
         let body = self.body_before(point, output).await.ok_or(SummaryError::Rejected)?;
         let answer = self.send_to_provider(body).await?;
         let dialect = self.prepared.conversation.dialect;
@@ -62,7 +64,7 @@ impl SummaryJob {
     }
 
     /// The body of the request, with only the history before the cut, as it is forwarded.
-    async fn body_before(&self, point: &CutPoint, output: u64) -> Option<Bytes> {
+    async fn body_before(&self, point: &CutPoint, output: SummaryOutput) -> Option<Bytes> {
         let piece = HistoryChunk { from: 0, through: point.cut };
         let edits = self.edits_of(piece, None, None)?;
         let prepared = self.prepared.clone();

@@ -102,6 +102,9 @@ impl Retry<'_> {
             let sign = OverflowSign::Refused;
             seen.overflow = Some(SeenOverflow { sign, reported, taught });
         }
+        if seen.refusal.is_none() {
+            seen.refusal = believed.and_then(|reported| self.output_refused(&reported));
+        }
         match &seen.refusal {
             Some(repairable) => Verdict::Repairable(RefusalKind {
                 cause: refused.cause,
@@ -135,7 +138,14 @@ impl Retry<'_> {
             {
                 let sign = OverflowSign::InReply;
                 seen.overflow = Some(SeenOverflow { sign, reported, taught });
-                Verdict::OverflowInReply
+                seen.refusal = self.output_refused(&reported);
+                match seen.refusal {
+                    Some(_) => Verdict::Repairable(RefusalKind {
+                        overflows: true,
+                        ..RefusalKind::default()
+                    }),
+                    None => Verdict::OverflowInReply,
+                }
             }
             _ => Verdict::Accepted,
         }
@@ -149,6 +159,13 @@ impl Retry<'_> {
         pending.allows_repair(refusal.cause).then_some(refusal)
     }
 
+    /// The overflow as a refusal of the output alone, if a repair is allowed: it gives way before history does.
+    fn output_refused(&self, reported: &Overflow) -> Option<Refusal> {
+        let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
+        let refusal = pending.output_refused(reported)?;
+        pending.allows_repair(refusal.cause).then_some(refusal)
+    }
+
     /// Whether what a message says about the window agrees with the estimate.
     fn agrees_with_estimate(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
         let disbelieves = |pending: &&mut PendingExchange| {
@@ -159,9 +176,10 @@ impl Retry<'_> {
 
     /// What a refusal says about the window. No room is made in a token count, so it does not matter there.
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
-        self.pending.as_ref()?;
+        let pending = self.pending.as_ref()?;
         let (status, host) = (refused.head.status.as_u16(), self.info.upstream.host());
-        overflow(&ErrorResponse { status, host, body: &refused.start })
+        let stated = overflow(&ErrorResponse { status, host, body: &refused.start })?;
+        (!stated.is_inferred || pending.confirms(&stated)).then_some(stated)
     }
 
     /// The lessons of a refusal whose message is complete and not quoted from the request.

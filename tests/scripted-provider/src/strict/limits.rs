@@ -183,11 +183,9 @@ fn check_max_output(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiE
     else {
         return Ok(());
     };
-    let requested = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
-    let requested = requested.iter().find_map(|name| request.body[*name].as_u64());
-    let requested =
-        requested.or_else(|| request.body["generationConfig"]["maxOutputTokens"].as_u64());
-    let Some(requested) = requested.filter(|requested| *requested > max) else { return Ok(()) };
+    let Some(requested) = requested_output(request).filter(|requested| *requested > max) else {
+        return Ok(());
+    };
     let model = &request.model;
     let message = match request.dialect {
         Dialect::Anthropic => format!(
@@ -205,6 +203,13 @@ fn check_max_output(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiE
         ),
     };
     refuse(request, Rule::OutputLimit, message)
+}
+
+/// The output limit that a request names.
+pub(super) fn requested_output(request: &ReceivedRequest) -> Option<u64> {
+    let names = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+    let named = names.iter().find_map(|name| request.body[*name].as_u64());
+    named.or_else(|| request.body["generationConfig"]["maxOutputTokens"].as_u64())
 }
 
 /// Finds each image, and each document that comes as base64.

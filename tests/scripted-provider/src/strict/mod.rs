@@ -24,6 +24,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 mod verdict;
+mod wording;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -40,6 +41,7 @@ use reply::{ReplyContext, ReplyGenerator};
 use reply_store::{IdGenerator, Prefix, ReplyStore};
 use request_log::RequestLog;
 use rules::ModelRules;
+use wording::Excess;
 
 pub use cache::{CacheUsage, MissReason, MissedPrefix};
 pub use clock::Clock;
@@ -54,6 +56,7 @@ pub use serve::{StrictServer, serve};
 pub use verdict::{
     AcceptedRequest, ApiError, DropReason, Loss, RequestVerdict, Rule, Transformation,
 };
+pub use wording::OVERFLOW_WORDINGS;
 
 /// The strict provider. Copies share their state.
 #[derive(Clone)]
@@ -285,7 +288,12 @@ impl State {
         let model = self.rules.for_model(request.dialect, &request.model);
         let is_implausible = request.operation == Operation::Reply
             && std::mem::take(&mut self.rules.implausible_overflow);
-        let verdict = match self.parse(request, &model) {
+        let parsed = self.parse(request, &self.without_window(&model));
+        let parsed = parsed.and_then(|parsed| {
+            let overflow = self.overflow(request, &model, &parsed);
+            overflow.map_or(Ok(parsed), Err)
+        });
+        let verdict = match parsed {
             Ok(_) if is_implausible => {
                 RequestVerdict::Refused(limits::implausible_overflow(request))
             }
@@ -294,6 +302,30 @@ impl State {
         };
         self.log.add(request, &verdict);
         verdict
+    }
+
+    /// The model without its own check of the window, if a wording replaces it.
+    fn without_window(&self, model: &ModelRules) -> ModelRules {
+        let mut model = model.clone();
+        if self.rules.overflow_wording.is_some() {
+            model.window = u64::MAX / 4;
+        }
+        model
+    }
+
+    /// The error if prompt and output exceed the window, if a wording replaces the provider's own check.
+    fn overflow(
+        &self,
+        request: &ReceivedRequest,
+        model: &ModelRules,
+        parsed: &ParsedRequest,
+    ) -> Option<ApiError> {
+        let wording = self.rules.overflow_wording?;
+        let input = PROMPT_TOKENS + parsed.pieces.iter().map(|piece| piece.tokens).sum::<u64>();
+        let output = limits::requested_output(request).unwrap_or(0);
+        let excess = Excess { input, output, window: model.window };
+        let exceeds = request.operation == Operation::Reply && input + output >= model.window;
+        exceeds.then(|| wording::overflow(wording, excess))
     }
 
     fn parse(

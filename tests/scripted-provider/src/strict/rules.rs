@@ -64,6 +64,9 @@ pub struct Rules {
     pub max_request_bytes: usize,
     /// Most output tokens of every model; `None`: any number (`docs/protocols.md` 1.8).
     pub max_output_tokens: Option<u64>,
+    /// An overflow comes in this wording ([`OVERFLOW_WORDINGS`](super::OVERFLOW_WORDINGS)), and output counts towards
+    /// the window; `None`: as the provider of each protocol does it.
+    pub overflow_wording: Option<usize>,
     /// The next request for a reply is refused once as far too long, whatever its size.
     pub implausible_overflow: bool,
 }
@@ -88,6 +91,7 @@ impl Default for Rules {
             max_image_side: 8_000,
             max_request_bytes: 32 * 1024 * 1024,
             max_output_tokens: None,
+            overflow_wording: None,
             implausible_overflow: false,
         }
     }

@@ -95,7 +95,7 @@ fn output_fits_beside_the_prompt() {
     assert_eq!(lowered_output(&scene.request(), &scene.known()), None);
     let facts = proposed(&scene, &refused(Some(RefusalDetail::Window), 200_000));
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
-    assert_eq!(fitted(&scene, 190_000, true), 10_000);
+    assert_eq!(fitted(&scene, 190_000, true), 9_999);
     assert_eq!(fitted(&scene, 190_000, false), 10_000 - 190_000 / 50);
     assert_eq!(fitted(&scene, 199_000, true), 4_096);
     assert_eq!(fitted(&scene, 300_000, false), 4_096);
@@ -110,6 +110,32 @@ fn output_fits_beside_the_prompt() {
     assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(900));
     scene.conversation.max_output = None;
     assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(4_096));
+}
+
+/// An overflow is one of the output if the prompt fits: by the provider's count, else by the estimate in the window that
+/// it names, else in the one that is known.
+#[test]
+fn the_output_gives_way_first_if_the_prompt_fits() {
+    let of = |requested, window, input, estimate| {
+        let stated = Overflow { window, input, is_inferred: false };
+        let mut scene = asking(requested);
+        (scene.model.window, scene.model.known) = (200_000, true);
+        let refusal = refused_output(&scene.request(), &stated, estimate);
+        refusal.map(|refusal| (refusal.limit.unwrap(), refusal.count))
+    };
+    let fits = |window, input| Some((window, input));
+    assert_eq!(of(59_290, Some(116_000), Some(60_500), 55_000), fits(116_000, Some(60_500)));
+    assert_eq!(of(59_290, Some(54_450), Some(60_500), 55_000), None, "the prompt is too long");
+    assert_eq!(of(4_096, Some(64_000), Some(60_500), 60_500), None, "it asks for the least");
+    assert_eq!(of(59_290, Some(116_000), None, 60_500), fits(116_000, None));
+    assert_eq!(of(59_290, Some(54_450), None, 60_500), None);
+    // No number: the known window decides.
+    assert_eq!(of(64_000, None, None, 175_421), fits(200_000, None));
+    assert_eq!(of(64_000, None, None, 100_000), None, "both would fit");
+    assert_eq!(of(64_000, None, None, 199_000), None);
+    let mut unknown = asking(64_000);
+    (unknown.model.window, unknown.model.known) = (200_000, false);
+    assert_eq!(refused_output(&unknown.request(), &Overflow::default(), 175_421), None);
 }
 
 /// A limit that another request's refusal named is applied before this one is refused (`docs/healing.md` "Learned
