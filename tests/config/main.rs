@@ -310,6 +310,64 @@ fn the_reference_file_says_the_defaults() {
     assert_eq!(format!("{:?}", loaded.config), default);
 }
 
+/// The waits that cannot be configured: the file and the constant that they come from, and their rows.
+const FIXED_WAITS: &[(&str, &str, &str)] = &[
+    ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
+    (
+        "state/exchange_recorder.rs",
+        "const REPORTED_WITHIN: Duration = Duration::from_secs(5)",
+        "is kept | 5 s",
+    ),
+    ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),
+    ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "quotes | 2 s"),
+    ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
+    ("http/body.rs", "const START: Duration = Duration::from_secs(2)", "endpoint | 2 s"),
+    ("http/upstream/http2.rs", "timeout(self.timeout * 2, &mut placement)", "each time | 20 s"),
+    (
+        "http/upstream/limits.rs",
+        "pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(1)",
+        "is sent on it | 1 s",
+    ),
+    (
+        "http/upstream/limits.rs",
+        "pub(super) const TCP_UNACKNOWLEDGED: Duration = Duration::from_secs(30)",
+        "confirms them (Linux) | 30 s",
+    ),
+    (
+        "http/upstream/http2.rs",
+        "const STREAM_START: Duration = Duration::from_secs(1)",
+        "got its place | 1 s",
+    ),
+    (
+        "../store/sqlite/readers.rs",
+        "const LEAVE: Duration = Duration::from_secs(2)",
+        "to end | 2 s",
+    ),
+    ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "one file | 5 s"),
+    (
+        "../admin/mod.rs",
+        "const ENDING: Duration = Duration::from_secs(1)",
+        "admin connections | 1 s",
+    ),
+    ("../telemetry/log.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "the log | 2 s"),
+    ("server/mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "their turn | 1 s"),
+    (
+        "server/mod.rs",
+        "const HANDSHAKE: Duration = Duration::from_secs(10)",
+        "client listener | 10 s",
+    ),
+    (
+        "exchange/response_peek.rs",
+        "const TIMEOUT: Duration = Duration::from_millis(250)",
+        "| 0.25 s",
+    ),
+    (
+        "response/tap.rs",
+        "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
+        "leaves first | 10 ms",
+    ),
+];
+
 /// The table lists every wait with its default, and the sums.
 #[test]
 fn the_table_of_waits_lists_every_wait() {
@@ -333,67 +391,7 @@ fn the_table_of_waits_lists_every_wait() {
         let documented = row[2].split(',').next().unwrap();
         assert_eq!(documented, format!("{value} {unit}"), "{key}");
     }
-    // The waits that cannot be configured, and the constants that they come from.
-    for (file, constant, row) in [
-        ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
-        (
-            "state/exchange_recorder.rs",
-            "const REPORTED_WITHIN: Duration = Duration::from_secs(5)",
-            "is kept | 5 s",
-        ),
-        ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),
-        ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "quotes | 2 s"),
-        ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
-        ("http/body.rs", "const START: Duration = Duration::from_secs(2)", "endpoint | 2 s"),
-        ("http/upstream/http2.rs", "timeout(self.timeout * 2, &mut placement)", "each time | 20 s"),
-        (
-            "http/upstream/limits.rs",
-            "pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(1)",
-            "is sent on it | 1 s",
-        ),
-        (
-            "http/upstream/limits.rs",
-            "pub(super) const TCP_UNACKNOWLEDGED: Duration = Duration::from_secs(30)",
-            "confirms them (Linux) | 30 s",
-        ),
-        (
-            "http/upstream/http2.rs",
-            "const STREAM_START: Duration = Duration::from_secs(1)",
-            "got its place | 1 s",
-        ),
-        (
-            "../store/sqlite/readers.rs",
-            "const LEAVE: Duration = Duration::from_secs(2)",
-            "to end | 2 s",
-        ),
-        ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "one file | 5 s"),
-        (
-            "../admin/mod.rs",
-            "const ENDING: Duration = Duration::from_secs(1)",
-            "admin connections | 1 s",
-        ),
-        (
-            "../telemetry/log.rs",
-            "const TIMEOUT: Duration = Duration::from_secs(2)",
-            "the log | 2 s",
-        ),
-        ("server/mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "their turn | 1 s"),
-        (
-            "server/mod.rs",
-            "const HANDSHAKE: Duration = Duration::from_secs(10)",
-            "client listener | 10 s",
-        ),
-        (
-            "exchange/response_peek.rs",
-            "const TIMEOUT: Duration = Duration::from_millis(250)",
-            "| 0.25 s",
-        ),
-        (
-            "response/tap.rs",
-            "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
-            "leaves first | 10 ms",
-        ),
-    ] {
+    for (file, constant, row) in FIXED_WAITS {
         let code = std::fs::read_to_string(root().join("src/proxy").join(file)).unwrap();
         assert!(code.contains(constant), "{file}: {constant}");
         assert!(table.contains(row), "{row}");

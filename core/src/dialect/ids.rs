@@ -79,6 +79,20 @@ ids! {
     ExchangeId
 }
 
+/// Longest name of a client that is accepted, bytes. The longest seen has 90.
+pub(super) const MAX_NAME: usize = 128;
+
+/// Whether a text can be a name. Names appear in logs, addresses and terminals, so they must be short and
+/// have only safe characters.
+pub(super) fn is_name(text: &str) -> bool {
+    let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
+    !text.is_empty()
+        && text.len() <= MAX_NAME
+        && text.bytes().all(harmless)
+        && text.bytes().any(|b| b.is_ascii_alphanumeric())
+        && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, HashMap};
@@ -101,18 +115,4 @@ mod tests {
         let sorted = BTreeMap::from([(ExchangeId::from(String::from("e")), 2)]);
         assert_eq!((hashed.get("t"), hashed.get("u"), sorted.get("e")), (Some(&1), None, Some(&2)));
     }
-}
-
-/// Longest name of a client that is accepted, bytes. The longest seen has 90.
-pub(super) const MAX_NAME: usize = 128;
-
-/// Whether a text can be a name. Names appear in logs, addresses and terminals, so they must be short and
-/// have only safe characters.
-pub(super) fn is_name(text: &str) -> bool {
-    let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
-    !text.is_empty()
-        && text.len() <= MAX_NAME
-        && text.bytes().all(harmless)
-        && text.bytes().any(|b| b.is_ascii_alphanumeric())
-        && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
 }

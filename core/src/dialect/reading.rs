@@ -96,7 +96,7 @@ struct ReplyBuilder {
 }
 
 enum DialectStream {
-    Anthropic(anthropic::ReplyStream),
+    Anthropic(Box<anthropic::ReplyStream>),
     OpenaiChat(Box<openai_chat::ReplyStream>),
     OpenaiResponses(openai_responses::ReplyStream),
     Gemini(gemini::ReplyStream),
@@ -109,7 +109,7 @@ impl ResponseReader {
     /// Starts reading a response. `limit`: most bytes held of one event or body.
     pub fn new(dialect: Dialect, status: u16, framing: Framing, limit: usize) -> Self {
         let stream = match dialect {
-            Dialect::Anthropic => DialectStream::Anthropic(anthropic::ReplyStream::default()),
+            Dialect::Anthropic => DialectStream::Anthropic(Box::default()),
             Dialect::OpenaiChat => DialectStream::OpenaiChat(Box::default()),
             Dialect::OpenaiResponses => {
                 DialectStream::OpenaiResponses(openai_responses::ReplyStream::default())

@@ -125,8 +125,8 @@ impl Decoder {
     /// Whether the bytes so far are only a part of what was encoded. That of zstd is not known: it counts as
     /// whole. Nothing may be decoded afterwards.
     pub fn is_cut(&mut self) -> bool {
-        let decoders = self.steps.iter_mut().filter_map(|step| step.decoder.as_mut());
-        decoders.map(CodingDecoder::is_cut).any(|is_cut| is_cut)
+        let mut decoders = self.steps.iter_mut().filter_map(|step| step.decoder.as_mut());
+        decoders.any(CodingDecoder::is_cut)
     }
 }
 

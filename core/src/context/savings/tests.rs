@@ -182,7 +182,7 @@ fn every_billed_call_costs_the_price_of_its_model() {
         Attempt { model: Some("dear".into()), usage: usage(1_000, 0, 0), ..<_>::default() };
     let price = |model: &str| {
         let factor = if model == "dear" { 10.0 } else { 1.0 };
-        (model != "unheard").then(|| Price { input: PRICE.input * factor, ..PRICE })
+        (model != "unheard").then_some(Price { input: PRICE.input * factor, ..PRICE })
     };
     let spent = |usage: &Usage, model: &str| billed_cost(usage, model, Dialect::Anthropic, price);
     let one = cost(&usage(1_000, 0, 0), PRICE, Dialect::Anthropic).unwrap();

@@ -6,8 +6,12 @@ use super::*;
 use crate::dialect::reply::MOST_PARTS;
 use crate::wire::steps;
 
-/// Hostile streams, by what grows in them.
-const STREAMS: [(&str, Dialect, fn(usize) -> String); 9] = [
+/// What grows in a stream, and its event at a place.
+type HostileStream = (&'static str, Dialect, fn(usize) -> String);
+/// A body of about this many bytes.
+type HostileBody = (&'static str, fn(usize) -> String);
+
+const STREAMS: [HostileStream; 9] = [
     ("new blocks", Dialect::Anthropic, |at| {
         format!(
             r#"{{"type":"content_block_start","index":{at},"content_block":{{"type":"text","text":""}}}}"#
@@ -81,7 +85,7 @@ fn twice_the_input_takes_twice_the_steps() {
 
 #[test]
 fn one_byte_at_a_time_takes_twice_the_steps_for_twice_the_input() {
-    let bodies: [(&str, fn(usize) -> String); 4] = [
+    let bodies: [HostileBody; 4] = [
         ("white space, then an array", |size| " ".repeat(size) + r#"[{"candidates":[]}]"#),
         ("white space, then an object", |size| " ".repeat(size) + r#"{"choices":[]}"#),
         ("white space", |size| " ".repeat(size)),
