@@ -5,6 +5,7 @@
 //! Streams are read in `reply.rs`, connections in `reading/socket.rs`.
 
 mod items;
+mod output_item;
 mod reply;
 mod usage;
 

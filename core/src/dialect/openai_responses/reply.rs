@@ -5,21 +5,16 @@
 //! backends the `output` of the terminal response is empty. Deltas are used only for items that broke off.
 //! Ids of items may change between their events, so the index identifies an item.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use foldhash::HashMap;
-
 use super::items;
+use super::output_item::{DeltaTarget, OutputItem, StreamedItems, is_empty_text};
 use super::usage::UsageFields;
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::count::Count;
-use crate::dialect::key::{Keyer, ToolArguments};
+use crate::dialect::key::Keyer;
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::{KeptSize, MOST_VALUES};
-use crate::dialect::{
-    Note, Part, PartKind, Reply, ReplyPart, Role, ServerStep, Span, StopReason, Usage,
-};
+use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, ServerStep, Span, StopReason, Usage};
 use crate::wire::json::{Value, first, members, text_of};
 use crate::wire::steps;
 
@@ -47,29 +42,6 @@ pub struct ReplyStream {
     status: Option<Box<str>>,
     /// Why it is incomplete.
     reason: Option<Box<str>>,
-}
-
-#[derive(Default)]
-struct OutputItem {
-    index: Option<u64>,
-    id: Option<Box<str>>,
-    /// Its type.
-    kind: Option<Box<str>>,
-    /// The item as last received: kind, name, call id.
-    shown: Vec<ReplyPart>,
-    /// It has arrived whole.
-    done: bool,
-    /// The text of its deltas, by place: content or summary, with its index.
-    grown: BTreeMap<(DeltaTarget, u64), String>,
-}
-
-/// The target of a delta.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum DeltaTarget {
-    Summary,
-    Reasoning,
-    Text,
-    Arguments,
 }
 
 /// How much of an item an event has.
@@ -410,121 +382,6 @@ members! {
         error,
         input_transformations,
         output,
-    }
-}
-
-impl OutputItem {
-    /// Bytes of text: of the item if it is complete, else of its deltas.
-    fn bytes(&self) -> usize {
-        match self.done {
-            true => self.shown.iter().map(|part| part.text.len()).sum(),
-            false => self.grown.values().map(String::len).sum(),
-        }
-    }
-
-    /// The item's parts; if it broke off, what was received of it. `whole`: the response is complete, so that its calls are
-    /// whole.
-    fn finished(self, whole: bool, keyer: &mut Keyer) -> Vec<ReplyPart> {
-        if self.done || self.grown.is_empty() {
-            let mut parts = self.shown;
-            for part in parts.iter_mut().filter(|_| !self.done) {
-                forget_wholeness(part, whole);
-            }
-            return parts;
-        }
-        let mut parts = Vec::new();
-        let mut shown = self.shown.into_iter().next();
-        for ((target, _), text) in self.grown {
-            let mut part = ReplyPart::of(target.kind());
-            part.key = match target {
-                DeltaTarget::Text => keyer.text(Role::Assistant, &text),
-                DeltaTarget::Summary | DeltaTarget::Reasoning | DeltaTarget::Arguments => None,
-            };
-            if let Some(shown) = shown.take() {
-                part.id = shown.id;
-                part.name = shown.name;
-                part.other_ids = shown.other_ids;
-                part.kind = if target == DeltaTarget::Arguments { shown.kind } else { part.kind };
-            }
-            if whole && part.kind == PartKind::ToolCall {
-                let name = part.name.as_deref().unwrap_or_default();
-                let id = part.id.as_deref().map(items::own_id);
-                part.key = keyer.tool_call(id, name, ToolArguments::Text(&text));
-            }
-            part.text = text;
-            parts.push(part);
-        }
-        parts
-    }
-}
-
-impl DeltaTarget {
-    fn kind(self) -> PartKind {
-        match self {
-            Self::Summary | Self::Reasoning => PartKind::Reasoning,
-            Self::Text => PartKind::Text,
-            Self::Arguments => PartKind::ToolCall,
-        }
-    }
-}
-
-/// Removes what only a complete item has: one that only opened cannot be sent back.
-fn forget_wholeness(part: &mut ReplyPart, whole: bool) {
-    part.raw = None;
-    part.signature = None;
-    part.key = part.key.filter(|_| whole);
-}
-
-fn is_empty_text(part: &ReplyPart) -> bool {
-    part.kind == PartKind::Text && part.text.is_empty()
-}
-
-/// The items that were streamed, each to be found once in the final response: by its id or call id, else as the next one
-/// of its type.
-struct StreamedItems {
-    by_id: HashMap<(Option<Box<str>>, Box<str>), usize>,
-    by_kind: HashMap<Option<Box<str>>, VecDeque<usize>>,
-    is_taken: Vec<bool>,
-}
-
-impl StreamedItems {
-    fn new(slots: &[OutputItem]) -> Self {
-        let (mut by_id, mut by_kind) = (HashMap::default(), HashMap::<_, VecDeque<_>>::default());
-        let mut order: Vec<usize> = (0..slots.len()).collect();
-        order.sort_by_key(|at| slots[*at].index.unwrap_or(u64::MAX));
-        for at in order {
-            let slot = &slots[at];
-            let ids = slot.shown.iter().filter_map(|part| part.id.clone());
-            by_id.extend(ids.chain(slot.id.clone()).map(|id| ((slot.kind.clone(), id), at)));
-            by_kind.entry(slot.kind.clone()).or_default().push_back(at);
-        }
-        Self { by_id, by_kind, is_taken: vec![false; slots.len()] }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.is_taken.is_empty()
-    }
-
-    fn take(&mut self, item: Value<'_>) -> Option<usize> {
-        if self.is_empty() {
-            return None;
-        }
-        let [kind, id, call_id] = item.members(["type", "id", "call_id"]).map(|it| it?.text());
-        let kind = Some(kind.as_deref().unwrap_or("message").into());
-        let ids = [call_id, id].into_iter().flatten();
-        let named = ids.filter_map(|id| self.by_id.get(&(kind.clone(), id.into()))).next();
-        let mut at = named.copied().filter(|at| !self.is_taken[*at]);
-        for kind in [&kind, &None] {
-            let mut waiting = self.by_kind.get_mut(kind);
-            while at.is_none()
-                && let Some(next) = waiting.as_mut().and_then(|it| it.pop_front())
-            {
-                at = Some(next).filter(|at| !self.is_taken[*at]);
-            }
-        }
-        let at = at?;
-        self.is_taken[at] = true;
-        Some(at)
     }
 }
 

@@ -1,0 +1,153 @@
+//! The items of a reply: as they come in events, and found again in the response that ends the stream
+//! (`docs/protocols.md` 3.1).
+//!
+//! Some servers list the same call with another id there, or stubs. Must not know the events.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use foldhash::HashMap;
+
+use super::items;
+use crate::dialect::key::{Keyer, ToolArguments};
+use crate::dialect::{PartKind, ReplyPart, Role};
+use crate::wire::json::Value;
+
+/// An item of a reply, as far as it has come.
+#[derive(Default)]
+pub(super) struct OutputItem {
+    pub(super) index: Option<u64>,
+    pub(super) id: Option<Box<str>>,
+    /// Its type.
+    pub(super) kind: Option<Box<str>>,
+    /// The item as last received: kind, name, call id.
+    pub(super) shown: Vec<ReplyPart>,
+    /// It has arrived whole.
+    pub(super) done: bool,
+    /// The text of its deltas, by place: content or summary, with its index.
+    pub(super) grown: BTreeMap<(DeltaTarget, u64), String>,
+}
+
+/// The target of a delta.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DeltaTarget {
+    Summary,
+    Reasoning,
+    Text,
+    Arguments,
+}
+
+impl OutputItem {
+    /// Bytes of text: of the item if it is complete, else of its deltas.
+    pub(super) fn bytes(&self) -> usize {
+        match self.done {
+            true => self.shown.iter().map(|part| part.text.len()).sum(),
+            false => self.grown.values().map(String::len).sum(),
+        }
+    }
+
+    /// The item's parts; if it broke off, what was received of it. `whole`: the response is complete, so that its calls are
+    /// whole.
+    pub(super) fn finished(self, whole: bool, keyer: &mut Keyer) -> Vec<ReplyPart> {
+        if self.done || self.grown.is_empty() {
+            let mut parts = self.shown;
+            for part in parts.iter_mut().filter(|_| !self.done) {
+                forget_wholeness(part, whole);
+            }
+            return parts;
+        }
+        let mut parts = Vec::new();
+        let mut shown = self.shown.into_iter().next();
+        for ((target, _), text) in self.grown {
+            let mut part = ReplyPart::of(target.kind());
+            part.key = match target {
+                DeltaTarget::Text => keyer.text(Role::Assistant, &text),
+                DeltaTarget::Summary | DeltaTarget::Reasoning | DeltaTarget::Arguments => None,
+            };
+            if let Some(shown) = shown.take() {
+                part.id = shown.id;
+                part.name = shown.name;
+                part.other_ids = shown.other_ids;
+                part.kind = if target == DeltaTarget::Arguments { shown.kind } else { part.kind };
+            }
+            if whole && part.kind == PartKind::ToolCall {
+                let name = part.name.as_deref().unwrap_or_default();
+                let id = part.id.as_deref().map(items::own_id);
+                part.key = keyer.tool_call(id, name, ToolArguments::Text(&text));
+            }
+            part.text = text;
+            parts.push(part);
+        }
+        parts
+    }
+}
+
+impl DeltaTarget {
+    fn kind(self) -> PartKind {
+        match self {
+            Self::Summary | Self::Reasoning => PartKind::Reasoning,
+            Self::Text => PartKind::Text,
+            Self::Arguments => PartKind::ToolCall,
+        }
+    }
+}
+
+/// Removes what only a complete item has: one that only opened cannot be sent back.
+fn forget_wholeness(part: &mut ReplyPart, whole: bool) {
+    part.raw = None;
+    part.signature = None;
+    part.key = part.key.filter(|_| whole);
+}
+
+/// Whether a part says nothing.
+pub(super) fn is_empty_text(part: &ReplyPart) -> bool {
+    part.kind == PartKind::Text && part.text.is_empty()
+}
+
+/// The items that were streamed, each to be found once in the final response: by its id or call id, else as the next one
+/// of its type.
+pub(super) struct StreamedItems {
+    by_id: HashMap<(Option<Box<str>>, Box<str>), usize>,
+    by_kind: HashMap<Option<Box<str>>, VecDeque<usize>>,
+    is_taken: Vec<bool>,
+}
+
+impl StreamedItems {
+    pub(super) fn new(slots: &[OutputItem]) -> Self {
+        let (mut by_id, mut by_kind) = (HashMap::default(), HashMap::<_, VecDeque<_>>::default());
+        let mut order: Vec<usize> = (0..slots.len()).collect();
+        order.sort_by_key(|at| slots[*at].index.unwrap_or(u64::MAX));
+        for at in order {
+            let slot = &slots[at];
+            let ids = slot.shown.iter().filter_map(|part| part.id.clone());
+            by_id.extend(ids.chain(slot.id.clone()).map(|id| ((slot.kind.clone(), id), at)));
+            by_kind.entry(slot.kind.clone()).or_default().push_back(at);
+        }
+        Self { by_id, by_kind, is_taken: vec![false; slots.len()] }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_taken.is_empty()
+    }
+
+    pub(super) fn take(&mut self, item: Value<'_>) -> Option<usize> {
+        if self.is_empty() {
+            return None;
+        }
+        let [kind, id, call_id] = item.members(["type", "id", "call_id"]).map(|it| it?.text());
+        let kind = Some(kind.as_deref().unwrap_or("message").into());
+        let ids = [call_id, id].into_iter().flatten();
+        let named = ids.filter_map(|id| self.by_id.get(&(kind.clone(), id.into()))).next();
+        let mut at = named.copied().filter(|at| !self.is_taken[*at]);
+        for kind in [&kind, &None] {
+            let mut waiting = self.by_kind.get_mut(kind);
+            while at.is_none()
+                && let Some(next) = waiting.as_mut().and_then(|it| it.pop_front())
+            {
+                at = Some(next).filter(|at| !self.is_taken[*at]);
+            }
+        }
+        let at = at?;
+        self.is_taken[at] = true;
+        Some(at)
+    }
+}
