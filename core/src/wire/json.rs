@@ -4,12 +4,14 @@
 //! stay. Checks structure, not every control character, as providers do. It must not know what a key means,
 //! must not recurse, and does not panic.
 
+mod children;
 mod most;
 mod nesting;
 mod strings;
 
 use std::borrow::Cow;
 
+use children::Children;
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
 pub(crate) use strings::text_of;
@@ -378,25 +380,6 @@ impl<'d> ObjectKey<'d> {
     fn plain(&self) -> &'d [u8] {
         let span = self.0.span();
         Span::new(span.start + 1, span.end - 1).of(self.0.bytes)
-    }
-}
-
-struct Children<'d> {
-    parent: Value<'d>,
-    next: usize,
-    end: usize,
-}
-
-impl<'d> Iterator for Children<'d> {
-    type Item = Value<'d>;
-
-    fn next(&mut self) -> Option<Value<'d>> {
-        if self.next >= self.end {
-            return None;
-        }
-        let value = Value { index: self.next, ..self.parent };
-        self.next = value.node().next as usize;
-        Some(value)
     }
 }
 

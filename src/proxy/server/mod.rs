@@ -183,11 +183,9 @@ async fn serve_connection<S>(
     let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
-    let connection = ClientConnection {
-        memory: share.clone(),
-        buffers: stream.read_buffers(),
-        stall: Duration::from_secs(limits.body_s),
-    };
+    let stall = Duration::from_secs(limits.body_s);
+    let buffers = stream.read_buffers();
+    let connection = ClientConnection { memory: share.clone(), buffers, stall };
     let service = service_fn(|request: Request<Incoming>| {
         let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());
         let version = request.version();

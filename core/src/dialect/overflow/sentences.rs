@@ -24,7 +24,7 @@ pub(super) struct ContextStatement {
 
 /// The role of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum NumberRole {
     Limit,
     Input,
     /// Input and output together.
@@ -100,14 +100,14 @@ fn says_too_long(words: &[&str]) -> bool {
 /// The tokens that a text names.
 fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     let has = |list: &str| tokens.iter().filter_map(Token::word).any(|word| is_one_of(list, word));
-    let mut found: Vec<(Role, u64)> = Vec::new();
+    let mut found: Vec<(NumberRole, u64)> = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
         if let Token::Number(number) = *token
             && WINDOWS.contains(&number)
         {
             let seen = found.iter().find(|(_, seen)| *seen == number);
             // A prompt without output is all there is; else the first mention says what it is.
-            if seen.is_none_or(|(role, _)| *role == Role::Total) {
+            if seen.is_none_or(|(role, _)| *role == NumberRole::Total) {
                 found.push((role(tokens, at), number));
             }
         }
@@ -118,17 +118,17 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
             .windows(3)
             .any(|it| it == [Token::Sign('('), Token::Number(*number), Token::Sign(')')])
     {
-        *role = Role::Other;
+        *role = NumberRole::Other;
     }
-    let of = |wanted: Role| {
+    let of = |wanted: NumberRole| {
         found.iter().filter(move |(role, _)| *role == wanted).map(|(_, number)| *number)
     };
-    let mut window = of(Role::Limit).next();
-    let (mut total, output) = (of(Role::Total).max(), of(Role::Output).next());
-    let input = of(Role::Input).max();
-    if input.or(total).is_none() && of(Role::Limit).count() == 2 {
+    let mut window = of(NumberRole::Limit).next();
+    let (mut total, output) = (of(NumberRole::Total).max(), of(NumberRole::Output).next());
+    let input = of(NumberRole::Input).max();
+    if input.or(total).is_none() && of(NumberRole::Limit).count() == 2 {
         // Of two numbers that both may be the limit, the smaller one is.
-        (total, window) = (of(Role::Limit).max(), of(Role::Limit).min());
+        (total, window) = (of(NumberRole::Limit).max(), of(NumberRole::Limit).min());
     }
     let sum = input.map(|input| input.saturating_add(output.unwrap_or(0)));
     let is_of_output = output > window && has(OF_WINDOW);
@@ -140,7 +140,7 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
 }
 
 /// The role of the number at this place.
-fn role(tokens: &[Token<'_>], at: usize) -> Role {
+fn role(tokens: &[Token<'_>], at: usize) -> NumberRole {
     let before = words_before(&tokens[..at]);
     let after = words_after(&tokens[at + 1..]);
     let is_any = |words: &[&str], list: &str| words.iter().any(|word| is_one_of(list, word));
@@ -152,18 +152,20 @@ fn role(tokens: &[Token<'_>], at: usize) -> Role {
     let next = after.iter().find(|word| !word.starts_with("token"));
     match (sign(tokens[..at].iter().rev()), sign(tokens[at + 1..].iter())) {
         // `<400>`: a status.
-        (Some('<'), Some('>')) => Role::Other,
-        _ if is_other => Role::Other,
-        _ if is_output(&after) => Role::Output,
-        _ if next.is_some_and(|next| is_one_of(LIMIT, next)) => Role::Limit,
-        _ if is_of_output => Role::Output,
-        (Some('+'), _) => Role::Output,
-        (Some('>' | '<' | '/'), _) => Role::Limit,
-        (_, Some('+' | '>' | '/')) => Role::Input,
-        _ if is_any(&before, LIMIT) => Role::Limit,
-        _ if is_any(&before, "total you") && is_any(&before, "requested total") => Role::Total,
-        _ if is_any(&before, INPUT) || is_any(&after, INPUT) => Role::Input,
-        _ => Role::Other,
+        (Some('<'), Some('>')) => NumberRole::Other,
+        _ if is_other => NumberRole::Other,
+        _ if is_output(&after) => NumberRole::Output,
+        _ if next.is_some_and(|next| is_one_of(LIMIT, next)) => NumberRole::Limit,
+        _ if is_of_output => NumberRole::Output,
+        (Some('+'), _) => NumberRole::Output,
+        (Some('>' | '<' | '/'), _) => NumberRole::Limit,
+        (_, Some('+' | '>' | '/')) => NumberRole::Input,
+        _ if is_any(&before, LIMIT) => NumberRole::Limit,
+        _ if is_any(&before, "total you") && is_any(&before, "requested total") => {
+            NumberRole::Total
+        }
+        _ if is_any(&before, INPUT) || is_any(&after, INPUT) => NumberRole::Input,
+        _ => NumberRole::Other,
     }
 }
 
