@@ -102,7 +102,8 @@ fn queued(mut body: Value) -> Value {
 
 fn usage(dialect: Dialect, body: &Value) -> UsageSum {
     let sum = |usage: &Value, names: &[&str]| {
-        names.iter().filter_map(|name| usage[name].as_u64()).sum::<u64>()
+        // Odd servers report numbers whose sum is larger than any.
+        names.iter().filter_map(|name| usage[name].as_u64()).fold(0, u64::saturating_add)
     };
     match dialect {
         Dialect::Anthropic => {
@@ -112,7 +113,7 @@ fn usage(dialect: Dialect, body: &Value) -> UsageSum {
         Dialect::Chat => {
             let usage = &body["usage"];
             let input = sum(usage, &["prompt_tokens"]);
-            (input, sum(usage, &["total_tokens"]) - input)
+            (input, sum(usage, &["total_tokens"]).saturating_sub(input))
         }
         Dialect::Responses => {
             (sum(&body["usage"], &["input_tokens"]), sum(&body["usage"], &["output_tokens"]))
