@@ -31,11 +31,17 @@ pub(super) fn separates(messages: &[Message]) -> Vec<bool> {
     separates
 }
 
-/// The steps before a cut that load what is called after it, as messages, oldest first.
+/// The steps before a cut that load a tool, as messages, oldest first. A summary is often written before it is used, so a
+/// tool may be called meanwhile that nobody had called by then: all that was loaded stays loaded.
 pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> Vec<String> {
-    let calls = loaded_calls(&conversation.messages).into_iter();
-    let lost = calls.filter(|(reference, call)| reference.message < cut && *call >= cut);
-    let mut references: Vec<PartIndex> = lost.map(|(reference, _)| reference).collect();
+    let mut loaded: HashMap<&str, PartIndex> = HashMap::default();
+    for (index, message) in conversation.messages.iter().enumerate().take(cut) {
+        for (at, part) in message.parts.iter().enumerate() {
+            let names = part.loads.iter().filter(|name| is_offered(conversation, name));
+            loaded.extend(names.map(|name| (&**name, PartIndex::new(index, at))));
+        }
+    }
+    let mut references: Vec<PartIndex> = loaded.into_values().collect();
     references.sort_unstable();
     references.dedup();
     let mut steps: Vec<String> = Vec::new();
@@ -45,6 +51,12 @@ pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> 
         steps.extend(Some(step).filter(|step| !step.is_empty() && !steps.contains(step)));
     }
     steps
+}
+
+/// Whether a tool can be loaded by its name. In Responses the item that loads it has its definition.
+fn is_offered(conversation: &Conversation, name: &str) -> bool {
+    conversation.dialect == Dialect::OpenaiResponses
+        || conversation.tools.iter().any(|tool| tool.name.as_deref() == Some(name))
 }
 
 /// The call and the result that a reference is in, as messages; `None` if the result has no call, or needs none.
@@ -113,7 +125,7 @@ mod tests {
 
     /// A search that found two tools; one of them is called before the cut, the other after it.
     #[test]
-    fn a_summary_repeats_what_loads_a_tool_that_is_called_later() {
+    fn a_summary_repeats_what_loads_tools() {
         let user = |text: &str| json!({"role": "user", "content": text});
         let reference = |name: &str| json!({"type": "tool_reference", "tool_name": name});
         let found = result("s", json!([reference("a"), reference("b")]));
@@ -128,7 +140,7 @@ mod tests {
             result("2", json!("r")),
             user("So.")
         ]);
-        let body = json!({"messages": messages});
+        let body = json!({"tools": [{"name": "a"}, {"name": "b"}], "messages": messages});
         let text = body.to_string();
         let read = read(Dialect::Anthropic, "/", text.as_bytes());
         let separated: Vec<bool> = separates(&read.messages);
@@ -137,7 +149,8 @@ mod tests {
         let steps = kept(5);
         assert_eq!(steps[0], messages[1]);
         assert_eq!(steps[1]["content"][0], messages[2]["content"][0]);
-        assert_eq!((kept(2), kept(7)), (json!([]), json!([])));
+        assert_eq!(kept(2), json!([]), "nothing was loaded");
+        assert_eq!(kept(7), steps, "it may be called until the summary is used");
     }
 
     #[test]
@@ -149,7 +162,7 @@ mod tests {
         let found =
             json!({"type": "tool_search_tool_result", "tool_use_id": "s", "content": content});
         let later = self::call("1", "a");
-        let body = json!({"messages": [
+        let body = json!({"tools": [{"name": "a"}], "messages": [
             {"role": "user", "content": "Go."}, {"role": "assistant", "content": [call, found]},
             {"role": "user", "content": "On."}, later
         ]});
@@ -181,7 +194,7 @@ mod tests {
             json!({"id": "s", "type": "function", "function": {"name": "find", "arguments": "{}"}});
         let found = json!({"role": "tool", "tool_call_id": "s", "content": [{"type": "tool_reference", "tool_name": "a"}]});
         let later = json!({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": "{}"}}]});
-        let body = json!({"messages": [{"role": "user", "content": "Go."},
+        let body = json!({"tools": [{"function": {"name": "a"}}], "messages": [{"role": "user", "content": "Go."},
             {"role": "assistant", "tool_calls": [call]}, found, {"role": "user", "content": "On."}, later]});
         let steps = kept(Dialect::OpenaiChat, &body, 3);
         assert_eq!((&steps[0]["tool_calls"], &steps[1]), (&json!([call]), &found));

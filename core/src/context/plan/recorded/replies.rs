@@ -77,7 +77,16 @@ impl RecordedDecisions {
                 if let Some((reasoning, AlignedReply { parts, first, last })) = aligned {
                     found.insert(reasoning.after);
                     covered[first..=last].fill(true);
-                    self.replies.push(self.returned(conversation, reasoning, parts, first, last));
+                    // The client edited what is missing at its ends: the reasoning beside it belongs to this reply.
+                    let missing = parts.iter().take_while(|part| part.is_none()).count();
+                    let begin = self.edited(&covered, (0..first).rev(), missing).unwrap_or(first);
+                    let missing = parts.iter().rev().take_while(|part| part.is_none()).count();
+                    let after = last + 1..self.keyed_parts.len();
+                    let end = self.edited(&covered, after, missing).unwrap_or(last);
+                    let region =
+                        self.returned(conversation, reasoning, Vec::new(), begin, end).region;
+                    let returned = self.returned(conversation, reasoning, parts, first, last);
+                    self.replies.push(ReturnedReply { region, ..returned });
                 }
             }
         }
@@ -86,6 +95,17 @@ impl RecordedDecisions {
         replies.for_each(|(number, returned)| returned.number = number);
         self.find_foreign(ledger, conversation);
         self.only_kept();
+    }
+
+    /// The last of the parts of the model next to a reply, as many as it misses there, that belong to no other.
+    fn edited(
+        &self,
+        covered: &[bool],
+        next: impl Iterator<Item = usize>,
+        missing: usize,
+    ) -> Option<usize> {
+        let is_free = |at: &usize| self.keyed_parts[*at].role == Role::Assistant && !covered[*at];
+        next.take(missing).take_while(is_free).last()
     }
 
     /// Sorts the replies by their places. Drops a reply whose parts are the first ones of another reply: it
