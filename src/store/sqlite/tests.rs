@@ -838,7 +838,7 @@ fn a_start_waits_for_another_start_and_shares_the_folder() {
 
 #[tokio::test]
 async fn the_claims_of_processes_that_ended_are_dropped_at_the_start() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let claim = async |store: &SqliteStore, holder| {
         Claims::new(Arc::new(store.clone())).claim("a summary", holder, 5, 1000).await.unwrap()
