@@ -410,13 +410,14 @@ async fn a_whole_reply_takes_the_place_of_a_part_of_it(store: &impl Store) {
         ("complete", 60, false),
         ("client_left", 70, false),
     ] {
-        let usage = format!(r#""usage":{{"input":{input}}}"#);
+        let advice = r#"[{"kind":"advisor_message","usage":{"input":7,"output":3}}]"#;
+        let usage = format!(r#""usage":{{"input":{input},"attempts":{advice}}}"#);
         let value = format!(r#"{{"kind":"turn",{usage},"outcome":"{outcome}"}}"#);
         let put = store.put_if_absent(scope("t", "s"), vec![turn(1, &value, 10)]).await.unwrap();
         assert_eq!(put == [WriteOutcome::Written], is_written, "{outcome} {input}");
     }
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.records, line.input), (1, 1, 50));
+    assert_eq!((line.turns, line.records, line.input, line.output), (1, 1, 57, 3));
 }
 
 async fn the_drafts_of_who_lives_stay(store: &impl Store) {

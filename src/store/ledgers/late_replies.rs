@@ -12,8 +12,8 @@ use crate::store::recall::ReadBudget;
 use crate::store::{Record, Scope, StoreError, WriteOutcome};
 
 impl Ledgers {
-    /// Completes the turn whose response has this id: `complete` makes the whole turn of what is known, if that is not whole.
-    /// Returns it if nobody else completed it before.
+    /// Completes the turn whose response has this id: `complete` makes the whole turn of what is known, if that is
+    /// not whole. Returns it if nobody else completed it before.
     ///
     /// # Errors
     /// The store's [`StoreError`]; memory may have the turn all the same.

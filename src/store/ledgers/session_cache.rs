@@ -264,8 +264,8 @@ impl SessionCache {
         Some(keep())
     }
 
-    /// Adds the facts that `find` makes of what is known, and writes them to the store with `keep`, in one step; `None` if there
-    /// are none, or if the session was deleted.
+    /// Adds the facts that `find` makes of what is known, and writes them to the store with `keep`, in one step;
+    /// `None` if there are none, or if the session was deleted.
     pub(super) fn add_found<'a, T>(
         &self,
         find: impl FnOnce(&Ledger) -> Option<Vec<Fact>>,

@@ -299,16 +299,16 @@ fn replace(
     let mut delete = connection.prepare_cached(
         "DELETE FROM facts WHERE scope = ?1 AND kind = ?2 AND key = ?3
              AND (outcome = ?4 OR ?5 AND outcome <> ?6)
-         RETURNING octet_length(value), coalesce(input, 0), coalesce(output, 0),
-             coalesce(cache_read, 0)",
+         RETURNING octet_length(value), packed, value",
     )?;
     let is_whole = turn.outcome.as_deref() == Some(COMPLETE);
     let (kind, key) = (code(record.kind), blob(record.key));
     let values = params![scope, kind, key, INTERRUPTED, is_whole, COMPLETE];
-    let gone = delete.query_row(values, |row| {
-        Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?])
-    });
-    let Some([bytes, input, output, cache_read]) = gone.optional()? else { return Ok(false) };
+    let gone = delete.query_row(values, |row| Ok((row.get::<_, i64>(0)?, value_in(row, 1)?)));
+    let Some((bytes, value)) = gone.optional()? else { return Ok(false) };
+    // What it added to the sums goes away with it.
+    let mut counted = SessionDelta::default();
+    counted.add_turn(record.at, &serde_json::from_slice(&value).unwrap_or_default());
     let mut line = connection.prepare_cached(
         "UPDATE scopes SET
              records = max(0, records - 1), turns = max(0, turns - 1), bytes = max(0, bytes - ?2),
@@ -316,6 +316,8 @@ fn replace(
              cache_read = max(0, cache_read - ?5)
          WHERE id = ?1",
     )?;
+    let [input, output, cache_read] = [counted.input, counted.output, counted.cache_read]
+        .map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
     line.execute(params![scope, bytes + ROW as i64, input, output, cache_read])?;
     insert(connection, scope, record, None, tally)
 }
