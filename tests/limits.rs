@@ -30,6 +30,14 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],
     ),
     ("parts of one request", &[("core/src/dialect/size.rs", "MOST_PARTS")]),
+    (
+        "what is kept of one reply",
+        &[
+            ("core/src/dialect/reply.rs", "MOST_KEPT"),
+            ("core/src/dialect/reply.rs", "MOST_PARTS"),
+            ("core/src/dialect/reply.rs", "MOST_VALUES"),
+        ],
+    ),
     ("a request body", &[("src/config/raw.rs", "body_bytes:")]),
     ("a reply's body or event", &[("src/config/raw.rs", "reply_bytes:")]),
     ("stacked content encodings", &[("core/src/wire/encoding.rs", "MOST_CODINGS")]),

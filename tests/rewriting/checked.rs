@@ -107,24 +107,27 @@ async fn no_answer_waits_for_a_count() {
 
 #[tokio::test]
 async fn an_upstream_without_a_count_endpoint_is_not_queried_again() {
-    let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
-    let mut client =
-        play.send_request(&anthropic_request(MODEL, &[message("user", json!("Hm."))])).await;
-    let (mut turn, mut count) = both(&mut play).await;
-    count.answer("404 Not Found", "{}").await;
-    until_questions(&play, "missing", 1).await;
-    turn.answer("200 OK", &reply("m1")).await;
-    client.response().await;
-    play.server.next_exchange().await;
-    drop((turn, count));
-    play.restart().await;
-    play.session = "another";
-    play.exchange(
-        &anthropic_request(MODEL, &[message("user", json!("Well."))]),
-        &anthropic_reply("m2", MODEL, json!([])),
-    )
-    .await;
-    until_questions(&play, "missing", 1).await;
+    // At a router the chosen backend counts, or does not.
+    for backend in [json!({}), json!({"provider": {"only": ["x"]}})] {
+        let request = |text: &str| {
+            let mut request = anthropic_request(MODEL, &[message("user", json!(text))]);
+            request.as_object_mut().unwrap().extend(backend.as_object().unwrap().clone());
+            request
+        };
+        let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
+        let mut client = play.send_request(&request("Hm.")).await;
+        let (mut turn, mut count) = both(&mut play).await;
+        count.answer("404 Not Found", "{}").await;
+        until_questions(&play, "missing", 1).await;
+        turn.answer("200 OK", &reply("m1")).await;
+        client.response().await;
+        play.server.next_exchange().await;
+        drop((turn, count));
+        play.restart().await;
+        play.session = "another";
+        play.exchange(&request("Well."), &anthropic_reply("m2", MODEL, json!([]))).await;
+        until_questions(&play, "missing", 1).await;
+    }
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@
 //! without the reasoning bound to what was cut), as its client sent it, and in the form of the branch's last
 //! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we
 //! changed anything beyond repairs, reasoning is repaired last, because it may depend on our change. [`next`]
-//! returns the action and the finding; [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
-//! action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
+//! returns the action and the finding; [`AttemptFinding::consequence`] returns what is remembered of the finding.
+//! Pure: the caller performs the action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
 
 mod context;
 mod finding;

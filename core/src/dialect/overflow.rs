@@ -1,8 +1,9 @@
 //! Whether a response says that the request does not fit the window, and with which numbers
 //! (`docs/protocols.md` 4.3).
 //!
-//! Read by structure first: the error's names and number fields, then its sentences and the numbers in them, then fragments of known messages (`config/overflow.toml`). Limits of rate and money have similar
-//! messages, and are excluded. Pure; must not know what happens next.
+//! Read by structure first: the error's names and number fields, then its sentences and the numbers in them,
+//! then fragments of known messages (`config/overflow.toml`). Limits of rate and money have similar messages, and
+//! are excluded. Pure; must not know what happens next.
 
 mod sentences;
 

@@ -16,7 +16,8 @@ use crate::wire::json::Document;
 /// Most bytes of deltas or parts, as in the stream, that are kept of one reply. A window of a million tokens
 /// is 4 MB. Past it, text is dropped with [`Note::TooLong`]; usage is still read.
 const MOST_KEPT: usize = 32 << 20;
-/// Most parts that are kept of one reply. Each event looks for its part among them, so this also bounds how long that takes.
+/// Most parts that are kept of one reply. Each event looks for its part among them, so this also bounds how
+/// long that takes.
 pub(super) const MOST_PARTS: usize = 2_048;
 /// Most JSON values that are kept as such of one reply: reasoning in lists, arguments that come by their places.
 pub(super) const MOST_VALUES: usize = 1 << 16;
@@ -107,7 +108,7 @@ pub struct ReplyPart {
 }
 
 /// Most ids of one call that are kept.
-pub(super) const MOST_IDS: usize = 3;
+const MOST_IDS: usize = 3;
 
 impl ReplyPart {
     /// A part with nothing else known yet.
@@ -127,11 +128,17 @@ impl ReplyPart {
 
     /// Adds an id that its server gave the call later.
     pub(super) fn add_id(&mut self, id: &str) {
-        let is_known =
-            self.id.as_deref() == Some(id) || self.other_ids.iter().any(|it| **it == *id);
-        if self.kind == PartKind::ToolCall && !is_known && self.other_ids.len() < MOST_IDS - 1 {
-            self.other_ids.push(id.into());
+        if self.kind == PartKind::ToolCall {
+            add_other_id(&mut self.other_ids, self.id.as_deref(), id);
         }
+    }
+}
+
+/// Adds a further id of a call, whose first one is `first`, unless it is known or there are enough.
+pub(super) fn add_other_id(others: &mut Vec<Box<str>>, first: Option<&str>, id: &str) {
+    let is_known = first == Some(id) || others.iter().any(|it| **it == *id);
+    if !is_known && others.len() < MOST_IDS - 1 {
+        others.push(id.into());
     }
 }
 

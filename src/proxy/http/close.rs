@@ -103,8 +103,8 @@ mod tests {
         }
     }
 
-    /// The result after these steps: `b` a request begins, `w` bytes are written, `r` bytes are read, `.` there is nothing to
-    /// read, `-` the crossing time passes.
+    /// The result after these steps: `b` a request begins, `w` bytes are written, `r` bytes are read, `.` there is
+    /// nothing to read, `-` the crossing time passes.
     #[tokio::test]
     async fn a_request_is_unread_if_the_close_comes_soon_and_before_any_byte() {
         for (steps, is_unread) in [

@@ -12,7 +12,7 @@ use crate::dialect::door::Door;
 use crate::dialect::model_list;
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
 use crate::proxy::state::{Proxy, lesson_source};
-use crate::telemetry::{FailOpen, LessonOutcome};
+use crate::telemetry::LessonOutcome;
 
 /// Most models of one list whose windows are learned: a tenant has room for as many other lessons.
 const MOST: usize = 32;
@@ -28,14 +28,10 @@ pub(crate) struct ListRequest {
 
 impl Proxy {
     /// Learns the windows in a list that differ from the assumed ones.
-    pub(crate) async fn learn_list(
-        self: Arc<Self>,
-        request: ListRequest,
-        body: Vec<u8>,
-    ) -> Option<FailOpen> {
+    pub(crate) async fn learn_list(self: Arc<Self>, request: ListRequest, body: Vec<u8>) {
         let ListRequest { tenant, upstream, door, target } = request;
         if upstream.window.is_some() {
-            return None;
+            return;
         }
         let is_long = body.len() > OFF_THREAD;
         let listed = long_work_if(is_long, move || model_list::read(&target, &body)).await;
@@ -58,6 +54,5 @@ impl Proxy {
         if learned > 0 {
             tracing::info!("{} lists other windows for {learned} of its models", upstream.name);
         }
-        None
     }
 }

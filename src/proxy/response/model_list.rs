@@ -16,11 +16,8 @@ use crate::wire::memory::Memory as _;
 /// Longest list that is read, bytes, decompressed: that of a router with hundreds of models has 1 MiB.
 const LONGEST: usize = 4 << 20;
 
-/// Learning, and the reason if it failed.
-type Learning = BoxFuture<'static, Option<FailOpen>>;
-
 /// What is done with a whole list.
-pub(crate) type LearnList = Box<dyn FnOnce(Vec<u8>) -> Learning + Send>;
+pub(crate) type LearnList = Box<dyn FnOnce(Vec<u8>) -> BoxFuture<'static, ()> + Send>;
 
 /// A list of models that is being forwarded.
 pub(crate) struct ModelListTap {
@@ -54,14 +51,14 @@ impl ModelListTap {
         true
     }
 
-    /// Learns from the whole list.
-    pub(super) fn learned(self) -> Learning {
+    /// Learns from the whole list; that cannot fail open.
+    pub(super) fn learned(self) -> BoxFuture<'static, Option<FailOpen>> {
         let Self { plain, memory, learn, .. } = self;
         let learning = learn(plain);
         Box::pin(async move {
-            let kept = learning.await;
+            learning.await;
             drop(memory);
-            kept
+            None
         })
     }
 }

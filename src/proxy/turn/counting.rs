@@ -17,14 +17,13 @@ use crate::config::Upstream;
 use crate::context::policy::{CountSchedule, draw};
 use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
-use crate::dialect::door::Door;
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::state::{Proxy, lesson_source};
+use crate::proxy::state::Proxy;
 use crate::telemetry::CountOutcome;
 
 /// How long a response is waited for.
@@ -146,6 +145,8 @@ pub(crate) struct CountRequest {
     tenant: Option<TenantId>,
     upstream: Arc<Upstream>,
     model: Box<str>,
+    /// There is no such endpoint, as far as is known.
+    is_missing: bool,
     dialect: Dialect,
     uri: Uri,
     headers: HeaderMap,
@@ -166,6 +167,7 @@ impl CountRequest {
             tenant: prepared.tenant.clone(),
             upstream: prepared.upstream.clone(),
             model: prepared.model_name().into(),
+            is_missing: proxy.knows(&prepared.lesson_source(), Lesson::CountMissing),
             dialect: prepared.conversation.dialect,
             uri: head.uri.clone(),
             headers: head.headers.clone(),
@@ -213,11 +215,10 @@ impl CountRequest {
     /// Sends it, unless the count is in memory.
     async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
         let pause_key = self.pause_key();
-        let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
-        let source = lesson_source(tenant.as_ref(), &upstream, &model, Door::default());
-        if proxy.knows(&source, Lesson::CountMissing) {
+        if self.is_missing {
             return Err(CountOutcome::Missing);
         }
+        let Self { proxy, upstream, model, dialect, uri, headers, prompt, .. } = self;
         // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let making = move || CountQuestion::of(dialect, &target, &prompt);

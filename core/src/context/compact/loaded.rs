@@ -47,8 +47,11 @@ pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> 
     let mut steps: Vec<String> = Vec::new();
     for reference in references {
         // Several references may be in one result.
-        let step = step(conversation, body, reference).unwrap_or_default();
-        steps.extend(Some(step).filter(|step| !step.is_empty() && !steps.contains(step)));
+        if let Some(step) = step(conversation, body, reference)
+            && !steps.contains(&step)
+        {
+            steps.push(step);
+        }
     }
     steps
 }

@@ -10,7 +10,7 @@ use super::{known, signature, think};
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
-use crate::dialect::reply::{KeptSize, MOST_IDS, MOST_PARTS};
+use crate::dialect::reply::{KeptSize, MOST_PARTS, add_other_id};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Nesting, Value, first, members};
 use crate::wire::steps;
@@ -332,10 +332,8 @@ impl ChoiceContent {
         let call = &mut self.calls[at];
         match (&call.id, id) {
             (None, id) => call.id = id,
-            (Some(first), Some(id)) if *first != id && call.other_ids.len() < MOST_IDS => {
-                call.other_ids.push(id);
-            }
-            (Some(_), _) => {}
+            (Some(first), Some(id)) => add_other_id(&mut call.other_ids, Some(first), &id),
+            (Some(_), None) => {}
         }
         call.name = call.name.take().or(name);
         // Some servers send the whole call again at the end.
@@ -406,16 +404,15 @@ members! {
 fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     let name = call.name.as_deref().unwrap_or_default();
     let key = keyer.tool_call(call.id.as_deref(), name, ToolArguments::Text(&call.arguments.text));
-    let mut part = ReplyPart {
+    ReplyPart {
         text: call.arguments.text,
         id: call.id,
         name: call.name,
         signature: call.signature,
         key,
+        other_ids: call.other_ids,
         ..ReplyPart::of(PartKind::ToolCall)
-    };
-    call.other_ids.iter().for_each(|id| part.add_id(id));
-    part
+    }
 }
 
 /// All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).

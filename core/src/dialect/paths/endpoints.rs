@@ -46,8 +46,8 @@ pub fn is_metered_only(target: &str) -> bool {
 
 /// The endpoint at `target` (path, with or without query), if it is one for conversations.
 ///
-/// A `GET` is one only if it can open a WebSocket, or reads a reply that the provider stored; `HEAD` and other methods never
-/// are.
+/// A `GET` is one only if it can open a WebSocket, or reads a reply that the provider stored; `HEAD` and other
+/// methods never are.
 pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
     let segments = segments(target);
     if let Some(stored) = stored(method, &segments) {

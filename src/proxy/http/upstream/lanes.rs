@@ -1,9 +1,9 @@
 //! Which connection carries the next stream to an HTTP/2 upstream, and when another connection is opened.
 //!
-//! Pure: no sockets, no clock (a time is one since the machine started), no waking. `C` is a connection of the caller, `W` a waiting request. No
-//! connection gets more streams than its peer and [`LaneBounds`] allow. The first one with a free stream is
-//! used, so that those opened last become idle first. Requests without a free stream wait in order, and as
-//! many connections are opened as the waiting requests should need.
+//! Pure: no sockets, no clock (a time is one since the machine started), no waking. `C` is a connection of the
+//! caller, `W` a waiting request. No connection gets more streams than its peer and [`LaneBounds`] allow. The
+//! first one with a free stream is used, so that those opened last become idle first. Requests without a free
+//! stream wait in order, and as many connections are opened as the waiting requests should need.
 
 use std::collections::VecDeque;
 use std::time::Duration;

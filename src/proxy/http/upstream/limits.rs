@@ -16,7 +16,7 @@ pub(super) const ATTEMPTS: usize = 3;
 pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// How long an idle TCP connection is silent until the system probes it, and how long after each of three probes.
 pub(super) const TCP_PROBE: Duration = Duration::from_secs(15);
-/// See [`TCP_PROBE`].
+/// How long after each probe the next one follows.
 pub(super) const TCP_PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the system waits for bytes that were sent to be acknowledged; then the connection has failed.
 pub(super) const TCP_UNACKNOWLEDGED: Duration = Duration::from_secs(30);

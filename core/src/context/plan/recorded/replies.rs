@@ -4,6 +4,7 @@
 //! They are found by their chain, or by an anchor key if the client changed something before them.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 use std::sync::Arc;
 
 use foldhash::HashSet;
@@ -83,8 +84,7 @@ impl RecordedDecisions {
                     let missing = parts.iter().rev().take_while(|part| part.is_none()).count();
                     let after = last + 1..self.keyed_parts.len();
                     let end = self.edited(&covered, after, missing).unwrap_or(last);
-                    let region =
-                        self.returned(conversation, reasoning, Vec::new(), begin, end).region;
+                    let region = self.region(conversation, begin, end);
                     let returned = self.returned(conversation, reasoning, parts, first, last);
                     self.replies.push(ReturnedReply { region, ..returned });
                 }
@@ -215,20 +215,22 @@ impl RecordedDecisions {
         first: usize,
         last: usize,
     ) -> ReturnedReply {
-        let before = first.checked_sub(1).map(|before| self.keyed_parts[before].at);
-        let begin = before.map_or_else(PartIndex::default, PartIndex::after);
-        let end = match self.keyed_parts.get(last + 1) {
-            Some(next) => next.at,
-            None => PartIndex::new(conversation.messages.len(), 0),
-        };
         ReturnedReply {
             reasoning: reasoning.clone(),
             parts,
             number: 0,
             index: first,
-            region: begin..end,
+            region: self.region(conversation, first, last),
             is_replaced: false,
         }
+    }
+
+    /// From the keyed part before `first` to the one after `last`, both excluded.
+    fn region(&self, conversation: &Conversation, first: usize, last: usize) -> Range<PartIndex> {
+        let before = first.checked_sub(1).map(|before| self.keyed_parts[before].at);
+        let begin = before.map_or_else(PartIndex::default, PartIndex::after);
+        let next = self.keyed_parts.get(last + 1).map(|next| next.at);
+        begin..next.unwrap_or_else(|| PartIndex::new(conversation.messages.len(), 0))
     }
 }
 
