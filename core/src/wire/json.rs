@@ -4,14 +4,12 @@
 //! stay. Checks structure, not every control character, as providers do. It must not know what a key means,
 //! must not recurse, and does not panic.
 
-mod children;
 mod most;
 mod nesting;
 mod strings;
 
 use std::borrow::Cow;
 
-use children::Children;
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
 pub(crate) use strings::text_of;
@@ -308,11 +306,16 @@ impl<'d> Value<'d> {
         self.children(Kind::Array)
     }
 
-    fn children(&self, kind: Kind) -> Children<'d> {
-        let node = self.node();
-        let next = self.index + 1;
-        let end = if node.kind == kind { node.next as usize } else { next };
-        Children { parent: *self, next, end }
+    /// The nodes directly within one of this kind. Each knows where its subtree ends, so none is walked through.
+    fn children(&self, kind: Kind) -> impl Iterator<Item = Value<'d>> + use<'d> {
+        let parent = *self;
+        let mut next = self.index + 1;
+        let end = if self.node().kind == kind { self.node().next as usize } else { next };
+        std::iter::from_fn(move || {
+            let child = Value { index: (next < end).then_some(next)?, ..parent };
+            next = child.node().next as usize;
+            Some(child)
+        })
     }
 }
 
