@@ -1,4 +1,4 @@
-//! Responses in the background: polled, resumed, and counted once.
+//! Replies in the background: polled, resumed, and counted once.
 //!
 //! The inputs are in `tests/data/cases`.
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::context::{Outcome, Turn};
-use plimsoll::dialect::StopReason;
+use plimsoll::dialect::{Dialect, StopReason};
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{ScopePage, Store};
@@ -119,7 +119,8 @@ impl Bench {
         let usage = &turn.usage;
         assert_eq!((usage.input, usage.output, usage.reasoning), (Some(420), Some(60), Some(30)));
         assert_eq!((turn.outcome, turn.stop), (Outcome::Complete, Some(StopReason::End)));
-        assert_eq!(turn.reply.len(), 1);
+        // Interactions are metered only: no parts of them are kept.
+        assert_eq!(turn.reply.len(), usize::from(turn.dialect != Dialect::Gemini));
         let lines = Ledgers::new(self.store.clone()).sessions(ScopePage::first(10)).await.unwrap();
         assert_eq!((lines[0].turns, lines[0].input, lines[0].output), (1, 420, 60));
         assert_eq!((self.tokens("input"), self.tokens("output")), (420, 60));
@@ -277,6 +278,33 @@ async fn a_stored_completion_completes_the_turn_of_its_broken_stream() {
         bench.exchange("key-one", "/v1/chat/completions/chatcmpl-1", None, whole).await;
     }
     bench.is_booked_once(3).await;
+}
+
+/// Gemini's Interactions are polled, and resumed, in the same way.
+#[tokio::test]
+async fn a_polled_interaction_completes_its_turn() {
+    const PATH: &str = "/v1beta/interactions";
+    let request = r#"{"model":"gpt-5","background":true,"input":"Read it."}"#;
+    let working = r#"{"id":"int_1","object":"interaction","status":"in_progress","model":"gpt-5"}"#;
+    let whole = r#"{"id":"int_1","object":"interaction","status":"completed","model":"gpt-5","steps":[{"type":"model_output","content":[{"type":"text","text":"I read it."}]}],"usage":{"total_input_tokens":420,"total_output_tokens":30,"total_thought_tokens":30,"total_tokens":480}}"#;
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", PATH, Some(request), working).await;
+    for reply in [working, whole, whole] {
+        bench.exchange("key-one", &format!("{PATH}/int_1"), None, reply).await;
+    }
+    bench.is_booked_once(4).await;
+
+    let streamed = request.replacen('{', "{\"stream\":true,", 1);
+    let begun =
+        format!("data: {{\"event_type\":\"interaction.created\",\"interaction\":{working}}}\n\n");
+    let ended = format!(
+        "data: {{\"event_type\":\"interaction.completed\",\"interaction\":{whole}}}\n\ndata: [DONE]\n\n"
+    );
+    let mut bench = Bench::new().await;
+    bench.stream(PATH, Some(&streamed), &begun, false).await;
+    let resume = format!("{PATH}/int_1?stream=true&last_event_id=1");
+    bench.stream(&resume, None, &ended, true).await;
+    bench.is_booked_once(2).await;
 }
 
 /// Nobody else learns of a reply by polling its id, whatever the provider answers, and nothing is booked.

@@ -252,9 +252,24 @@ mod tests {
         }
         let cancelled = stored(Method::POST, "/v1/responses/resp_1/cancel");
         assert_eq!(cancelled, found(OpenaiResponses, "resp_1"));
+        for (method, path) in [
+            (Method::GET, "/v1beta/interactions/int_1"),
+            (Method::GET, "/v1beta/interactions/int_1?stream=true&last_event_id=e"),
+            (Method::POST, "/v1beta/interactions/int_1/cancel"),
+            (Method::GET, "/v1beta1/projects/p/locations/l/interactions/int_1:poll"),
+            (Method::GET, "/v1beta1/projects/p/locations/l/interactions/int_1:stream"),
+            (Method::POST, "/v1beta1/projects/p/locations/l/interactions/int_1:cancel"),
+        ] {
+            assert_eq!(stored(method, path), found(Gemini, "int_1"), "{path}");
+        }
         let chat = stored(Method::GET, "/v1/chat/completions/c_1");
         assert_eq!(chat, found(OpenaiChat, "c_1"));
-        for path in ["/v1/responses", "/v1/responses/resp_1/input_items", "/v1/chat/completions"] {
+        for path in [
+            "/v1/responses",
+            "/v1/responses/resp_1/input_items",
+            "/v1/chat/completions",
+            "/v1beta/interactions",
+        ] {
             assert_eq!(stored(Method::GET, path), None, "{path}");
         }
         assert_eq!(stored(Method::POST, "/v1/responses"), None);

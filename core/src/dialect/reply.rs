@@ -162,6 +162,8 @@ pub struct Reply {
     pub stop: Option<StopReason>,
     /// The dialect's terminal event (or the whole body) was seen: nothing more belongs to it.
     pub complete: bool,
+    /// The provider still makes it, in the background: the client reads it later by its id (`docs/protocols.md` 3.7).
+    pub pending: bool,
     /// An error instead of the reply, or after it.
     pub error: Option<ProviderError>,
     /// Input tokens, if this answers a count endpoint.

@@ -6,7 +6,7 @@
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::reply::chain_after;
-use crate::dialect::{Chain, Dialect, PartKey, Reply, Usage};
+use crate::dialect::{Chain, PartKey, Reply, Usage};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::turn::request_info::RequestInfo;
@@ -38,7 +38,7 @@ impl ExchangeEnding {
             repeated_calls: info.repeated_calls,
             ended: self.ended,
             outcome: match self.outcome {
-                Outcome::Complete if is_pending(reply, draft.dialect) => Outcome::Interrupted,
+                Outcome::Complete if reply.pending && reply.id.is_some() => Outcome::Interrupted,
                 outcome => outcome,
             },
             window: info.model.window,
@@ -60,11 +60,6 @@ fn with_reply(turn: Turn, reply: &Reply) -> Turn {
         others: budget::other_forms(reply, chain, tokenizer),
         ..turn
     }
-}
-
-/// Whether a reply only says that the provider makes it in the background (`docs/protocols.md` 3.7).
-fn is_pending(reply: &Reply, dialect: Dialect) -> bool {
-    dialect == Dialect::OpenaiResponses && reply.id.is_some() && reply.stop.is_none()
 }
 
 /// A turn with the reply that came after its exchange had ended.

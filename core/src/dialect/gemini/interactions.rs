@@ -167,8 +167,10 @@ impl InteractionReply {
             reply.error = Some(error_in(value));
         }
         let status = status.and_then(|status| status.text());
+        reply.pending = matches!(status.as_deref(), Some("in_progress" | "queued"));
         reply.stop = match status.as_deref() {
-            None | Some("in_progress" | "queued") => return,
+            None => return,
+            Some(_) if reply.pending => return,
             Some("completed") => Some(StopReason::End),
             Some("requires_action") => Some(StopReason::ToolUse),
             Some("failed") => Some(StopReason::Failed),

@@ -126,6 +126,7 @@ impl ReplyStream {
         }
         if reply.complete && reply.stop.is_none() {
             reply.stop = self.stop(reply);
+            reply.pending = reply.stop.is_none();
         }
     }
 

@@ -80,16 +80,27 @@ fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
     Endpoint { dialect, purpose, model, stream, transport: Transport::Http, stored }
 }
 
-/// A reply that the provider stored, read again or cancelled (`docs/protocols.md` 3.7).
+/// A reply that the provider stored, read again or cancelled (`docs/protocols.md` 3.7, 5.6).
 fn stored<'p>(method: &Method, segments: &[&'p str]) -> Option<Endpoint<'p>> {
     let (dialect, id) = match (method.as_str(), segments) {
         ("GET", [.., "responses", id]) | ("POST", [.., "responses", id, "cancel"]) => {
-            (Dialect::OpenaiResponses, id)
+            (Dialect::OpenaiResponses, *id)
         }
-        ("GET", [.., "chat", "completions", id]) => (Dialect::OpenaiChat, id),
+        ("GET", [.., "chat", "completions", id]) => (Dialect::OpenaiChat, *id),
+        ("POST", [.., INTERACTIONS, id, "cancel"]) => (Dialect::Gemini, *id),
+        (method, [.., INTERACTIONS, id]) => (Dialect::Gemini, stored_interaction(method, id)?),
         _ => return None,
     };
     Some(Endpoint { stored: Some(percent::decoded(id)), ..plain(dialect, Purpose::Turn) })
+}
+
+/// The id of an interaction that is read or cancelled, without the method that Vertex adds to it.
+fn stored_interaction<'p>(method: &str, named: &'p str) -> Option<&'p str> {
+    match method {
+        "GET" => Some(named.trim_end_matches(":poll").trim_end_matches(":stream")),
+        "POST" => named.strip_suffix(":cancel"),
+        _ => None,
+    }
 }
 
 fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
