@@ -94,6 +94,19 @@ pub enum KeptReasoning {
     WithCalls,
 }
 
+/// What a client does to the model's texts before it sends them back, thoughts excepted.
+#[derive(Clone, Copy, Debug)]
+pub enum ReplyEdit {
+    /// Appends a footer to each of them.
+    Footers,
+    /// Appends a footer to the last one of a reply.
+    LastFooter,
+    /// Writes other line ends.
+    LineEnds,
+    /// Writes them in another Unicode form.
+    Decomposed,
+}
+
 /// How a client writes its requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientStyle {
@@ -104,8 +117,8 @@ pub struct ClientStyle {
     pub reformats_arguments: bool,
     /// White space around texts is stripped.
     pub trims_text: bool,
-    /// A footer is appended to the model's texts, as a filter of the client does.
-    pub edits_replies: bool,
+    /// The model's texts are edited, as a filter of the client does.
+    pub edits_replies: Option<ReplyEdit>,
     /// Signatures are written in the URL-safe alphabet (Gemini).
     pub url_safe_signatures: bool,
     /// Programs at the provider may call its tools (Anthropic, Responses).
@@ -122,7 +135,7 @@ impl ClientStyle {
             cache_markers: false,
             reformats_arguments: false,
             trims_text: false,
-            edits_replies: false,
+            edits_replies: None,
             url_safe_signatures: false,
             programs: false,
             defers: false,
@@ -369,10 +382,8 @@ fn reply_messages(
     style: ClientStyle,
 ) -> Vec<Value> {
     let mut reply = reply.clone();
-    if style.edits_replies {
-        for name in ["content", "output", "parts"] {
-            reply.get_mut(name).into_iter().for_each(add_footers);
-        }
+    if let Some(edit) = style.edits_replies {
+        edit_texts(&mut reply, edit);
     }
     match dialect {
         Dialect::Anthropic => {
@@ -452,21 +463,69 @@ fn reply_messages(
 /// What is appended to the model's texts.
 const FOOTER: &str = "\n\n---\nanswered by a model";
 
-/// Appends the footer to each text of a reply, thoughts excepted. A signed text stays: it would no longer be valid.
-fn add_footers(value: &mut Value) {
-    if let Value::String(text) = value {
-        text.push_str(FOOTER);
+impl ReplyEdit {
+    /// The text as its client sends it back.
+    fn text(self, text: &str, is_last: bool) -> String {
+        match self {
+            Self::LastFooter if !is_last => text.to_owned(),
+            Self::Footers | Self::LastFooter => format!("{text}{FOOTER}"),
+            Self::LineEnds => text.replace('\n', "\r\n"),
+            Self::Decomposed => text.replace('ï', "i\u{308}").replace('ö', "o\u{308}"),
+        }
+    }
+}
+
+/// Edits the texts of a reply. A signed text stays: it would no longer be valid.
+fn edit_texts(reply: &mut Value, edit: ReplyEdit) {
+    let mut texts = Vec::new();
+    collect_texts(reply, &mut texts);
+    let count = texts.len();
+    for (index, text) in texts.into_iter().enumerate() {
+        *text = edit.text(text, index + 1 == count);
+    }
+}
+
+/// The texts of a reply, without thoughts and signed texts.
+fn collect_texts<'v>(value: &'v mut Value, texts: &mut Vec<&'v mut String>) {
+    let member = |name| value.get(name);
+    let is_own =
+        member("thought").is_some_and(|it| *it == true) || member("thoughtSignature").is_some();
+    if is_own || has_type(value, &["thinking", "redacted_thinking", "reasoning"]) {
         return;
     }
-    for part in value.as_array_mut().into_iter().flatten() {
-        let is_own = part["thought"] == json!(true) || part["thoughtSignature"].is_string();
-        if is_own || has_type(part, &["thinking", "redacted_thinking", "reasoning"]) {
-            continue;
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(parts) => parts.iter_mut().for_each(|part| collect_texts(part, texts)),
+        Value::Object(members) => {
+            for (name, value) in members {
+                if ["content", "output", "parts", "text"].contains(&&**name) {
+                    collect_texts(value, texts);
+                }
+            }
         }
-        for name in ["content", "text"] {
-            part.get_mut(name).into_iter().for_each(add_footers);
-        }
+        _ => {}
     }
+}
+
+/// Whether a client changed what stands before the last reasoning of a reply within that reply: the provider finds it bound to
+/// other text.
+pub fn edits_before_reasoning(dialect: Dialect, reply: &Value, style: ClientStyle) -> bool {
+    let parts = |reply: &Value| -> Vec<Value> {
+        let name = match dialect {
+            Dialect::Anthropic => "content",
+            Dialect::Responses => "output",
+            // There is no place for reasoning between texts.
+            Dialect::Chat | Dialect::Gemini => return Vec::new(),
+        };
+        reply[name].as_array().cloned().unwrap_or_default()
+    };
+    let mut edited = reply.clone();
+    style.edits_replies.into_iter().for_each(|edit| edit_texts(&mut edited, edit));
+    let (received, edited) = (parts(reply), parts(&edited));
+    let is_reasoning =
+        |part: &Value| has_type(part, &["thinking", "redacted_thinking", "reasoning"]);
+    let last = received.iter().rposition(is_reasoning).unwrap_or(0);
+    received[..last] != edited[..last]
 }
 
 /// Whether a reply calls tools.

@@ -111,7 +111,7 @@ pub async fn session(
         cache_markers: true,
         reformats_arguments: dice.once_in(3),
         trims_text: false,
-        edits_replies: false,
+        edits_replies: None,
         url_safe_signatures: false,
         programs: false,
         defers: false,

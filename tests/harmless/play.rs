@@ -478,7 +478,12 @@ impl Play {
 
     /// Remembers after what, and by which model, the reasoning of an answer was written.
     fn remember_reasoning(&mut self, body: &Value, answer: &Value) {
-        let prefix = self.prefix_hash(&client::history(self.dialect, body));
+        let is_edited = client::edits_before_reasoning(self.dialect, answer, self.style);
+        // What its client edits before it is no prefix of any request.
+        let prefix = match is_edited {
+            true => 0,
+            false => self.prefix_hash(&client::history(self.dialect, body)),
+        };
         for_each_signature(answer, &mut |signature| {
             self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);
         });

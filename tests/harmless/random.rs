@@ -6,7 +6,7 @@ use plimsoll::context::policy::{
 };
 use scripted_provider::strict::{Dialect, Rules};
 
-use crate::client::{ClientStyle, Head, KeptReasoning};
+use crate::client::{ClientStyle, Head, KeptReasoning, ReplyEdit};
 use crate::dice::Dice;
 
 pub fn rules(dice: &mut Dice) -> Rules {
@@ -30,6 +30,15 @@ pub fn kept_reasoning(dice: &mut Dice) -> KeptReasoning {
     ])
 }
 
+fn reply_edit(dice: &mut Dice) -> ReplyEdit {
+    dice.of(&[
+        ReplyEdit::Footers,
+        ReplyEdit::LastFooter,
+        ReplyEdit::LineEnds,
+        ReplyEdit::Decomposed,
+    ])
+}
+
 /// The mode that a client asks for in a header, now and then, or in all of a conversation.
 pub fn mode(dice: &mut Dice, times: usize) -> Option<&'static str> {
     dice.once_in(times).then(|| dice.of(&["shadow", "observe"]))
@@ -42,9 +51,7 @@ pub fn style(dice: &mut Dice) -> ClientStyle {
         cache_markers: dice.once_in(2),
         reformats_arguments: dice.once_in(3),
         trims_text: dice.once_in(4),
-        // Not drawn: edits between several pieces of reasoning still lead to a changed prefix (`tests/cases/clients` has
-        // the edits that are played).
-        edits_replies: false,
+        edits_replies: dice.once_in(6).then(|| reply_edit(dice)),
         url_safe_signatures: dice.once_in(3),
         programs: dice.once_in(3),
         defers: dice.once_in(3),

@@ -434,6 +434,14 @@ fn reason(
     returned: &ReturnedReply,
 ) -> Result<DecisionReason, DecisionReason> {
     fits(request, sent, returned)?;
+    // The one field of a message has its place, whatever else the message says.
+    let has_field = request.conversation.dialect == Dialect::OpenaiChat;
+    if !has_field
+        && !returned.reasoning.blocks.is_empty()
+        && returned.is_edited(request.conversation)
+    {
+        return Err(DecisionReason::OtherPrefix);
+    }
     let in_turn = returned
         .parts
         .iter()

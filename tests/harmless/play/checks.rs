@@ -142,18 +142,22 @@ impl Play {
         Ok(())
     }
 
-    /// Whether it does not fit with reasoning put back, and no room could be made in it: nothing may be cut, or its
-    /// summary failed. Its client hears that it does not fit.
+    /// Whether it does not fit with reasoning put back, and no room could be made in it: nothing may be cut, its
+    /// summary failed, or the refusal of its summary first showed what the model requires. Its client hears that it
+    /// does not fit.
     fn is_full(&self, checked: &CheckedExchange<'_>) -> bool {
-        let CheckedExchange { exchange, log, .. } = *checked;
-        let does_not_fit = |entry: &LoggedRequest| match &entry.verdict {
-            RequestVerdict::Refused(refusal) => refusal.rule == Rule::Overflow,
-            RequestVerdict::Accepted(_) => false,
-        };
         let is_original = |entry: &LoggedRequest| self.is_unchanged(checked.body, entry);
-        exchange.done.overflow.is_some()
-            && exchange.done.made.put_back > 0
-            && log.iter().all(|entry| does_not_fit(entry) || is_original(entry))
+        let breaks = |entry: &LoggedRequest, rule: Rule| entry.verdict.broken_rule() == Some(rule);
+        let does_not_fit = |entry: &LoggedRequest| breaks(entry, Rule::Overflow);
+        let length = client::history(self.dialect, checked.body).len();
+        let is_lesson = |entry: &LoggedRequest| {
+            let is_summarized = client::history(self.dialect, &entry.request.body).len() < length;
+            is_summarized
+                && (breaks(entry, Rule::BoundElsewhere) || breaks(entry, Rule::ThinkingMissing))
+        };
+        let log = checked.log;
+        log.iter().any(|entry| does_not_fit(entry) && !is_original(entry))
+            && log.iter().all(|it| does_not_fit(it) || is_original(it) || is_lesson(it))
     }
 
     /// No silent loss that policy did not accept.

@@ -108,6 +108,26 @@ fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
     }
 }
 
+/// Beside a text that its client edited the place of reasoning is not certain. Where a text is gone, it is.
+#[test]
+fn reasoning_is_not_put_back_into_an_edited_reply() {
+    let call = messages("uc")[1]["content"][0].clone();
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let mut scene = SessionFixture::of(FREE, &messages("u"));
+    scene.answered(&json!([thinking(1), text("Let me read."), call]));
+    let mut after = |content: Value| {
+        let mut all = messages("ucr");
+        all[1]["content"] = content;
+        scene.send(&all);
+        proposed(&scene)
+    };
+    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
+    assert_eq!(after(json!([text("Let me read."), call])), back);
+    assert_eq!(after(json!([call])), back, "the text is gone");
+    let declined = (vec![], vec![DecisionReason::OtherPrefix]);
+    assert_eq!(after(json!([text("Let me read.\n---\nby a model"), call])), declined);
+}
+
 /// Where earlier requests were sent without the reasoning, the cache depends on its absence: it is put back if that
 /// costs nothing, or if it is required.
 #[test]

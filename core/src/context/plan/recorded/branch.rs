@@ -53,11 +53,12 @@ impl<'l> Branch<'l> {
         mode: DecisionMode,
     ) -> Self {
         let parent = placed.parent.as_deref();
+        let is_models = |keyed: &&KeyedPart| keyed.role == Role::Assistant;
         let known = parent.filter(|parent| {
-            // The model's parts without a known turn: what was sent before them is unknown, too.
-            let mut after = keyed_parts.iter().skip(placed.covers);
-            let is_known =
-                after.all(|keyed| keyed.role != Role::Assistant || parent.has_in_reply(keyed.key));
+            // What the model's parts next to the parent's are is the rest of its reply, as its client has it. Others have
+            // no known turn: what was sent before them is unknown, too.
+            let mut later = keyed_parts.iter().skip(placed.covers).skip_while(is_models);
+            let is_known = later.all(|keyed| !is_models(&keyed) || parent.has_in_reply(keyed.key));
             is_known && mode == DecisionMode::Active
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());

@@ -64,6 +64,17 @@ impl ReturnedReply {
         self.parts.iter().all(Option::is_some)
     }
 
+    /// Whether its client edited it: a part of the model's in its range is none of its own. Where reasoning
+    /// stood beside that is not certain.
+    pub(crate) fn is_edited(&self, conversation: &Conversation) -> bool {
+        let is_other = |at: PartIndex| {
+            let part = conversation.part(at);
+            part.is_some_and(|part| part.role == Role::Assistant && part.key.is_some())
+                && !self.holds(at)
+        };
+        self.places(conversation).any(is_other)
+    }
+
     /// Whether its stream broke off inside a reasoning block that a client may send back.
     pub(crate) fn is_partial(&self) -> bool {
         self.reasoning.blocks.iter().any(|block| block.partial)

@@ -278,6 +278,23 @@ fn a_branch_is_followed_back_to_its_first_turn() {
     assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
 }
 
+/// The client edited the reply to the last request: what that request sent is known all the same. Of a second reply no
+/// request is known.
+#[test]
+fn an_edited_reply_hides_nothing_of_what_its_branch_sent() {
+    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("uau"));
+    scene.answered(&json!([{"type": "text", "text": "Said without a footer."}]));
+    let mut is_known = |letters| {
+        scene.send(&messages(letters));
+        let (placed, known) = (scene.placed(), scene.known());
+        assert!(placed.parent.is_some(), "{letters}");
+        let active = DecisionMode::Active;
+        Branch::of(&scene.ledger, &placed, &known.keyed_parts, active).sent.is_some()
+    };
+    assert!(is_known("uauau") && is_known("uauacr"));
+    assert!(!is_known("uauauau"));
+}
+
 /// A result without a reply yet was sent by no earlier request, even if it is not known what was sent.
 #[test]
 fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
