@@ -256,6 +256,7 @@ fn changes(
             &["generationConfig", "responseSchema"],
             &["generationConfig", "responseJsonSchema"],
             &["generationConfig", "stopSequences"],
+            &["generationConfig", "candidateCount"],
             &["toolConfig"],
         ],
     };

@@ -37,6 +37,17 @@ fn anthropic_is_asked_for_a_summary_in_the_last_user_message() {
     assert_eq!(request["max_tokens"], 4096, "no more than a summary needs");
 }
 
+/// Gemini's were asked for as often as the client asks for replies, and read as one text.
+#[test]
+fn one_summary_is_asked_for() {
+    let chat = r#"{"model":"m","n":3,"messages":[{"role":"user","content":"Hm."}]}"#;
+    assert_eq!(summary_request(Dialect::OpenaiChat, "/v1/chat/completions", chat).get("n"), None);
+    let gemini = r#"{"generationConfig":{"candidateCount":3},"contents":[{"role":"user","parts":[{"text":"Hm."}]}]}"#;
+    let target = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let request = summary_request(Dialect::Gemini, target, gemini);
+    assert_eq!(request["generationConfig"].get("candidateCount"), None);
+}
+
 /// A limit is raised or lowered to what a summary needs, with room for reasoning, and never past the window's room.
 #[test]
 fn the_output_of_a_summary_fits_beside_what_it_reads() {
