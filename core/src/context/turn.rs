@@ -268,6 +268,9 @@ pub struct CarryOver {
     /// Whether the client has dropped reasoning before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drops: bool,
+    /// Whether the reply's reasoning was only billed: nothing in the reply could bring it back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
     /// The points at which pruning, compaction and so on begin, for the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<WindowLimits>,

@@ -18,7 +18,7 @@ use crate::context::reasoning::{self, NextRequest};
 use crate::context::turn::CarryOver;
 use crate::context::{PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
+use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart};
 use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
@@ -64,6 +64,8 @@ struct ReplyCarry {
     unsent: bool,
     /// Whether the reasoning comes back by an agent's rules, which do not know signatures.
     returns_by_rules: bool,
+    /// Nothing in the reply can bring it back.
+    hidden: bool,
     /// Tool calls wait for their results, so the next message is not the user's.
     goes_on: bool,
 }
@@ -130,6 +132,8 @@ impl CarryOutlook {
         let signs_parts =
             reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
         let goes_on = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        let has_reasoning = |part: &ReplyPart| is_block(part.kind) || part.signature.is_some();
+        let hidden = !self.held && !reply.forms().flatten().any(has_reasoning);
         let (may_strip, put_back) = match goes_on {
             true => (self.may_strip_loop, self.puts_back_loop),
             false => (self.may_strip, self.puts_back),
@@ -148,6 +152,7 @@ impl CarryOutlook {
             returns_by_rules: self.held
                 || blocks
                 || signs_parts && !stripped && self.strip != StripPolicy::All,
+            hidden,
             goes_on,
         }
     }
@@ -172,6 +177,7 @@ impl CarryOutlook {
             reasoning,
             returns: back.returns,
             drops: self.drops,
+            hidden: back.hidden && reasoning_of(turn) > 0,
             ..CarryOver::default()
         };
         let reply = sum(&turn.reply);

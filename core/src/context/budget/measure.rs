@@ -117,7 +117,7 @@ struct PartScale<'a> {
     /// Whether there is an anchor.
     grows: bool,
     /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, less the pieces already
-    /// found. Without an anchor, each piece is counted.
+    /// found. Without an anchor, and if that reply showed none, each piece is counted.
     reasoning_left: Option<(u64, u64)>,
     /// Tokens of the last reply's reasoning as reported, if none of it is sent back.
     unsent: u64,
@@ -175,8 +175,12 @@ impl<'a> PartScale<'a> {
             let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
             let mut known = KnownCosts::of(anchor.sketch);
             let fresh = all.filter(|key| known.take(*key).is_none()).count() as u64;
-            scale.reasoning_left = Some((reasoning_of(anchor.turn), fresh));
-            if fresh == 0 && conversation.held.is_none() {
+            // Reasoning that was only billed is in none of the pieces: they are of other replies.
+            let is_hidden = anchor.turn.carry.as_ref().is_some_and(|carry| carry.hidden);
+            if !is_hidden {
+                scale.reasoning_left = Some((reasoning_of(anchor.turn), fresh));
+            }
+            if (fresh == 0 || is_hidden) && conversation.held.is_none() {
                 scale.unsent = reasoning_of(anchor.turn);
             }
         }

@@ -82,11 +82,12 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
         None => context.output,
     };
     // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
-    // count is used. So it is if the report is more than the text can be: the rest was reasoning that is neither sent
-    // nor reported. Not if hosted tools ran, whose content is no output.
-    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT;
-    let is_long = visible > most(texts, counter.counting()).saturating_add(around);
-    let counts = (is_short || is_long) && is_written_by_model(reply);
+    // count is used. Not if hosted tools ran, whose content is no output.
+    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT && is_written_by_model(reply);
+    // So it is if the report is more than the text can be: the rest was reasoning that is neither sent nor reported.
+    let is_long =
+        visible > most(texts, counter.counting()).saturating_add(around) && shows_all_output(reply);
+    let counts = is_short || is_long;
     // The calls of a program are no output of the model, nor will it read them.
     let is_programs = |part: &&ReplyPart| part.audience != Audience::Model;
     let programs = reply.forms().flatten().filter(is_programs);
@@ -123,6 +124,15 @@ fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPar
 fn is_written_by_model(reply: &Reply) -> bool {
     let own_kinds = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
     reply.forms().flatten().all(|part| own_kinds.contains(&part.kind))
+}
+
+/// Whether all that it was billed for is text that we have. The content of hosted tools is no output.
+fn shows_all_output(reply: &Reply) -> bool {
+    reply.forms().flatten().all(|part| match part.kind {
+        PartKind::Text | PartKind::ToolCall | PartKind::ToolResult | PartKind::Reasoning => true,
+        PartKind::Opaque => part.audience != Audience::Model || !part.text.is_empty(),
+        PartKind::Tool | PartKind::Image | PartKind::Document => false,
+    })
 }
 
 /// Our count may exceed one and a half times the reported number by this many tokens before the report is

@@ -120,10 +120,20 @@ fn turn() -> Turn {
     turn
 }
 
-const KEEPS: ReplyCarry =
-    ReplyCarry { returns: true, unsent: false, returns_by_rules: true, goes_on: true };
-const LOSES: ReplyCarry =
-    ReplyCarry { returns: false, unsent: true, returns_by_rules: false, goes_on: false };
+const KEEPS: ReplyCarry = ReplyCarry {
+    returns: true,
+    unsent: false,
+    returns_by_rules: true,
+    hidden: false,
+    goes_on: true,
+};
+const LOSES: ReplyCarry = ReplyCarry {
+    returns: false,
+    unsent: true,
+    returns_by_rules: false,
+    hidden: false,
+    goes_on: false,
+};
 
 #[test]
 fn the_carry_over_is_input_reply_and_the_reasoning_that_is_read() {
@@ -320,6 +330,7 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
         reasoning: 0,
         returns: false,
         drops: false,
+        hidden: false,
         limits: Some(WindowLimits { fillable: 7, ..WindowLimits::default() }),
         contents,
     };

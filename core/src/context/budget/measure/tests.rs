@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::context::budget::{ContextView, reply};
+use crate::context::turn::CarryOver;
 use crate::context::{Band, CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;
@@ -580,6 +581,34 @@ fn a_reply_shares_its_output_among_its_parts() {
     assert_eq!(sum(&before.turn.reply), 100);
     assert_eq!(before.turn.reply.len(), 2);
     assert_eq!(reasoning_of(&before.turn), 50);
+}
+
+/// Reasoning that the client sends again cost the 2,000 tokens that the reply before it had been billed for.
+#[test]
+fn hidden_reasoning_is_not_that_of_an_older_reply() {
+    let history = |old: &str| [user("hi"), model(&[old, TEXT].join("")), user("go")];
+    let before = |hidden| {
+        let mut before = Case::new("S", "", &history("").join(","))
+            .answered(TEXT, Usage { reasoning: Some(2_000), ..usage(100, 2_020) });
+        before.turn.carry = Some(CarryOver { hidden, ..CarryOver::default() });
+        before
+    };
+    let thought = format!("{THINKING},");
+    let next = [&history(&thought)[..], &[model(TEXT), user("on")]].concat().join(",");
+    let estimate =
+        |hidden| Case::new("S", "", &next).measure(Some(&before(hidden))).estimate.tokens;
+    assert!((100..300).contains(&estimate(true)), "{}", estimate(true));
+    assert!(estimate(false) > 2_000, "reasoning of the reply itself");
+}
+
+/// A reply of 2,060 tokens, 2,000 of them reasoning that is neither sent nor reported, made the next estimate 2,000 too
+/// high where code of the provider had ended in it.
+#[test]
+fn hidden_reasoning_beside_a_result_of_code_is_not_carried_over() {
+    const RESULT: &str = r#"{"type":"code_execution_tool_result","tool_use_id":"srvtoolu_1","content":{"type":"code_execution_result","stdout":"17","stderr":"","return_code":0,"content":[]}}"#;
+    let before =
+        Case::new("S", "", &user("hi")).answered(&[RESULT, TEXT].join(","), usage(100, 2_060));
+    assert!(sum(&before.turn.reply) < 100, "{:?}", before.turn.reply);
 }
 
 proptest! {
