@@ -125,6 +125,8 @@ pub struct ClientStyle {
     pub programs: bool,
     /// One tool is deferred, and another one finds it (Anthropic).
     pub defers: bool,
+    /// It asks for so many replies at once, and continues with one (Chat Completions, Gemini).
+    pub replies: usize,
 }
 
 impl ClientStyle {
@@ -139,6 +141,7 @@ impl ClientStyle {
             url_safe_signatures: false,
             programs: false,
             defers: false,
+            replies: 1,
         }
     }
 }
@@ -257,6 +260,11 @@ fn body(dialect: Dialect, head: &Head, messages: Vec<Value>, style: ClientStyle)
     }
     if dialect == Dialect::Responses && style.programs {
         array_mut(&mut body["tools"]).push(json!({"type": "programmatic_tool_calling"}));
+    }
+    if style.replies > 1 && dialect == Dialect::Chat {
+        body["n"] = json!(style.replies);
+    } else if style.replies > 1 {
+        body["generationConfig"] = json!({"candidateCount": style.replies});
     }
     if head.tools.is_empty() {
         body.as_object_mut().unwrap().remove("tools");

@@ -39,10 +39,46 @@ pub struct Counts {
     pub without_room: u64,
     /// Replies with odd usage.
     pub miscounts: u64,
+    /// Replies in odd forms, by kind.
+    pub odd_replies: BTreeMap<String, u64>,
+    /// How many of the estimates that a count anchors hold the actual one in their band, and of those right after a reply
+    /// whose reasoning was only billed.
+    pub anchored: Share,
+    pub anchored_after_hidden: Share,
     /// Moves of the hostile tenant.
     pub hostile_moves: u64,
     /// The rules that clients broke by themselves, with how often.
     pub broken_rules: BTreeMap<String, u64>,
+}
+
+/// How many of all.
+#[derive(Default)]
+pub struct Share {
+    pub part: u64,
+    pub all: u64,
+}
+
+impl Share {
+    pub fn count(&mut self, is_part: bool) {
+        self.part += u64::from(is_part);
+        self.all += 1;
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.part += other.part;
+        self.all += other.all;
+    }
+
+    /// From 0 to 1; 1 if there is none.
+    pub fn ratio(&self) -> f64 {
+        if self.all == 0 { 1.0 } else { self.part as f64 / self.all as f64 }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.part, self.all)
+    }
 }
 
 impl Counts {
@@ -70,9 +106,16 @@ impl Counts {
         self.kept_out += other.kept_out;
         self.miscounts += other.miscounts;
         self.hostile_moves += other.hostile_moves;
-        for (rule, count) in &other.broken_rules {
-            *self.broken_rules.entry(rule.clone()).or_default() += count;
-        }
+        self.anchored.add(&other.anchored);
+        self.anchored_after_hidden.add(&other.anchored_after_hidden);
+        add_all(&mut self.broken_rules, &other.broken_rules);
+        add_all(&mut self.odd_replies, &other.odd_replies);
+    }
+}
+
+fn add_all(counts: &mut BTreeMap<String, u64>, others: &BTreeMap<String, u64>) {
+    for (name, count) in others {
+        *counts.entry(name.clone()).or_default() += count;
     }
 }
 
@@ -84,6 +127,7 @@ impl fmt::Display for Counts {
              reasoning taken out, {} compacted in {} conversations; {} overflows mended, {} without room for reasoning that was put back; {} times \
              sent as before; {} at the same time as another; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} in shadow or observe; {} wild refusals; {} results that are no context; {} replies with odd usage; \
+             {} anchored estimates in their band, {} after hidden reasoning; \
              {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
@@ -107,6 +151,8 @@ impl fmt::Display for Counts {
             self.implausible_overflows,
             self.kept_out,
             self.miscounts,
+            self.anchored,
+            self.anchored_after_hidden,
             self.hostile_moves,
             self.deserved_refusals
         )

@@ -115,6 +115,7 @@ pub async fn session(
         url_safe_signatures: false,
         programs: false,
         defers: false,
+        replies: 1,
     };
     let mut session = Session {
         stage,

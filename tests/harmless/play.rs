@@ -1,7 +1,9 @@
 //! One conversation: its client, its policy, its provider, and what is checked after every exchange.
 
 mod checks;
+mod estimates;
 mod miscounts;
+mod odd_replies;
 mod sibling;
 
 use std::collections::{HashMap, HashSet};
@@ -9,14 +11,13 @@ use std::sync::Arc;
 
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::Outcome;
-use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Policy, StripPolicy};
 use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, LoggedRequest, Operation, RequestVerdict, Rules, ScriptedPart,
+    self, Clock, Dialect, LoggedRequest, OddReply, Operation, RequestVerdict, Rules, ScriptedPart,
     ScriptedReply, StrictProvider,
 };
 use serde_json::Value;
@@ -29,9 +30,9 @@ use crate::hostile::{self, Hostile, Victim};
 use crate::number;
 use crate::random;
 use crate::stage::{Stage, client_headers};
-use crate::stream;
 use crate::support::server::config;
 use checks::{CheckedExchange, Original, REASONING, for_each_signature, for_each_string};
+use odd_replies::Place;
 use sibling::Answered;
 
 /// A request of fewer bytes cannot have 210,000 tokens.
@@ -94,7 +95,9 @@ async fn play_conversation(
     // From the seed, so that the dice of other choices fall as before.
     stage.gives_hints = seed.is_multiple_of(3);
     let head = random::head(&mut dice, dialect);
-    let style = random::style(&mut dice);
+    let mut style = random::style(&mut dice);
+    let mut odd_dice = Dice::new(seed.rotate_left(48));
+    style.replies = random::replies(&mut odd_dice, dialect);
     let fixed_mode = random::mode(&mut dice, 20);
     if verbose {
         println!("{dialect:?} {head:?}\n{style:?} {fixed_mode:?}\n{policy:?}");
@@ -126,6 +129,9 @@ async fn play_conversation(
         hostile: Hostile::new(seed),
         sibling_dice: Dice::new(seed.rotate_left(32)),
         count_dice: Dice::new(seed.rotate_left(16)),
+        odd_dice,
+        expected_place: None,
+        is_after_hidden: false,
         last_exchange: None,
         secrets: HashSet::new(),
         shares_lessons,
@@ -185,6 +191,12 @@ struct Play {
     sibling_dice: Dice,
     /// Decides about odd usage.
     count_dice: Dice,
+    /// Decides about odd replies.
+    odd_dice: Dice,
+    /// Where the next request belongs, if it continues a whole reply.
+    expected_place: Option<Place>,
+    /// The newest reply had reasoning that was only billed.
+    is_after_hidden: bool,
     /// The newest exchange.
     last_exchange: Option<Arc<Exchange>>,
     /// Text that no other tenant may receive.
@@ -268,6 +280,7 @@ impl Play {
         let turn_start = self.history.iter().rposition(HistoryItem::is_user_turn);
         self.history.truncate(turn_start.unwrap_or(0));
         self.last_sent = None;
+        self.expected_place = None;
     }
 
     /// A random event between turns: a restart, rewind, edit, side call, branch or new policy.
@@ -278,6 +291,9 @@ impl Play {
                 "happens {event}: {:?} {:?}",
                 self.style.kept_reasoning, self.policy.reasoning
             );
+        }
+        if (1..10).contains(&event) {
+            self.expected_place = None;
         }
         match event {
             0 => self.restart().await,
@@ -408,18 +424,17 @@ impl Play {
         let lessons_before = self.lessons().await.filter(|_| is_implausible);
         let may = is_main_thread && mode.is_none() && !is_implausible && breaks_after.is_none();
         let miscount = self.choose_miscount(may);
-        let answered = match self.choose_sibling(may && miscount.is_none(), &body) {
+        let sibling = self.choose_sibling(may && miscount.is_none(), &body);
+        let may = is_main_thread && !is_implausible && breaks_after.is_none();
+        let odd = self.choose_odd_reply(may && miscount.is_none() && sibling.is_none());
+        let has_sibling = sibling.is_some();
+        let answered = match sibling {
             Some(sibling) => self.send_beside(&body, sibling).await,
             None => self.send_alone(mode, &body, breaks_after).await,
         };
         let Answered { response, exchange, sibling } = answered;
-        let mut log = self.stage.provider.take_log();
-        // Requests for summaries and counts are ours. Summaries are judged by `endless`.
-        log.retain(|entry| {
-            entry.request.operation != Operation::CountTokens && !is_summary_request(entry)
-        });
-        log.retain(hostile::is_from_victim);
-        hostile::check_untainted(&log)?;
+        let odd = self.happened(odd);
+        let mut log = self.take_own_log()?;
         if let Some(sibling) = sibling {
             self.check_sibling(&sibling, &mut log)?;
         }
@@ -427,6 +442,7 @@ impl Play {
         self.count(&exchange, mode);
         if self.verbose {
             show(response.0, mode, &body, &exchange, &log);
+            println!("  {odd:?}");
             if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
                 println!("  answer {}", response.1.replace('\n', " "));
             }
@@ -443,26 +459,24 @@ impl Play {
         };
         self.check(&checked)?;
         self.check_counts(&checked, miscount)?;
+        self.check_signatures(&checked)?;
+        self.count_estimate(&checked);
+        self.is_after_hidden = matches!(odd, Some(OddReply::HiddenReasoning { .. }));
+        if is_main_thread {
+            let expected = self.expected_place.take();
+            // Of two requests at once either may go on with the thread, the other one begins its own.
+            odd_replies::check_place(expected.filter(|_| !has_sibling), &exchange)?;
+        }
         if checked.is_implausible {
             self.check_nothing_learned(&checked, lessons_before).await?;
         }
         self.learn_from(&checked);
-        let has_new_decision =
-            exchange.done.steps.iter().any(|step| step.decision == Decision::New);
-        match (is_main_thread, self.must_repeat_prefix(mode)) {
-            (true, true) => self.check_prefix_repeats(&checked)?,
-            // What is decided on a side call holds for the same words here.
-            (false, _) if !has_new_decision => {}
-            _ => self.last_sent = None,
-        }
+        self.check_prefix(&checked, is_main_thread)?;
         self.remember_sent(&checked);
         let (200, text) = response else {
             return Ok(self.handle_refusal(&checked));
         };
-        let answer = match self.head.stream {
-            true => stream::assemble(self.dialect, &text),
-            false => serde_json::from_str(&text).unwrap(),
-        };
+        let answer = self.read_answer(&text, odd);
         self.remember_reasoning(&body, &answer);
         hostile::collect_reasoning(&answer, &mut self.secrets);
         if exchange.outcome != Outcome::Complete {
@@ -472,8 +486,21 @@ impl Play {
         let (reply, calls) = client::read_reply(self.dialect, &answer);
         if is_main_thread {
             self.history.push(HistoryItem::Reply(reply));
+            self.expected_place = (!has_sibling).then(|| odd_replies::place(&exchange));
         }
         Ok(Some(calls))
+    }
+
+    /// What the provider received of this conversation.
+    fn take_own_log(&self) -> Result<Vec<LoggedRequest>, String> {
+        let mut log = self.stage.provider.take_log();
+        // Requests for summaries and counts are ours. Summaries are judged by `endless`.
+        log.retain(|entry| {
+            entry.request.operation != Operation::CountTokens && !is_summary_request(entry)
+        });
+        log.retain(hostile::is_from_victim);
+        hostile::check_untainted(&log)?;
+        Ok(log)
     }
 
     /// Remembers after what, and by which model, the reasoning of an answer was written.
@@ -591,6 +618,7 @@ impl Play {
     /// After how many events the answer breaks off, if it does.
     fn choose_break(&mut self, is_main_thread: bool) -> Option<usize> {
         let may = self.head.stream && self.dialect != Dialect::Gemini && is_main_thread;
+        let may = may && self.style.replies == 1;
         if !may || !self.dice.once_in(3) {
             return None;
         }

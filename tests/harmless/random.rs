@@ -55,7 +55,14 @@ pub fn style(dice: &mut Dice) -> ClientStyle {
         url_safe_signatures: dice.once_in(3),
         programs: dice.once_in(3),
         defers: dice.once_in(3),
+        replies: 1,
     }
+}
+
+/// How many replies a client asks for at once.
+pub fn replies(dice: &mut Dice, dialect: Dialect) -> usize {
+    let may = matches!(dialect, Dialect::Chat | Dialect::Gemini);
+    if may && dice.once_in(6) { 3 } else { 1 }
 }
 
 pub fn models(dialect: Dialect) -> &'static [&'static str] {

@@ -5,8 +5,17 @@ use serde_json::{Value, json};
 
 /// The whole answer that a stream delivers in parts.
 pub fn assemble(dialect: Dialect, stream: &str) -> Value {
+    assemble_choice(dialect, stream, None)
+}
+
+/// The same, of one choice or candidate alone if it is named.
+pub fn assemble_choice(dialect: Dialect, stream: &str, choice: Option<usize>) -> Value {
     let data = stream.lines().filter_map(|line| line.strip_prefix("data:"));
     let events = data.filter_map(|data| serde_json::from_str::<Value>(data.trim()).ok());
+    let events = events.filter(|event| {
+        let one = event.get("choices").or(event.get("candidates"));
+        choice.is_none_or(|choice| one.is_none_or(|one| one[0]["index"] == choice))
+    });
     match dialect {
         Dialect::Anthropic => events.fold(json!({"content": []}), anthropic),
         Dialect::Chat => {
@@ -82,10 +91,16 @@ fn chat(mut answer: Value, event: Value) -> Value {
     answer
 }
 
-/// Its items one by one, until the whole comes at the end.
+/// Its items one by one. What the end lists counts only if nothing came before it.
 fn responses(mut answer: Value, mut event: Value) -> Value {
     match event["type"].as_str() {
-        Some("response.completed") => event["response"].take(),
+        Some("response.completed") => {
+            let mut whole = event["response"].take();
+            if answer["output"] != json!([]) {
+                whole["output"] = answer["output"].take();
+            }
+            whole
+        }
         Some("response.output_item.done") => {
             push(&mut answer["output"], event["item"].take());
             answer

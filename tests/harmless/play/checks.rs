@@ -398,8 +398,25 @@ impl Play {
         sent == *body
     }
 
+    /// The previous prefix is repeated where it has to be.
+    pub(super) fn check_prefix(
+        &mut self,
+        checked: &CheckedExchange<'_>,
+        is_main_thread: bool,
+    ) -> Result<(), String> {
+        let mut steps = checked.exchange.done.steps.iter();
+        let has_new_decision = steps.any(|step| step.decision == Decision::New);
+        match (is_main_thread, self.must_repeat_prefix(checked.mode)) {
+            (true, true) => self.check_prefix_repeats(checked)?,
+            // What is decided on a side call holds for the same words here.
+            (false, _) if !has_new_decision => {}
+            _ => self.last_sent = None,
+        }
+        Ok(())
+    }
+
     /// Whether what a client sends must repeat the previous prefix.
-    pub(super) fn must_repeat_prefix(&self, mode: Option<&str>) -> bool {
+    fn must_repeat_prefix(&self, mode: Option<&str>) -> bool {
         let reasoning = &self.policy.reasoning;
         let restores_reasoning = mode.is_none()
             && !self.is_suspended
@@ -448,10 +465,7 @@ impl Play {
 
     /// The previous prefix is repeated unless something new was decided (`docs/architecture.md`
     /// "Promises").
-    pub(super) fn check_prefix_repeats(
-        &mut self,
-        checked: &CheckedExchange<'_>,
-    ) -> Result<(), String> {
+    fn check_prefix_repeats(&mut self, checked: &CheckedExchange<'_>) -> Result<(), String> {
         let CheckedExchange { exchange, log, .. } = *checked;
         let before = self.last_sent.take();
         let history = |entry: &LoggedRequest| client::history(self.dialect, &entry.request.body);

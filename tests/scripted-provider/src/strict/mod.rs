@@ -12,6 +12,7 @@ mod endings;
 mod gemini;
 mod limits;
 mod miscount;
+mod odd_reply;
 mod openai_chat;
 mod openai_responses;
 mod prompt;
@@ -47,6 +48,7 @@ pub use cache::{CacheUsage, MissReason, MissedPrefix};
 pub use clock::Clock;
 pub use endings::{ReplyEnding, UsageSum};
 pub use miscount::Miscount;
+pub use odd_reply::{OddReply, Stub};
 pub use prompt::{MEDIA_TOKENS, PIECE_OVERHEAD_TOKENS, PROMPT_TOKENS, Place, Ttl};
 pub use reply::{ScriptedPart, ScriptedReply};
 pub use request::{Dialect, Operation, ReceivedRequest};
@@ -86,6 +88,8 @@ struct State {
     stored: StoredReplies,
     /// How the usage of the next reply is odd.
     miscount: Option<Miscount>,
+    /// How the next reply that can be is odd.
+    odd_reply: Option<OddReply>,
     log: RequestLog,
 }
 
@@ -168,6 +172,7 @@ impl StrictProvider {
             ending: None,
             stored: StoredReplies::default(),
             miscount: None,
+            odd_reply: None,
             log: RequestLog::default(),
         };
         Self { clock, state: Arc::new(Mutex::new(state)) }
@@ -202,6 +207,11 @@ impl StrictProvider {
     /// The usage of the next reply is odd in this way, or in none.
     pub fn miscount_next(&self, how: Option<Miscount>) {
         self.state().miscount = how;
+    }
+
+    /// The next reply is odd in this way if it can be, or in none. Returns the oddity that was set and did not happen.
+    pub fn odd_reply_next(&self, how: Option<OddReply>) -> Option<OddReply> {
+        std::mem::replace(&mut self.state().odd_reply, how)
     }
 
     /// Takes the requests that were validated since the last time, oldest first.
@@ -419,9 +429,7 @@ impl State {
                 anthropic::compact(request, &model, &accepted, store, ids)
             }
             (Operation::Reply, _) => {
-                let WrittenResponse { body, reasoning_tokens } =
-                    self.write_response(request, &accepted);
-                self.record_reply(request, &accepted, &body, &reasoning_tokens);
+                let body = self.reply(request, &accepted);
                 self.log.set_reply(&body);
                 body
             }
@@ -429,32 +437,50 @@ impl State {
         HttpResponse { status: 200, headers: vec![("request-id", self.ids.id("req_"))], body }
     }
 
-    /// The next reply as the request's dialect writes it.
-    fn write_response(
-        &mut self,
-        request: &ReceivedRequest,
-        accepted: &AcceptedRequest,
-    ) -> WrittenResponse {
-        let context = &accepted.basis.context;
+    /// The next reply as the request's dialect writes it, with as many choices as were asked for.
+    fn reply(&mut self, request: &ReceivedRequest, accepted: &AcceptedRequest) -> Value {
+        let reply = self.next_reply(request, &accepted.basis.context);
+        let mut body = self.write_choice(request, accepted, &reply);
+        for nth in 1..odd_reply::requested_replies(request) {
+            let other = self.write_choice(request, accepted, &reply.alternative(nth));
+            odd_reply::add_choice(request.dialect, &mut body, other);
+        }
+        body
+    }
+
+    /// The next reply: one that was set, or a generated one.
+    fn next_reply(&mut self, request: &ReceivedRequest, context: &ReplyContext) -> ScriptedReply {
         let matches = |matched: &&MatchedReply| {
             memchr::memmem::find(&request.bytes, matched.text.as_bytes()).is_some()
         };
         let matched = self.matched_replies.iter().find(matches).map(|found| found.reply.clone());
+        let is_matched = matched.is_some();
         let scripted = matched.or_else(|| self.queued_replies.pop_front());
-        let mut reply = scripted.unwrap_or_else(|| self.generator.generate(context));
-        if !context.thinks {
-            reply = reply.without_thinking();
-        }
+        let reply = scripted.unwrap_or_else(|| self.generator.generate(context));
+        let hides = matches!(self.odd_reply, Some(OddReply::HiddenReasoning { .. }));
+        let may_hide = !is_matched && !context.must_begin_with_thinking;
+        if context.thinks && !(hides && may_hide) { reply } else { reply.without_thinking() }
+    }
+
+    /// One reply as the request's dialect writes it, recorded as issued.
+    fn write_choice(
+        &mut self,
+        request: &ReceivedRequest,
+        accepted: &AcceptedRequest,
+        reply: &ScriptedReply,
+    ) -> Value {
         let model = self.rules.for_model(request.dialect, &request.model);
         let ids = &mut self.ids;
-        match request.dialect {
-            Dialect::Anthropic => anthropic::write_response(request, accepted, &reply, ids),
-            Dialect::Chat => openai_chat::write_response(request, &model, accepted, &reply, ids),
+        let WrittenResponse { body, reasoning_tokens } = match request.dialect {
+            Dialect::Anthropic => anthropic::write_response(request, accepted, reply, ids),
+            Dialect::Chat => openai_chat::write_response(request, &model, accepted, reply, ids),
             Dialect::Responses => {
-                openai_responses::write_response(request, &model, accepted, &reply, ids)
+                openai_responses::write_response(request, &model, accepted, reply, ids)
             }
-            Dialect::Gemini => gemini::write_response(request, &model, accepted, &reply, ids),
-        }
+            Dialect::Gemini => gemini::write_response(request, &model, accepted, reply, ids),
+        };
+        self.record_reply(request, accepted, &body, &reasoning_tokens);
+        body
     }
 
     fn record_reply(

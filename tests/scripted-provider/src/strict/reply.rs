@@ -87,6 +87,28 @@ impl ScriptedReply {
             .any(|part| !matches!(part, ScriptedPart::Text(_) | ScriptedPart::ToolCall { .. }))
     }
 
+    /// Another reply to the same request: other texts, and from the second on other arguments.
+    pub(super) fn alternative(&self, nth: usize) -> Self {
+        let mut other = self.clone();
+        for part in &mut other.parts {
+            match part {
+                ScriptedPart::Thinking { text, .. } | ScriptedPart::Text(text) => {
+                    text.push_str(&format!(" or {nth}"));
+                }
+                ScriptedPart::ToolCall { arguments, .. } if nth > 1 => {
+                    for argument in arguments.as_object_mut().into_iter().flat_map(Map::values_mut)
+                    {
+                        if let Value::String(text) = argument {
+                            text.push_str(&format!(" or {nth}"));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        other
+    }
+
     /// Removes its reasoning, for a request that wants none.
     pub(super) fn without_thinking(mut self) -> Self {
         self.parts

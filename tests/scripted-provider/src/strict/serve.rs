@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::miscount::{self, Miscount};
+use super::odd_reply::{self, OddReply};
+use super::prompt::items;
 use super::{
     Dialect, HttpResponse, Operation, ReceivedRequest, ReplyEnding, State, StrictProvider, endings,
 };
@@ -104,6 +106,7 @@ struct Delivery {
     cut_after: Option<usize>,
     ending: Option<ReplyEnding>,
     miscount: Option<Miscount>,
+    odd_reply: Option<OddReply>,
 }
 
 /// The response, and how its stream is delivered. The state stays locked meanwhile: another reply would be the last one
@@ -118,6 +121,13 @@ fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, 
     if let Some(kind) = miscount {
         miscount::change(kind, request.dialect, &mut response.body);
     }
+    let odd_reply = state
+        .odd_reply
+        .filter(|odd| is_reply && !is_summary && odd.applies(request, &response.body));
+    if let Some(odd) = odd_reply {
+        state.odd_reply = None;
+        odd.change_body(request.dialect, &mut response.body);
+    }
     let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
     let cut_after = if streams { state.cut_after.take() } else { None };
     if let Some(after) = cut_after.filter(|_| request.dialect != Dialect::Gemini) {
@@ -130,7 +140,7 @@ fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, 
     if is_reply {
         response.body = state.stored.keep(request, response.body);
     }
-    (response, Delivery { cut_after, ending, miscount })
+    (response, Delivery { cut_after, ending, miscount, odd_reply })
 }
 
 fn body_has(request: &ReceivedRequest, text: &str) -> bool {
@@ -163,7 +173,7 @@ fn http_response(
         (false, _) => json_response(status, &response.body),
         (true, true) => {
             let crlf = request.dialect == Dialect::Gemini;
-            let events = odd_events(request, &response.body, delivery.miscount);
+            let events = odd_events(request, &response.body, delivery);
             let frames = endings::frames(delivery.ending, events, crlf);
             let mut frames: Vec<_> = frames.into_iter().map(Ok).collect();
             if let Some(after) = delivery.cut_after.filter(|after| *after < frames.len()) {
@@ -172,7 +182,7 @@ fn http_response(
             }
             event_stream(frames, Duration::ZERO)
         }
-        (true, false) => json_array(&odd_events(request, &response.body, delivery.miscount)),
+        (true, false) => json_array(&odd_events(request, &response.body, delivery)),
     };
     for (name, value) in &response.headers {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -182,19 +192,22 @@ fn http_response(
     http_response
 }
 
-fn odd_events(
-    request: &ReceivedRequest,
-    response: &Value,
-    miscount: Option<Miscount>,
-) -> Vec<Event> {
+fn odd_events(request: &ReceivedRequest, response: &Value, delivery: Delivery) -> Vec<Event> {
     let mut events = events(request, response);
-    if miscount == Some(Miscount::Zeros) {
+    if let Some(odd) = delivery.odd_reply {
+        odd.change_events(request.dialect, &mut events);
+    }
+    if delivery.miscount == Some(Miscount::Zeros) {
         miscount::add_zeros(request, &mut events);
     }
     events
 }
 
 fn events(request: &ReceivedRequest, response: &Value) -> Vec<Event> {
+    let choices = ["choices", "candidates"].map(|name| items(&response[name]).len());
+    if choices.into_iter().any(|count| count > 1) {
+        return odd_reply::events_of_choices(request, response);
+    }
     match request.dialect {
         Dialect::Anthropic => anthropic::stream_events(response),
         Dialect::Chat => {
