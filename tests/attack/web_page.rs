@@ -224,3 +224,48 @@ async fn the_operators_key_goes_where_the_operator_said() {
     let answer = client.response().await;
     assert_eq!(answer.lines(), ["anthropic-ratelimit-tokens-remaining: 7", "content-length: 2"]);
 }
+
+#[tokio::test]
+async fn trailers_say_nothing_of_the_operators_account() {
+    let stage = Stage::with("").await;
+    let mut client = Wire::connect(stage.serving.clients).await;
+    client
+        .send(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nte: trailers\r\n\
+             content-length: 2\r\n\r\n{}",
+        )
+        .await;
+    let mut call = stage.provider.call().await;
+    call.send(
+        "HTTP/1.1 200 OK\r\ntrailer: openai-organization, x-ended, set-cookie\r\n\
+         transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\
+         openai-organization: org-1\r\nset-cookie: a=b\r\nx-ended: well\r\n\r\n",
+    )
+    .await;
+    let answer = String::from_utf8(client.until("x-ended: well\r\n\r\n").await).unwrap();
+    let (_, trailers) = answer.split_once("\r\n0\r\n").unwrap();
+    assert_eq!(trailers, "x-ended: well\r\n\r\n");
+}
+
+/// A client of a WebSocket that offers subprotocols needs one of them back, but none may name a key or an account.
+#[tokio::test]
+async fn a_subprotocol_reaches_the_upstream_without_keys_and_accounts() {
+    let stage = Stage::with("").await;
+    let mut client = Wire::connect(stage.serving.clients).await;
+    client
+        .send(
+            "GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n\
+             upgrade: websocket\r\nsec-websocket-protocol: realtime, \
+             openai-insecure-api-key.sk-1, openai-organization.org-1\r\n\r\n",
+        )
+        .await;
+    let mut call = stage.provider.call().await;
+    assert_eq!(call.message.header("sec-websocket-protocol"), Some("realtime"));
+    call.send(
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-protocol: realtime\r\n\r\n",
+    )
+    .await;
+    let head = client.head().await;
+    assert!(head.contains("sec-websocket-protocol: realtime"), "{head}");
+}

@@ -296,3 +296,27 @@ async fn read_head(from: &mut (impl AsyncRead + Unpin)) {
         head.push(within("a head", from.read_u8()).await.unwrap());
     }
 }
+
+/// The first request of a connection may have 1,010 interim responses, of which the client gets none.
+#[tokio::test]
+async fn an_upstream_that_sends_1xx_for_ever_is_given_up() {
+    const MOST: usize = 1010;
+    let provider = Provider::start().await;
+    let server = TestServer::before(&provider.base()).await;
+    for (interim, status) in [(MOST, 200), (MOST + 1, 502)] {
+        let mut client = Wire::connect(server.address).await;
+        client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n").await;
+        client.send("content-length: 2\r\n\r\n{}").await;
+        let mut call = provider.call().await;
+        call.send("HTTP/1.1 102 Processing\r\n\r\n".repeat(interim)).await;
+        if status == 200 {
+            call.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}").await;
+        }
+        let answer = client.response().await;
+        assert_eq!(answer.status(), status, "after {interim}");
+        if status == 502 {
+            assert!(answer.text().contains("too many 1xx"), "{}", answer.text());
+            call.wire.gone().await;
+        }
+    }
+}

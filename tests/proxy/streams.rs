@@ -78,8 +78,13 @@ impl Client {
 
     /// Waits until no stream is counted.
     async fn rests(&self) {
-        within("no stream is counted", async {
-            while self.metric("plimsoll_upstream_streams") != 0.0 {
+        self.rests_but(0).await;
+    }
+
+    /// Waits until no more than this many streams are counted.
+    async fn rests_but(&self, streams: usize) {
+        within("no other stream is counted", async {
+            while self.metric("plimsoll_upstream_streams") > streams as f64 {
                 tokio::task::yield_now().await;
             }
         })
@@ -632,4 +637,32 @@ async fn a_connection_that_cannot_be_opened_is_opened_later() {
     call.begin();
     call.end();
     assert_eq!(wire.response().await.status(), 200);
+}
+
+/// Requests share a connection, so each adds 10, and its own response, to what it may bring. A request on another
+/// connection goes on.
+#[tokio::test]
+async fn an_http2_upstream_that_sends_1xx_for_ever_is_given_up() {
+    const MOST: usize = 1000;
+    let mut provider = Provider::start(1).await;
+    let client = Client::new(provider.config()).await;
+    let mut first = client.post().await;
+    let other_call = provider.call().await;
+    let mut second = client.post().await;
+    let call = provider.call().await;
+    assert_ne!(call.link.number, other_call.link.number);
+    call.interim(MOST + 10);
+    call.begin();
+    call.end();
+    assert_eq!(second.response().await.status(), 200, "at the limit");
+    client.rests_but(1).await;
+    second = client.post().await;
+    let call = provider.call().await;
+    call.interim(12);
+    let refused = second.response().await;
+    assert_eq!(refused.status(), 502, "past it");
+    assert!(refused.text().contains("too many 1xx"), "{}", refused.text());
+    other_call.begin();
+    other_call.end();
+    assert_eq!(first.response().await.status(), 200);
 }

@@ -5,7 +5,7 @@
 
 use http::header::{
     CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, Entry, HOST, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -147,10 +147,25 @@ pub(crate) fn is_for_us(name: &HeaderName) -> bool {
 }
 
 /// Whether an upstream that gets the operator's credential gets this header of a client, too: only if it is known to
-/// say nothing of who pays or where the request goes. Gateways invent headers that do faster than a list of them grows.
+/// say nothing of who pays or where the request goes; subprotocols are narrowed ([`narrow_subprotocols`]). Gateways invent headers that do faster than a list of them grows.
 pub(crate) fn may_join_credential(name: &HeaderName) -> bool {
-    is_harmless_header(name.as_str()) && !STEERING.contains(&name.as_str())
+    (is_harmless_header(name.as_str()) || name == SEC_WEBSOCKET_PROTOCOL)
+        && !STEERING.contains(&name.as_str())
 }
+
+/// Reduces the subprotocols that a client of the operator's credential offers to those that only name a protocol:
+/// browsers also write keys, organisations and projects there (`openai-insecure-api-key.…`).
+pub(crate) fn narrow_subprotocols(headers: &mut HeaderMap) {
+    let names = |offered: &str| SUBPROTOCOLS.contains(&offered);
+    let kept: Vec<&str> = tokens(headers, &SEC_WEBSOCKET_PROTOCOL).filter(|it| names(it)).collect();
+    match HeaderValue::from_str(&kept.join(", ")) {
+        Ok(kept) if !kept.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, kept)),
+        _ => *headers = without(std::mem::take(headers), |name| *name == SEC_WEBSOCKET_PROTOCOL),
+    }
+}
+
+/// Subprotocols of OpenAI's Realtime API (<https://platform.openai.com/docs/guides/realtime-websocket>).
+const SUBPROTOCOLS: &[&str] = &["realtime", "openai-beta.realtime-v1"];
 
 /// Headers of providers that choose whose account is charged, or which backend answers.
 const STEERING: &[&str] =
@@ -297,6 +312,26 @@ mod tests {
             (&[], None),
         ] {
             assert_eq!(narrowed(offer).as_deref(), left, "{offer:?}");
+        }
+    }
+
+    #[test]
+    fn subprotocols_beside_the_operators_key_only_name_a_protocol() {
+        for (offer, left) in [
+            (&[][..], None),
+            (&["realtime"], Some("realtime")),
+            (&["realtime, openai-insecure-api-key.sk-1"], Some("realtime")),
+            (&["openai-organization.o, realtime", "openai-project.p"], Some("realtime")),
+            (&["realtime", "openai-beta.realtime-v1"], Some("realtime, openai-beta.realtime-v1")),
+            (&["openai-insecure-api-key.sk-1"], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in offer {
+                headers.append(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(line));
+            }
+            narrow_subprotocols(&mut headers);
+            let lines: Vec<_> = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().collect();
+            assert_eq!(lines, left.iter().collect::<Vec<_>>(), "{offer:?}");
         }
     }
 

@@ -9,6 +9,7 @@ pub(super) mod client_access;
 mod close;
 pub(super) mod framing;
 pub(super) mod headers;
+mod interim;
 pub(super) mod memory;
 pub(super) mod opening;
 mod peer_activity;

@@ -15,6 +15,7 @@ use futures_util::task::AtomicWaker;
 use hyper::rt::Write;
 use tokio::sync::Notify;
 
+use super::interim::InterimAllowance;
 use crate::clock::since_boot;
 
 /// The length of a frame's head (RFC 9113, 4.1).
@@ -23,6 +24,8 @@ const HEAD: usize = 9;
 const PREFACE: usize = 24;
 /// The type of the frame with which a response begins (RFC 9113, 6.2).
 const HEADERS: u8 = 1;
+/// Whether a frame of headers is the last of its stream (RFC 9113, 6.2).
+const END_STREAM: u8 = 1;
 /// The types of frames that a peer sends whatever it was sent: SETTINGS and PING (RFC 9113, 6.5, 6.7).
 const ANY_TIME: [u8; 2] = [4, 6];
 /// A ping (RFC 9113, 6.7).
@@ -78,11 +81,11 @@ impl PeerActivity {
     }
 
     /// The connection's side of it.
-    pub(super) fn connection(&self) -> ConnectionFrames {
+    pub(super) fn connection(&self, interim: InterimAllowance) -> ConnectionFrames {
         let activity = self.clone();
         activity.heard();
         let written = FrameCutter { left: PREFACE, ..FrameCutter::default() };
-        ConnectionFrames { activity, read: FrameCutter::default(), written, ping: &[] }
+        ConnectionFrames { activity, read: FrameCutter::default(), written, ping: &[], interim }
     }
 
     fn heard(&self) {
@@ -98,15 +101,21 @@ pub(super) struct ConnectionFrames {
     written: FrameCutter,
     /// The part of a ping that is not written yet.
     ping: &'static [u8],
+    /// How many 1xx the peer may still send. Final responses count, too: a frame does not show which it is.
+    interim: InterimAllowance,
 }
 
 impl ConnectionFrames {
     /// Called with all bytes that are read, in order.
     pub(super) fn read(&mut self, bytes: &[u8]) {
         let SeenFrames { has_answered, telling, .. } = &*self.activity.0;
-        self.read.advance(bytes, |kind| {
+        self.read.advance(bytes, |kind, flags| {
             if kind == HEADERS {
                 has_answered.store(true, Ordering::Release);
+                // Trailers end the stream.
+                if flags & END_STREAM == 0 {
+                    self.interim.use_one();
+                }
             }
             if !ANY_TIME.contains(&kind) {
                 telling.fetch_add(1, Ordering::Release);
@@ -117,7 +126,11 @@ impl ConnectionFrames {
 
     /// Called with all bytes that were written, in order.
     pub(super) fn wrote(&mut self, bytes: &[u8]) {
-        self.written.advance(bytes, |_| {});
+        self.written.advance(bytes, |kind, _| {
+            if kind == HEADERS {
+                self.interim.add_request(1);
+            }
+        });
     }
 
     /// Writes the ping that is wanted, unless a frame of hyper's is half written. Ready if none is half written.
@@ -161,8 +174,8 @@ impl FrameCutter {
         self.left == 0 && self.filled == 0
     }
 
-    /// Called with all bytes, in order; calls `found` with the type of each frame that begins.
-    fn advance(&mut self, mut bytes: &[u8], mut found: impl FnMut(u8)) {
+    /// Called with all bytes, in order; calls `found` with type and flags of each frame that begins.
+    fn advance(&mut self, mut bytes: &[u8], mut found: impl FnMut(u8, u8)) {
         while !bytes.is_empty() {
             let (payload, rest) = bytes.split_at(self.left.min(bytes.len()));
             self.left -= payload.len();
@@ -171,10 +184,10 @@ impl FrameCutter {
             self.filled += head.len();
             bytes = rest;
             if self.filled == HEAD {
-                let [high, middle, low, kind, ..] = self.head;
+                let [high, middle, low, kind, flags, ..] = self.head;
                 self.left = u32::from_be_bytes([0, high, middle, low]) as usize;
                 self.filled = 0;
-                found(kind);
+                found(kind, flags);
             }
         }
     }
@@ -198,7 +211,8 @@ mod tests {
         for (bytes, expected) in [(quiet, 0), (unanswered, 2), (answered, 3)] {
             for cut in 0..bytes.len() {
                 let activity = PeerActivity::default();
-                let (mut reader, (one, two)) = (activity.connection(), bytes.split_at(cut));
+                let (mut reader, (one, two)) =
+                    (activity.connection(InterimAllowance::default()), bytes.split_at(cut));
                 reader.read(one);
                 reader.read(two);
                 let found = (activity.count(), activity.has_answered());

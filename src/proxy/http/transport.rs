@@ -17,6 +17,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::{Sleep, sleep};
 
 use super::close::CloseTimer;
+use super::interim::InterimAllowance;
 use super::memory::{HeldMemory, MemoryShare};
 use super::peer_activity::ConnectionFrames;
 use crate::telemetry::MemoryKind;
@@ -80,6 +81,8 @@ pub(crate) struct MeteredSocket<S> {
     close: Option<CloseTimer>,
     /// An upstream over HTTP/1 has closed its side: what is written is dropped.
     is_unread: bool,
+    /// How many 1xx an upstream may still send.
+    interim: InterimAllowance,
     /// For an upstream over HTTP/2: what its frames show.
     activity: Option<ConnectionFrames>,
 }
@@ -166,6 +169,7 @@ impl<S> MeteredSocket<S> {
             reserved: None,
             close: None,
             is_unread: false,
+            interim: InterimAllowance::default(),
             activity: None,
         }
     }
@@ -173,6 +177,11 @@ impl<S> MeteredSocket<S> {
     /// The memory of its reads.
     pub(crate) fn read_buffers(&self) -> ReadBuffers {
         self.reads.clone()
+    }
+
+    /// How many 1xx its upstream may still send.
+    pub(super) fn interim_allowance(&self) -> InterimAllowance {
+        self.interim.clone()
     }
 
     /// Attaches the memory reserved for the connection.
@@ -311,6 +320,7 @@ impl<S: Read + Write + Unpin> Read for MeteredSocket<S> {
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        this.interim.check()?;
         if !this.first.is_empty() {
             let length = this.first.len().min(into.remaining());
             let first = this.first.split_to(length);

@@ -126,6 +126,13 @@ impl Call {
         self.link.send(frame(DATA, 0, self.stream, b"one"));
     }
 
+    /// Sends this many interim responses (103).
+    pub(super) fn interim(&self, count: usize) {
+        // `:status` is name 8 of the static table; the value follows.
+        let early_hints = frame(HEADERS, END_HEADERS, self.stream, b"\x08\x03103");
+        self.link.send(early_hints.repeat(count));
+    }
+
     pub(super) fn end(&self) {
         self.link.open.fetch_sub(1, Ordering::SeqCst);
         self.link.send(frame(DATA, END_STREAM, self.stream, b"two"));

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri, Version};
 use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::ext::on_informational;
 use hyper_util::client::legacy::connect::Connection as _;
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
@@ -26,6 +27,7 @@ use crate::clock::since_boot;
 use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
+use crate::proxy::http::interim::InterimAllowance;
 use crate::proxy::http::transport::{BUFFER, MOST_HEADERS, ReadBuffers};
 use crate::proxy::http::upload::{SendingTask, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
@@ -67,6 +69,8 @@ struct Http1Connection {
     requests: SendRequest<OutgoingBody>,
     watch: Arc<CloseWatch>,
     buffers: ReadBuffers,
+    /// How many 1xx it may still bring.
+    interim: InterimAllowance,
     /// A plain HTTP proxy reads its requests.
     is_relayed: bool,
     /// The task that reads and writes on it, until it ends.
@@ -100,7 +104,8 @@ impl Http1 {
                 // Boxed, because few requests open a connection and the future is large.
                 None => Box::pin(self.open(&uri)).await.map_err(SendError::Connect)?,
             };
-            let Http1Connection { mut requests, watch, buffers, is_relayed, mut task } = connection;
+            let Http1Connection { mut requests, watch, buffers, interim, is_relayed, mut task } =
+                connection;
             *request.uri_mut() = target(&uri, is_relayed);
             let (head, mut body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
@@ -109,7 +114,11 @@ impl Http1 {
             if is_kept {
                 watch.begin();
             }
-            let sending = requests.try_send_request(Request::from_parts(head, body));
+            let mut sent_request = Request::from_parts(head, body);
+            interim.add_request(0);
+            let counted = interim.clone();
+            on_informational(&mut sent_request, move |_| counted.use_one());
+            let sending = requests.try_send_request(sent_request);
             let (answer, requests) = outcome(sending, requests, &mut task).await;
             let mut failed = match answer {
                 Ok(response) => {
@@ -118,7 +127,7 @@ impl Http1 {
                     let guard = UploadGuard::new(sending_progress, sending_task);
                     if let Some(requests) = requests {
                         let connection =
-                            Http1Connection { requests, watch, buffers, is_relayed, task };
+                            Http1Connection { requests, watch, buffers, interim, is_relayed, task };
                         let metrics = uri.authority().and_then(|to| self.gauges.get(to));
                         self.idle.keep(origin, connection, metrics.cloned());
                     }
@@ -159,7 +168,7 @@ impl Http1 {
             }
         };
         let connected = transport.connected();
-        let buffers = transport.read_buffers();
+        let (buffers, interim) = (transport.read_buffers(), transport.interim_allowance());
         let watch = Arc::new(CloseWatch::default());
         let timer = CloseTimer::new(watch.clone(), crossing_time(round_trip(&connected)));
         let (requests, connection) = Builder::new()
@@ -169,7 +178,8 @@ impl Http1 {
             .handshake(transport.watched(timer))
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
-        Ok(Http1Connection { requests, watch, buffers, is_relayed: connected.is_proxied(), task })
+        let is_relayed = connected.is_proxied();
+        Ok(Http1Connection { requests, watch, buffers, interim, is_relayed, task })
     }
 }
 

@@ -449,6 +449,7 @@ impl Http2 {
             sending: Mutex::default(),
         });
         let (activity, buffers) = (PeerActivity::default(), transport.read_buffers());
+        let frames = activity.connection(transport.interim_allowance());
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
             .initial_max_send_streams(NO_LIMIT_YET)
@@ -457,7 +458,7 @@ impl Http2 {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake(transport.counting(activity.connection()))
+            .handshake(transport.counting(frames))
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
         let burst = Arc::new(Mutex::new(Burst::begins(&activity)));
