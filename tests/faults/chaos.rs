@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use super::program::Serving;
 use super::support::digest;
-use super::upstream::{Fault, Upstream, events};
+use super::upstream::{Fault, Upstream};
 
 const CLIENTS: u64 = 8;
 /// The defaults, with a request id by which a client finds the log line of its exchange.
@@ -199,7 +199,13 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
     };
     let data = folder.path().join("data");
     let config = folder.path().join("plimsoll.toml");
-    std::fs::write(&config, CONFIG).unwrap();
+    let Upstream { http2, certificates, .. } = &world.upstream;
+    let settings = format!(
+        "{CONFIG}extra_ca = {:?}\n[upstream.http2]\nbase_url = \"https://{http2}\"\n\
+         dialects = [\"anthropic\"]\n",
+        certificates.authority
+    );
+    std::fs::write(&config, settings).unwrap();
     for kill in 0..=KILLS {
         let base = format!("http://{}", world.upstream.address);
         let [data_at, config_at] = [&data, &config].map(|path| path.to_str().unwrap());
@@ -347,12 +353,14 @@ async fn ask_until_the_end(world: Arc<World>, number: u64, mut dice: StdRng) {
         // Sometimes a request has very many small parts, and may be forwarded unread.
         let is_flood = dice.random_bool(0.02);
         let messages = if is_flood { 20_000 } else { dice.random_range(1..6) };
-        let sent = request((id, number), fault, address, messages);
+        let over_http2 = dice.random_bool(0.3);
+        let base = format!("http://{address}{}", if over_http2 { "/http2" } else { "" });
+        let sent = request((id, number), fault, &base, messages);
         let leaves = dice.random_bool(0.05);
         let answer = timeout(Duration::from_secs(60), ask(&kept, sent, leaves)).await;
         let answer = answer.unwrap_or_else(|_| panic!("request {id} ({fault:?}) is not answered"));
         let lived = epoch == world.epoch.load(Ordering::SeqCst);
-        judge(&world, (id, fault, lived), &answer);
+        judge(&world, (id, fault, over_http2, lived), &answer);
         if answer.end == End::Whole && answer.status == Some(StatusCode::OK) && !is_flood {
             let request = answer.request.expect("an answer without an id");
             lock(&world.acknowledged).push(Acknowledged { id, request });
@@ -388,16 +396,20 @@ impl Drop for UnderWay<'_> {
 fn request(
     (id, client): (u64, u64),
     fault: Fault,
-    to: SocketAddr,
+    base: &str,
     messages: usize,
 ) -> Request<Full<Bytes>> {
     let mut messages = vec![json!({"role": "user", "content": "a"}); messages];
     messages.push(json!({"role": "user", "content": format!("Request {id}.")}));
+    if fault == Fault::RefusesUnread {
+        // Larger than what sockets take at once, so that some of it is on its way when the refusal comes.
+        messages.push(json!({"role": "user", "content": "much ".repeat(200_000)}));
+    }
     let body = json!({
         "model": "claude-sonnet-4-5", "max_tokens": 64, "stream": true, "messages": messages,
     });
     let body = body.to_string();
-    Request::post(format!("http://{to}/v1/messages"))
+    Request::post(format!("{base}/v1/messages"))
         .header("content-type", "application/json")
         .header("x-api-key", "sk-chaos")
         .header("x-claude-code-session-id", format!("session-{client}-{}", id / 50))
@@ -453,11 +465,12 @@ const LATE: &str = ", for this machine was late";
 
 /// Checks that the client got what the upstream sent, or a broken end, and that the upstream got the request once.
 /// `lived`: the program ran all the time.
-fn judge(world: &World, (id, fault, lived): (u64, Fault, bool), answer: &Answer) {
-    let what = format!("request {id} ({fault:?}): {:?} {:?}", answer.status, answer.end);
-    let sent = events(id).concat();
+fn judge(world: &World, (id, fault, over_http2, lived): (u64, Fault, bool, bool), answer: &Answer) {
+    let protocol = if over_http2 { ", HTTP/2" } else { "" };
+    let what = format!("request {id} ({fault:?}{protocol}): {:?} {:?}", answer.status, answer.end);
+    let sent = fault.body(id);
     let (is_ours, is_whole) = (answer.error.is_some(), answer.end == End::Whole);
-    let is_ok = answer.status == Some(StatusCode::OK);
+    let is_ok = answer.status == Some(fault.status());
     let is_refused = answer.status == Some(StatusCode::BAD_GATEWAY);
     if !is_ours && !sent.as_bytes().starts_with(&answer.body) {
         world.is_wrong(format!("{what}: other bytes"));
@@ -488,6 +501,6 @@ fn judge(world: &World, (id, fault, lived): (u64, Fault, bool), answer: &Answer)
         (false, true) => "",
         (false, false) => ", while it ended",
     };
-    let outcome = format!("{fault:?}: {status} {:?}{more}", answer.end);
+    let outcome = format!("{fault:?}{protocol}: {status} {:?}{more}", answer.end);
     *lock(&world.outcomes).entry(outcome).or_default() += 1;
 }

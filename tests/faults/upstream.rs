@@ -1,16 +1,21 @@
-//! An upstream that fails as each request says, and counts the requests that it read.
+//! An upstream that fails as each request says, and counts the requests that it read. Over HTTP/1.1 its connections
+//! break, over HTTP/2 the streams on them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ::h2::{Reason, RecvStream, server::SendResponse};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use super::support::h2::{self, Certificates};
 use super::support::{digest, wire};
 
 /// How an upstream fails.
@@ -34,10 +39,12 @@ pub enum Fault {
     CutsBody,
     /// It resets the connection in the middle of its response.
     ResetsBody,
+    /// It refuses the request before it has read the body, and reads no more.
+    RefusesUnread,
 }
 
 impl Fault {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::None,
         Self::ClosesIdle,
         Self::AnswersOnce,
@@ -47,6 +54,7 @@ impl Fault {
         Self::CutsHead,
         Self::CutsBody,
         Self::ResetsBody,
+        Self::RefusesUnread,
     ];
 
     /// The fault with this name, as in a request.
@@ -56,9 +64,28 @@ impl Fault {
 
     /// Whether its response is complete.
     pub fn is_whole(self) -> bool {
-        matches!(self, Self::None | Self::ClosesIdle | Self::AnswersOnce | Self::Stalls)
+        use Fault::{AnswersOnce, ClosesIdle, None, RefusesUnread, Stalls};
+        matches!(self, None | ClosesIdle | AnswersOnce | Stalls | RefusesUnread)
+    }
+
+    /// The status of its response.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::RefusesUnread => StatusCode::UNAUTHORIZED,
+            _ => StatusCode::OK,
+        }
+    }
+
+    /// The body of its response to this request.
+    pub fn body(self, id: u64) -> String {
+        match self {
+            Self::RefusesUnread => REFUSAL.to_owned(),
+            _ => events(id).concat(),
+        }
     }
 }
+
+const REFUSAL: &str = "{}";
 
 /// How often it read each request, and what was wrong with them.
 #[derive(Default)]
@@ -70,13 +97,23 @@ pub struct UpstreamLog {
 #[derive(Clone)]
 pub struct Upstream {
     pub address: SocketAddr,
+    /// Where it speaks HTTP/2, over TLS.
+    pub http2: SocketAddr,
+    pub certificates: Arc<Certificates>,
     pub log: Arc<Mutex<UpstreamLog>>,
 }
 
 impl Upstream {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let upstream = Self { address: listener.local_addr().unwrap(), log: Arc::default() };
+        let http2 = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let upstream = Self {
+            address: listener.local_addr().unwrap(),
+            http2: http2.local_addr().unwrap(),
+            certificates: Arc::new(h2::certificates()),
+            log: Arc::default(),
+        };
+        tokio::spawn(upstream.clone().serve_http2(http2));
         let log = upstream.log.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -87,6 +124,77 @@ impl Upstream {
         });
         upstream
     }
+}
+
+impl Upstream {
+    async fn serve_http2(self, listener: TcpListener) {
+        let tls = h2::acceptor(&self.certificates, &[b"h2"]);
+        while let Ok((stream, _)) = listener.accept().await {
+            let (tls, log) = (tls.clone(), self.log.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = tls.accept(stream).await else { return };
+                let Ok(mut connection) = ::h2::server::handshake(stream).await else { return };
+                while let Some(Ok((request, respond))) = connection.accept().await {
+                    tokio::spawn(answer_stream(request, respond, log.clone()));
+                }
+            });
+        }
+    }
+}
+
+/// Answers one request over HTTP/2; what fails is its stream.
+async fn answer_stream(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    log: Arc<Mutex<UpstreamLog>>,
+) -> Option<()> {
+    const RESETS: [Reason; 3] = [Reason::NO_ERROR, Reason::CANCEL, Reason::INTERNAL_ERROR];
+    let (head, mut body) = request.into_parts();
+    let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+    let id = header("x-id")?.parse().ok()?;
+    let fault = Fault::named(header("x-fault")?);
+    let mut dice = StdRng::seed_from_u64(id);
+    let answer = Response::builder().status(fault.status());
+    let answer = answer.header("content-type", "text/event-stream").body(()).unwrap();
+    *log.lock().unwrap().times.entry(id).or_default() += 1;
+    if fault == Fault::RefusesUnread {
+        let mut sending = respond.send_response(answer, false).ok()?;
+        sending.send_data(REFUSAL.into(), true).ok()?;
+        sleep(Duration::from_millis(dice.random_range(0..500))).await;
+        return None;
+    }
+    let mut sent = Vec::new();
+    while let Some(data) = body.data().await {
+        let data = data.ok()?;
+        body.flow_control().release_capacity(data.len()).ok()?;
+        sent.extend_from_slice(&data);
+    }
+    if Some(&*digest(&sent)) != header("x-digest") {
+        log.lock().unwrap().wrong.push(format!("request {id} is not what was sent"));
+    }
+    let why = RESETS[dice.random_range(0..RESETS.len())];
+    if matches!(fault, Fault::ClosesUnanswered | Fault::ResetsUnanswered | Fault::CutsHead) {
+        sleep(Duration::from_millis(dice.random_range(0..900))).await;
+        respond.send_reset(why);
+        return None;
+    }
+    let mut sending = respond.send_response(answer, false).ok()?;
+    let events = events(id);
+    let cut = dice.random_range(1..events.len());
+    for (at, event) in events.into_iter().enumerate() {
+        if at == cut {
+            match fault {
+                Fault::CutsBody | Fault::ResetsBody => {
+                    sending.send_reset(why);
+                    return None;
+                }
+                Fault::Stalls => sleep(Duration::from_millis(200)).await,
+                _ => {}
+            }
+        }
+        sending.send_data(event.into(), false).ok()?;
+    }
+    sending.send_data(Bytes::new(), true).ok()
 }
 
 /// The events of the response to this request.
@@ -126,13 +234,17 @@ impl Connection {
             let lines = head.lines().filter_map(|line| line.split_once(": "));
             lines.into_iter().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|it| it.1)
         };
+        let id = header("x-id")?.parse().unwrap();
+        let fault = Fault::named(header("x-fault")?);
+        if fault == Fault::RefusesUnread {
+            *self.log.lock().unwrap().times.entry(id).or_default() += 1;
+            return Some((id, fault));
+        }
         let length: usize = header("content-length")?.parse().unwrap();
         while self.read.len() < length {
             self.more().await?;
         }
         let body: Vec<u8> = self.read.drain(..length).collect();
-        let id = header("x-id")?.parse().unwrap();
-        let fault = Fault::named(header("x-fault")?);
         let mut log = self.log.lock().unwrap();
         *log.times.entry(id).or_default() += 1;
         if Some(&*digest(&body)) != header("x-digest") {
@@ -161,6 +273,13 @@ impl Connection {
                 if fault == Fault::ResetsUnanswered {
                     self.stream.set_zero_linger().unwrap();
                 }
+                return None;
+            }
+            Fault::RefusesUnread => {
+                let length = REFUSAL.len();
+                let head = format!("HTTP/1.1 401 Unauthorized\r\ncontent-length: {length}\r\n\r\n");
+                self.send(&format!("{head}{REFUSAL}")).await?;
+                sleep(Duration::from_millis(dice.random_range(0..500))).await;
                 return None;
             }
             Fault::CutsHead => {
