@@ -87,7 +87,17 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
     ),
     ("`run.log`, the log of `plimsoll run` on disk", &[("src/store/folder.rs", "RUN_LOG_BYTES")]),
-    ("summaries being written", &[("src/proxy/state/summaries.rs", "AT_ONCE")]),
+    (
+        "summaries being written",
+        &[
+            ("src/proxy/state/summaries.rs", "AT_ONCE"),
+            ("src/proxy/state/summaries.rs", "AT_ONCE_IN_ALL"),
+        ],
+    ),
+    (
+        "interim responses (1xx) of an upstream, which are not forwarded",
+        &[("src/proxy/http/interim.rs", "MOST"), ("src/proxy/http/interim.rs", "EACH")],
+    ),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
     (

@@ -1,14 +1,18 @@
 //! Runs long work off the async threads, at most as much at once as half of the cores.
 //!
-//! The other half is for streams. Work that a client waits for starts soon or is skipped.
+//! The other half is for streams. Tenants get their work done in turn. Work that a client waits for starts soon or is
+//! skipped.
+
+mod fair_queue;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
+use self::fair_queue::FairQueue;
+use crate::context::TenantId;
 use crate::telemetry::FailOpen;
 
 /// Larger bodies are read, planned and measured off the async threads: that takes about 1 ms per MB, more if
@@ -19,29 +23,34 @@ pub(super) const OFF_THREAD: usize = 256 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Work that needs much memory: one at a time.
-static ALONE: Semaphore = Semaphore::const_new(1);
+static ALONE: LazyLock<FairQueue> = LazyLock::new(|| FairQueue::new(1));
 
-/// Long work at once: half of the cores, so that streams have the others.
-static AT_ONCE: LazyLock<Semaphore> = LazyLock::new(|| {
+/// Long work at once.
+static AT_ONCE: LazyLock<FairQueue> = LazyLock::new(|| FairQueue::new(permits()));
+
+/// Half of the cores, so that streams have the others.
+fn permits() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Semaphore::new((cores / 2).max(1))
-});
+    (cores / 2).max(1)
+}
 
-/// Runs long work off the async threads, when there is a permit.
+/// Runs long work off the async threads, in the tenant's turn.
 pub(super) async fn long_work<T: Send + 'static>(
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
-    run_in(AT_ONCE.acquire().await.ok(), run).await
+    run_in(AT_ONCE.acquire(tenant).await, run).await
 }
 
 /// Runs work here, or off the async threads if it is long. A panic is passed on, as on this thread.
 pub(super) async fn long_work_if<T: Send + 'static>(
     is_long: bool,
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     match is_long {
         // Boxed, because little work is long and the future is large.
-        true => Box::pin(long_work(run))
+        true => Box::pin(long_work(tenant, run))
             .await
             .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
         false => run(),
@@ -53,9 +62,10 @@ pub(super) async fn long_work_if<T: Send + 'static>(
 /// # Errors
 /// The reason why it was not done.
 pub(super) async fn long_work_soon<T: Send + 'static>(
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
-    joined_soon(run).await?.map_err(|_| FailOpen::Panicked)
+    joined_soon(tenant, run).await?.map_err(|_| FailOpen::Panicked)
 }
 
 /// [`long_work_soon`], but a panic is passed on, as on this thread.
@@ -63,18 +73,20 @@ pub(super) async fn long_work_soon<T: Send + 'static>(
 /// # Errors
 /// There was no permit in time.
 pub(super) async fn long_work_soon_or_panic<T: Send + 'static>(
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
-    let joined = joined_soon(run).await?;
+    let joined = joined_soon(tenant, run).await?;
     Ok(joined.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())))
 }
 
 async fn joined_soon<T: Send + 'static>(
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Result<T, JoinError>, FailOpen> {
-    let turn = tokio::time::timeout(TIMEOUT, AT_ONCE.acquire()).await;
+    let turn = tokio::time::timeout(TIMEOUT, AT_ONCE.acquire(tenant)).await;
     let turn = turn.map_err(|_| FailOpen::AnalysisBudget)?;
-    Ok(run_in(turn.ok(), run).await)
+    Ok(run_in(turn, run).await)
 }
 
 /// [`long_work_soon`] that needs much memory: no other such work runs meanwhile.
@@ -82,16 +94,16 @@ async fn joined_soon<T: Send + 'static>(
 /// # Errors
 /// The reason why it was not done.
 pub(super) async fn long_work_alone<T: Send + 'static>(
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
-    let turns = async { (ALONE.acquire().await, AT_ONCE.acquire().await) };
+    let turns = async { (ALONE.acquire(tenant).await, AT_ONCE.acquire(tenant).await) };
     let turns = tokio::time::timeout(TIMEOUT, turns).await;
     let turns = turns.map_err(|_| FailOpen::AnalysisBudget)?;
     run_in(turns, run).await.map_err(|_| FailOpen::Panicked)
 }
 
-/// Runs work while holding a permit, even if nobody waits for the result any more. (The semaphore is never
-/// closed.)
+/// Runs work while holding a permit, even if nobody waits for the result any more.
 async fn run_in<T: Send + 'static>(
     turn: impl Send + 'static,
     run: impl FnOnce() -> T + Send + 'static,
@@ -103,22 +115,42 @@ async fn run_in<T: Send + 'static>(
     .await
 }
 
-/// Takes every permit, so that other long work is queued.
+/// Every permit, so that other long work is queued.
 #[cfg(test)]
-pub(super) async fn all_permits() -> Option<tokio::sync::SemaphorePermit<'static>> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    AT_ONCE.acquire_many((cores / 2).max(1) as u32).await.ok()
+pub(super) struct AllPermits {
+    permits: Vec<fair_queue::Permit>,
+    /// One test at a time: others would wait for too long.
+    _alone: tokio::sync::MutexGuard<'static, ()>,
+}
+
+#[cfg(test)]
+impl AllPermits {
+    pub(super) async fn take() -> Self {
+        static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _alone = ALONE.lock().await;
+        let mut held = Vec::new();
+        for _ in 0..permits() {
+            held.push(AT_ONCE.acquire(None).await);
+        }
+        Self { permits: held, _alone }
+    }
+
+    /// From now on, long work is done, but no two at once.
+    pub(super) fn release_one(&mut self) {
+        self.permits.pop();
+    }
 }
 
 /// Runs a computation here if it is small, else off the async threads. An error if there was no permit in
 /// time, or if it panicked.
 pub(super) async fn off_thread<T: Send + 'static>(
     size: usize,
+    tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
     match size > OFF_THREAD {
         // Boxed, because little work is long and the future is large.
-        true => Box::pin(long_work_soon(run)).await,
+        true => Box::pin(long_work_soon(tenant, run)).await,
         false => catch_unwind(AssertUnwindSafe(run)).map_err(|_| FailOpen::Panicked),
     }
 }

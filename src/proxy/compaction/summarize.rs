@@ -439,9 +439,10 @@ impl SummaryJob {
         let edits = self.edits_of(piece, before, most_tokens)?;
         let (is_later_chunk, ends) = (before.is_some(), piece.through);
         let (prepared, instruction) = (self.prepared.clone(), instruction.to_owned());
+        let (size, tenant) = (prepared.body.len(), self.prepared.tenant.as_ref());
         let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
         let marks = !is_later_chunk && self.is_of_its_model();
-        let made = off_thread(self.prepared.body.len().max(OFF_THREAD + 1), move || {
+        let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let mut body = Bytes::from(slices.concat());
             let conversation = &prepared.conversation;

@@ -4,7 +4,7 @@
 //! left out and reported: the request is then sent as it is.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -64,6 +64,8 @@ pub(super) struct ClientRequest {
     stored: Option<Box<str>>,
     /// The response may be a list of models.
     lists_models: bool,
+    /// Its tenant, once it was looked for.
+    tenant: OnceLock<Result<TenantId, FailOpen>>,
 }
 
 /// How a request is sent, as planned, and what is done with its response.
@@ -94,6 +96,7 @@ impl ClientRequest {
             transport: endpoint.as_ref().map_or(Transport::Http, |endpoint| endpoint.transport),
             stored: endpoint.and_then(|endpoint| endpoint.stored).map(Into::into),
             lists_models,
+            tenant: OnceLock::new(),
         }
     }
 
@@ -183,6 +186,7 @@ impl ClientRequest {
             target: self.target().into(),
             limit: proxy.config.limits.body_bytes,
             memory: memory.clone(),
+            tenant: self.tenant(proxy).ok(),
         }
     }
 
@@ -437,7 +441,11 @@ impl ClientRequest {
 
     /// The tenant of the request; an error if there is none. Then nothing of it is stored, and nothing stored
     /// is used for it.
-    fn tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
+    pub(super) fn tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
+        self.tenant.get_or_init(|| self.find_tenant(proxy)).clone()
+    }
+
+    fn find_tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
         if proxy.config.tenants == Tenants::One {
             return Ok(ANONYMOUS.into());
         }

@@ -17,7 +17,7 @@ use crate::context::plan::{Overlay, RecordedDecisions};
 use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
-use crate::proxy::learning::lessons::{self, RefusalResponse};
+use crate::proxy::learning::lessons::{self, QuotableRequest, RefusalResponse};
 use crate::proxy::plan::planned_request;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -94,9 +94,13 @@ impl CountFallback {
             return true;
         }
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
-        let taught =
-            lessons::taught(error, &self.prepared.body, self.prepared.model_name(), Some(head))
-                .await;
+        let request = QuotableRequest {
+            tenant: self.prepared.tenant.as_ref(),
+            body: &self.prepared.body,
+            model: self.prepared.model_name(),
+            head: Some(head),
+        };
+        let taught = lessons::taught(error, &request).await;
         taught.holds(Lesson::CountMissing)
     }
 

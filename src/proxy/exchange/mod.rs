@@ -172,6 +172,9 @@ fn outgoing_headers(
         headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
     }
     let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
+    if own.is_some() {
+        headers::narrow_subprotocols(&mut headers);
+    }
     let mut headers = headers::without_lines(headers, |name, value| {
         headers::is_for_us(name)
             || own.is_some() && !headers::may_join_credential(name)
@@ -265,9 +268,8 @@ async fn forward_and_respond(
     recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let observer = client_request.response_dialect().map(|dialect| {
-        let limit = proxy.config.limits.reply_bytes;
+        let (limit, memory) = (proxy.config.limits.reply_bytes, &recorder.memory);
         let status = response.status().as_u16();
-        let memory = &recorder.memory;
         let progress = open.as_ref().map(|turn| (turn.progress(), turn.body()));
         ResponseObserver::new(dialect, status, response.headers(), limit, memory)
             .with_several(several)
@@ -278,8 +280,9 @@ async fn forward_and_respond(
     let settle_late = late.filter(|_| response.status().is_success()).map(LateReply::settle);
     let list = client_request.model_list_tap(&upstream, response.headers(), &recorder);
     let model_list = list.filter(|_| response.status().is_success());
-    let actions =
+    let mut actions =
         ResponseActions { observer, settle, settle_late, model_list, ..ResponseActions::default() };
+    actions.tenant = client_request.tenant(proxy).ok();
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
     tap_response(response, forwarding, actions, recorder).await
 }
@@ -360,6 +363,7 @@ async fn tap_response(
     let filter = HopByHopFilter { keep_upgrade: false, keep_chunked: true };
     let upstream = &forwarding.upstream;
     parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, filter);
+    actions.is_operators = upstream.credential.is_some();
     parts.version = Version::HTTP_11;
     let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
     actions.edits = match forwarding.usage_addition {

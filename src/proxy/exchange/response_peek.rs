@@ -17,7 +17,7 @@ use crate::dialect::reading::BodyEnd;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryShare;
-use crate::proxy::learning::lessons;
+use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
@@ -72,7 +72,13 @@ pub(super) async fn read(
     };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
-    let taught = lessons::taught(error, &prepared.body, prepared.model_name(), None).await;
+    let request = QuotableRequest {
+        tenant: prepared.tenant.as_ref(),
+        body: &prepared.body,
+        model: prepared.model_name(),
+        head: None,
+    };
+    let taught = lessons::taught(error, &request).await;
     PeekedResponse { response, overflow: Some(OverflowInStart { reported, taught }) }
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::request;
 
 use crate::clock::now;
+use crate::context::TenantId;
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
@@ -23,15 +24,23 @@ pub(crate) enum RefusalResponse<'a> {
     InReply { status: u16, error: &'a ProviderError },
 }
 
-/// The lessons of an error that are not quoted from the request's body or the name of its model. `head`: the
-/// request's, as it was sent, if known.
+/// The request that was refused, as it was sent.
+pub(crate) struct QuotableRequest<'a> {
+    /// Its tenant; `None` if unknown.
+    pub(crate) tenant: Option<&'a TenantId>,
+    pub(crate) body: &'a Bytes,
+    pub(crate) model: &'a str,
+    /// `None` if it is not known any more.
+    pub(crate) head: Option<&'a request::Parts>,
+}
+
+/// The lessons of an error that are not quoted from the request.
 pub(crate) async fn taught(
     error: RefusalResponse<'_>,
-    body: &Bytes,
-    model: &str,
-    head: Option<&request::Parts>,
+    request: &QuotableRequest<'_>,
 ) -> LessonMatch {
-    let texts = texts(model, head);
+    let QuotableRequest { tenant, body, .. } = *request;
+    let texts = request.texts();
     let read = |error: RefusalResponse<'_>, body: &[u8], texts: &[String]| {
         let texts = texts.iter().map(String::as_str).collect();
         let request = QuotableText { body, texts };
@@ -54,27 +63,29 @@ pub(crate) async fn taught(
             let refusal = refusal.to_vec();
             let judge =
                 move || read(RefusalResponse::Refused { status, body: &refusal }, &body, &texts);
-            long_work_soon(judge).await
+            long_work_soon(tenant, judge).await
         }
         RefusalResponse::InReply { status, error } => {
             let error = error.clone();
             let judge =
                 move || read(RefusalResponse::InReply { status, error: &error }, &body, &texts);
-            long_work_soon(judge).await
+            long_work_soon(tenant, judge).await
         }
     };
     judged.unwrap_or_default()
 }
 
-/// The texts that the provider was sent besides the body.
-fn texts(model: &str, head: Option<&request::Parts>) -> Vec<String> {
-    let mut texts = vec![model.to_owned()];
-    if let Some(head) = head {
-        texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
-        let values = head.headers.values().filter_map(|value| value.to_str().ok());
-        texts.extend(values.map(str::to_owned));
+impl QuotableRequest<'_> {
+    /// The texts that the provider was sent besides the body.
+    fn texts(&self) -> Vec<String> {
+        let mut texts = vec![self.model.to_owned()];
+        if let Some(head) = self.head {
+            texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
+            let values = head.headers.values().filter_map(|value| value.to_str().ok());
+            texts.extend(values.map(str::to_owned));
+        }
+        texts
     }
-    texts
 }
 
 impl Proxy {

@@ -34,7 +34,8 @@ impl Proxy {
             return;
         }
         let is_long = body.len() > OFF_THREAD;
-        let listed = long_work_if(is_long, move || model_list::read(&target, &body)).await;
+        let read = move || model_list::read(&target, &body);
+        let listed = long_work_if(is_long, Some(&tenant), read).await;
         let mut assumed = Vec::new();
         for mut listed in listed {
             let model = self.catalogue.model(&listed.name, "").through(door, &listed.name);

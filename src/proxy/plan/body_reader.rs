@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderMap;
 
+use crate::context::TenantId;
 use crate::context::repeats::repeated_calls;
 use crate::dialect::size::{MOST_PARTS, RequestSize};
 use crate::dialect::{self, Conversation, Dialect};
@@ -44,6 +45,8 @@ pub(crate) struct BodyReader {
     /// Most bytes of the decompressed body.
     pub(crate) limit: usize,
     pub(crate) memory: Arc<MemoryShare>,
+    /// Whose turn it is read in.
+    pub(crate) tenant: Option<TenantId>,
 }
 
 impl BodyReader {
@@ -65,8 +68,8 @@ impl BodyReader {
         if decoder.is_identity() && body.len() <= OFF_THREAD {
             return self.parse(body.clone());
         }
-        let body = body.clone();
-        let reading = long_work_soon_or_panic(move || {
+        let (body, tenant) = (body.clone(), self.tenant.clone());
+        let reading = long_work_soon_or_panic(tenant.as_ref(), move || {
             let plain = self.decode(decoder, body)?;
             self.parse(plain)
         });

@@ -28,7 +28,6 @@ use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Dialect, PartKey};
-use crate::proxy::offload::off_thread;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{AnchorTurn, DecisionError, OpenedSession};
@@ -117,12 +116,11 @@ pub(crate) async fn plan(
 ) -> PlanOutcome {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
     Arc::make_mut(&mut known).drop_cuts_that_void_reasoning(&prepared.plan_request());
     let drafted = {
-        let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
-        off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
+        let (known, anchor) = (known.clone(), anchor.clone());
+        prepared.off_thread(move |prepared| draft_plan(prepared, &known, anchor.as_deref())).await
     };
     let drafted = match drafted {
         Ok(drafted) => drafted,
@@ -193,10 +191,10 @@ pub(crate) async fn replay_recorded(
     known: Arc<RecordedDecisions>,
 ) -> PlanOutcome {
     let replay = {
-        let (prepared, known) = (prepared.clone(), known.clone());
-        move || plan::replay(&prepared.plan_request(), &known)
+        let known = known.clone();
+        move |prepared: &PreparedRequest| plan::replay(&prepared.plan_request(), &known)
     };
-    let mut plan = match off_thread(prepared.body.len(), replay).await {
+    let mut plan = match prepared.off_thread(replay).await {
         Ok(plan) => plan,
         Err(why) => return PlanOutcome::unplanned(why),
     };
@@ -297,15 +295,14 @@ async fn replay(
     known: &Arc<RecordedDecisions>,
     anchor: Option<&Arc<AnchorTurn>>,
 ) -> Result<MeasuredPlan, FailOpen> {
-    let (size, prepared) = (prepared.body.len(), prepared.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
-    let replaying = move || {
+    let replaying = move |prepared: &PreparedRequest| {
         let mut plan = plan::replay(&prepared.plan_request(), &known);
         let measured = prepared.measure(&plan.sent, &known, anchor.as_deref());
         prepared.fit_output(&mut plan, &known, &measured);
         MeasuredPlan { plan, measured: Some(measured) }
     };
-    off_thread(size, replaying).await
+    prepared.off_thread(replaying).await
 }
 
 /// The estimate of a request that is sent unchanged.
@@ -317,10 +314,10 @@ async fn measure_original(
     sent: Overlay,
     anchor: Option<Arc<AnchorTurn>>,
 ) -> Result<Box<MeasuredEstimate>, FailOpen> {
-    let size = prepared.body.len();
-    let prepared = prepared.clone();
-    let measure = move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
-    off_thread(size, measure).await
+    let measure = move |prepared: &PreparedRequest| {
+        prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
+    };
+    prepared.off_thread(measure).await
 }
 
 /// A value, or the reason why there is none.
@@ -562,9 +559,6 @@ pub(crate) async fn estimate(
     known: &Arc<RecordedDecisions>,
 ) -> Result<Estimate, FailOpen> {
     load_vocabulary(prepared.model.family);
-    let measure = {
-        let (prepared, known) = (prepared.clone(), known.clone());
-        move || prepared.measure(&sent, &known, None).estimate
-    };
-    off_thread(prepared.body.len(), measure).await
+    let known = known.clone();
+    prepared.off_thread(move |prepared| prepared.measure(&sent, &known, None).estimate).await
 }

@@ -17,9 +17,11 @@ use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::proxy::http::memory::HeldMemory;
+use crate::proxy::offload::off_thread;
 use crate::proxy::state::lesson_source;
 use crate::store::ledgers::{AnchorTurn, OpenedSession};
 use crate::store::lessons::LessonSource;
+use crate::telemetry::FailOpen;
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
@@ -239,6 +241,18 @@ impl PreparedRequest {
             reserve: self.reserve,
             now: self.now,
         }
+    }
+
+    /// Does work on it: here if its body is small, else off the async threads, in its tenant's turn.
+    ///
+    /// # Errors
+    /// The reason why it was not done.
+    pub(crate) async fn off_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        run: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, FailOpen> {
+        let this = self.clone();
+        off_thread(self.body.len(), self.tenant.as_ref(), move || run(&this)).await
     }
 
     /// The estimate of the request as planned. `known`: the recorded decisions in it.

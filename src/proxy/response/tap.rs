@@ -20,10 +20,11 @@ use super::model_list::ModelListTap;
 use super::observe::{ObservedReply, ResponseObserver};
 use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
-use crate::context::Outcome;
+use crate::context::{Outcome, TenantId};
 use crate::dialect::Reply;
 use crate::dialect::reading::BodyEnd;
 use crate::proxy::http::arriving::ConnectionError;
+use crate::proxy::http::headers;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
@@ -78,8 +79,12 @@ impl TurnWrite {
 /// What is done with a response body besides forwarding it.
 #[derive(Default)]
 pub(crate) struct ResponseActions {
+    /// In whose turn it is read, if that takes long.
+    pub(crate) tenant: Option<TenantId>,
     /// Observes it.
     pub(crate) observer: Option<ResponseObserver>,
+    /// It answers the operator's credential: its trailers say nothing of the operator's account.
+    pub(crate) is_operators: bool,
     /// Edits it for the client.
     pub(crate) edits: Option<Box<ResponseEdits>>,
     /// Stores the turn.
@@ -90,6 +95,20 @@ pub(crate) struct ResponseActions {
     pub(crate) silence: Option<StreamSilence>,
     /// Learns from it, if it is a list of models.
     pub(crate) model_list: Option<Box<ModelListTap>>,
+}
+
+impl ResponseActions {
+    /// Trailers as the client gets them.
+    fn shown_trailers(&self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        if !self.is_operators {
+            return frame;
+        }
+        let trailers = frame.into_trailers();
+        trailers.map_or_else(
+            |frame| frame,
+            |trailers| Frame::trailers(headers::without(trailers, headers::is_operators)),
+        )
+    }
 }
 
 /// An upstream's response body on its way to the client.
@@ -303,18 +322,19 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         {
             return Some(self.bounded(TurnWrite::Turn(list.learned())));
         }
-        let ResponseActions { observer, settle, settle_late, .. } = &mut self.actions;
+        let ResponseActions { observer, settle, settle_late, tenant, .. } = &mut self.actions;
         let (observer, settle, late) = (observer.take(), settle.take(), settle_late.take());
+        let tenant = tenant.take();
         if observer.is_none() && settle.is_none() {
             return None;
         }
         let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
         let commit = match (observer, late) {
             (Some(observer), Some(late)) => {
-                TurnWrite::Reading(Box::pin(read_late(observer, record, late)))
+                TurnWrite::Reading(Box::pin(read_late(tenant, observer, record, late)))
             }
             (Some(observer), None) if observer.is_long() => {
-                TurnWrite::Reading(Box::pin(read_then_settle(observer, record, settle)))
+                TurnWrite::Reading(Box::pin(read_then_settle(tenant, observer, record, settle)))
             }
             (observer, _) => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
@@ -389,13 +409,14 @@ fn read_reply(record: &mut ReplyRecord, observed: ObservedReply) -> Option<(Repl
 
 /// Reads the rest of a reply that belongs to an earlier exchange, and completes the turn of that.
 async fn read_late(
+    tenant: Option<TenantId>,
     observer: ResponseObserver,
     mut record: ReplyRecord,
     late: SettleLate,
 ) -> TurnOutcome {
     let end = body_end(record.outcome);
     let observed = match observer.is_long() {
-        true => long_work(move || observer.finish(end)).await.ok(),
+        true => long_work(tenant.as_ref(), move || observer.finish(end)).await.ok(),
         false => Some(observer.finish(end)),
     };
     if observed.is_none() {
@@ -413,12 +434,13 @@ async fn read_late(
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
 async fn read_then_settle(
+    tenant: Option<TenantId>,
     observer: ResponseObserver,
     mut record: ReplyRecord,
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
     let end = body_end(record.outcome);
-    let observed = long_work(move || observer.finish(end)).await.ok();
+    let observed = long_work(tenant.as_ref(), move || observer.finish(end)).await.ok();
     if observed.is_none() {
         record.fail_open.push(FailOpen::Panicked);
     }
@@ -519,7 +541,7 @@ where
                     Ok(data) => this.data(data),
                     Err(trailers) => {
                         this.ended(Ok(()));
-                        this.trailers = Some(trailers);
+                        this.trailers = Some(this.actions.shown_trailers(trailers));
                     }
                 },
                 Some(Err(error)) => this.ended(Err(error.into())),

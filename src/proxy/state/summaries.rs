@@ -18,8 +18,11 @@ use crate::store::Scope;
 
 /// Most threads whose failures are remembered; past it, all are forgotten.
 const MOST_THREADS: usize = 10_000;
-/// Most summaries written at once: each holds a request in memory, and sends another one of that size.
+/// Most summaries written at once: each holds a request in memory, and sends another one of that size. A tenant for
+/// which none is written may begin one past it, so that nobody takes all.
 const AT_ONCE: usize = 16;
+/// Most summaries written at once, those included.
+const AT_ONCE_IN_ALL: usize = 64;
 
 /// Which summaries are being written, and how earlier ones ended.
 #[derive(Default)]
@@ -101,7 +104,7 @@ impl SummariesInProgress {
         self.all().get(key)?.writing.clone()
     }
 
-    /// Begins a summary for a thread; `None` if one is being written, or too many others are.
+    /// Begins a summary for a thread; `None` if one is being written, or too many others are ([`AT_ONCE`]).
     pub(crate) fn begin(
         self: &Arc<Self>,
         key: &CompactionKey,
@@ -111,7 +114,13 @@ impl SummariesInProgress {
         if all.len() >= MOST_THREADS {
             all.retain(|_, thread| thread.writing.is_some());
         }
-        if all.values().filter(|thread| thread.writing.is_some()).count() >= AT_ONCE {
+        let writing = all.iter().filter(|(_, thread)| thread.writing.is_some());
+        let (mut at_once, mut own) = (0, 0);
+        for ((scope, _), _) in writing {
+            at_once += 1;
+            own += usize::from(scope.tenant == key.0.tenant);
+        }
+        if at_once >= if own == 0 { AT_ONCE_IN_ALL } else { AT_ONCE } {
             return None;
         }
         let thread = all.entry(key.clone()).or_default();
@@ -182,5 +191,23 @@ mod tests {
         assert!(summaries.writing(&key(AT_ONCE)).is_none(), "nobody waits for it");
         drop(writing.pop());
         assert!(summaries.begin(&key(AT_ONCE), 0).is_some(), "one has ended");
+    }
+
+    #[test]
+    fn one_tenants_summaries_do_not_keep_others_from_theirs() {
+        let summaries = Arc::new(SummariesInProgress::default());
+        let key = |tenant: usize, session: usize| {
+            let (tenant, session) = (tenant.to_string().into(), session.to_string().into());
+            (Scope { tenant, session }, ThreadId::from("thread"))
+        };
+        let begin = |tenant, session| summaries.begin(&key(tenant, session), 0);
+        let mut writing: Vec<SummaryGuard> =
+            (0..AT_ONCE).filter_map(|session| begin(0, session)).collect();
+        for tenant in 1..=AT_ONCE_IN_ALL - AT_ONCE {
+            writing.extend(begin(tenant, 0));
+            assert!(begin(tenant, 1).is_none(), "it has one");
+        }
+        assert_eq!(writing.len(), AT_ONCE_IN_ALL, "at the limit");
+        assert!(begin(AT_ONCE_IN_ALL, 0).is_none(), "past it");
     }
 }

@@ -218,11 +218,11 @@ impl CountRequest {
         if self.is_missing {
             return Err(CountOutcome::Missing);
         }
-        let Self { proxy, upstream, model, dialect, uri, headers, prompt, .. } = self;
+        let Self { proxy, upstream, model, dialect, uri, headers, prompt, tenant, .. } = self;
         // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let making = move || CountQuestion::of(dialect, &target, &prompt);
-        let question = long_work(making).await.ok().flatten();
+        let question = long_work(tenant.as_ref(), making).await.ok().flatten();
         let CountQuestion { target, body } = question.ok_or(CountOutcome::Missing)?;
         let sent = body.clone();
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));

@@ -24,7 +24,7 @@ use crate::dialect::models::Model;
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
-use crate::proxy::learning::lessons;
+use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::request_body::RequestBody;
@@ -117,11 +117,11 @@ impl PendingExchange {
     /// The content that the request adds to its parent, at most `most` bytes.
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
         let (prepared, placed) = (self.prepared.clone(), self.opened.placed.clone());
-        let is_large = prepared.body.len() > OFF_THREAD;
+        let (is_large, tenant) = (prepared.body.len() > OFF_THREAD, prepared.tenant.clone());
         let read = move || {
             ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
         };
-        long_work_if(is_large, read)
+        async move { long_work_if(is_large, tenant.as_ref(), read).await }
     }
 }
 
@@ -229,13 +229,14 @@ impl OpenTurn {
             }
             None => (None, false),
         };
+        let tenant = self.info.tenant.clone();
         let build = move || {
             let content =
                 content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
             let facts = self.complete(*turn, ending, &reply, &learned);
             (self, facts, content)
         };
-        let (this, facts, content) = long_work_if(is_large, build).await;
+        let (this, facts, content) = long_work_if(is_large, tenant.as_ref(), build).await;
         let Self { opened, draft, info, .. } = *this;
         let content = content.map(|content| (opened.handle(), content));
         let mut kept = proxy.ledgers.commit(opened, facts).await;
@@ -323,7 +324,10 @@ impl OpenTurn {
     async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
-        lessons::taught(error, &body, &self.info.model_name, None).await
+        let tenant = self.info.tenant.as_ref();
+        let refused =
+            QuotableRequest { tenant, body: &body, model: &self.info.model_name, head: None };
+        lessons::taught(error, &refused).await
     }
 
     /// What a refusal that was forwarded unread says about the window, if it says that the request does not

@@ -23,7 +23,7 @@ const DOUBT: u64 = 3;
 #[derive(Clone)]
 pub(crate) struct RequestInfo {
     /// Its tenant; `None` if unknown.
-    tenant: Option<TenantId>,
+    pub(super) tenant: Option<TenantId>,
     pub(crate) upstream: Arc<Upstream>,
     /// The model, as the client named it; empty if it named none.
     pub(crate) model_name: Box<str>,

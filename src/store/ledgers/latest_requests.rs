@@ -9,14 +9,17 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::context::ExchangeId;
 use crate::context::compact::CompactionPreview;
+use crate::context::{ExchangeId, TenantId};
 use crate::store::Scope;
 
-/// Most sessions; past it, the oldest is dropped.
+/// Most sessions; past it, the oldest of the tenant that has most of them is dropped.
 const MOST: usize = 64;
-/// Most bytes of requests with what was parsed of them; past it, the oldest are dropped.
+/// Most bytes of requests with what was parsed of them; past it, the same.
 pub(super) const BYTES: usize = 16 * 1024 * 1024;
+
+/// What a small one counts as, bytes: as many of them are kept as of bytes.
+const LEAST: usize = BYTES / MOST;
 
 /// Previews a compaction; `None` if nothing can be cut.
 type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
@@ -84,13 +87,26 @@ impl LatestRequests {
             return;
         }
         while self.by_scope.len() >= MOST || self.bytes + latest.bytes > BYTES {
-            let Some((_, oldest)) = self.order.pop_first() else { break };
+            let Some(oldest) = self.oldest_of_largest(&scope.tenant, latest.bytes) else { break };
             self.forget(&oldest);
         }
         self.count += 1;
         self.bytes += latest.bytes;
         self.order.insert(self.count, scope.clone());
         self.by_scope.insert(scope, (self.count, Arc::new(latest)));
+    }
+
+    /// The oldest request of the tenant with the largest share, once `tenant` has another one of `bytes`.
+    fn oldest_of_largest(&self, tenant: &TenantId, bytes: usize) -> Option<Scope> {
+        let mut shares: HashMap<&TenantId, usize> = HashMap::default();
+        for (scope, (_, latest)) in &self.by_scope {
+            *shares.entry(&scope.tenant).or_default() += latest.bytes.max(LEAST);
+        }
+        if let Some(share) = shares.get_mut(tenant) {
+            *share += bytes.max(LEAST);
+        }
+        let (largest, _) = shares.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        self.order.values().find(|scope| scope.tenant == *largest).cloned()
     }
 
     /// Bytes of all requests.
@@ -139,5 +155,17 @@ mod tests {
         assert!(all.of(&scope(1)).is_none());
         all.forget(&scope(3));
         assert_eq!((all.by_scope.len(), all.bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_tenant_with_many_requests_takes_nobody_elses() {
+        for bytes in [1, BYTES / 8] {
+            let mut all = LatestRequests::default();
+            let other = Scope { tenant: "other".into(), session: "s".into() };
+            all.keep(other.clone(), of(BYTES / 4));
+            (0..2 * MOST).for_each(|number| all.keep(scope(number), of(bytes)));
+            assert!(all.of(&other).is_some(), "{bytes} bytes each");
+            assert!(all.of(&scope(2 * MOST - 1)).is_some(), "{bytes} bytes each");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! who wanted it have continued without. A cache in use is never dropped, so a session has only one cache.
 //! Must not know what facts mean.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -14,13 +15,14 @@ use tokio::time::Instant;
 use super::lock::lock;
 use super::parsers;
 use crate::context::ledger::Ledger;
-use crate::context::{ExchangeId, Fact, SessionId};
+use crate::context::{ExchangeId, Fact, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation};
 use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
 use crate::store::{Record, Scope, Store, StoreError, StoreFuture};
 
-/// Most sessions in memory; past it, the least recently used are dropped, and loaded again when needed.
+/// Most sessions in memory; past it, those of the tenant that has most of them are dropped, the least recently used
+/// first, and loaded again when needed.
 pub(super) const SESSIONS: usize = 512;
 /// Most bytes of sessions in memory; past it, the same.
 pub(super) const BYTES: usize = 32 << 20;
@@ -58,26 +60,36 @@ impl SessionCaches {
         cache
     }
 
-    /// Drops the least recently used caches until an eighth of the room is free: doing this for each new
-    /// session would cost too much.
+    /// Drops caches of the tenant with the largest share, the least recently used first, until an eighth of the
+    /// room is free: doing this for each new session would cost too much.
     fn make_room(&mut self) {
+        let mut shares = self.shares();
         while !self.has_room() {
-            let unused = self.by_scope.iter().filter(|(_, (cache, _))| !is_used(cache));
-            let mut unused: Vec<(u64, &Scope)> =
-                unused.map(|(scope, (_, used))| (*used, scope)).collect();
-            unused.sort_unstable_by_key(|(used, _)| *used);
-            let oldest = unused.into_iter().take(SESSIONS / 8).map(|(_, scope)| scope.clone());
-            let oldest: Vec<Scope> = oldest.collect();
-            if oldest.is_empty() {
-                return;
-            }
-            for scope in oldest {
-                if self.has_room() {
-                    return;
-                }
+            let largest = shares.iter_mut().filter(|share| !share.unused.is_empty());
+            let Some(largest) = largest.max_by_key(|share| share.size) else { return };
+            if let Some(UnusedCache { scope, size, .. }) = largest.unused.pop() {
+                largest.size -= size;
                 self.by_scope.remove(&scope);
             }
         }
+    }
+
+    /// What each tenant has in memory.
+    fn shares(&self) -> Vec<TenantShare> {
+        let mut shares: HashMap<&TenantId, TenantShare> = HashMap::default();
+        for (scope, (cache, used)) in &self.by_scope {
+            let share = shares.entry(&scope.tenant).or_default();
+            let size = cache.bytes().max(LEAST);
+            share.size += size;
+            if !is_used(cache) {
+                share.unused.push(UnusedCache { used: *used, scope: scope.clone(), size });
+            }
+        }
+        let mut shares: Vec<TenantShare> = shares.into_values().collect();
+        for share in &mut shares {
+            share.unused.sort_unstable_by_key(|cache| Reverse(cache.used));
+        }
+        shares
     }
 
     fn has_room(&self) -> bool {
@@ -134,6 +146,24 @@ impl SessionCaches {
         self.by_scope.len()
     }
 }
+
+/// What one tenant has in memory.
+#[derive(Default)]
+struct TenantShare {
+    /// Bytes, at least [`LEAST`] for each session.
+    size: usize,
+    /// The sessions that may be dropped, the least recently used last.
+    unused: Vec<UnusedCache>,
+}
+
+struct UnusedCache {
+    used: u64,
+    scope: Scope,
+    size: usize,
+}
+
+/// What a small session counts as, bytes: as many of them are in memory as of bytes.
+const LEAST: usize = BYTES / SESSIONS;
 
 /// Whether anybody besides the caches holds it. Only the caches hand it out.
 fn is_used(cache: &Arc<SessionCache>) -> bool {
@@ -316,6 +346,11 @@ impl SessionCache {
         self.recall.set_known();
         self.weigh(&mut state);
         forget()
+    }
+
+    /// The ledger's bytes, as last counted.
+    fn bytes(&self) -> usize {
+        lock(&self.state).bytes
     }
 
     fn weigh(&self, state: &mut SessionCacheState) {

@@ -17,7 +17,7 @@ use crate::dialect::overflow::{ErrorResponse, overflow};
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::SummaryOutput;
 use crate::dialect::summary::{SummaryRejection, provider};
-use crate::proxy::learning::lessons;
+use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::wire::splice::splice;
 
@@ -71,7 +71,8 @@ impl SummaryJob {
         // The provider's own instructions are better than ours, unless there is something to focus on.
         let has_focus = self.focuses().next().is_some();
         let instruction = has_focus.then(|| self.instruction());
-        let made = off_thread(prepared.body.len().max(OFF_THREAD + 1), move || {
+        let (size, tenant) = (prepared.body.len(), self.prepared.tenant.as_ref());
+        let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let body = Bytes::from(slices.concat());
             provider::ask(prepared.conversation.dialect, &body, instruction.as_deref(), output)
@@ -114,9 +115,13 @@ impl SummaryJob {
         // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let prepared = &self.prepared;
-        let taught =
-            lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.head)).await;
+        let refused = QuotableRequest {
+            tenant: self.prepared.tenant.as_ref(),
+            body: &self.prepared.body,
+            model: self.prepared.model_name(),
+            head: Some(&self.head),
+        };
+        let taught = lessons::taught(error, &refused).await;
         self.proxy.count_quoted(&self.prepared.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.learn_not_offered().await,

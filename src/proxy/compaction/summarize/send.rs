@@ -25,7 +25,8 @@ use crate::dialect::summary::{self, SummaryRejection};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
 use crate::proxy::http::upstream::route::{self, Route};
-use crate::proxy::learning::{lessons, questions};
+use crate::proxy::learning::lessons::{self, QuotableRequest};
+use crate::proxy::learning::questions;
 use crate::proxy::response::observe::ResponseObserver;
 
 /// Most bytes of a refusal that are read for its cause.
@@ -78,9 +79,13 @@ impl SummaryJob {
             return SummaryError::Upstream;
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let prepared = &self.prepared;
-        let taught =
-            lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.head)).await;
+        let refused = QuotableRequest {
+            tenant: self.prepared.tenant.as_ref(),
+            body: &self.prepared.body,
+            model: self.prepared.model_name(),
+            head: Some(&self.head),
+        };
+        let taught = lessons::taught(error, &refused).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 

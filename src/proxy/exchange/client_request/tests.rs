@@ -3,7 +3,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use tokio::sync::watch;
 
 use super::*;
-use crate::proxy::offload::all_permits;
+use crate::proxy::offload::AllPermits;
 use crate::proxy::state::ServingPhase;
 use crate::proxy::tests::{config, upstream};
 use crate::store::ledgers::Ledgers;
@@ -36,7 +36,7 @@ async fn a_request_that_waits_too_long_to_be_planned_is_not_recorded_as_a_panic(
         let client_request = ClientRequest::new(&head);
         let reader = client_request.reader(Dialect::Anthropic, &proxy, &share);
         let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
-        let permits = all_permits().await.unwrap();
+        let permits = AllPermits::take().await;
         let head = can_change.then_some(&head);
         client_request.place_and_plan(&upstream, parsed, head, &mut recorder).await;
         drop((permits, recorder));
@@ -44,4 +44,35 @@ async fn a_request_that_waits_too_long_to_be_planned_is_not_recorded_as_a_panic(
         assert_eq!(event.fail_open, [FailOpen::AnalysisBudget], "{can_change}");
         assert_eq!(event.estimate, None);
     }
+}
+
+/// The large bodies of one key are not all read before that of another.
+#[tokio::test]
+async fn large_bodies_of_one_key_are_not_all_read_before_anothers() {
+    let telemetry = Telemetry::silent().unwrap();
+    let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
+    let (config, matcher) = (Arc::new(config(20)), Matcher::builder().build());
+    let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
+    let mut permits = AllPermits::take().await;
+    let done = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut reading = tokio::task::JoinSet::new();
+    for key in ["a", "a", "a", "a", "a", "a", "a", "b"] {
+        let request = Request::post("/v1/messages").header("x-api-key", key).body(()).unwrap();
+        let (head, ()) = request.into_parts();
+        let client_request = ClientRequest::new(&head);
+        let reader = client_request.reader(Dialect::Anthropic, &proxy, &proxy.memory.share());
+        let done = done.clone();
+        reading.spawn(async move {
+            let read = reader.read(&head.headers, &large_body()).await;
+            assert!(read.is_ok(), "{key}");
+            done.lock().unwrap().push(key);
+        });
+        tokio::task::yield_now().await;
+    }
+    // One after the other: all others stay taken.
+    permits.release_one();
+    reading.join_all().await;
+    let order = done.lock().unwrap().clone();
+    // It is second; tasks may be told of their results in another order.
+    assert!(order[..4].contains(&"b"), "{order:?}");
 }

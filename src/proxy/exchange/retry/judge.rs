@@ -15,7 +15,7 @@ use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::{self, Refusal, RepairCause};
 use crate::proxy::exchange::response_peek::{self, OverflowInStart};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
-use crate::proxy::learning::lessons;
+use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
@@ -189,8 +189,13 @@ impl Retry<'_> {
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
         let prepared = pending.prepared();
-        lessons::taught(error, &prepared.body, prepared.model_name(), Some(&self.original.head))
-            .await
+        let refused = QuotableRequest {
+            tenant: prepared.tenant.as_ref(),
+            body: &prepared.body,
+            model: prepared.model_name(),
+            head: Some(&self.original.head),
+        };
+        lessons::taught(error, &refused).await
     }
 }
 

@@ -286,7 +286,9 @@ impl FrameObserverState {
     ) {
         loop {
             let shared = self.clone();
-            let reading = long_work(move || {
+            let SocketConnection { proxy, client_request, .. } = &*self.connection;
+            let tenant = client_request.tenant(proxy).ok();
+            let reading = long_work(tenant.as_ref(), move || {
                 while let Some((direction, message)) = backlog.take() {
                     if !conversation.read(direction, message, &shared) {
                         return (conversation, false);

@@ -10,7 +10,7 @@ use crate::context::plan::{Plan, RecordedDecisions};
 use crate::context::{Fact, repair};
 use crate::dialect::PartKey;
 use crate::dialect::repair::Refusal;
-use crate::proxy::offload::{long_work_alone, off_thread};
+use crate::proxy::offload::long_work_alone;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
@@ -49,10 +49,11 @@ impl PlannedRequest {
         refusal: &Refusal,
     ) -> Result<RepairedPlan, RefusalOutcome> {
         let proposal = {
-            let (prepared, known) = (prepared.clone(), self.known.clone());
-            let (refusal, size) = (refusal.clone(), prepared.body.len());
-            let propose = move || repair::propose(&prepared.plan_request(), &known, &refusal);
-            off_thread(size, propose).await
+            let (known, refusal) = (self.known.clone(), refusal.clone());
+            let propose = move |prepared: &PreparedRequest| {
+                repair::propose(&prepared.plan_request(), &known, &refusal)
+            };
+            prepared.off_thread(propose).await
         };
         let proposal = proposal.map_err(|_| RefusalOutcome::NoRepair)?;
         if proposal.is_misplaced {
@@ -89,10 +90,11 @@ impl PlannedRequest {
             return facts;
         }
         let room = opened.room_for_pictures();
+        let tenant = prepared.tenant.as_ref();
         let (prepared, known) = (prepared.clone(), self.known.clone());
         let (refusal, quoted) = (refusal.clone(), facts.clone());
         let make =
             move || repair::smaller(&prepared.plan_request(), &known, &refusal, quoted, room);
-        long_work_alone(make).await.unwrap_or(facts)
+        long_work_alone(tenant, make).await.unwrap_or(facts)
     }
 }

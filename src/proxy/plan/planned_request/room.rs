@@ -11,7 +11,6 @@ use crate::config::Mode;
 use crate::context::plan::RecordedDecisions;
 use crate::context::{compact, prune};
 use crate::dialect::overflow::Overflow;
-use crate::proxy::offload::off_thread;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
@@ -38,13 +37,12 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let measured = self.measured.clone()?;
         let new = {
-            let (prepared, known) = (prepared.clone(), self.known.clone());
-            off_thread(prepared.body.len(), move || {
+            let known = self.known.clone();
+            let propose = move |prepared: &PreparedRequest| {
                 let cost = prepared.cost(&measured);
                 prune::clear_for_room(&prepared.plan_request(), &known, cost, goal)
-            })
-            .await
-            .ok()?
+            };
+            prepared.off_thread(propose).await.ok()?
         };
         if new.is_empty() {
             return None;
@@ -70,11 +68,12 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
         opened: &OpenedSession,
     ) -> Option<Self> {
-        let size = prepared.body.len();
         let new = {
-            let (prepared, known) = (prepared.clone(), self.known.clone());
-            let unbinding = move || prune::unbind_room(&prepared.plan_request(), &known);
-            off_thread(size, unbinding).await.ok()?
+            let known = self.known.clone();
+            let unbinding = move |prepared: &PreparedRequest| {
+                prune::unbind_room(&prepared.plan_request(), &known)
+            };
+            prepared.off_thread(unbinding).await.ok()?
         };
         let saved = match new.is_empty() {
             true => new,
@@ -92,14 +91,13 @@ impl PlannedRequest {
         goal: u64,
     ) -> bool {
         let Some(measured) = self.measured.clone() else { return false };
-        let size = prepared.body.len();
-        let (prepared, known) = (prepared.clone(), self.known.clone());
-        let fits = move || {
+        let known = self.known.clone();
+        let fits = move |prepared: &PreparedRequest| {
             let (request, cost) = (prepared.plan_request(), prepared.cost(&measured));
             let leaves = || compact::would_leave(&request, &known, cost.parts, cost.tokens, goal);
             cost.tokens > goal && leaves()
         };
-        off_thread(size, fits).await.unwrap_or(false)
+        prepared.off_thread(fits).await.unwrap_or(false)
     }
 
     /// Trims its new results if it has more than `goal` tokens; returns whether any was trimmed.
@@ -112,12 +110,12 @@ impl PlannedRequest {
     ) -> bool {
         let Some(measured) = self.measured.clone() else { return false };
         let new = {
-            let (prepared, known) = (prepared.clone(), self.known.clone());
-            off_thread(prepared.body.len(), move || {
+            let known = self.known.clone();
+            let propose = move |prepared: &PreparedRequest| {
                 let cost = prepared.cost(&measured);
                 prune::trim_for_room(&prepared.plan_request(), &known, cost, goal)
-            })
-            .await
+            };
+            prepared.off_thread(propose).await
         };
         let Ok(new) = new else { return false };
         if new.is_empty() {

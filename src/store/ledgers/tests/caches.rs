@@ -52,6 +52,30 @@ fn past_the_memory_limit_the_least_recently_used_sessions_are_dropped() {
     assert!(kept.into_iter().eq(most + 1 - stay..=most + 1), "the least recently used went");
 }
 
+#[test]
+fn a_tenant_with_many_sessions_drops_nobody_elses() {
+    for bytes in [0, 1 << 20] {
+        let mut caches = SessionCaches::default();
+        let other = Scope { tenant: "other".into(), session: "s".into() };
+        caches.cache(&other).add_stored(texts_of(2 << 20));
+        for number in 0..2 * SESSIONS {
+            caches.cache(&scope(number)).add_stored(texts_of(bytes));
+        }
+        assert!(caches.held(&other).is_some(), "{bytes} bytes each");
+        assert!(!holds(&caches, 0) && holds(&caches, 2 * SESSIONS - 1), "{bytes} bytes each");
+    }
+}
+
+/// Sessions in use stay, so others are dropped, whoever has them.
+#[test]
+fn a_tenant_whose_sessions_are_all_in_use_drops_others() {
+    let mut caches = SessionCaches::default();
+    let other = Scope { tenant: "other".into(), session: "s".into() };
+    caches.cache(&other);
+    let in_use: Vec<_> = (0..SESSIONS).map(|number| caches.cache(&scope(number))).collect();
+    assert!(caches.held(&other).is_none() && in_use.len() == SESSIONS);
+}
+
 #[tokio::test]
 async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     let mut caches = SessionCaches::default();
