@@ -42,6 +42,8 @@ use crate::dialect::Note;
 pub const RECENT: usize = 512;
 /// How many exchanges a slow subscriber may lag behind; past it, it misses some and learns how many.
 const BEHIND: usize = 256;
+/// An hour, ms.
+const HOUR_MS: u64 = 3_600_000;
 /// How many unknown models are named in the log.
 const NAMED: usize = 200;
 
@@ -58,6 +60,8 @@ pub struct Telemetry {
     unknown: Mutex<HashSet<Box<str>>>,
     /// Upstream and model of which an impossible count was told.
     impossible: Mutex<HashSet<String>>,
+    /// The hour, and the upstreams and models of which it was told in it that parts are estimated larger than the whole.
+    capped: Mutex<(u64, HashSet<String>)>,
 }
 
 impl Telemetry {
@@ -76,6 +80,7 @@ impl Telemetry {
             open_exchanges: Mutex::default(),
             unknown: Mutex::default(),
             impossible: Mutex::default(),
+            capped: Mutex::default(),
         }))
     }
 
@@ -132,11 +137,7 @@ impl Telemetry {
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
         if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
-            tracing::warn!(
-                "request {}: system prompt and tools are estimated larger than the whole, so that \
-                 messages are shown as 0",
-                exchange.id
-            );
+            self.warns_of_capped(&exchange);
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {
             tracing::warn!(
@@ -339,6 +340,28 @@ impl Telemetry {
                 "{upstream}: model {:?} reported a count of tokens that cannot be: negative, not whole, or more than \
                  it can read or write. Such counts are unknown: they are in no sum, and nothing is decided by them \
                  (request {})",
+                log::clean(model),
+                exchange.id
+            );
+        }
+        is_new
+    }
+
+    /// Warns that the parts of a request are estimated larger than the whole, once per upstream, model and hour: a provider
+    /// that counts with another tokenizer than the model's causes it on nearly every request. Whether it did.
+    fn warns_of_capped(&self, exchange: &Exchange) -> bool {
+        let upstream = exchange.upstream.as_deref().unwrap_or_default();
+        let model = exchange.model.as_deref().unwrap_or_default();
+        let hour = exchange.at / HOUR_MS;
+        let mut told = self.capped.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.0 != hour {
+            *told = (hour, HashSet::new());
+        }
+        let is_new = told.1.len() < NAMED && told.1.insert(format!("{upstream}\n{model}"));
+        if is_new {
+            tracing::warn!(
+                "{upstream}: model {:?}: system prompt and tools are estimated larger than the whole, so that messages \
+                 are shown as 0 (request {}; others of this model are only counted for an hour)",
                 log::clean(model),
                 exchange.id
             );

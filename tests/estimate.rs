@@ -465,6 +465,7 @@ fn turn(
         provider_request_id: None,
         repeated_calls: None,
         hints: None,
+        origin: None,
         carry: None,
     }
 }

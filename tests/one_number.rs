@@ -394,6 +394,7 @@ impl<'a> Session<'a> {
             provider_request_id: None,
             repeated_calls: None,
             hints: None,
+            origin: None,
             carry: None,
         }
     }

@@ -256,6 +256,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         provider_request_id: None,
         repeated_calls: None,
         hints: None,
+        origin: None,
         carry: None,
     }
 }

@@ -21,7 +21,7 @@ use crate::context::plan::{
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{
     CountingMethod, Cut, DecisionEpoch, Estimate, EstimateMethod, ExchangeId, Millis, Outcome,
-    PromptSection, SessionId, ThreadId, Turn,
+    PromptSection, SessionId, SessionWitness, ThreadId, Turn,
 };
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::RefusalCause;
@@ -42,6 +42,9 @@ pub(super) struct Explanation {
     /// The session, as the client names it.
     pub session: Option<SessionId>,
     pub thread: Option<ThreadId>,
+    /// What decided which session it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found_by: Option<SessionWitness>,
     /// The upstream that it was sent to.
     pub upstream: Option<String>,
     /// The model that was requested.
@@ -176,6 +179,7 @@ impl Explanation {
         let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
+            found_by: turn.origin.as_deref().and_then(|origin| origin.found_by),
             repeated_calls: turn.repeated_calls,
             session: Some(session.clone()),
             thread: Some(turn.position.thread.clone()),
@@ -218,6 +222,7 @@ impl Explanation {
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {
             provider_request_id: owned(&exchange.provider_request_id),
+            found_by: exchange.found_by,
             repeated_calls: exchange.repeated_calls,
             session: exchange.session.clone(),
             thread: exchange.thread.clone(),
@@ -256,6 +261,7 @@ impl Explanation {
         Self {
             request: exchange.clone(),
             provider_request_id: None,
+            found_by: None,
             at,
             session: None,
             thread: None,

@@ -17,6 +17,7 @@ use self::content::ExportThreads;
 use self::content::LineContent;
 use crate::context::content::TranscriptPart;
 use crate::context::{Estimate, Millis, Outcome, PromptSection, SketchPart, ThreadId, Turn};
+use crate::dialect::agent::Agent;
 use crate::dialect::{Dialect, Purpose, StopReason, Usage};
 use crate::store::Scope;
 pub(super) use content::SessionContent;
@@ -30,6 +31,12 @@ struct ExportLine<'l> {
     /// The index of the call in its thread.
     i: usize,
     model: &'l str,
+    /// The agent that sent it, and its version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<&'l Agent>,
+    /// A hash of the folder that the agent works in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    project: Option<String>,
     /// `anthropic`, `openai` or `gemini`: the provider whose protocol it is.
     provider: &'static str,
     dialect: Dialect,
@@ -128,8 +135,11 @@ impl ExportLines {
             },
             None => None,
         };
+        let key = self.key;
         let write = move || {
             let mut line = ExportLine::of(session, i, &turn, before.as_deref());
+            let project = turn.origin.as_deref().and_then(|origin| origin.project.as_deref());
+            line.project = project.map(|project| hashed_project(&key, project));
             if let Some(stored) = stored {
                 line.set_content(stored);
             }
@@ -167,6 +177,12 @@ fn hashed(key: &[u8; 32], scope: &Scope, thread: &ThreadId) -> String {
     blake3::keyed_hash(&key, name.as_bytes()).to_hex()[..16].to_owned()
 }
 
+/// The same for the name of a project, which may be its folder's.
+fn hashed_project(key: &[u8; 32], project: &str) -> String {
+    let key = blake3::derive_key("plimsoll names of projects in exports", key);
+    blake3::keyed_hash(&key, project.as_bytes()).to_hex()[..16].to_owned()
+}
+
 impl<'l> ExportLine<'l> {
     fn of(session: String, i: usize, turn: &'l Turn, before: Option<&Turn>) -> Self {
         Self {
@@ -174,6 +190,8 @@ impl<'l> ExportLine<'l> {
             source: "plimsoll",
             i,
             model: &turn.model,
+            agent: turn.origin.as_deref().and_then(|origin| origin.agent.as_ref()),
+            project: None,
             provider: match turn.dialect {
                 Dialect::Anthropic => "anthropic",
                 Dialect::OpenaiChat | Dialect::OpenaiResponses => "openai",

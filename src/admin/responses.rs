@@ -27,8 +27,8 @@ use super::export;
 use super::savings::{SavingsPage, SessionSums};
 use super::state::{Admin, EXPORTS, becomes_true};
 use super::view::{
-    self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionLine,
-    SessionPage, SessionView, id_of,
+    self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionDetails,
+    SessionLine, SessionPage, SessionView, id_of,
 };
 use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
@@ -180,7 +180,16 @@ pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
 pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminResponse {
     let ListedScopes { lines, next } = list_scopes(admin, query).await?;
     let next_after = next.and_then(|_| Some(view::cursor_named(lines.last()?.cursor)));
-    let sessions = lines.into_iter().map(SessionLine::from).collect();
+    let with_details = is_true(query, "details")?;
+    let mut sessions = Vec::with_capacity(lines.len());
+    for line in lines {
+        let scope = line.scope.clone();
+        let mut line = SessionLine::from(line);
+        if with_details {
+            line.details = admin.ledgers.look_at_one_of_many(&scope, SessionDetails::of).await?;
+        }
+        sessions.push(line);
+    }
     Ok(json(&SessionPage { sessions, next, next_after }))
 }
 

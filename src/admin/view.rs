@@ -16,7 +16,9 @@ use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::savings::SavingsInput;
-use crate::context::{ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId, Turn};
+use crate::context::{
+    ExchangeId, Millis, Outcome, SessionId, SessionNames, TenantId, ThreadId, Turn,
+};
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, StopReason};
@@ -45,6 +47,8 @@ pub(super) fn exchange(
         provider_request_id: turn.provider_request_id.clone(),
         repeated_calls: turn.repeated_calls,
         hints: turn.hints.clone(),
+        found_by: turn.origin.as_deref().and_then(|origin| origin.found_by),
+        agent: turn.origin.as_deref().and_then(|origin| origin.agent.clone()),
         outcome: turn.outcome,
         stop: turn.stop,
         estimate: turn.estimate.clone(),
@@ -143,6 +147,30 @@ pub(crate) struct SessionLine {
     /// The part of the input that was read from the provider's cache, in tokens.
     #[serde(default)]
     pub cache_read: u64,
+    /// Its names, and how its main thread is, if that was requested.
+    #[serde(flatten)]
+    pub details: SessionDetails,
+}
+
+/// What a list says of a session beside sums, if that is requested: its turns have to be read for it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SessionDetails {
+    /// Its agent, project and title.
+    #[serde(flatten)]
+    pub names: SessionNames,
+    /// The model that its main thread requested last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The window of that model, tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
+    /// How far the main thread's last estimate was off, tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<i64>,
+    /// The number of its threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
 }
 
 /// A session with its threads.
@@ -162,6 +190,9 @@ pub(crate) struct SessionView {
     pub turns: usize,
     /// The sums of what was reported for them.
     pub totals: Totals,
+    /// Its agent, project, title and main thread.
+    #[serde(flatten)]
+    pub names: SessionNames,
     /// Its threads, the most recently used first.
     pub threads: Vec<ThreadView>,
 }
@@ -378,6 +409,7 @@ impl From<ScopeLine> for SessionLine {
             input: line.input,
             output: line.output,
             cache_read: line.cache_read,
+            details: SessionDetails::default(),
         }
     }
 }
@@ -401,8 +433,28 @@ impl SessionView {
             newest,
             turns: ledger.turns().count(),
             totals: ledger.totals(),
+            names: SessionNames::of(ledger),
             threads,
         })
+    }
+}
+
+impl SessionDetails {
+    /// The details of a session, from its ledger.
+    pub(super) fn of(ledger: &Ledger) -> Self {
+        let names = SessionNames::of(ledger);
+        let threads = ledger.threads();
+        let main = threads.iter().find(|(id, _)| Some(id) == names.main_thread.as_ref());
+        let turns = main.map(|(_, turns)| &turns[..]).unwrap_or_default();
+        let last = turns.last();
+        let measured = turns.iter().rev().find_map(|turn| ExchangeView::of(turn));
+        Self {
+            model: last.map(|turn| turn.model.to_string()),
+            window: last.map(|turn| turn.window),
+            error: measured.and_then(|measured| measured.error),
+            threads: Some(threads.len()),
+            names,
+        }
     }
 }
 

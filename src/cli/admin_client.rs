@@ -110,6 +110,11 @@ impl AdminClient {
         self.value(&format!("/api/v1/sessions?limit={limit}")).await
     }
 
+    /// The same, with the names and the threads of each.
+    pub(super) async fn detailed_sessions(&self, limit: usize) -> Result<SessionPage, CliError> {
+        self.value(&format!("/api/v1/sessions?limit={limit}&details=true")).await
+    }
+
     /// One session.
     pub(super) async fn session(&self, id: &str) -> Result<SessionView, CliError> {
         self.value(&format!("/api/v1/sessions/{}", encoded(id))).await

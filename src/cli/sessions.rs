@@ -23,12 +23,13 @@ pub(super) async fn sessions(
     as_json: bool,
 ) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the list of sessions");
-    let listed = client.sessions(limit).await?;
     if as_json {
+        let listed = client.detailed_sessions(limit).await?;
         drop(progress);
         print::json(&listed);
         return Ok(());
     }
+    let listed = client.sessions(limit).await?;
     if listed.sessions.is_empty() {
         drop(progress);
         print::line("No session yet: point a client's base URL at the proxy.");
@@ -244,36 +245,51 @@ async fn newest(client: &AdminClient) -> Result<String, CliError> {
     })
 }
 
-/// Sessions as a table: one line each, and one for each thread beyond the first.
+/// Sessions as a table: one line for the main thread of each, one for its title, and one for each other thread.
 pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
-    let mut rows =
-        vec![["SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "ENDED"].map(String::from)];
+    let heads =
+        ["SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "ENDED", "AGENT", "PROJECT"];
+    let mut rows = vec![heads.map(String::from)];
     for session in sessions {
-        for (at, thread) in session.threads.iter().enumerate() {
-            let name = if at == 0 {
-                short(session.session.as_str())
-            } else {
-                format!("  {}", short(thread.id.as_str()))
-            };
-            let purpose = match thread.purpose {
-                Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
-                    None => String::new(),
-                    Some(kind) => format!(" ({})", crate::telemetry::log::variant_name(kind)),
-                },
-                other => format!(" ({})", crate::telemetry::log::variant_name(other)),
-            };
-            rows.push([
-                name,
-                age(now, thread.newest),
-                format!("{}{purpose}", short(&thread.model)),
-                thread.turns.to_string(),
-                fill(thread),
-                error(thread),
-                crate::telemetry::log::variant_name(thread.outcome),
-            ]);
+        let names = &session.names;
+        let mut threads: Vec<&ThreadView> = session.threads.iter().collect();
+        threads.sort_by_key(|thread| Some(&thread.id) != names.main_thread.as_ref());
+        for (at, thread) in threads.into_iter().enumerate() {
+            let mut row = thread_row(thread, now);
+            if at > 0 {
+                row[0] = format!("  {}", short(thread.id.as_str()));
+                rows.push(row);
+                continue;
+            }
+            row[0] = short(session.session.as_str());
+            row[7] =
+                names.agent.as_ref().map(|agent| short(&agent.to_string())).unwrap_or_default();
+            row[8] = names.project.as_deref().map(short).unwrap_or_default();
+            rows.push(row);
+            if let Some(title) = &names.title {
+                let mut row = [const { String::new() }; 9];
+                row[0] = format!("  “{}”", short(title));
+                rows.push(row);
+            }
         }
     }
     columns(&rows)
+}
+
+/// A thread as a row of the table, without what it is called.
+fn thread_row(thread: &ThreadView, now: Millis) -> [String; 9] {
+    let purpose = match thread.purpose {
+        Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
+            None => String::new(),
+            Some(kind) => format!(" ({})", crate::telemetry::log::variant_name(kind)),
+        },
+        other => format!(" ({})", crate::telemetry::log::variant_name(other)),
+    };
+    let model = format!("{}{purpose}", short(&thread.model));
+    let (name, agent, project) = Default::default();
+    let (last, turns) = (age(now, thread.newest), thread.turns.to_string());
+    let ended = crate::telemetry::log::variant_name(thread.outcome);
+    [name, last, model, turns, fill(thread), error(thread), ended, agent, project]
 }
 
 /// Left-aligned columns.

@@ -256,6 +256,10 @@ pub struct RawContent {
     /// `plimsoll export --content`: system prompt and tools, what each request adds, and the reply. Not
     /// pictures and documents. It is deleted with the session; log and metrics never have it.
     pub keep: bool,
+    /// Whether names that stand in the text of requests and replies are kept with a session and shown: of the folder
+    /// that the agent works in, and the title that its client asks the model for. Without it the folder is shown as a
+    /// hash, and the title not at all.
+    pub names: bool,
     /// Most bytes of one exchange; of text that does not fit only the size is kept.
     pub exchange_bytes: u64,
     /// Most bytes of one session; past it no more of its text is kept.
@@ -423,7 +427,12 @@ impl Default for RawLimits {
 
 impl Default for RawContent {
     fn default() -> Self {
-        Self { keep: false, exchange_bytes: 4 * 1024 * 1024, session_bytes: 64 * 1024 * 1024 }
+        Self {
+            keep: false,
+            names: false,
+            exchange_bytes: 4 * 1024 * 1024,
+            session_bytes: 64 * 1024 * 1024,
+        }
     }
 }
 

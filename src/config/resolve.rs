@@ -135,6 +135,7 @@ const LEAST_PROCESS: u64 = 64 << 20;
 fn content(raw: &RawConfig) -> ContentSettings {
     ContentSettings {
         keep: raw.content.keep,
+        names: raw.content.names,
         exchange_bytes: usize::try_from(raw.content.exchange_bytes).unwrap_or(usize::MAX),
         session_bytes: raw.content.session_bytes,
     }

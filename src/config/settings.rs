@@ -218,6 +218,8 @@ pub struct LessonSettings {
 pub struct ContentSettings {
     /// Whether it is stored at all.
     pub keep: bool,
+    /// Whether names of folders and titles are kept in the clear.
+    pub names: bool,
     /// Most of one exchange, bytes.
     pub exchange_bytes: usize,
     /// Most of one session, bytes.

@@ -308,6 +308,7 @@ fn turn_of(
         provider_request_id: None,
         repeated_calls: None,
         hints: None,
+        origin: None,
         carry: None,
     }
 }

@@ -117,7 +117,8 @@ async fn invariant_11_tenants_do_not_see_each_other(store: &impl Store) {
     assert_eq!(store.session_by_fingerprint("b".into(), vec![8, 9]).await.unwrap(), None);
     assert_eq!(
         store.session_by_fingerprint("a".into(), vec![8, 9]).await.unwrap(),
-        Some("s".into())
+        Some("s later".into()),
+        "the session that left it last"
     );
     store.drop_scope(b).await.unwrap();
     assert_eq!(store.scan(scope("a", "s"), 99).await.unwrap().len(), 1);

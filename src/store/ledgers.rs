@@ -32,11 +32,12 @@ use super::{RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepSte
 use crate::context::ledger::Ledger;
 use crate::context::lineage::place;
 use crate::context::plan::RecordedDecisions;
-use crate::context::{ExchangeId, Millis, SessionId};
-use crate::dialect::{Conversation, Role};
+use crate::context::{ExchangeId, Millis, SessionId, SessionWitness};
+use crate::dialect::{Conversation, Purpose, Role};
 pub(crate) use claimed_compactions::ClaimedCompaction;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
+pub use fingerprints::RequestSource;
 use fingerprints::SessionFingerprints;
 use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
@@ -137,19 +138,26 @@ impl Ledgers {
         conversation: &Conversation,
     ) -> Option<OpenedSession> {
         let began = Instant::now();
-        let (session, is_new) = match self.find_session(&lookup, conversation).await {
-            LookupOutcome::Found(session) => (session, false),
-            LookupOutcome::None => (fingerprints::name_for(lookup.exchange), true),
+        let is_turn = conversation.purpose == Purpose::Turn;
+        let (session, found_by) = match self.find_session(&lookup, conversation, is_turn).await {
+            LookupOutcome::Found(found) => found,
+            LookupOutcome::None => (fingerprints::name_for(lookup.exchange), SessionWitness::New),
             LookupOutcome::Late => return None,
         };
         let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
-        if is_new {
+        if found_by == SessionWitness::New {
             cache.set_new();
+        }
+        if is_turn && found_by != SessionWitness::Client {
+            lock(&self.fingerprints).set_in_use(&scope, lookup.source);
         }
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
-        Some(OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed))
+        let mut opened =
+            OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed);
+        opened.origin.found_by = Some(found_by);
+        Some(opened)
     }
 
     /// Looks up a request that takes no place: nothing waits for it or continues it, and it need not have a
@@ -159,8 +167,8 @@ impl Ledgers {
         lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionPeek> {
-        let session = match self.find_session(&lookup, conversation).await {
-            LookupOutcome::Found(session) => session,
+        let session = match self.find_session(&lookup, conversation, false).await {
+            LookupOutcome::Found((session, _)) => session,
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
         };
@@ -174,15 +182,17 @@ impl Ledgers {
         LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
     }
 
-    /// The session of a request: the one that the client names, or else the one that its fingerprints show.
+    /// The session of a request, and what decided that: the one that the client names, or else the one that its fingerprints
+    /// show. `goes_on`: it is a turn, which continues the session.
     async fn find_session(
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> LookupOutcome<SessionId> {
+        goes_on: bool,
+    ) -> LookupOutcome<(SessionId, SessionWitness)> {
         match lookup.session {
-            Some(session) => LookupOutcome::Found(session.clone()),
-            None => self.find_by_fingerprints(lookup, conversation).await,
+            Some(session) => LookupOutcome::Found((session.clone(), SessionWitness::Client)),
+            None => self.find_by_fingerprints(lookup, conversation, goes_on).await,
         }
     }
 
@@ -362,21 +372,28 @@ impl Ledgers {
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> LookupOutcome<SessionId> {
+        goes_on: bool,
+    ) -> LookupOutcome<(SessionId, SessionWitness)> {
         let fingerprints = fingerprints::shown_by(conversation);
-        let known = lock(&self.fingerprints).session(lookup.tenant, &fingerprints);
-        if let Some(session) = known {
-            return LookupOutcome::Found(session);
+        let (tenant, source) = (lookup.tenant, lookup.source);
+        let known = lock(&self.fingerprints).session(tenant, &fingerprints, source, goes_on);
+        if let Some(found) = known {
+            return LookupOutcome::Found(found);
         }
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
             // It has no reply of the model, so nothing is known about it.
-            return LookupOutcome::None;
+            let is_beside = conversation.purpose == Purpose::Side;
+            let only = lock(&self.fingerprints).only_in_use(tenant, source);
+            return match only.filter(|_| is_beside) {
+                Some(session) => LookupOutcome::Found((session, SessionWitness::Time)),
+                None => LookupOutcome::None,
+            };
         }
-        let own = fingerprints.first().copied();
-        let since = lock(&self.fingerprints).begin_look_up(lookup.tenant, &fingerprints);
-        let wanted = fingerprints::to_look_up(conversation, fingerprints);
+        let own = fingerprints.first().map(|fingerprint| fingerprint.key);
+        let since = lock(&self.fingerprints).begin_look_up(tenant, &fingerprints);
+        let wanted = fingerprints::to_look_up(&fingerprints);
         let (store, known) = (self.store.clone(), self.fingerprints.clone());
         let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
         let lookup_task = tokio::spawn(async move {
@@ -390,7 +407,7 @@ impl Ledgers {
             Ok::<_, StoreError>(session)
         });
         match lookup.reads.wait_once_more(since, lookup_task).await {
-            Some(Ok(Ok(Some(session)))) => LookupOutcome::Found(session),
+            Some(Ok(Ok(Some(session)))) => LookupOutcome::Found((session, SessionWitness::Stored)),
             Some(Ok(Ok(None))) => LookupOutcome::None,
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,
         }

@@ -231,7 +231,7 @@ impl Store for MemoryStore {
                     scope.session.clone(),
                 ))
             });
-            session_by_fingerprint.min().map(|(_, session)| session)
+            session_by_fingerprint.max().map(|(_, session)| session)
         };
         answer(fingerprints.into_iter().find_map(holder))
     }

@@ -11,7 +11,10 @@ use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
-use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId};
+use crate::context::{
+    Estimate, ExchangeId, Millis, Outcome, SessionId, SessionWitness, TenantId, ThreadId,
+};
+use crate::dialect::agent::Agent;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
@@ -87,6 +90,12 @@ pub struct Exchange {
     pub session: Option<SessionId>,
     /// The thread that it continues, or that begins with it.
     pub thread: Option<ThreadId>,
+    /// What decided which session it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found_by: Option<SessionWitness>,
+    /// The agent that sent it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Agent>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
@@ -183,6 +192,8 @@ impl Exchange {
             tenant: None,
             session: None,
             thread: None,
+            found_by: None,
+            agent: None,
             provider_request_id: None,
             status: None,
             outcome: Outcome::ClientLeft,

@@ -263,6 +263,13 @@ fn text(exchange: &Exchange) -> String {
             line.push_name(name).push(&[&clean(value)]);
         }
     }
+    if let Some(witness) = exchange.found_by {
+        line.push_name("found_by").push_variant(witness);
+    }
+    if let Some(agent) = &exchange.agent {
+        let name = agent.name.replace(' ', "_");
+        line.push_name("client").push(&[&name, "/", agent.version.as_deref().unwrap_or("-")]);
+    }
     if let Some(hints) = &exchange.hints {
         hint_fields(hints, &mut line);
     }

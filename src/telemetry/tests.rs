@@ -380,6 +380,22 @@ fn a_breakdown_that_is_capped_is_counted_and_logged() {
     assert!(!logged(LogFormat::Text, sample_exchange()).contains(" breakdown="));
 }
 
+/// A provider that counts with another tokenizer would else cause a warning on each request.
+#[test]
+fn a_capped_breakdown_is_told_once_per_model_and_hour() {
+    let telemetry = Telemetry::silent().unwrap();
+    let mut capped = Exchange { at: 0, ..sample_exchange() };
+    let told = |exchange: &Exchange| telemetry.warns_of_capped(exchange);
+    assert!(told(&capped), "the first");
+    assert!(!told(&capped), "the second");
+    capped.at = HOUR_MS - 1;
+    assert!(!told(&capped), "in the same hour");
+    capped.model = Some("other".into());
+    assert!(told(&capped), "another model");
+    capped.at = HOUR_MS;
+    assert!(told(&capped), "in the next hour");
+}
+
 #[test]
 fn models_past_the_limit_are_labelled_other() {
     let telemetry = Telemetry::silent().unwrap();

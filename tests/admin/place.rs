@@ -208,6 +208,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         provider_request_id: None,
         repeated_calls: None,
         hints: None,
+        origin: None,
         carry: None,
     }
 }

@@ -76,6 +76,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             timeout: Duration::from_secs(5),
             reads: &ReadBudget::new(Duration::from_secs(5)),
             decisions: DecisionMode::Active,
+            source: Default::default(),
         };
         let opened = ledgers.open(lookup, &conversation).await.unwrap();
         let place = (opened.scope.session.clone(), opened.placed.position.thread.clone());
@@ -152,6 +153,7 @@ fn turn(
         provider_request_id: None,
         repeated_calls: None,
         hints: None,
+        origin: None,
         carry: None,
     }
 }

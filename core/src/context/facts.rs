@@ -12,6 +12,7 @@ use super::epoch::DecisionEpoch;
 use super::plan::{self, DecisionReason};
 use super::policy::SummaryAuthor;
 use super::repair::RepairDecision;
+use super::signature::signature_key;
 use super::trim::{self, TrimRange};
 use super::{ExchangeId, InjectedMessage, Millis, QueuedMessage, ThreadId, Turn};
 use crate::dialect::{Chain, Part, PartKey, Usage};
@@ -53,6 +54,11 @@ impl ReasoningRecord {
         let values = self.signatures.iter().map(|signature| &signature.value);
         let pieces = self.blocks.iter().map(|block| &block.raw).chain(values);
         pieces.map(|piece| PartKey::of_bytes(piece.as_bytes())).fold(self.after, Chain::then).0
+    }
+
+    /// The keys of its signed blocks, as the client's own blocks have them.
+    pub fn signature_keys(&self) -> impl Iterator<Item = PartKey> {
+        self.blocks.iter().filter_map(|block| signature_key(&block.raw))
     }
 }
 

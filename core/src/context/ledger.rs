@@ -9,7 +9,7 @@ mod decided;
 mod totals;
 
 pub(super) use boundary::{ANCHOR_BYTES, anchor_keys_of, is_own};
-pub use boundary::{BoundaryHash, anchor_keys, boundary_hashes};
+pub use boundary::{BoundaryHash, anchor_keys, boundary_hashes, reply_end_chains};
 pub use totals::Totals;
 
 use std::collections::hash_map::Entry;
@@ -20,11 +20,10 @@ use foldhash::{HashMap, HashSet};
 use super::decisions::Decisions;
 use super::footprint::{block_bytes, entry_bytes, list_bytes, text_bytes};
 use super::repair::RepairDecision;
-use super::signature::signature_key;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome,
     QueuedMessage, ReasoningDecision, ReasoningRecord, ReplyForm, Revocation, Sketch, SketchPart,
-    Suspension, ThreadId, Turn,
+    Suspension, ThreadId, Turn, TurnOrigin,
 };
 use crate::dialect::hints::ClientHints;
 use crate::dialect::{Chain, PartKey, Purpose};
@@ -142,8 +141,7 @@ impl Ledger {
     /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
     /// reply is the one that is put back; another one only in its own branch.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
-        let signatures: Vec<_> =
-            reasoning.blocks.iter().filter_map(|it| signature_key(&it.raw)).collect();
+        let signatures: Vec<_> = reasoning.signature_keys().collect();
         let first = self.reasoning.get(&reasoning.after);
         let later = self.repeated_reasoning(reasoning.after);
         let known = signatures.iter().filter_map(|key| self.by_signature.get(key));
@@ -500,7 +498,8 @@ fn bytes_of(turn: &Turn) -> usize {
     let names = text_bytes(&turn.upstream) + text_bytes(&turn.model);
     let base = turn.sketch.base.as_ref().map_or(0, text_bytes);
     let hints = turn.hints.as_deref().map_or(0, ClientHints::bytes);
-    let texts = found_by + parent + threads + names + base + hints;
+    let origin = turn.origin.as_deref().map_or(0, TurnOrigin::bytes);
+    let texts = found_by + parent + threads + names + base + hints + origin;
     let others = turn.others.iter().map(|form| {
         let found = entry_bytes::<(Chain, Vec<usize>)>() + 48;
         list_bytes(&form.parts) + list_bytes(&form.anchor_keys) + size_of::<ReplyForm>() + found

@@ -182,6 +182,7 @@ impl SessionFixture {
             provider_request_id: None,
             repeated_calls: None,
             hints: None,
+            origin: None,
             at: self.now,
             ended: self.now,
             upstream: self.upstream.into(),

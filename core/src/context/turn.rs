@@ -10,7 +10,7 @@ use super::budget::{MessageTokens, SectionTokens, WindowLimits};
 use super::plan::{self, RewriteSummary};
 use super::{
     CostPrediction, CountingMethod, EstimateMethod, ExchangeId, Millis, Sketch, SketchPart,
-    ThreadId,
+    ThreadId, TurnOrigin,
 };
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
@@ -132,6 +132,9 @@ pub struct Turn {
     /// What the client said of the request in headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hints: Option<Box<ClientHints>>,
+    /// Where the request comes from: what found its session, its agent and project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Box<TurnOrigin>>,
     /// When the request arrived.
     pub at: Millis,
     /// When the exchange ended.

@@ -4,6 +4,7 @@
 //! change; nothing here decides that, keeps state between exchanges, or knows a clock. Ranges point into the
 //! body that was read.
 
+pub mod agent;
 pub mod anthropic;
 mod audience;
 mod backend;

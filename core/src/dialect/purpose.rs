@@ -12,10 +12,11 @@ use super::{Conversation, Purpose, Role};
 
 /// Texts near the start of the instructions, or of the first or last message, of such requests.
 const PURPOSE_TEXTS: &[(&str, Purpose)] = &[
-    // opencode; aider and Open WebUI have their own texts for titles.
+    // opencode; aider, Open WebUI and Hermes have their own texts for titles.
     ("You are a title generator", Purpose::Side),
     ("Generate a title for this conversation", Purpose::Side),
     ("Generate a concise, 3-5 word title", Purpose::Side),
+    ("Generate a short, descriptive title", Purpose::Side),
     // Gemini CLI's router, next-speaker check and loop check, and Qwen Code's suggestions.
     ("You are a specialized Task Routing AI", Purpose::Side),
     ("\"next_speaker\"", Purpose::Side),

@@ -24,6 +24,9 @@ impl fmt::Display for Explanation {
         let session = name(self.session.as_ref().map(SessionId::as_str));
         let thread = name(self.thread.as_ref().map(ThreadId::as_str));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
+        if let Some(witness) = self.found_by {
+            writeln!(f, "The session was found by {}", witness.meaning())?;
+        }
         if let Some(id) = &self.provider_request_id {
             writeln!(f, "The provider's request id: {}", clean(id))?;
         }

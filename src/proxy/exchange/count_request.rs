@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::client_request::{ClientRequest, RequestPlan, is_held_out, session_lookup};
+use super::client_request::{ClientRequest, RequestPlan, is_held_out};
 use super::count_estimate::CountFallback;
 use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting};
@@ -37,12 +37,12 @@ impl ClientRequest {
         let is_shadow = basis.mode == Mode::Shadow;
         // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
         basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
-        let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
+        let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
         let mut peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             basis.mode = Mode::Shadow;
-            let lookup = session_lookup(&basis, tenant, identity, recorder, reads);
+            let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
             peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
         }
         let (known, held_out) = match peeked {

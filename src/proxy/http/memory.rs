@@ -6,7 +6,7 @@
 //! what the memory is used for; callers decide how long to wait for it.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub(crate) struct MemoryBudget {
     traffic: MemoryPart,
     /// For connections and their buffers.
     connections: MemoryPart,
+    /// How many connections had a share so far.
+    shares: AtomicU64,
     telemetry: Arc<Telemetry>,
 }
 
@@ -104,6 +106,7 @@ impl MemoryBudget {
         Arc::new(Self {
             traffic: part(limit, analysis),
             connections: part(connections, connections / 2),
+            shares: AtomicU64::default(),
             telemetry,
         })
     }
@@ -124,6 +127,7 @@ impl MemoryBudget {
             held: Default::default(),
             buffers: AtomicUsize::default(),
             progress: ConnectionProgress::default(),
+            connection: self.shares.fetch_add(1, Ordering::Relaxed) + 1,
             permit,
         })
     }
@@ -155,11 +159,18 @@ pub(crate) struct MemoryShare {
     /// Held for buffers, out of what is held for connections.
     buffers: AtomicUsize,
     progress: ConnectionProgress,
+    /// The number of its connection, from 1.
+    connection: u64,
     /// Its permit, of which there are `limits.connections`.
     permit: Weak<OwnedSemaphorePermit>,
 }
 
 impl MemoryShare {
+    /// The number of its connection in this process.
+    pub(crate) fn connection(&self) -> u64 {
+        self.connection
+    }
+
     /// The connection's permit, for a tunnel that continues after an upgrade.
     pub(crate) fn permit(&self) -> Option<Arc<OwnedSemaphorePermit>> {
         self.permit.upgrade()

@@ -6,7 +6,7 @@
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::reply::chain_after;
-use crate::dialect::{Chain, PartKey, Reply, Usage};
+use crate::dialect::{Chain, PartKey, PartKind, Reply, Usage, agent};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::turn::request_info::RequestInfo;
@@ -62,6 +62,15 @@ fn with_reply(turn: Turn, reply: &Reply) -> Turn {
     }
 }
 
+/// Adds the title that a reply gives the conversation.
+pub(super) fn set_title(turn: &mut Turn, reply: &Reply) {
+    let texts = reply.parts.iter().filter(|part| part.kind == PartKind::Text);
+    let text: String = texts.map(|part| &*part.text).collect();
+    if let Some(origin) = &mut turn.origin {
+        origin.title = agent::title(&text);
+    }
+}
+
 /// A turn with the reply that came after its exchange had ended.
 pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Millis) -> Turn {
     Turn {
@@ -110,6 +119,7 @@ pub(super) fn draft(
         provider_request_id: None,
         repeated_calls: None,
         hints: prepared.conversation.hints.clone(),
+        origin: Some(Box::new(opened.origin.clone())),
         carry: None,
     }
 }

@@ -265,6 +265,9 @@ impl OpenTurn {
         let is_delivered = ending.outcome == Outcome::Complete && draft.done.resent.is_none();
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
         let mut turn = Turn { counted, ..ending.turn(draft, &self.info, reply) };
+        if self.opened.keeps_title {
+            build::set_title(&mut turn, reply);
+        }
         let prospect = self.prospect.take();
         turn.carry =
             prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));

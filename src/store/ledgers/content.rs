@@ -95,6 +95,7 @@ mod tests {
             timeout,
             reads: &ReadBudget::new(timeout),
             decisions: DecisionMode::Active,
+            source: Default::default(),
         };
         ledgers.open(lookup, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }

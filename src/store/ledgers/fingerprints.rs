@@ -1,19 +1,21 @@
 //! Session fingerprints: how a session is found again if its client names none.
 //!
-//! A turn leaves fingerprints, and later requests show them; a fingerprint belongs to the first session that
-//! left it. Those that no other conversation is likely to show come first, then the others, each nearest to
-//! the request's end first. Pure.
+//! A turn leaves fingerprints, and later requests show them ([`SessionWitness`] says what each proves). Those that no other
+//! conversation is likely to show come first, then the others, each nearest to the request's end first. Conversations may
+//! be equal to the letter: of several sessions that left a fingerprint, the one is meant that nothing has continued from
+//! there, then the one on the same connection, then the newest. Pure.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
-use crate::context::ledger::{BoundaryHash, boundary_hashes};
-use crate::context::{ExchangeId, Fact, Outcome, SessionId, TenantId};
+use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
+use crate::context::{ExchangeId, Fact, Outcome, SessionId, SessionWitness, TenantId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
@@ -25,10 +27,55 @@ const LOOKED_UP: usize = 64;
 /// start.
 pub(super) const LOOK_UPS: usize = 1024;
 
+/// Most sessions that are remembered of those that left the same fingerprint, the newest.
+const EQUAL_SESSIONS: usize = 8;
+/// How many of the newest signatures of a request are looked up.
+const SIGNATURES: usize = 4;
+/// How long after a conversation was last used a call beside it may come.
+const BESIDE: Duration = Duration::from_secs(60);
+/// Most conversations in use that are remembered.
+const IN_USE: usize = 256;
+
+/// Where a request comes from, as far as its socket and headers show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestSource {
+    /// The client's connection.
+    pub connection: u64,
+    /// A hash of what the client calls itself.
+    pub agent: u64,
+}
+
+/// A fingerprint that a request shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShownFingerprint {
+    pub(super) key: u128,
+    /// What it proves.
+    pub(super) witness: SessionWitness,
+}
+
+/// A session that left a fingerprint.
+struct FingerprintHolder {
+    scope: Arc<Scope>,
+    /// The connection of the request that left it.
+    connection: u64,
+    /// A request went on from there.
+    is_continued: bool,
+}
+
+/// An unnamed session whose conversation is in use.
+struct SessionInUse {
+    scope: Arc<Scope>,
+    source: RequestSource,
+    at: Instant,
+}
+
 /// Fingerprints in memory.
 #[derive(Default)]
 pub(super) struct SessionFingerprints {
-    scopes: HashMap<u128, Arc<Scope>>,
+    /// The sessions that left each fingerprint, oldest first.
+    holders: HashMap<u128, Vec<FingerprintHolder>>,
+    /// Least recently used first.
+    in_use: VecDeque<SessionInUse>,
     /// Oldest first.
     order: VecDeque<u128>,
     /// How often sessions were deleted.
@@ -41,9 +88,12 @@ pub(super) struct SessionFingerprints {
 impl SessionFingerprints {
     /// Begins a look-up in the store for a request with these fingerprints. Returns when it began, for this
     /// request or for one that it continues.
-    pub(super) fn begin_look_up(&mut self, tenant: &TenantId, fingerprints: &[u128]) -> Instant {
-        let mut own =
-            fingerprints.iter().map(|fingerprint| of_tenant(tenant, *fingerprint)).peekable();
+    pub(super) fn begin_look_up(
+        &mut self,
+        tenant: &TenantId,
+        fingerprints: &[ShownFingerprint],
+    ) -> Instant {
+        let mut own = fingerprints.iter().map(|it| of_tenant(tenant, it.key)).peekable();
         let first = own.peek().copied();
         let under_way =
             own.filter_map(|fingerprint| self.look_ups.get(&fingerprint)).min().copied();
@@ -62,33 +112,89 @@ impl SessionFingerprints {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
-    /// The session of the first known one of these fingerprints.
-    pub(super) fn session(&self, tenant: &TenantId, fingerprints: &[u128]) -> Option<SessionId> {
-        let mut known = fingerprints
-            .iter()
-            .filter_map(|fingerprint| self.scopes.get(&of_tenant(tenant, *fingerprint)));
-        known.next().map(|scope| scope.session.clone())
+    /// The session of the first known one of these fingerprints, and what decided that. A request that `goes_on` continues
+    /// it there, so that another request with the same fingerprint belongs to an equal session, if there is one.
+    pub(super) fn session(
+        &mut self,
+        tenant: &TenantId,
+        fingerprints: &[ShownFingerprint],
+        source: RequestSource,
+        goes_on: bool,
+    ) -> Option<(SessionId, SessionWitness)> {
+        fingerprints.iter().find_map(|fingerprint| {
+            let holders = self.holders.get_mut(&of_tenant(tenant, fingerprint.key))?;
+            let witness = match deciding(holders, source) {
+                Some(witness) => witness,
+                None => fingerprint.witness,
+            };
+            // The last of equals is used, which is the newest.
+            let rank =
+                |it: &FingerprintHolder| (!it.is_continued, it.connection == source.connection);
+            let holder = holders.iter_mut().max_by_key(|holder| rank(holder))?;
+            holder.is_continued |= goes_on;
+            Some((holder.scope.session.clone(), witness))
+        })
     }
 
-    /// Adds a session's fingerprints; a fingerprint that is known keeps its session.
-    pub(super) fn add(&mut self, scope: &Scope, fingerprints: &[Record]) {
-        self.add_fingerprints(scope, fingerprints.iter().map(|fingerprint| fingerprint.key));
+    /// Adds a session's fingerprints, left by a request on this connection.
+    pub(super) fn add(&mut self, scope: &Scope, fingerprints: &[Record], connection: u64) {
+        let keys = fingerprints.iter().map(|fingerprint| fingerprint.key);
+        self.add_fingerprints(scope, keys, connection);
     }
 
-    fn add_fingerprints(&mut self, scope: &Scope, fingerprints: impl IntoIterator<Item = u128>) {
+    fn add_fingerprints(
+        &mut self,
+        scope: &Scope,
+        fingerprints: impl IntoIterator<Item = u128>,
+        connection: u64,
+    ) {
         let scope = Arc::new(scope.clone());
         for fingerprint in fingerprints {
             let fingerprint = of_tenant(&scope.tenant, fingerprint);
-            if self.scopes.contains_key(&fingerprint) {
-                continue;
+            if !self.holders.contains_key(&fingerprint) {
+                while self.holders.len() >= IN_MEMORY {
+                    let Some(oldest) = self.order.pop_front() else { break };
+                    self.holders.remove(&oldest);
+                }
+                self.order.push_back(fingerprint);
             }
-            while self.scopes.len() >= IN_MEMORY {
-                let Some(oldest) = self.order.pop_front() else { break };
-                self.scopes.remove(&oldest);
+            let holders = self.holders.entry(fingerprint).or_insert_with(|| Vec::with_capacity(1));
+            holders.retain(|holder| holder.scope != scope);
+            if holders.len() == EQUAL_SESSIONS {
+                holders.remove(0);
             }
-            self.scopes.insert(fingerprint, scope.clone());
-            self.order.push_back(fingerprint);
+            let scope = scope.clone();
+            holders.push(FingerprintHolder { scope, connection, is_continued: false });
         }
+    }
+
+    /// Records that a turn of an unnamed session is under way.
+    pub(super) fn set_in_use(&mut self, scope: &Scope, source: RequestSource) {
+        self.in_use.retain(|it| *it.scope != *scope && it.at.elapsed() < BESIDE);
+        if self.in_use.len() == IN_USE {
+            self.in_use.pop_front();
+        }
+        self.in_use.push_back(SessionInUse {
+            scope: Arc::new(scope.clone()),
+            source,
+            at: Instant::now(),
+        });
+    }
+
+    /// The session that a call beside a conversation belongs to: the only one that the same credential and agent used within
+    /// the last minute. With several it could be any of them.
+    pub(super) fn only_in_use(
+        &self,
+        tenant: &TenantId,
+        source: RequestSource,
+    ) -> Option<SessionId> {
+        let mut used = self.in_use.iter().filter(|it| {
+            it.scope.tenant == *tenant
+                && it.source.agent == source.agent
+                && it.at.elapsed() < BESIDE
+        });
+        let only = used.next().filter(|_| used.next().is_none());
+        only.map(|only| only.scope.session.clone())
     }
 
     /// How often sessions were deleted so far; passed back with the store's answer.
@@ -100,22 +206,40 @@ impl SessionFingerprints {
     /// since the question: it could be this one.
     pub(super) fn add_found(&mut self, scope: &Scope, fingerprint: u128, forgotten: u64) {
         if self.forgotten == forgotten {
-            self.add_fingerprints(scope, [fingerprint]);
+            self.add_fingerprints(scope, [fingerprint], 0);
         }
     }
 
     pub(super) fn forget(&mut self, scopes: &[Scope]) {
         self.forgotten += 1;
         let gone: HashSet<&Scope> = scopes.iter().collect();
-        self.scopes.retain(|_, of| !gone.contains(&**of));
-        self.order.retain(|fingerprint| self.scopes.contains_key(fingerprint));
+        self.holders.retain(|_, holders| {
+            holders.retain(|holder| !gone.contains(&*holder.scope));
+            !holders.is_empty()
+        });
+        self.order.retain(|fingerprint| self.holders.contains_key(fingerprint));
+        self.in_use.retain(|it| !gone.contains(&*it.scope));
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        assert_eq!(self.scopes.len(), self.order.len());
-        self.scopes.len()
+        assert_eq!(self.holders.len(), self.order.len());
+        self.holders.len()
     }
+}
+
+/// What decides between several sessions that left the same fingerprint; `None` if there is only one.
+fn deciding(holders: &[FingerprintHolder], source: RequestSource) -> Option<SessionWitness> {
+    if holders.len() < 2 {
+        return None;
+    }
+    let open = holders.iter().filter(|holder| !holder.is_continued).count();
+    if open == 1 {
+        return Some(SessionWitness::Open);
+    }
+    let candidates = holders.iter().filter(|holder| open == 0 || !holder.is_continued);
+    let here = candidates.filter(|holder| holder.connection == source.connection).count();
+    Some(if here == 1 { SessionWitness::Connection } else { SessionWitness::Newest })
 }
 
 /// The fingerprint within one tenant: no other tenant's request can show it (invariant 11).
@@ -123,37 +247,54 @@ fn of_tenant(tenant: &TenantId, fingerprint: u128) -> u128 {
     xxh3_128_with_seed(&fingerprint.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
 }
 
-/// The fingerprints that a turn leaves: the end of its reply, its anchor keys and boundary, its response's
+/// The fingerprints that a fact leaves. A turn leaves the end of its reply, its anchor keys and boundary, its response's
 /// id, and the end of its request: if it has no complete reply, for whatever follows; if the request has a reply in it,
-/// for an edited one. A request without a reply proves nothing: many conversations begin with the same words.
+/// for an edited one. A request without a reply proves nothing: many conversations begin with the same words. With the end
+/// of its reply it does: some clients drop the text beside a call. Reasoning leaves its signatures.
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
-    let Fact::Turn(turn) = fact else { return Vec::new() };
+    let (mut fingerprints, at) = match fact {
+        Fact::Turn(turn) => (left_by_turn(turn), turn.at),
+        Fact::Reasoning(made) => (made.signature_keys().map(of_signature).collect(), made.at),
+        _ => return Vec::new(),
+    };
+    fingerprints.dedup();
+    let record = |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at };
+    fingerprints.into_iter().map(record).collect()
+}
+
+fn left_by_turn(turn: &Turn) -> Vec<u128> {
+    let request = turn.position.chain;
     let mut fingerprints: Vec<u128> = boundary_hashes(turn).map(|boundary| boundary.0).collect();
-    if turn.after != turn.position.chain {
+    if turn.after != request {
         fingerprints.push(turn.after.0);
     }
     if turn.outcome != Outcome::Complete {
-        fingerprints.push(turn.position.chain.0);
+        fingerprints.push(request.0);
     }
     if turn.position.has_reply {
-        fingerprints.push(BoundaryHash::of_end(turn.position.chain).0);
+        fingerprints.push(BoundaryHash::of_end(request).0);
+    } else {
+        fingerprints.extend(reply_end_chains(turn).map(|chain| chain.0));
     }
     fingerprints.extend(turn.response.as_deref().map(of_response));
-    let fingerprint =
-        |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: turn.at };
-    fingerprints.into_iter().map(fingerprint).collect()
+    fingerprints
 }
 
 /// The fingerprints that a request shows, the most specific first.
-pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
+pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
     let keyed: Vec<(PartKey, bool)> = conversation
         .parts()
         .filter_map(|part| Some((part.key?, part.role == Role::Assistant)))
         .collect();
     let chains: Vec<Chain> = conversation.chains().collect();
-    let mut found_by = Vec::new();
+    let signatures = conversation.parts().rev().filter_map(|part| part.reasoning_key);
+    let shown = |key, witness| ShownFingerprint { key, witness };
+    let mut found_by: Vec<ShownFingerprint> = signatures
+        .take(SIGNATURES)
+        .map(|key| shown(of_signature(PartKey(key)), SessionWitness::Signature))
+        .collect();
     if let Some(HeldHistory::After(id)) = &conversation.held {
-        found_by.push(of_response(id));
+        found_by.push(shown_response(id));
     }
     let first_reply = keyed.iter().position(|(_, answered)| *answered).unwrap_or(keyed.len());
     let mut boundary_hashes = Vec::new();
@@ -161,15 +302,17 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
         let next = keyed.get(index + 1).map(|(_, next)| *next);
         // A turn ends where the role changes, or at the end.
         if next != Some(*answered) {
-            found_by.push(chains[index].0);
+            found_by.push(shown(chains[index].0, SessionWitness::Prefix));
         }
         if !*answered && next == Some(true) && index > first_reply {
-            found_by.push(BoundaryHash::of_end(chains[index]).0);
+            let end = BoundaryHash::of_end(chains[index]);
+            found_by.push(shown(end.0, SessionWitness::RequestEnd));
         }
         if *answered {
-            found_by.push(BoundaryHash::of_anchor_key(*key).0);
+            found_by.push(shown(BoundaryHash::of_anchor_key(*key).0, SessionWitness::Call));
             let before = index.checked_sub(1).map(|before| keyed[before].0);
-            boundary_hashes.extend(before.map(|before| BoundaryHash::of(before, *key).0));
+            let boundary = before.map(|before| BoundaryHash::of(before, *key).0);
+            boundary_hashes.extend(boundary.map(|key| shown(key, SessionWitness::Boundary)));
         }
     }
     found_by.extend(boundary_hashes);
@@ -177,22 +320,26 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
 }
 
 /// The fingerprints of a request that the store is asked for: of both kinds, those nearest to its end.
-pub(super) fn to_look_up(conversation: &Conversation, mut fingerprints: Vec<u128>) -> Vec<u128> {
-    let answered = conversation.parts().filter(|part| part.role == Role::Assistant);
-    let boundary_hashes =
-        answered.filter(|part| part.key.is_some()).count().min(fingerprints.len());
-    let found_by = fingerprints.len() - boundary_hashes;
-    let far = LOOKED_UP * 3 / 4;
-    if found_by > far {
-        fingerprints.drain(far..found_by);
-    }
-    fingerprints.truncate(LOOKED_UP);
-    fingerprints
+pub(super) fn to_look_up(fingerprints: &[ShownFingerprint]) -> Vec<u128> {
+    let is_boundary = |it: &&ShownFingerprint| it.witness == SessionWitness::Boundary;
+    let others = fingerprints.iter().filter(|it| !is_boundary(it)).take(LOOKED_UP * 3 / 4);
+    let boundaries = fingerprints.iter().filter(is_boundary);
+    others.chain(boundaries).take(LOOKED_UP).map(|it| it.key).collect()
+}
+
+/// The fingerprint of signed reasoning.
+fn of_signature(key: PartKey) -> u128 {
+    BoundaryHash::of(key, PartKey(2)).0
 }
 
 /// The fingerprint of a response's id.
 pub(super) fn of_response(id: &str) -> u128 {
     xxh3_128(id.as_bytes())
+}
+
+/// The same, as a request shows it.
+pub(super) fn shown_response(id: &str) -> ShownFingerprint {
+    ShownFingerprint { key: of_response(id), witness: SessionWitness::Response }
 }
 
 /// The fingerprint by which the rest of a turn's reply finds it, in a session that its client names.
@@ -223,6 +370,60 @@ mod tests {
     use crate::dialect::{self, Dialect};
     use crate::store::conformance::scope;
 
+    fn prefix(key: u128) -> ShownFingerprint {
+        ShownFingerprint { key, witness: SessionWitness::Prefix }
+    }
+
+    /// Two equal conversations: each request continues the one that waits for it. If both wait, the connection decides, and
+    /// without it the newer one is used.
+    #[test]
+    fn of_equal_sessions_the_one_that_waits_is_continued() {
+        let source = |connection| RequestSource { connection, agent: 0 };
+        let mut known = SessionFingerprints::default();
+        let ask = |known: &mut SessionFingerprints, connection, goes_on| {
+            let found = known.session(&"t".into(), &[prefix(7)], source(connection), goes_on);
+            let (session, witness) = found.unwrap();
+            (session.to_string(), witness)
+        };
+        known.add_fingerprints(&scope("t", "a"), [7], 1);
+        assert_eq!(ask(&mut known, 9, false), ("a".into(), SessionWitness::Prefix));
+        known.add_fingerprints(&scope("t", "b"), [7], 2);
+        assert_eq!(ask(&mut known, 1, false), ("a".into(), SessionWitness::Connection));
+        assert_eq!(ask(&mut known, 9, true), ("b".into(), SessionWitness::Newest));
+        assert_eq!(ask(&mut known, 2, true), ("a".into(), SessionWitness::Open));
+        assert_eq!(ask(&mut known, 1, true), ("a".into(), SessionWitness::Connection));
+        assert_eq!(ask(&mut known, 9, true), ("b".into(), SessionWitness::Newest));
+        // The end of a turn is there again, for another continuation.
+        known.add_fingerprints(&scope("t", "a"), [7], 1);
+        assert_eq!(ask(&mut known, 9, true), ("a".into(), SessionWitness::Open));
+        for more in 0..20 {
+            known.add_fingerprints(&scope("t", &format!("{more}")), [7], 3);
+        }
+        assert_eq!(known.holders.values().map(Vec::len).sum::<usize>(), EQUAL_SESSIONS);
+    }
+
+    /// A call beside a conversation belongs to the only one in use.
+    #[tokio::test(start_paused = true)]
+    async fn a_side_call_belongs_to_the_only_session_in_use() {
+        let mut known = SessionFingerprints::default();
+        let (one, other) =
+            (RequestSource { connection: 1, agent: 1 }, RequestSource { connection: 1, agent: 2 });
+        known.set_in_use(&scope("t", "a"), one);
+        assert_eq!(known.only_in_use(&"t".into(), one), Some("a".into()));
+        assert_eq!(known.only_in_use(&"t".into(), other), None, "another agent");
+        assert_eq!(known.only_in_use(&"u".into(), one), None, "another credential");
+        known.set_in_use(&scope("t", "b"), other);
+        assert_eq!(known.only_in_use(&"t".into(), one), Some("a".into()));
+        known.set_in_use(&scope("t", "c"), one);
+        assert_eq!(known.only_in_use(&"t".into(), one), None, "it could be either");
+        tokio::time::advance(BESIDE).await;
+        assert_eq!(known.only_in_use(&"t".into(), other), None, "too long ago");
+        for more in 0..2 * IN_USE {
+            known.set_in_use(&scope("t", &format!("{more}")), one);
+        }
+        assert_eq!(known.in_use.len(), IN_USE);
+    }
+
     fn conversation(messages: &[(&str, &[&str])]) -> Conversation {
         let message = |(role, texts): &(&str, &[&str])| {
             let text = |text: &&str| serde_json::json!({"type": "text", "text": text});
@@ -244,8 +445,8 @@ mod tests {
         ]);
         let chains: Vec<u128> = asked.chains().map(|chain| chain.0).collect();
         assert_eq!(chains.len(), 5);
-        let ends: Vec<u128> =
-            shown_by(&asked).into_iter().filter(|shown| chains.contains(shown)).collect();
+        let shown = shown_by(&asked).into_iter().map(|shown| shown.key);
+        let ends: Vec<u128> = shown.filter(|shown| chains.contains(shown)).collect();
         assert_eq!(ends, [chains[4], chains[3], chains[1]]);
     }
 
@@ -272,13 +473,15 @@ mod tests {
             turns.flat_map(|said| [("user", &said[..2]), ("assistant", &said[2..])]).collect();
         let long = conversation(&messages);
         let shown = shown_by(&long);
+        let shown: Vec<u128> = shown.iter().map(|shown| shown.key).collect();
         let telling = shown.len() - 100;
-        let wanted = to_look_up(&long, shown.clone());
+        let wanted = to_look_up(&shown_by(&long));
         assert_eq!(wanted.len(), LOOKED_UP);
         assert_eq!(wanted[..48], shown[..48]);
         assert_eq!(wanted[48..], shown[telling..telling + 16]);
         let short = conversation(&messages[190..]);
-        assert_eq!(to_look_up(&short, shown_by(&short)), shown_by(&short), "of a short one, all");
+        let all: Vec<u128> = shown_by(&short).iter().map(|shown| shown.key).collect();
+        assert_eq!(to_look_up(&shown_by(&short)), all, "of a short one, all");
     }
 
     /// What the store found is added, unless a session was deleted since the query began.
@@ -288,17 +491,25 @@ mod tests {
         let mut known = SessionFingerprints::default();
         let before = known.forgotten();
         known.add_found(&found, 7, before);
-        assert_eq!(known.session(&found.tenant, &[7]), Some(found.session.clone()));
+        let session = |known: &mut SessionFingerprints, keys: &[u128]| {
+            let shown: Vec<_> = keys.iter().map(|key| prefix(*key)).collect();
+            Some(
+                known
+                    .session(&scope("t", "found").tenant, &shown, RequestSource::default(), false)?
+                    .0,
+            )
+        };
+        assert_eq!(session(&mut known, &[7]), Some(found.session.clone()));
         let forgotten = known.forgotten();
         for deleted in 1..=3 {
             known.forget(std::slice::from_ref(&other));
             assert_eq!(known.forgotten(), before + deleted, "each deletion is counted");
         }
         known.add_found(&found, 8, forgotten);
-        assert_eq!(known.session(&found.tenant, &[8]), None);
+        assert_eq!(session(&mut known, &[8]), None);
         known.add_found(&found, 8, known.forgotten());
         assert_eq!(known.len(), 2);
         known.forget(std::slice::from_ref(&found));
-        assert_eq!((known.session(&found.tenant, &[7, 8]), known.len()), (None, 0));
+        assert_eq!((session(&mut known, &[7, 8]), known.len()), (None, 0));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::lock::lock;
 use super::records::record;
-use super::{LOOK, Ledgers, fingerprints};
+use super::{LOOK, Ledgers, RequestSource, fingerprints};
 use crate::context::{Fact, TenantId, Turn};
 use crate::store::recall::ReadBudget;
 use crate::store::{Record, Scope, StoreError, WriteOutcome};
@@ -45,7 +45,7 @@ impl Ledgers {
                 let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
                 if fingerprints::is_unnamed(&scope.session) {
                     let left: Vec<Record> = facts.iter().flat_map(fingerprints::left_by).collect();
-                    lock(&self.fingerprints).add(&scope, &left);
+                    lock(&self.fingerprints).add(&scope, &left, 0);
                     records.extend(left);
                 }
                 self.store.put(scope.clone(), records, cache.precondition())
@@ -63,9 +63,10 @@ impl Ledgers {
         response: &str,
     ) -> Result<Option<Scope>, StoreError> {
         let wanted = vec![fingerprints::of_response(response)];
-        let known = lock(&self.fingerprints).session(tenant, &wanted);
+        let (shown, source) = ([fingerprints::shown_response(response)], RequestSource::default());
+        let known = lock(&self.fingerprints).session(tenant, &shown, source, false);
         let session = match known {
-            Some(session) => Some(session),
+            Some((session, _)) => Some(session),
             None => {
                 let asking = self.store.session_by_fingerprint(tenant.clone(), wanted);
                 let timed_out = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));

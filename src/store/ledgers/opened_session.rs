@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::fingerprints::RequestSource;
 use super::session_cache::SessionCache;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::DecisionMode;
 use crate::context::{
-    DecisionEpoch, ExchangeId, Fact, Outcome, SessionId, SketchPart, TenantId, Turn, inject,
+    DecisionEpoch, ExchangeId, Fact, Outcome, SessionId, SketchPart, TenantId, Turn, TurnOrigin,
+    inject,
 };
 use crate::dialect::Conversation;
 use crate::store::Scope;
@@ -36,6 +38,8 @@ pub struct SessionLookup<'a> {
     pub reads: &'a ReadBudget,
     /// Which decisions are used.
     pub decisions: DecisionMode,
+    /// The connection and the agent that it comes from.
+    pub source: RequestSource,
 }
 
 /// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
@@ -53,8 +57,13 @@ pub struct OpenedSession {
     pub store_missed: bool,
     /// A record of the session was unreadable and left out; reported once.
     pub unread: bool,
+    /// Where it comes from, which is stored with its turn.
+    pub origin: TurnOrigin,
+    /// Its reply gives the conversation a title, which is stored, too.
+    pub keeps_title: bool,
     /// How long it may still wait for the store, now that its session is loaded.
     pub reads: ReadBudget,
+    pub(super) connection: u64,
     pub(super) cache: Arc<SessionCache>,
     pub(super) exchange: ExchangeId,
     pub(super) began: Instant,
@@ -102,6 +111,9 @@ impl OpenedSession {
             reads: lookup.reads.after_first_load(),
             exchange: lookup.exchange.clone(),
             named: lookup.session.is_some(),
+            origin: TurnOrigin::default(),
+            keeps_title: false,
+            connection: lookup.source.connection,
             scope,
             placed,
             anchor,

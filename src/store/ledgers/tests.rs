@@ -43,6 +43,7 @@ fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<
         timeout: LONG,
         reads: budget(LONG),
         decisions: DecisionMode::Active,
+        source: Default::default(),
     }
 }
 
@@ -107,6 +108,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         provider_request_id: None,
         repeated_calls: None,
         hints: None,
+        origin: None,
         carry: None,
     }))
 }
@@ -691,6 +693,10 @@ async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
     }
 }
 
+fn shown(key: u128) -> fingerprints::ShownFingerprint {
+    fingerprints::ShownFingerprint { key, witness: SessionWitness::Prefix }
+}
+
 #[tokio::test]
 async fn fingerprints_in_memory_are_bounded() {
     let mut known = SessionFingerprints::default();
@@ -698,14 +704,16 @@ async fn fingerprints_in_memory_are_bounded() {
     let fingerprint =
         |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: 0 };
     let fingerprints: Vec<Record> = (0..fingerprints::IN_MEMORY as u128).map(fingerprint).collect();
-    known.add(&scope, &fingerprints);
-    assert_eq!(
-        (known.len(), known.session(&"t".into(), &[0])),
-        (fingerprints::IN_MEMORY, Some("s".into()))
-    );
-    known.add(&scope, &[fingerprint(u128::MAX)]);
-    assert_eq!((known.len(), known.session(&"t".into(), &[0])), (fingerprints::IN_MEMORY, None));
-    assert_eq!(known.session(&"u".into(), &[u128::MAX]), None);
+    known.add(&scope, &fingerprints, 0);
+    let session = |known: &mut SessionFingerprints, tenant: &str, key| {
+        let found = known.session(&tenant.into(), &[shown(key)], RequestSource::default(), false);
+        found.map(|(session, _)| session.to_string())
+    };
+    assert_eq!(session(&mut known, "t", 0).as_deref(), Some("s"));
+    assert_eq!(known.len(), fingerprints::IN_MEMORY);
+    known.add(&scope, &[fingerprint(u128::MAX)], 0);
+    assert_eq!((known.len(), session(&mut known, "t", 0)), (fingerprints::IN_MEMORY, None));
+    assert_eq!(session(&mut known, "u", u128::MAX), None);
     known.forget(std::slice::from_ref(&scope));
     assert_eq!(known.len(), 0);
 }
@@ -714,17 +722,21 @@ async fn fingerprints_in_memory_are_bounded() {
 async fn look_ups_that_are_remembered_are_bounded() {
     let mut known = SessionFingerprints::default();
     let (here, there): (TenantId, TenantId) = ("t".into(), "u".into());
-    let first = known.begin_look_up(&here, &[0]);
-    assert_eq!(known.begin_look_up(&here, &[7, 0]), first, "a request that grew from it");
-    assert_ne!(known.begin_look_up(&there, &[0]), first);
+    let first = known.begin_look_up(&here, &[shown(0)]);
+    assert_eq!(
+        known.begin_look_up(&here, &[shown(7), shown(0)]),
+        first,
+        "a request that grew from it"
+    );
+    assert_ne!(known.begin_look_up(&there, &[shown(0)]), first);
     for fingerprint in 3..fingerprints::LOOK_UPS as u128 {
-        known.begin_look_up(&here, &[fingerprint + 100]);
+        known.begin_look_up(&here, &[shown(fingerprint + 100)]);
     }
-    assert_eq!(known.begin_look_up(&here, &[0]), first, "at the limit");
-    known.begin_look_up(&here, &[1]);
+    assert_eq!(known.begin_look_up(&here, &[shown(0)]), first, "at the limit");
+    known.begin_look_up(&here, &[shown(1)]);
     known.end_look_up(&here, 0);
-    assert_ne!(known.begin_look_up(&here, &[0]), first, "the store has answered");
-    assert_ne!(known.begin_look_up(&here, &[7]), first, "past the limit all went");
+    assert_ne!(known.begin_look_up(&here, &[shown(0)]), first, "the store has answered");
+    assert_ne!(known.begin_look_up(&here, &[shown(7)]), first, "past the limit all went");
 }
 
 #[tokio::test]

@@ -164,10 +164,10 @@ impl Ledgers {
             false => facts.iter().flat_map(fingerprints::left_by).collect(),
         };
         records.extend(fingerprints.iter().cloned());
-        let cache = opened.cache.clone();
+        let (cache, connection) = (opened.cache.clone(), opened.connection);
         let copies = records.clone();
         let kept = cache.add(facts, || {
-            lock(&self.fingerprints).add(&scope, &fingerprints);
+            lock(&self.fingerprints).add(&scope, &fingerprints, connection);
             self.store.put(scope.clone(), records, cache.precondition())
         });
         drop(opened);

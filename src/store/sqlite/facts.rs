@@ -333,8 +333,8 @@ fn number(number: Option<u64>) -> Option<i64> {
     number.and_then(|number| i64::try_from(number).ok())
 }
 
-/// Writes a fingerprint of a session; `false` if another session has it. Fingerprints have a table of their
-/// own, with two small B-trees. One of a deleted session may be taken.
+/// Writes a fingerprint of a session; `false` if the session has it. Of several sessions, it leads to the one that left it
+/// last. Fingerprints have a table of their own, with two small B-trees.
 pub(super) fn fingerprint(
     connection: &Connection,
     scope: &Scope,
@@ -345,7 +345,7 @@ pub(super) fn fingerprint(
     let mut insert = connection.prepare_cached(
         "INSERT INTO signs (tenant, key, scope) VALUES (?1, ?2, ?3)
          ON CONFLICT DO UPDATE SET scope = excluded.scope
-         WHERE NOT EXISTS (SELECT 1 FROM scopes WHERE id = signs.scope)",
+         WHERE signs.scope <> excluded.scope",
     )?;
     let tenant = tenant_id(connection, &scope.tenant)?;
     let written = insert.execute(params![tenant, blob(record.key), id])? == 1;

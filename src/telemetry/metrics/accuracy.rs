@@ -105,7 +105,7 @@ impl AccuracyMetrics {
             missed: make.counters("plimsoll_estimate_missed_tokens_total", &["upstream", "model"],
                 "Tokens by which estimates were wrong, |estimate - actual|, by the model of the request.")?,
             capped: make.counters("plimsoll_breakdowns_capped_total", &["family"],
-                "Requests whose system prompt and tools were estimated larger than the whole request, so that messages are shown as 0; a warning in the log names each.")?,
+                "Requests whose system prompt and tools were estimated larger than the whole request, so that messages are shown as 0; a warning in the log names the first of each model and hour.")?,
             compared: make.counters("plimsoll_estimate_compared_tokens_total", &["upstream", "model"],
                 "Input tokens that the provider reported for the same exchanges; plimsoll_estimate_missed_tokens_total divided by this is the error.")?,
             lessons: make.gauges("plimsoll_calibration_lessons", &["upstream", "model"],

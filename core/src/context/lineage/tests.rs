@@ -79,6 +79,7 @@ impl Play {
             provider_request_id: None,
             repeated_calls: None,
             hints: None,
+            origin: None,
             carry: None,
         })));
         placed

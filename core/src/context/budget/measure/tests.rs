@@ -96,6 +96,7 @@ impl Case {
             provider_request_id: None,
             repeated_calls: None,
             hints: None,
+            origin: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }

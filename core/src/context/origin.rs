@@ -1,0 +1,209 @@
+//! Where a request comes from: how its session was found, which agent sent it, and for which project.
+//!
+//! It is stored with the turn and shown with the session. Every value is bounded and without control characters. Pure.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use strum::EnumIter;
+
+use super::ledger::Ledger;
+use super::{ThreadId, Turn};
+use crate::dialect::Purpose;
+use crate::dialect::agent::Agent;
+
+/// What decided which session a request belongs to. All of them count only within one credential's sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionWitness {
+    /// The client names the session.
+    Client,
+    /// Reasoning that a provider signed.
+    Signature,
+    /// The id of the response that it continues.
+    Response,
+    /// What an earlier exchange sent and received.
+    Prefix,
+    /// All of an earlier request, and an edited reply.
+    RequestEnd,
+    /// A part that only one reply has.
+    Call,
+    /// Where an earlier request ends and its reply starts.
+    Boundary,
+    /// One of these, by what was stored.
+    Stored,
+    /// Of equal sessions, the one that nothing has continued.
+    Open,
+    /// Of equal sessions, the one on this connection.
+    Connection,
+    /// Of equal sessions, the newest.
+    Newest,
+    /// A call beside the only conversation in use.
+    Time,
+    /// None: a session begins.
+    New,
+    /// A kind that a later version wrote.
+    #[serde(other)]
+    Unknown,
+}
+
+impl SessionWitness {
+    /// What it means, for people: the rest of "its session was found by …".
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Client => "the name that the client gives it, in a header or in the body",
+            Self::Signature => "reasoning that the provider signed in it",
+            Self::Response => "the id of the response that the request continues",
+            Self::Prefix => {
+                "its beginning: all of an earlier request with its reply (text beside a first call may be missing), or \
+                 a request that has no whole reply"
+            }
+            Self::RequestEnd => {
+                "its beginning: all of an earlier request, followed by a reply that the client edited"
+            }
+            Self::Call => "a call with a random id, or a long text, of an earlier reply",
+            Self::Boundary => "the end of an earlier request with the start of its reply",
+            Self::Stored => "one of these, looked up in the store",
+            Self::Open => "the same as another session; nothing had continued this one yet",
+            Self::Connection => "the same as another session; this one used the same connection",
+            Self::Newest => "the same as another session; this one is newer",
+            Self::Time => {
+                "a call beside a conversation: the only one that its agent had used within a minute"
+            }
+            Self::New => "nothing: it begins with this request",
+            Self::Unknown => "something that this version does not know",
+        }
+    }
+}
+
+/// Where a request comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TurnOrigin {
+    /// What decided which session it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found_by: Option<SessionWitness>,
+    /// The agent that sent it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Agent>,
+    /// The folder that the agent works in: a keyed hash of its path, or its name if `content.names` is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub project: Option<Box<str>>,
+    /// The title of the conversation that its reply gives, if `content.names` is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<Box<str>>,
+}
+
+impl TurnOrigin {
+    /// Its memory, bytes.
+    pub fn bytes(&self) -> usize {
+        let names = [&self.project, &self.title].into_iter().flatten().map(|name| name.len());
+        let agent = self.agent.as_ref().map_or(0, Agent::bytes);
+        size_of::<Self>() + names.sum::<usize>() + agent
+    }
+}
+
+/// What a session is called, from its turns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SessionNames {
+    /// The agent of its main thread, and the version that its newest turn there states.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Agent>,
+    /// The folder that the agent works in: a keyed hash, or its name if `content.names` is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub project: Option<Box<str>>,
+    /// The title that its client asked the model for, the newest one; only if `content.names` is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<Box<str>>,
+    /// What decided that the newest turn of its main thread belongs to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found_by: Option<SessionWitness>,
+    /// Its main thread: that of its first turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub main_thread: Option<ThreadId>,
+}
+
+impl SessionNames {
+    /// The names in a session's turns. What the main thread does not state, another one may.
+    pub fn of(ledger: &Ledger) -> Self {
+        let main = ledger.turns().find(|turn| turn.purpose == Purpose::Turn);
+        let main_thread = main.map(|turn| turn.position.thread.clone());
+        let is_main = |turn: &&Arc<Turn>| Some(&turn.position.thread) == main_thread.as_ref();
+        let newest_first = || ledger.turns().rev();
+        let ordered = || newest_first().filter(is_main).chain(newest_first());
+        let origins = || ordered().filter_map(|turn| turn.origin.as_deref());
+        Self {
+            agent: origins().find_map(|origin| origin.agent.clone()),
+            project: origins().find_map(|origin| origin.project.clone()),
+            title: newest_first().find_map(|turn| turn.origin.as_deref()?.title.clone()),
+            found_by: origins().find_map(|origin| origin.found_by),
+            main_thread,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strum::IntoEnumIterator as _;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::context::Fact;
+    use crate::context::scene::SessionFixture;
+    use crate::dialect::Dialect;
+
+    fn turn(exchange: &str) -> Turn {
+        let body =
+            json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
+        let scene = SessionFixture::read(Dialect::Anthropic, "/v1/messages", "m", &body);
+        let reply = scene.reply(&json!([{"type": "text", "text": "Said."}]));
+        Turn { exchange: exchange.into(), ..scene.turn(&reply) }
+    }
+
+    #[test]
+    fn each_witness_has_a_name_and_a_meaning_of_its_own() {
+        let mut seen = std::collections::HashSet::new();
+        for witness in SessionWitness::iter() {
+            assert!(seen.insert(witness.meaning()), "{witness:?}");
+            let json = serde_json::to_string(&witness).unwrap();
+            assert_eq!(serde_json::from_str::<SessionWitness>(&json).unwrap(), witness);
+        }
+    }
+
+    /// What an earlier or a later version wrote can be read.
+    #[test]
+    fn old_and_later_records_are_read() {
+        let old: TurnOrigin = serde_json::from_str("{}").unwrap();
+        assert_eq!(old, TurnOrigin::default());
+        let later = r#"{"found_by":"stars","agent":{"name":"a"},"more":1}"#;
+        let later: TurnOrigin = serde_json::from_str(later).unwrap();
+        assert_eq!(later.found_by, Some(SessionWitness::Unknown));
+        let mut plain = serde_json::to_value(turn("a")).unwrap();
+        plain.as_object_mut().unwrap().remove("origin");
+        assert_eq!(serde_json::from_value::<Turn>(plain).unwrap().origin, None);
+    }
+
+    #[test]
+    fn the_main_thread_names_the_session() {
+        let mut ledger = Ledger::default();
+        let mut add =
+            |exchange: &str, thread: &str, purpose, agent: Option<&str>, title: Option<&str>| {
+                let agent = agent.map(|name| Agent { name: name.into(), version: None });
+                let origin =
+                    TurnOrigin { agent, title: title.map(Into::into), ..TurnOrigin::default() };
+                let mut turn = Turn { purpose, origin: Some(Box::new(origin)), ..turn(exchange) };
+                turn.position.thread = thread.into();
+                ledger.add(Fact::Turn(Box::new(turn)));
+            };
+        add("1", "side", Purpose::Side, Some("other"), Some("First"));
+        add("2", "main", Purpose::Turn, Some("agent"), None);
+        add("3", "main", Purpose::Turn, None, None);
+        add("4", "side", Purpose::Side, Some("other"), Some("Second"));
+        let names = SessionNames::of(&ledger);
+        assert_eq!(names.agent.unwrap().to_string(), "agent");
+        assert_eq!((names.title.as_deref(), names.project), (Some("Second"), None));
+        assert_eq!(names.main_thread, Some("main".into()));
+    }
+}

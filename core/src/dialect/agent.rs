@@ -1,0 +1,346 @@
+//! Which agent sends a request, and the folder that it works in (`config/agents.toml`).
+//!
+//! A client can send anything, so both are only shown, and nothing is decided by them. Values are bounded, and without
+//! control characters. Pure.
+
+use std::sync::LazyLock;
+
+use http::HeaderMap;
+use http::header::USER_AGENT;
+use memchr::memmem;
+use serde::{Deserialize, Serialize};
+
+use super::{Conversation, Role};
+
+/// An agent, and its version if it states one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agent {
+    /// Its name: of the table, or as its user agent begins. Letters, digits, space and `._-/`.
+    pub name: Box<str>,
+    /// Its version. Letters, digits and `._+-`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Box<str>>,
+}
+
+/// Most bytes of a name, of an agent, a folder or a title.
+const NAME_BYTES: usize = 80;
+/// Most bytes of a version.
+const VERSION_BYTES: usize = 32;
+/// How many bytes of a text are searched for what an agent calls itself.
+const NEAR: usize = 4096;
+/// How many bytes of a text are searched for the folder.
+const FAR: usize = 64 << 10;
+/// Most bytes of a path, as it is written in JSON.
+const PATH_BYTES: usize = 1024;
+
+#[derive(Deserialize)]
+struct AgentFile {
+    agent: Vec<AgentRow>,
+    project: Vec<ProjectRow>,
+}
+
+#[derive(Deserialize)]
+struct AgentRow {
+    name: Box<str>,
+    #[serde(default)]
+    user_agent: Vec<Box<str>>,
+    #[serde(default)]
+    prompt: Vec<Box<str>>,
+    /// User agents of another agent, which prove nothing by themselves.
+    #[serde(default)]
+    only_by_prompt: Vec<Box<str>>,
+}
+
+#[derive(Deserialize)]
+struct ProjectRow {
+    before: Box<str>,
+}
+
+static FILE: LazyLock<AgentFile> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../../config/agents.toml"))
+        .unwrap_or_else(|_| AgentFile { agent: Vec::new(), project: Vec::new() })
+});
+
+impl Agent {
+    /// The agent that sends a request with these headers. `body`: what `conversation` was read from.
+    pub fn of(headers: &HeaderMap, conversation: &Conversation, body: &[u8]) -> Option<Self> {
+        let user_agent = headers.get(USER_AGENT).and_then(|value| value.to_str().ok());
+        let user_agent = user_agent.unwrap_or_default().trim();
+        if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(conversation, body)) {
+            return Some(Self { name: row.name.clone(), version: row.version(user_agent) });
+        }
+        let stated = FILE.agent.iter().find(|row| row.is_stated_by(user_agent));
+        match stated {
+            Some(row) => Some(Self { name: row.name.clone(), version: row.version(user_agent) }),
+            None => Self::unlisted(user_agent),
+        }
+    }
+
+    /// An agent that is not in the table, by the first product of its user agent: `name/version` or `name version`.
+    fn unlisted(user_agent: &str) -> Option<Self> {
+        let at = user_agent.find([' ', ';', '(']).unwrap_or(user_agent.len());
+        let (product, rest) = user_agent.split_at(at);
+        let (name, version) = match product.rsplit_once('/') {
+            Some((name, version)) if version.starts_with(|c: char| c.is_ascii_digit()) => {
+                (name, version)
+            }
+            // `OpenAI/Python 2.20.0`
+            _ => (product, rest.trim_start()),
+        };
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+        let is_name = !name.is_empty() && name.len() <= NAME_BYTES && name.chars().all(is_plain);
+        is_name.then(|| Self { name: name.into(), version: leading_version(version) })
+    }
+
+    /// Its memory, bytes.
+    pub fn bytes(&self) -> usize {
+        self.name.len() + self.version.as_deref().map_or(0, str::len)
+    }
+}
+
+impl std::fmt::Display for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)?;
+        self.version.as_deref().map_or(Ok(()), |version| write!(f, " {version}"))
+    }
+}
+
+impl AgentRow {
+    fn has_prompt(&self, conversation: &Conversation, body: &[u8]) -> bool {
+        self.prompt.iter().any(|phrase| {
+            let mut texts = instructions(conversation, body, NEAR);
+            texts.any(|text| memmem::find(text, phrase.as_bytes()).is_some())
+        })
+    }
+
+    fn is_stated_by(&self, user_agent: &str) -> bool {
+        let mut own = self.user_agent.iter().filter(|it| !self.only_by_prompt.contains(it));
+        own.any(|start| after(user_agent, start).is_some())
+    }
+
+    fn version(&self, user_agent: &str) -> Option<Box<str>> {
+        leading_version(self.user_agent.iter().find_map(|start| after(user_agent, start))?)
+    }
+}
+
+/// What follows the beginning of a text, without regard to case.
+fn after<'t>(text: &'t str, start: &str) -> Option<&'t str> {
+    let (head, rest) = text.split_at_checked(start.len())?;
+    head.eq_ignore_ascii_case(start).then_some(rest)
+}
+
+/// The version at the beginning of a text.
+fn leading_version(text: &str) -> Option<Box<str>> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    let end = text.find(|c| !is_part(c)).unwrap_or(text.len()).min(VERSION_BYTES);
+    let version = &text[..end];
+    version.starts_with(|c: char| c.is_ascii_digit()).then(|| version.into())
+}
+
+/// The texts that may have instructions: the system prompt, and the first two messages of its user. Of each, at most `most`
+/// bytes, as they are written in JSON.
+fn instructions<'b>(
+    conversation: &'b Conversation,
+    body: &'b [u8],
+    most: usize,
+) -> impl Iterator<Item = &'b [u8]> {
+    let users = conversation.messages.iter().filter(|message| message.role != Role::Assistant);
+    let parts = users.take(2).flat_map(|message| &message.parts);
+    let texts = conversation.system.iter().chain(parts).flat_map(|part| &part.texts);
+    texts.map(move |span| span.of(body)).map(move |text| &text[..text.len().min(most)])
+}
+
+/// The path of the folder that the agent works in, if its prompt states one.
+pub fn project_path(conversation: &Conversation, body: &[u8]) -> Option<String> {
+    FILE.project.iter().find_map(|row| {
+        let before = row.before.replace('\n', "\\n");
+        instructions(conversation, body, FAR).find_map(|text| {
+            let at = memmem::find(text, before.as_bytes())? + before.len();
+            path(&text[at..])
+        })
+    })
+}
+
+/// The path at the beginning of a text that is written in JSON.
+fn path(text: &[u8]) -> Option<String> {
+    let text = &text[..text.len().min(PATH_BYTES)];
+    let mut end = 0;
+    loop {
+        match text.get(end)? {
+            b'\\' if matches!(text.get(end + 1), Some(b'\\' | b'/' | b'u')) => end += 2,
+            b'\\' | b'"' | b'<' | b'`' | b')' => break,
+            _ => end += 1,
+        }
+    }
+    let written = std::str::from_utf8(&text[..end]).ok()?.trim();
+    let path: String = serde_json::from_str(&format!("\"{written}\"")).ok()?;
+    let path = path.trim_end_matches(['/', '\\', '.']);
+    let mut chars = path.chars();
+    let is_drive = |first: Option<char>| first.is_some_and(|c| c.is_ascii_alphabetic());
+    let is_root =
+        path.starts_with(['/', '~']) || is_drive(chars.next()) && chars.next() == Some(':');
+    (is_root && path.len() > 1).then(|| path.to_owned())
+}
+
+/// The last folder of a path, as a name.
+pub fn folder(path: &str) -> Option<Box<str>> {
+    display_name(path.rsplit(['/', '\\']).next()?)
+}
+
+/// A name that others chose, in one line and cut to a bounded length; `None` if nothing is left.
+pub fn display_name(text: &str) -> Option<Box<str>> {
+    // Also the characters that change the direction of what follows, and those without a width.
+    let is_hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+    };
+    let plain: String =
+        text.trim().chars().map(|c| if is_hidden(c) { ' ' } else { c }).take(NAME_BYTES).collect();
+    let cut = &plain[..plain.floor_char_boundary(NAME_BYTES)];
+    let name = cut.trim();
+    (!name.is_empty()).then(|| name.into())
+}
+
+/// Whether a call beside a conversation asks for its title: its instructions say so.
+pub fn asks_for_title(conversation: &Conversation, body: &[u8]) -> bool {
+    let last = conversation.messages.last().into_iter().flat_map(|message| &message.parts);
+    let last = last.flat_map(|part| &part.texts).map(|span| span.of(body));
+    let last = last.map(|text| &text[..text.len().min(NEAR)]);
+    let words = [&b"title"[..], b"Title"];
+    instructions(conversation, body, NEAR)
+        .chain(last)
+        .any(|text| words.iter().any(|word| memmem::find(text, word).is_some()))
+}
+
+/// The title in the reply to such a call: the whole text, or the member `title` of a JSON object.
+pub fn title(reply: &str) -> Option<Box<str>> {
+    #[derive(Deserialize)]
+    struct Titled {
+        title: String,
+    }
+    let text = reply.trim();
+    if text.starts_with('{') {
+        return display_name(&serde_json::from_str::<Titled>(text).ok()?.title);
+    }
+    display_name(text.lines().next()?.trim_matches(['"', '#', '*', ' ']))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dialect::{self, Dialect};
+
+    fn read(system: &str, user: &str) -> (Conversation, Vec<u8>) {
+        let body = serde_json::json!({"model": "m", "max_tokens": 9, "system": system,
+            "messages": [{"role": "user", "content": user}]});
+        let body = body.to_string().into_bytes();
+        (dialect::read(Dialect::Anthropic, "/v1/messages", &body), body)
+    }
+
+    fn agent(user_agent: &[u8], system: &str) -> Option<String> {
+        let (conversation, body) = read(system, "hi");
+        let value = HeaderValue::from_bytes(user_agent).unwrap();
+        let headers = HeaderMap::from_iter([(USER_AGENT, value)]);
+        Agent::of(&headers, &conversation, &body).map(|agent| agent.to_string())
+    }
+
+    fn project(system: &str, user: &str) -> Option<String> {
+        let (conversation, body) = read(system, user);
+        project_path(&conversation, &body)
+    }
+
+    #[test]
+    fn the_table_can_be_read() {
+        assert!(FILE.agent.len() > 20 && FILE.project.len() > 5);
+        let only =
+            FILE.agent.iter().flat_map(|row| row.only_by_prompt.iter().map(move |it| (row, it)));
+        only.for_each(|(row, it)| assert!(row.user_agent.contains(it), "{}", row.name));
+    }
+
+    #[test]
+    fn agents_are_known_by_prompt_and_user_agent() {
+        for (user_agent, system, name) in [
+            (
+                "claude-cli/2.1.332 (external, sdk-cli)",
+                "You are Claude Code, a CLI.",
+                "Claude Code 2.1.332",
+            ),
+            ("claude-cli/2.1.332 (external, sdk-cli)", "Make a title.", "Claude Code 2.1.332"),
+            ("claude-cli/0.24.4 (external, cli)", "You are Qwen Code, a CLI.", "Qwen Code 0.24.4"),
+            ("QwenCode/0.24.4 (linux; x64)", "", "Qwen Code 0.24.4"),
+            ("codex_exec/0.169.0 (Debian 12.0.0; x86_64)", "", "Codex 0.169.0"),
+            ("GeminiCLI-tui/0.61.0/gemini-2.5-pro (linux)", "", "Gemini CLI 0.61.0"),
+            ("OpenAI/JS 6.26.0", "You are an assistant operating inside pi, a harness.", "pi"),
+            ("Anthropic/JS 0.91.0", "You are Cline, a skilled engineer.", "Cline"),
+            ("OpenAI/Python 2.20.0", "", "OpenAI/Python 2.20.0"),
+            ("some-agent/1.2-beta+x (y)", "", "some-agent 1.2-beta+x"),
+            ("curl", "", "curl"),
+        ] {
+            assert_eq!(agent(user_agent.as_bytes(), system).as_deref(), Some(name), "{user_agent}");
+        }
+        assert_eq!(agent(b"", ""), None);
+    }
+
+    #[test]
+    fn hostile_user_agents_are_cut_or_ignored() {
+        let long = format!("claude-cli/{}", "9".repeat(10_000));
+        let name = agent(long.as_bytes(), "").unwrap();
+        assert_eq!(name, format!("Claude Code {}", "9".repeat(VERSION_BYTES)));
+        assert_eq!(agent("x".repeat(10_000).as_bytes(), ""), None);
+        assert_eq!(agent(b"<b>x</b>/1.0", ""), None);
+        assert_eq!(agent(b"a\xff/1.0", ""), None);
+        assert_eq!(agent(b"agent/1.0\t<script>", "").as_deref(), Some("agent 1.0"));
+    }
+
+    #[test]
+    fn the_folder_is_read_from_the_prompt() {
+        for (system, user, path) in [
+            ("<env>\nWorking directory: /home/jane/shop\nIs git", "", Some("/home/jane/shop")),
+            (" - Primary working directory: /srv/a b\n", "", Some("/srv/a b")),
+            ("", "<environment_context>\n  <cwd>/home/jane/shop/</cwd>", Some("/home/jane/shop")),
+            ("The current working directory is `/w/kimi`.", "", Some("/w/kimi")),
+            ("", "I'm currently working in the directory: /w/g\n", Some("/w/g")),
+            ("", "**Workspace Directories:**\n  - /w/acp\n- **Dir", Some("/w/acp")),
+            ("Working directory: C:\\Users\\jane\\shop\n", "", Some("C:\\Users\\jane\\shop")),
+            ("Working directory: /w/\u{e9}t\u{e9} \"q\"\n", "", Some("/w/\u{e9}t\u{e9}")),
+            ("Working directory: somewhere\n", "", None),
+            ("Working directory: /\n", "", None),
+            ("Working directory: ", "", None),
+            ("No folder here.", "", None),
+        ] {
+            assert_eq!(project(system, user).as_deref(), path, "{system}{user}");
+        }
+        assert_eq!(project(&format!("Working directory: /{}\n", "x".repeat(2000)), ""), None);
+    }
+
+    #[test]
+    fn names_are_one_short_line() {
+        assert_eq!(folder("/home/jane/shop").as_deref(), Some("shop"));
+        assert_eq!(folder("C:\\work\\shop").as_deref(), Some("shop"));
+        assert_eq!(folder("/a/x\u{1b}[31m\u{202e}y").as_deref(), Some("x [31m y"));
+        let long = "\u{e9}".repeat(300);
+        assert_eq!(display_name(&long).unwrap().len(), NAME_BYTES);
+        assert_eq!(display_name(" \u{7}\n "), None);
+    }
+
+    #[test]
+    fn a_title_is_text_or_a_member() {
+        assert_eq!(title("Fix the tide table\n").as_deref(), Some("Fix the tide table"));
+        assert_eq!(title(r#"{"title": "Fix it"}"#).as_deref(), Some("Fix it"));
+        assert_eq!(title("\"Quoted\"\nmore").as_deref(), Some("Quoted"));
+        assert_eq!(title(r#"{"model_choice": "pro"}"#), None);
+        assert_eq!(title(" "), None);
+    }
+
+    proptest! {
+        #[test]
+        fn invariant_8_never_panics(text in ".{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = (path(text.as_bytes()), path(&bytes), title(&text), folder(&text));
+            let _ = (Agent::unlisted(&text), leading_version(&text), project(&text, &text));
+            prop_assert!(display_name(&text).is_none_or(|name| name.len() <= NAME_BYTES));
+        }
+    }
+}
