@@ -54,7 +54,12 @@ pub(super) fn config(commit_ms: u64) -> Config {
         retention: Retention { days: 1, bytes: 1 << 30 },
         lessons: crate::config::LessonSettings { days: 7 },
         on_failure: Default::default(),
-        content: ContentSettings { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
+        content: ContentSettings {
+            keep: false,
+            names: false,
+            exchange_bytes: 1 << 20,
+            session_bytes: 1 << 24,
+        },
         count: ProviderCounting::Sent,
         output_reserve: 0,
         policy: Arc::default(),

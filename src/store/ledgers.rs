@@ -150,7 +150,7 @@ impl Ledgers {
             cache.set_new();
         }
         if is_turn && found_by != SessionWitness::Client {
-            lock(&self.fingerprints).set_in_use(&scope, lookup.source);
+            lock(&self.fingerprints).set_in_use(&scope, lookup.source, began);
         }
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
@@ -385,7 +385,7 @@ impl Ledgers {
         if begins {
             // It has no reply of the model, so nothing is known about it.
             let is_beside = conversation.purpose == Purpose::Side;
-            let only = lock(&self.fingerprints).only_in_use(tenant, source);
+            let only = lock(&self.fingerprints).only_in_use(tenant, source, Instant::now());
             return match only.filter(|_| is_beside) {
                 Some(session) => LookupOutcome::Found((session, SessionWitness::Time)),
                 None => LookupOutcome::None,

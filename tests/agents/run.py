@@ -4,10 +4,12 @@ scripted provider, then continues it. Dummy keys, loopback only. Then each sends
 
 `run.py [NAME…]` runs the named tests, or all of an agent: `codex` is `codex-http`, `codex many_pictures` and so on.
 Each of TASKS checks that the agent exits with 0, that every exchange is complete, that the task and its continuation
-are one thread, and that the estimate of each call is based on the call before and is accurate.
+are one thread, and that the estimate of each call is based on the call before and is accurate. TWINS run twice at once and
+must be two sessions. The last line counts conversations that were split or merged wrongly.
 """
 
 import collections
+import concurrent.futures
 import pathlib
 import sys
 import tempfile
@@ -96,6 +98,10 @@ TASKS = [
     ("mini-swe-agent", mini_swe_agent, 4, {}),
     ("claude-code", claude_code, 8, {}),
 ]
+# Agents that name no session, each run twice at once with the same prompts, and the number of calls of each run.
+TWINS = [("aider", aider, 2), ("mini-swe-agent", mini_swe_agent, 4)]
+# How often a conversation was taken for several sessions, and several for one.
+IDENTITY_ERRORS = collections.Counter(split=0, merged=0)
 # Not free software: `scripts/agents` installs it only on request.
 OPTIONAL = {"claude-code": NPM_BIN / "claude"}
 
@@ -119,6 +125,7 @@ def check_task(name, events, calls, other_purposes):
     task = [event for event in events if event["purpose"] == "turn" and event["thread"]]
     others = collections.Counter(event["purpose"] if event["thread"] else "tunnel" for event in events if event not in task)
     threads = collections.Counter((event["session"], event["thread"]) for event in task)
+    IDENTITY_ERRORS["split"] += len({event["session"] for event in task}) - 1
     errors = [f"{event['error']:+} ({event['estimate']['counting']})" if is_incremental(event) else "no earlier call" for event in task]
     print(f"   {name}: {len(task)} calls on {len(threads)} threads, other exchanges {dict(others)}; errors of estimates {', '.join(errors)}", flush=True)
     outcomes = collections.Counter(event["outcome"] for event in events)
@@ -130,6 +137,26 @@ def check_task(name, events, calls, other_purposes):
     for event in filter(is_incremental, task):
         max_error = max(40, event["actual"] * MAX_ERROR[event["estimate"]["counting"]])
         assert abs(event["error"]) <= max_error, f"{event['estimate']} of {event['actual']}"
+
+
+def run_twins(run_agent, proxy, folder):
+    """Runs an agent twice at once, each in a folder of its own."""
+    folders = [pathlib.Path(folder) / name for name in ("one", "other")]
+    for one in folders:
+        one.mkdir()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for run in [pool.submit(run_agent, Workspace(proxy, one)) for one in folders]:
+            run.result()
+
+
+def check_twins(name, events, calls):
+    """Equal runs at once are two sessions, whatever their requests have in common."""
+    turns = collections.Counter(event["session"] for event in events if event["purpose"] == "turn")
+    witnesses = collections.Counter(event["found_by"] for event in events if "found_by" in event)
+    print(f"   {name}: turns of each session {sorted(turns.values())}, found by {dict(witnesses)}", flush=True)
+    IDENTITY_ERRORS["split"] += max(0, len(turns) - 2)
+    IDENTITY_ERRORS["merged"] += max(0, 2 - len(turns))
+    assert sorted(turns.values()) == [calls, calls], dict(turns)
 
 
 def run_test(stack, name, test, check):
@@ -156,6 +183,11 @@ def main(names):
         for name, run_agent, calls, other_purposes in (task for task in TASKS if is_wanted(task[0], task[0])):
             test = lambda folder: run_agent(Workspace(stack.proxy, folder))
             results.append(run_test(stack, name, test, lambda events: check_task(name, events, calls, other_purposes)))
+        for agent, run_agent, calls in TWINS:
+            name = f"{agent} twice at once"
+            if is_wanted(agent, name):
+                test = lambda folder: run_twins(run_agent, stack.proxy, folder)
+                results.append(run_test(stack, name, test, lambda events: check_twins(name, events, calls)))
     with TestStack(slot_tokens=None, env=healing.SLOW_DISK_ENV, strict=True) as stack:
         stack.other_provider = stack.start([BINARY, "demo", "--provider", "127.0.0.1:0", "--strict"], r"(http://\S+)")[0]
         for agent_name, agent, scenario, outcome, causes in refusals.SCENARIOS:
@@ -163,7 +195,8 @@ def main(names):
             if is_wanted(agent_name, name):
                 test = refusals.make_test(stack, agent, scenario, outcome)
                 results.append(run_test(stack, name, test, lambda events: refusals.check_events(name, events, causes)))
-    print(f"agents: {sum(results)} passed, {len(results) - sum(results)} failed", flush=True)
+    errors = "{split} conversations split, {merged} merged".format(**IDENTITY_ERRORS)
+    print(f"agents: {sum(results)} passed, {len(results) - sum(results)} failed; {errors}", flush=True)
     return 0 if results and all(results) else 1
 
 

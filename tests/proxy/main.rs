@@ -10,6 +10,7 @@ mod crowd;
 mod endings;
 mod errors;
 mod forwarding;
+mod identity;
 mod limits;
 mod lines;
 mod reading;

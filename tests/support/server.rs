@@ -177,7 +177,12 @@ pub fn config(base: &str) -> Config {
         retention: Retention { days: 1, bytes: 1 << 30 },
         lessons: LessonSettings { days: 7 },
         on_failure: Default::default(),
-        content: ContentSettings { keep: false, exchange_bytes: 1 << 20, session_bytes: 1 << 24 },
+        content: ContentSettings {
+            keep: false,
+            names: false,
+            exchange_bytes: 1 << 20,
+            session_bytes: 1 << 24,
+        },
         count: ProviderCounting::Sent,
         output_reserve: 16_000,
         policy: Arc::default(),

@@ -21,6 +21,7 @@ use plimsoll::context::policy::DecisionMode;
 use plimsoll::context::{
     ExchangeId, Fact, Outcome, PromptSection, SessionId, Sketch, SketchPart, ThreadId, Turn,
 };
+use plimsoll::dialect::agent::{self, Agent};
 use plimsoll::dialect::models::Family;
 use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
@@ -48,6 +49,47 @@ async fn recorded_clients_keep_their_threads() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     let recordings = std::fs::read_dir(&folder).unwrap().count() - 2;
     assert_eq!(expected.lines().filter(|l| !l.starts_with('#')).count(), recordings);
+}
+
+/// The agent of each recording and the folder that it states, in the request of its main conversation.
+#[test]
+fn recorded_agents_are_named() {
+    for (name, expected, folder) in [
+        ("codex", "Codex 0.169.0", Some("/home/user/project")),
+        ("gemini-cli", "Gemini CLI 0.61.0", Some("/home/user/project")),
+        ("acp-gemini-cli", "Gemini CLI 0.61.0", Some("/home/user/project")),
+        ("opencode-anthropic", "opencode 1.18.33", Some("/home/user/project")),
+        ("opencode-google", "opencode 1.18.33", Some("/home/user/project")),
+        ("opencode-openai", "opencode 1.18.33", Some("/home/user/project")),
+        ("aider-openai", "aider", None),
+        ("mini-anthropic", "mini-swe-agent", None),
+        ("mini-text", "mini-swe-agent", None),
+        ("py-lc-anthropic", "LangChain 1.7.7", None),
+        ("py-lc-google", "LangChain 4.4.2", None),
+        ("py-pydantic-google", "pydantic-ai 2.68.0", None),
+        ("py-agents-chat", "OpenAI Agents 0.24.0", None),
+        ("py-litellm-gemini", "LiteLLM 1.83.0", None),
+        ("js-openai-chat", "OpenAI/JS 7.55.0", None),
+        ("js-ai-openai", "ai-sdk-openai 4.0.118", None),
+    ] {
+        let folder_of = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/agents");
+        let text = std::fs::read(folder_of.join(format!("{name}.jsonl.zst"))).unwrap();
+        let text = String::from_utf8(zstd::decode_all(text.as_slice()).unwrap()).unwrap();
+        let found = text.lines().find_map(|line| {
+            let call: Value = serde_json::from_str(line).unwrap();
+            let target = call["target"].as_str()?;
+            let endpoint = paths::endpoint(&Method::POST, target)?;
+            let body = call["body"].as_str()?.as_bytes();
+            let conversation = dialect::read(endpoint.dialect, target, body);
+            let is_main =
+                conversation.purpose == Purpose::Turn && !conversation.messages.is_empty();
+            let agent = Agent::of(&headers(&call), &conversation, body);
+            is_main
+                .then(|| (agent.map(|it| it.to_string()), agent::project_path(&conversation, body)))
+        });
+        let (agent, path) = found.unwrap();
+        assert_eq!((agent.as_deref(), path.as_deref()), (Some(expected), folder), "{name}");
+    }
 }
 
 /// The threads of a recording, one letter per request: lower case if it does not continue the thread's last request,

@@ -24,12 +24,17 @@ pub struct Agent {
 
 /// Most bytes of a name, of an agent, a folder or a title.
 const NAME_BYTES: usize = 80;
+/// How many bytes of a user agent are read.
+const USER_AGENT_BYTES: usize = 512;
 /// Most bytes of a version.
 const VERSION_BYTES: usize = 32;
 /// How many bytes of a text are searched for what an agent calls itself.
 const NEAR: usize = 4096;
 /// How many bytes of a text are searched for the folder.
 const FAR: usize = 64 << 10;
+/// How many messages, and how many texts, are searched.
+const MESSAGES: usize = 4;
+const TEXTS: usize = 12;
 /// Most bytes of a path, as it is written in JSON.
 const PATH_BYTES: usize = 1024;
 
@@ -66,6 +71,8 @@ impl Agent {
     pub fn of(headers: &HeaderMap, conversation: &Conversation, body: &[u8]) -> Option<Self> {
         let user_agent = headers.get(USER_AGENT).and_then(|value| value.to_str().ok());
         let user_agent = user_agent.unwrap_or_default().trim();
+        // It is ASCII, so it can be cut anywhere.
+        let user_agent = &user_agent[..user_agent.len().min(USER_AGENT_BYTES)];
         if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(conversation, body)) {
             return Some(Self { name: row.name.clone(), version: row.version(user_agent) });
         }
@@ -80,12 +87,12 @@ impl Agent {
     fn unlisted(user_agent: &str) -> Option<Self> {
         let at = user_agent.find([' ', ';', '(']).unwrap_or(user_agent.len());
         let (product, rest) = user_agent.split_at(at);
-        let (name, version) = match product.rsplit_once('/') {
-            Some((name, version)) if version.starts_with(|c: char| c.is_ascii_digit()) => {
-                (name, version)
-            }
+        let is_version = |at: &usize| product[at + 1..].starts_with(|c: char| c.is_ascii_digit());
+        let mut slashes = product.match_indices('/').map(|(at, _)| at);
+        let (name, version) = match slashes.find(is_version) {
+            Some(at) => (&product[..at], &product[at + 1..]),
             // `OpenAI/Python 2.20.0`
-            _ => (product, rest.trim_start()),
+            None => (product, rest.trim_start()),
         };
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
         let is_name = !name.is_empty() && name.len() <= NAME_BYTES && name.chars().all(is_plain);
@@ -123,10 +130,13 @@ impl AgentRow {
     }
 }
 
-/// What follows the beginning of a text, without regard to case.
-fn after<'t>(text: &'t str, start: &str) -> Option<&'t str> {
-    let (head, rest) = text.split_at_checked(start.len())?;
-    head.eq_ignore_ascii_case(start).then_some(rest)
+/// What follows the beginning of one of the products in a user agent, without regard to case.
+fn after<'t>(user_agent: &'t str, start: &str) -> Option<&'t str> {
+    let later = user_agent.match_indices(' ').map(|(at, _)| &user_agent[at + 1..]);
+    std::iter::once(user_agent).chain(later).find_map(|products| {
+        let (head, rest) = products.split_at_checked(start.len())?;
+        head.eq_ignore_ascii_case(start).then_some(rest)
+    })
 }
 
 /// The version at the beginning of a text.
@@ -137,17 +147,18 @@ fn leading_version(text: &str) -> Option<Box<str>> {
     version.starts_with(|c: char| c.is_ascii_digit()).then(|| version.into())
 }
 
-/// The texts that may have instructions: the system prompt, and the first two messages of its user. Of each, at most `most`
-/// bytes, as they are written in JSON.
+/// The texts that may have instructions: the system prompt, and the first messages of its user. Of each, at most `most` bytes,
+/// as they are written in JSON.
 fn instructions<'b>(
     conversation: &'b Conversation,
     body: &'b [u8],
     most: usize,
 ) -> impl Iterator<Item = &'b [u8]> {
     let users = conversation.messages.iter().filter(|message| message.role != Role::Assistant);
-    let parts = users.take(2).flat_map(|message| &message.parts);
-    let texts = conversation.system.iter().chain(parts).flat_map(|part| &part.texts);
-    texts.map(move |span| span.of(body)).map(move |text| &text[..text.len().min(most)])
+    let parts = users.take(MESSAGES).flat_map(|message| &message.parts);
+    let parts = conversation.system.iter().chain(parts).take(TEXTS);
+    let texts = parts.flat_map(|part| &part.texts).take(TEXTS).map(|span| span.of(body));
+    texts.map(move |text| &text[..text.len().min(most)])
 }
 
 /// The path of the folder that the agent works in, if its prompt states one.
@@ -278,6 +289,17 @@ mod tests {
             ("OpenAI/Python 2.20.0", "", "OpenAI/Python 2.20.0"),
             ("some-agent/1.2-beta+x (y)", "", "some-agent 1.2-beta+x"),
             ("curl", "", "curl"),
+            (
+                "google-genai-sdk/1.75.0+vertex-genai-modules/1.165.1 gl-python/3.11.7 google-adk/1.14.1",
+                "",
+                "google-adk 1.14.1",
+            ),
+            (
+                "google-genai-sdk/1.75.0+more/1.1 gl-python/3.11.7",
+                "",
+                "google-genai-sdk 1.75.0+more",
+            ),
+            ("OpenAI/Python 2.54.0", "You are Looker.\nYour personal goal is: look", "CrewAI"),
         ] {
             assert_eq!(agent(user_agent.as_bytes(), system).as_deref(), Some(name), "{user_agent}");
         }

@@ -169,16 +169,12 @@ impl SessionFingerprints {
     }
 
     /// Records that a turn of an unnamed session is under way.
-    pub(super) fn set_in_use(&mut self, scope: &Scope, source: RequestSource) {
-        self.in_use.retain(|it| *it.scope != *scope && it.at.elapsed() < BESIDE);
+    pub(super) fn set_in_use(&mut self, scope: &Scope, source: RequestSource, at: Instant) {
+        self.in_use.retain(|it| *it.scope != *scope && at.duration_since(it.at) < BESIDE);
         if self.in_use.len() == IN_USE {
             self.in_use.pop_front();
         }
-        self.in_use.push_back(SessionInUse {
-            scope: Arc::new(scope.clone()),
-            source,
-            at: Instant::now(),
-        });
+        self.in_use.push_back(SessionInUse { scope: Arc::new(scope.clone()), source, at });
     }
 
     /// The session that a call beside a conversation belongs to: the only one that the same credential and agent used within
@@ -187,11 +183,11 @@ impl SessionFingerprints {
         &self,
         tenant: &TenantId,
         source: RequestSource,
+        now: Instant,
     ) -> Option<SessionId> {
         let mut used = self.in_use.iter().filter(|it| {
-            it.scope.tenant == *tenant
-                && it.source.agent == source.agent
-                && it.at.elapsed() < BESIDE
+            let is_own = it.scope.tenant == *tenant && it.source.agent == source.agent;
+            is_own && now.duration_since(it.at) < BESIDE
         });
         let only = used.next().filter(|_| used.next().is_none());
         only.map(|only| only.scope.session.clone())
@@ -403,23 +399,25 @@ mod tests {
     }
 
     /// A call beside a conversation belongs to the only one in use.
-    #[tokio::test(start_paused = true)]
-    async fn a_side_call_belongs_to_the_only_session_in_use() {
-        let mut known = SessionFingerprints::default();
-        let (one, other) =
-            (RequestSource { connection: 1, agent: 1 }, RequestSource { connection: 1, agent: 2 });
-        known.set_in_use(&scope("t", "a"), one);
-        assert_eq!(known.only_in_use(&"t".into(), one), Some("a".into()));
-        assert_eq!(known.only_in_use(&"t".into(), other), None, "another agent");
-        assert_eq!(known.only_in_use(&"u".into(), one), None, "another credential");
-        known.set_in_use(&scope("t", "b"), other);
-        assert_eq!(known.only_in_use(&"t".into(), one), Some("a".into()));
-        known.set_in_use(&scope("t", "c"), one);
-        assert_eq!(known.only_in_use(&"t".into(), one), None, "it could be either");
-        tokio::time::advance(BESIDE).await;
-        assert_eq!(known.only_in_use(&"t".into(), other), None, "too long ago");
+    #[test]
+    fn a_side_call_belongs_to_the_only_session_in_use() {
+        let (mut known, now) = (SessionFingerprints::default(), Instant::now());
+        let [one, other] = [1, 2].map(|agent| RequestSource { connection: 1, agent });
+        let only = |known: &SessionFingerprints, tenant: &str, source, after| {
+            known.only_in_use(&tenant.into(), source, now + after).map(|it| it.to_string())
+        };
+        let soon = BESIDE.saturating_sub(Duration::from_nanos(1));
+        known.set_in_use(&scope("t", "a"), one, now);
+        assert_eq!(only(&known, "t", one, soon).as_deref(), Some("a"));
+        assert_eq!(only(&known, "t", one, BESIDE), None, "too late");
+        assert_eq!(only(&known, "t", other, soon), None, "another agent");
+        assert_eq!(only(&known, "u", one, soon), None, "another credential");
+        known.set_in_use(&scope("t", "b"), other, now);
+        assert_eq!(only(&known, "t", one, soon).as_deref(), Some("a"));
+        known.set_in_use(&scope("t", "c"), one, now);
+        assert_eq!(only(&known, "t", one, soon), None, "it could be either");
         for more in 0..2 * IN_USE {
-            known.set_in_use(&scope("t", &format!("{more}")), one);
+            known.set_in_use(&scope("t", &format!("{more}")), one, now);
         }
         assert_eq!(known.in_use.len(), IN_USE);
     }
