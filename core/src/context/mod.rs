@@ -18,6 +18,7 @@ pub mod inject;
 pub mod ledger;
 pub mod lineage;
 mod method;
+mod names;
 mod origin;
 pub mod overflow;
 pub mod plan;
@@ -43,7 +44,8 @@ pub use self::facts::{
 pub(crate) use self::inject::InjectionPlace;
 pub use self::inject::{InjectedMessage, InjectionState, QueuedMessage};
 pub use self::method::EstimateMethod;
-pub use self::origin::{SessionNames, SessionWitness, TurnOrigin};
+pub use self::names::SessionNames;
+pub use self::origin::{SessionWitness, TurnOrigin};
 pub use self::sketch::{PromptSection, Sketch, SketchPart};
 pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, ReplyForm, Turn};
 pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
