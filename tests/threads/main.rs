@@ -65,7 +65,7 @@ fn recorded_agents_are_named() {
         ("mini-anthropic", "mini-swe-agent", None),
         ("mini-text", "mini-swe-agent", None),
         ("py-lc-anthropic", "LangChain 1.7.7", None),
-        ("py-lc-google", "LangChain 4.4.2", None),
+        ("py-lc-google", "LangChain 4.4.2-ChatGoogleGenerativeAI", None),
         ("py-pydantic-google", "pydantic-ai 2.68.0", None),
         ("py-agents-chat", "OpenAI Agents 0.24.0", None),
         ("py-litellm-gemini", "LiteLLM 1.83.0", None),

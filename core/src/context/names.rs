@@ -1,4 +1,6 @@
-//! What a session is called, from its turns: its agent, its project, its title. Pure.
+//! What a session is called, from its turns: its agent, its project, its title.
+//!
+//! Names are only shown: nothing is decided by them. Pure.
 
 use std::sync::Arc;
 

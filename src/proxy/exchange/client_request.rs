@@ -9,19 +9,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue, USER_AGENT};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Uri, request};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::count_estimate::CountFallback;
 use super::latest_request;
 use super::outbound::BodyChanges;
+use super::request_origin;
 use crate::clock::now;
 use crate::config::{Mode, Tenants, Upstream};
-use crate::context::lineage::Growth;
 use crate::context::policy::{ReasoningRule, draw};
 use crate::context::{SessionId, TenantId, Turn, reasoning};
-use crate::dialect::agent::{self, Agent};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::door::Door;
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
@@ -48,7 +46,7 @@ use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::late::LateReply;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
-use crate::store::ledgers::{self, OpenedSession, RequestSource};
+use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
@@ -231,7 +229,7 @@ impl ClientRequest {
             Box::pin(estimate_alone(&Arc::new(basis.alone()), recorder)).await;
             return RequestPlan::default();
         };
-        self.set_origin(&mut opened, &basis.parsed, &proxy);
+        request_origin::set(&mut opened, &self.headers, &basis.parsed, &proxy);
         record_session(&opened, recorder);
         let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
         let prepared = basis.in_session(&mut opened, held_out, |prepared, opened| match head {
@@ -470,7 +468,6 @@ impl ClientRequest {
         recorder: &'a ExchangeRecorder,
         reads: &'a ReadBudget,
     ) -> ledgers::SessionLookup<'a> {
-        let agent = self.headers.get(USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
         ledgers::SessionLookup {
             tenant,
             session: identity.session.as_ref(),
@@ -479,34 +476,8 @@ impl ClientRequest {
             decisions: basis.mode.decisions(),
             timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
             reads,
-            source: RequestSource {
-                connection: recorder.memory.connection(),
-                agent: xxh3_64(agent),
-            },
+            source: request_origin::source(&self.headers, &recorder.memory),
         }
-    }
-
-    /// Finds out which agent sends the request, and for which folder. Only where a thread begins: the turns after it
-    /// say the same.
-    fn set_origin(&self, opened: &mut OpenedSession, parsed: &ParsedBody, proxy: &Proxy) {
-        let (conversation, body) = (&parsed.conversation, &parsed.plain);
-        let keeps_names = proxy.config.content.names;
-        opened.keeps_title = keeps_names
-            && conversation.purpose == Purpose::Side
-            && agent::asks_for_title(conversation, body);
-        let is_same_thread = matches!(opened.placed.growth, Growth::Grows | Growth::Retries);
-        let parent = opened.placed.parent.as_ref().filter(|_| is_same_thread);
-        if let Some(parent) = parent.and_then(|turn| turn.origin.as_deref()) {
-            opened.origin.agent.clone_from(&parent.agent);
-            opened.origin.project.clone_from(&parent.project);
-            return;
-        }
-        opened.origin.agent = Agent::of(&self.headers, conversation, body);
-        let path = agent::project_path(conversation, body);
-        opened.origin.project = path.and_then(|path| match keeps_names {
-            true => agent::folder(&path),
-            false => Some(hashed_name(&proxy.tenant_key, &path)),
-        });
     }
 
     /// The upstream's rule for reasoning that is sent back: configured, else learned, else known.
@@ -618,12 +589,6 @@ fn record_store_wait(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     recorder.proxy.telemetry.session_loaded(waited);
     let is_long = reads.is_overspent();
     recorder.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
-}
-
-/// A name that says nothing of the folder at this path, and is the same for the same path.
-fn hashed_name(key: &[u8; 32], path: &str) -> Box<str> {
-    let key = blake3::derive_key("plimsoll names of project folders", key);
-    format!("#{}", &blake3::keyed_hash(&key, path.as_bytes()).to_hex()[..8]).into()
 }
 
 /// Whether a session is held out for comparison: a fixed share of all sessions, chosen by hash.

@@ -9,6 +9,7 @@ mod count_request;
 mod latest_request;
 mod original_request;
 mod outbound;
+mod request_origin;
 mod response_peek;
 mod retry;
 mod room;

@@ -1,0 +1,54 @@
+//! Where a request comes from: its connection, the agent that sends it, and the folder that the agent works in.
+//!
+//! Names that stand in the text of a request are hashed, unless `content.names` is on. Nothing is decided here.
+
+use http::HeaderMap;
+use http::header::{HeaderValue, USER_AGENT};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::context::lineage::Growth;
+use crate::dialect::Purpose;
+use crate::dialect::agent::{self, Agent};
+use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::state::Proxy;
+use crate::store::ledgers::{OpenedSession, RequestSource};
+
+/// The connection of a request, and what its client calls itself.
+pub(super) fn source(headers: &HeaderMap, connection: &MemoryShare) -> RequestSource {
+    let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
+    RequestSource { connection: connection.connection(), agent: xxh3_64(agent) }
+}
+
+/// Finds out which agent sends a request, and for which folder. Only where a thread begins: the turns after it say the same.
+pub(super) fn set(
+    opened: &mut OpenedSession,
+    headers: &HeaderMap,
+    parsed: &ParsedBody,
+    proxy: &Proxy,
+) {
+    let (conversation, body) = (&parsed.conversation, &parsed.plain);
+    let keeps_names = proxy.config.content.names;
+    opened.keeps_title = keeps_names
+        && conversation.purpose == Purpose::Side
+        && agent::asks_for_title(conversation, body);
+    let is_same_thread = matches!(opened.placed.growth, Growth::Grows | Growth::Retries);
+    let parent = opened.placed.parent.as_ref().filter(|_| is_same_thread);
+    if let Some(parent) = parent.and_then(|turn| turn.origin.as_deref()) {
+        opened.origin.agent.clone_from(&parent.agent);
+        opened.origin.project.clone_from(&parent.project);
+        return;
+    }
+    opened.origin.agent = Agent::of(headers, conversation, body);
+    let path = agent::project_path(conversation, body);
+    opened.origin.project = path.and_then(|path| match keeps_names {
+        true => agent::folder(&path),
+        false => Some(hashed_name(&proxy.tenant_key, &path)),
+    });
+}
+
+/// A name that says nothing of the folder at this path, and is the same for the same path.
+fn hashed_name(key: &[u8; 32], path: &str) -> Box<str> {
+    let key = blake3::derive_key("plimsoll names of project folders", key);
+    format!("#{}", &blake3::keyed_hash(&key, path.as_bytes()).to_hex()[..8]).into()
+}
