@@ -14,6 +14,8 @@ use http::Method;
 use place::{Place, tenant};
 use plimsoll::admin::AdminAccess;
 use plimsoll::admin::routes::ROUTES;
+use plimsoll::context::{SessionWitness, Turn, TurnOrigin};
+use plimsoll::dialect::agent::Agent;
 use plimsoll::telemetry::{FailOpen, RECENT};
 use serde_json::{Value, json};
 use support::looking::access;
@@ -25,6 +27,37 @@ async fn probes_answer() {
     assert_eq!(place.get("/healthz").await.text(), "alive\n");
     let ready = place.get("/readyz").await;
     assert_eq!((ready.status(), ready.text()), (200, "ready\n"));
+}
+
+/// A session is listed with its names, model, window and threads if that is requested; one of an earlier version has none.
+#[tokio::test]
+async fn sessions_are_listed_with_their_names() {
+    let place = Place::new().await;
+    let agent = Agent { name: "Claude Code".into(), version: Some("2.1.332".into()) };
+    let origin = TurnOrigin {
+        found_by: Some(SessionWitness::Prefix),
+        agent: Some(agent),
+        project: Some("#3f2a91c0".into()),
+        title: Some("<b>Tides".into()),
+    };
+    let named = Turn { origin: Some(Box::new(origin)), ..place::turn("r1", "main", 2) };
+    place.keep(&tenant(1), "named", named).await;
+    place.turn(&tenant(1), "old", "main", 1).await;
+    let listed = place.json("/api/v1/sessions?details=true").await;
+    let line = &listed["sessions"][0];
+    assert_eq!(line["agent"], json!({"name": "Claude Code", "version": "2.1.332"}));
+    assert_eq!((&line["project"], &line["title"]), (&json!("#3f2a91c0"), &json!("<b>Tides")));
+    assert_eq!((&line["found_by"], &line["main_thread"]), (&json!("prefix"), &json!("main")));
+    assert_eq!((&line["threads"], line["window"].is_u64()), (&json!(1), true));
+    assert_eq!((line["model"].is_string(), line["error"].is_i64()), (true, true));
+    let old = &listed["sessions"][1];
+    assert_eq!((old.get("agent"), &old["threads"]), (None, &json!(1)));
+    let plain = place.json("/api/v1/sessions").await;
+    assert_eq!(plain["sessions"][0].get("agent"), None, "its turns are not read");
+    let id = line["id"].as_str().unwrap();
+    assert_eq!(place.json(&format!("/api/v1/sessions/{id}")).await["title"], json!("<b>Tides"));
+    let why = place.get("/api/v1/requests/r1/explain?format=text").await;
+    assert!(why.text().contains("The session was found by its beginning"), "{}", why.text());
 }
 
 /// If a liveness probe had to wait, the pod would be restarted.
