@@ -434,12 +434,10 @@ fn reason(
     returned: &ReturnedReply,
 ) -> Result<DecisionReason, DecisionReason> {
     fits(request, sent, returned)?;
-    // The one field of a message has its place, whatever else the message says.
-    let has_field = request.conversation.dialect == Dialect::OpenaiChat;
-    if !has_field
-        && !returned.reasoning.blocks.is_empty()
-        && returned.is_edited(request.conversation)
-    {
+    // Beside an edited text the place of a block is not certain; a field of the message has no other place.
+    let has_blocks = request.conversation.dialect != Dialect::OpenaiChat
+        && !returned.reasoning.blocks.is_empty();
+    if has_blocks && returned.is_edited(request.conversation) {
         return Err(DecisionReason::OtherPrefix);
     }
     let in_turn = returned

@@ -55,8 +55,8 @@ impl<'l> Branch<'l> {
         let parent = placed.parent.as_deref();
         let is_models = |keyed: &&KeyedPart| keyed.role == Role::Assistant;
         let known = parent.filter(|parent| {
-            // What the model's parts next to the parent's are is the rest of its reply, as its client has it. Others have
-            // no known turn: what was sent before them is unknown, too.
+            // The model's parts next to what the parent covers are its reply, as the client has it. Others have no
+            // known turn: what was sent before them is unknown, too.
             let mut later = keyed_parts.iter().skip(placed.covers).skip_while(is_models);
             let is_known = later.all(|keyed| !is_models(&keyed) || parent.has_in_reply(keyed.key));
             is_known && mode == DecisionMode::Active

@@ -64,8 +64,7 @@ impl ReturnedReply {
         self.parts.iter().all(Option::is_some)
     }
 
-    /// Whether its client edited it: a part of the model's in its range is none of its own. Where reasoning
-    /// stood beside that is not certain.
+    /// Whether its client edited it: a part of the model's in its range is none of its own.
     pub(crate) fn is_edited(&self, conversation: &Conversation) -> bool {
         let is_other = |at: PartIndex| {
             let part = conversation.part(at);
