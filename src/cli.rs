@@ -194,6 +194,9 @@ enum Command {
         /// Have it refuse what real ones refuse, by small limits.
         #[arg(long, hide = true, requires = "provider")]
         strict: bool,
+        /// Have it refuse what does not fit a window of so many tokens.
+        #[arg(long, hide = true, requires = "provider")]
+        window: Option<u64>,
     },
 }
 
@@ -390,8 +393,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             print::out(&String::from_utf8_lossy(&text));
         }
         #[cfg(feature = "demo")]
-        Command::Demo { keep, provider, strict } => {
-            demo::run(provider.map(|address| (address, *strict)), *keep)?;
+        Command::Demo { keep, provider, strict, window } => {
+            demo::run(provider.map(|address| (address, *strict, *window)), *keep)?;
         }
     }
     Ok(ExitCode::SUCCESS)

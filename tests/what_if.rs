@@ -187,7 +187,7 @@ fn the_input_of_a_call_with_unknown_output_is_counted() {
     );
 }
 
-/// Large results in a window for six of them, the newest four protected. Under pressure, one result could be cut in
+/// Large results in a window for six of them, the newest two protected. Under pressure, one result could be cut in
 /// each turn, which would break the cache each time and make room for one turn only.
 #[test]
 fn one_cut_makes_room_for_several_turns() {
@@ -203,7 +203,7 @@ fn one_cut_makes_room_for_several_turns() {
     let dripping = played_of("drips", &format!("{window}[prune]\nlow_water = 1.0\n"), &session);
     let batched = played_of("batches", window, &session);
     let report = (breaks(&dripping), breaks(&batched), cost(&dripping), cost(&batched));
-    assert!(report.0 > 20 && report.1 * 2 <= report.0 && report.3 < 0.7 * report.2, "{report:?}");
+    assert!(report.0 > 20 && report.1 * 2 <= report.0 && report.3 < 0.8 * report.2, "{report:?}");
 }
 
 /// A new cut breaks the cache from its place in what is sent, not in what came.

@@ -15,21 +15,29 @@ use crate::config::{self, ConfigFlag, ConfigSources};
 use crate::demo;
 use crate::telemetry::log::{Log, LogFormat};
 
-/// Plays the sessions; with `provider`, only serves the scripted provider at that address, strict or not.
-pub(super) fn run(provider: Option<(SocketAddr, bool)>, keep: bool) -> Result<(), CliError> {
+/// Plays the sessions; with `provider`, only serves the scripted provider at that address, strict or not, and with a
+/// window of so many tokens.
+pub(super) fn run(
+    provider: Option<(SocketAddr, bool, Option<u64>)>,
+    keep: bool,
+) -> Result<(), CliError> {
     serve::runtime()?.block_on(async {
         match provider {
-            Some((address, strict)) => provide(address, strict).await,
+            Some((address, strict, window)) => provide(address, strict, window).await,
             None => play(keep).await,
         }
     })
 }
 
-async fn provide(address: SocketAddr, strict: bool) -> Result<(), CliError> {
+async fn provide(address: SocketAddr, strict: bool, window: Option<u64>) -> Result<(), CliError> {
     let mut stop = serve::signals()?;
-    let provider = match strict {
-        true => ScriptedProvider::strict(address, demo::count_tokens, small_limits()).await?,
-        false => ScriptedProvider::start(address, demo::count_tokens).await?,
+    let rules = match strict {
+        true => Some(small_limits()),
+        false => window.map(|window| Rules { window: Some(window), ..Rules::default() }),
+    };
+    let provider = match rules {
+        Some(rules) => ScriptedProvider::strict(address, demo::count_tokens, rules).await?,
+        None => ScriptedProvider::start(address, demo::count_tokens).await?,
     };
     print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
     let _ = stop.wait_for(|stop| *stop).await;

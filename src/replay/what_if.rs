@@ -477,8 +477,12 @@ fn written(
     let (request, known, measured) = (&call.request, &decided.known, &decided.measured);
     let writers = compact::writers(request, SummaryFocus::OfPolicy);
     let by = *writers.first().ok_or(DecisionReason::Provider)?;
-    let choice =
-        compact::choose(request, known, &measured.parts, by).ok_or(DecisionReason::NothingToCut)?;
+    let whole = measured.estimate.tokens;
+    let choice = compact::choose(request, known, &measured.parts, whole, by)
+        .ok_or(DecisionReason::NothingToCut)?;
+    if !compact::is_worth_writing(request, known, &choice, whole, due) {
+        return Err(DecisionReason::LittleRoom);
+    }
     // Its text is not known, so the given number of one-token words is used.
     let text = " summary".repeat(options.summary_tokens as usize);
     let draft = SummaryDraft { cut: choice.cut, summary: &text, seed: 0, is_requested: false };
@@ -490,7 +494,7 @@ fn written(
     } else {
         DecisionReason::Threshold
     };
-    let sizes = SummarySizes { whole: measured.estimate.tokens, was: choice.was, tokens };
+    let sizes = SummarySizes { whole, was: choice.was, tokens };
     if !compact::is_accepted(request, sizes, why) {
         return Ok(None);
     }

@@ -91,6 +91,8 @@ pub async fn session(
     let serving = strict::serve(provider.clone()).await.map_err(|error| error.to_string())?;
     let mut config = config(&serving.base());
     let mut policy = Policy::default();
+    // Cuts would leave little to summarise.
+    policy.prune.gate = Vec::new();
     policy.compact.engine = engine;
     (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
     config.upstreams[0].window = Some(WINDOW);

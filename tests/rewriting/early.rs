@@ -18,9 +18,10 @@ const SAYS: &str = "event: content_block_start\ndata: {\"type\":\"content_block_
 const TOO_LONG: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\
     \"message\":\"prompt is too long: 2600 tokens > 2000 maximum\"}}\n\n";
 
-/// A play in which the model's window is configured, and no summary is written.
+/// A play in which the model's window is configured, nothing is cut before an overflow, and no summary is written.
 async fn play(target: &'static str, window: u64) -> Play {
     let mut policy = Policy::default();
+    policy.prune.gate = Vec::new();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of(target, policy).await;
     play.config.upstreams[0].window = Some(window);

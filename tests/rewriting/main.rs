@@ -25,6 +25,7 @@ mod lasting;
 mod learned;
 mod limits;
 mod overflow;
+mod own_summary;
 mod pictures;
 mod play;
 mod presets;

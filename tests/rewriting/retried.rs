@@ -19,6 +19,7 @@ const TOO_MUCH_OUTPUT: &str = r#"{"type":"error","error":{"type":"invalid_reques
 /// A play without summaries, in a window that the history nearly fills.
 async fn play() -> Play {
     let mut policy = Policy::default();
+    policy.prune.gate = Vec::new();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
     play.config.upstreams[0].window = Some(3000);

@@ -11,9 +11,11 @@ mod loaded;
 mod quotes;
 pub mod report;
 pub mod schedule;
+mod worth;
 
 pub use agents::is_worth_it;
 pub use quotes::most_quoted;
+pub use worth::{SummarySizes, is_accepted, is_worth_writing};
 
 use foldhash::{HashMap, HashSet};
 
@@ -52,8 +54,8 @@ fn policy_allows(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && is_compactable(request)
 }
 
-/// How urgently a request of this many tokens needs a summary. If the client compacts by itself, or a rewrite
-/// of the branch was refused, only a request that does not fit otherwise is compacted.
+/// How urgently a request of this many tokens needs a summary. If a rewrite of the branch was refused, only a request
+/// that does not fit otherwise is compacted; if the client compacts by itself, only one that its provider refused.
 pub fn need_at(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -72,8 +74,9 @@ pub fn need_at(
     };
     match tokens {
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
+        _ if known.client_compacts || request.conversation.client_compacts => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
-        _ if known.client_compacts || known.is_suspended => CompactionNeed::No,
+        _ if known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
         _ if reaches(threshold) => CompactionNeed::Swap,
         _ if reaches(prepare_threshold) => CompactionNeed::Prepare,
@@ -121,7 +124,7 @@ pub fn would_leave(
         return false;
     }
     let by = writers(request, SummaryFocus::OfPolicy).first();
-    let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
+    let choice = by.and_then(|by| Some((*by, choose(request, known, parts, tokens, *by)?)));
     choice.is_some_and(|(by, choice)| preview(request, by, &choice, tokens).after <= most)
 }
 
@@ -181,11 +184,13 @@ const LEAST_SHARE: u64 = 8;
 /// results and reasoning with what followed it. Of the places after which no more remains than policy keeps,
 /// the first one at the start of a user's turn, else the first one; if the newest step alone is more than
 /// that, the place before it. If the provider writes, the roles before and after the cut must differ
-/// (`docs/protocols.md` 1.5.7). `None` if nothing can be cut.
+/// (`docs/protocols.md` 1.5.7). Less remains if the summary would not last otherwise. `None` if nothing can be
+/// cut. `tokens`: those of the request.
 pub fn choose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     parts: &[SketchPart],
+    tokens: u64,
     by: SummaryAuthor,
 ) -> Option<CutPoint> {
     let messages = &request.conversation.messages;
@@ -201,7 +206,9 @@ pub fn choose(
         let cut = (known.kept_from() + 1..=newest).rev().find(is_open)?;
         return weights.choice(request, known, cut, by);
     }
-    let most = policy.tail(request.fillable());
+    let head = tokens.saturating_sub(weights.messages.iter().sum());
+    let lasting = policy.most_after(request.fillable()).saturating_sub(head + EXPECTED);
+    let most = policy.tail(request.fillable()).min(lasting);
     let (mut tail, mut best, mut latest) = (0, None, None);
     for cut in (known.kept_from() + 1..messages.len()).rev() {
         tail += weights.messages[cut];
@@ -219,31 +226,6 @@ pub fn choose(
     }
     let (cut, ..) = best.or(latest)?;
     weights.choice(request, known, cut, by)
-}
-
-/// What a summary saves of a request, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SummarySizes {
-    /// The request as it is sent now.
-    pub whole: u64,
-    /// The history that the summary replaces.
-    pub was: u64,
-    /// The messages with the summary and its quotes.
-    pub tokens: u64,
-}
-
-/// Whether a summary may replace a part of the history: it must shrink the context and leave it under the
-/// threshold. If the request would not fit otherwise, it must fit the window; if somebody asked for it, any
-/// size will do.
-pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
-    let SummarySizes { whole, was, tokens } = sizes;
-    let fillable = request.fillable();
-    let most = match why {
-        DecisionReason::Window => fillable,
-        DecisionReason::Requested => u64::MAX,
-        _ => request.policy.compact.threshold(fillable),
-    };
-    is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
 }
 
 /// What a compaction of a request would change.

@@ -146,7 +146,7 @@ impl Replacement {
     pub(super) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
-            Self::Trim(trim) => trim.apply(&trim::text(part, body)).map(Cow::Owned),
+            Self::Trim(trim) => trim.apply(&trim::text(part, body), part.kind).map(Cow::Owned),
         }
     }
 }

@@ -233,9 +233,10 @@ pub struct PrunePolicy {
     /// Instead of `pressure`: there is pressure when fewer tokens than this are left of the usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
-    /// Under pressure a cut must bring the request down to this share of the usable window, so that one cut
-    /// makes room for several turns, and it must pay for the broken cache within `horizon_turns`; otherwise
-    /// Plimsoll waits. It stops waiting when the request does not fit the usable window. 1: it never waits.
+    /// Under pressure a cut must make room for several turns: of the room above what no cut takes away (system
+    /// prompt, tools, the newest messages) at most this share may stay filled. It must also pay for the broken
+    /// cache within `horizon_turns`, until a summary would be prepared. Otherwise Plimsoll waits. It stops waiting
+    /// when the request does not fit the usable window. 1: it never waits.
     pub low_water: f64,
     /// How many of the newest tokens of the history are never cut.
     pub protect_tokens: u64,
@@ -244,6 +245,10 @@ pub struct PrunePolicy {
     pub protect_counts: ProtectUnit,
     /// How many of the newest messages are never cut.
     pub protect_messages: u32,
+    /// In a small window less is protected: `protect_tokens` and `protect_messages` reach over at most this share
+    /// of the room above system prompt and tools, and a cut need save no more than that share. The newest four
+    /// messages stay whole. 1: there is no such limit.
+    pub protect_share: f64,
     /// How many of the newest turns are never cut. A turn begins with a message of the user.
     pub protect_turns: u32,
     /// A cut must save at least this many tokens; until then it waits.
@@ -401,6 +406,7 @@ impl Default for PrunePolicy {
             protect_tokens: 20_000,
             protect_counts: ProtectUnit::All,
             protect_messages: 8,
+            protect_share: 0.25,
             protect_turns: 0,
             min_saving_tokens: 20_000,
             min_messages: 10,
@@ -412,7 +418,7 @@ impl Default for PrunePolicy {
             stop_at_summary: true,
             stop_at_cut: false,
             placeholder: "[Old tool result content cleared]".to_owned(),
-            horizon_turns: 10,
+            horizon_turns: 7,
             max_result_tokens: None,
             method: PruneMethod::Rewrite,
             accept_reasoning_loss: false,
@@ -446,6 +452,18 @@ impl PrunePolicy {
             Some(buffer) => usable.saturating_sub(buffer) as f64,
             None => self.pressure * usable as f64,
         }
+    }
+
+    /// The most tokens that a cut may leave under pressure, if `uncuttable` of a window's `usable` tokens cannot be
+    /// cut.
+    pub(super) fn low_water(&self, usable: u64, uncuttable: u64) -> u64 {
+        let room = usable.saturating_sub(uncuttable);
+        uncuttable + (self.low_water * room as f64) as u64
+    }
+
+    /// The tokens that [`Self::protect_share`] allows of so much room.
+    pub(super) fn share_of(&self, room: u64) -> u64 {
+        if self.protect_share >= 1.0 { u64::MAX } else { (self.protect_share * room as f64) as u64 }
     }
 
     /// Whether results of this tool may be cut.

@@ -6,7 +6,7 @@
 
 mod rescue;
 
-pub use rescue::{clear_for_room, room_goal, trim_for_room, unbind_room};
+pub use rescue::{clear_for_room, room_goal, shorten_for_room, trim_for_room, unbind_room};
 
 use foldhash::HashMap;
 
@@ -18,7 +18,7 @@ use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, text_at};
 use super::turn_start::is_users;
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
-use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Role};
+use crate::dialect::{Conversation, Message, Part, PartIndex, PartKey, PartKind, Role};
 use crate::tokens::TokenCounter;
 use crate::tokens::classic::ClassicRules;
 
@@ -97,6 +97,10 @@ struct PruneCandidates<'a> {
     newborn: Vec<CutTarget<'a>>,
     /// Tokens from the oldest candidate to the end.
     after_first: u64,
+    /// Tokens that no cut takes away: system prompt, tools, and what comes after the newest candidate.
+    uncuttable: u64,
+    /// A cut must save at least this many tokens.
+    least_saving: u64,
     /// Whether there is reasoning after the oldest candidate.
     reasoning_after: bool,
 }
@@ -109,14 +113,15 @@ impl<'a> PruneCandidates<'a> {
         let messages = &request.conversation.messages;
         let names = names(request);
         let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
-        let first_protected = first_protected(policy, messages);
+        let head = weights.head(request.conversation, cost.tokens);
+        let tail = ProtectedTail::of(request, head);
+        found.least_saving = policy.min_saving_tokens.min(tail.share).max(1);
         let mut counter = counter(request);
         let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
         for (index, message) in messages.iter().enumerate().rev() {
             if index < known.kept_from() {
                 return found;
             }
-            let protected = index >= first_protected;
             for (part_at, part) in message.parts.iter().enumerate().rev() {
                 if policy.stop_at_summary && is_summary(part) {
                     return found;
@@ -153,12 +158,13 @@ impl<'a> PruneCandidates<'a> {
                     let target = CutTarget { at, about, part, tokens: own };
                     found.newborn.extend((may_go && !is_picture).then_some(target));
                     // It counts among the newest results, though it cannot be cut yet.
-                    if !protected && may_go && policy.protect_counts == ProtectUnit::Results {
+                    if index < tail.from && may_go && policy.protect_counts == ProtectUnit::Results
+                    {
                         counted += weights.judged(part, own);
                     }
                     continue;
                 }
-                if protected || !may_go {
+                if tail.holds(index, passed) || !may_go {
                     continue;
                 }
                 let text = placeholder(policy, name, own, is_picture);
@@ -168,18 +174,27 @@ impl<'a> PruneCandidates<'a> {
                 if policy.protect_counts == ProtectUnit::Results {
                     counted += weights.judged(part, own);
                 }
-                if counted <= policy.protect_tokens {
+                if counted <= policy.protect_tokens.min(tail.share) {
                     continue;
                 }
                 let saves = weights.saved(policy, part, own, &text);
                 let target = CutTarget { at, about, part, tokens };
                 if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
-                    (found.after_first, found.reasoning_after) = (passed, reasoning);
-                    found.old.push(result);
+                    found.add(result, passed, reasoning, head + passed - own);
                 }
             }
         }
         found
+    }
+
+    /// Adds the next older candidate. `passed`: the tokens from it to the end; `uncuttable`: of what stays if it is the
+    /// newest.
+    fn add(&mut self, result: CutCandidate<'a>, passed: u64, reasoning: bool, uncuttable: u64) {
+        if self.old.is_empty() {
+            self.uncuttable = uncuttable;
+        }
+        (self.after_first, self.reasoning_after) = (passed, reasoning);
+        self.old.push(result);
     }
 
     fn saving(&self) -> u64 {
@@ -198,7 +213,7 @@ impl<'a> PruneCandidates<'a> {
         if self.old.is_empty() || few || policy.gate.is_empty() {
             return Ok(None);
         }
-        if self.saving() < policy.min_saving_tokens.max(1) {
+        if self.saving() < self.least_saving {
             return Err(DecisionReason::TooLittle);
         }
         if request.clears_past.is_some() || policy.method == PruneMethod::Provider {
@@ -244,7 +259,8 @@ impl<'a> PruneCandidates<'a> {
     }
 
     /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
-    /// broken cache within the horizon. If the request does not fit, both conditions are dropped.
+    /// broken cache within the horizon. Where a summary would be prepared, it need not pay; if the request does
+    /// not fit, both conditions are dropped.
     fn relieves(
         &self,
         request: &PlanRequest<'_>,
@@ -254,16 +270,17 @@ impl<'a> PruneCandidates<'a> {
     ) -> Result<DecisionReason, DecisionReason> {
         let (policy, usable) = (&request.policy.prune, request.usable());
         let after = cost.tokens.saturating_sub(self.saving());
-        let is_priced = request.model.price.is_some_and(|price| price.input > 0.0);
+        let is_full = cost.tokens >= request.policy.compact.prepare_threshold(request.fillable());
+        let low_water = policy.low_water(usable, self.uncuttable);
         if cost.tokens as f64 <= policy.threshold(usable) {
             Err(DecisionReason::NoGate)
         } else if !request.model.known {
             Err(DecisionReason::UnknownWindow)
         } else if cost.tokens > usable || policy.low_water >= 1.0 {
             Ok(DecisionReason::Pressure)
-        } else if after as f64 > policy.low_water * usable as f64 {
+        } else if after > low_water {
             Err(DecisionReason::LittleRoom)
-        } else if is_priced && !cold && !self.pays_back(request, known) {
+        } else if !is_full && !cold && !self.pays_back(request, known) {
             Err(DecisionReason::NoGain)
         } else {
             Ok(DecisionReason::Pressure)
@@ -345,6 +362,9 @@ impl<'a> PruneCandidates<'a> {
 const PICTURE_PLACEHOLDER: &str = "[Old picture cleared]";
 /// A result with fewer tokens is never too large: trimming it would save nothing.
 const LEAST_TRIMMED: u64 = 200;
+/// So many of the newest messages are protected, however large they are: what the model reads now, and what it read
+/// before its last reply.
+const NEWEST_MESSAGES: usize = 4;
 /// At least this fraction (1/n) of the window is left of a result that does not fit.
 const SMALLEST: u64 = 20;
 
@@ -374,7 +394,7 @@ impl<'a> CutCandidate<'a> {
         let CutTarget { at, about, part, tokens } = target;
         let result_text = trim::text(part, body);
         let trim = TrimRange::new(&result_text, tokens, stay)?;
-        let after = u64::from(counter.stands_for(part, &trim.apply(&result_text)?));
+        let after = u64::from(counter.stands_for(part, &trim.apply(&result_text, part.kind)?));
         let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
         Some(Self { at, about, part, tokens, content, after, saves })
     }
@@ -411,6 +431,12 @@ impl<'a> PartWeights<'a> {
 
     fn own(&self, part: &Part) -> u64 {
         part.key.map_or(0, |key| u64::from(self.own.get(&key).copied().unwrap_or(0)))
+    }
+
+    /// What a request of this many tokens has beside the results and texts of its history: system prompt, tools, and
+    /// what stands in place of earlier messages.
+    fn head(&self, conversation: &Conversation, tokens: u64) -> u64 {
+        tokens.saturating_sub(conversation.parts().map(|part| self.own(part)).sum())
     }
 
     /// Tokens of images and documents inside a result, not of those beside it.
@@ -464,6 +490,36 @@ fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
     let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
     let out = parts.filter_map(Part::removal_key);
     out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
+}
+
+/// The newest messages that policy protects.
+#[derive(Clone, Copy)]
+struct ProtectedTail {
+    /// The first of them.
+    from: usize,
+    /// The first that is protected however large it is.
+    newest: usize,
+    /// The most tokens that are protected.
+    share: u64,
+}
+
+impl ProtectedTail {
+    /// The tail of a request whose head has so many tokens.
+    fn of(request: &PlanRequest<'_>, head: u64) -> Self {
+        let (policy, messages) = (&request.policy.prune, &request.conversation.messages);
+        // A window that is only a guess limits nothing.
+        let room = request.usable().saturating_sub(head);
+        Self {
+            from: first_protected(policy, messages),
+            newest: messages.len().saturating_sub(NEWEST_MESSAGES),
+            share: if request.model.known { policy.share_of(room) } else { u64::MAX },
+        }
+    }
+
+    /// Whether it holds a message; `passed`: the tokens from there to the end.
+    fn holds(self, message: usize, passed: u64) -> bool {
+        message >= self.from && (passed <= self.share || message >= self.newest)
+    }
 }
 
 /// The first message that policy protects.

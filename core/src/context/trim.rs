@@ -1,4 +1,4 @@
-//! Trims a tool result that is too large: its beginning and end stay, with a note between them.
+//! Trims a tool result or message that is too large: its beginning and end stay, with a note between them.
 //!
 //! The decision is stored as ranges and a hash, without any text of the result. The text is taken from the
 //! request each time, which always gives the same bytes. If a request has another text at that place, it is
@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dialect::{Part, PartKey, Span};
+use crate::dialect::{Part, PartKey, PartKind, Span};
 use crate::wire::json::Document;
 
 /// Which part of a result's text stays. Ranges are bytes of [`text`].
@@ -54,8 +54,9 @@ impl TrimRange {
         })
     }
 
-    /// The head and tail of `text`; `None` if it is not the text that the decision was made for.
-    pub(super) fn apply(&self, text: &str) -> Option<String> {
+    /// The head and tail of `text`, which is of a part of this kind; `None` if it is not the text that the decision
+    /// was made for.
+    pub(super) fn apply(&self, text: &str, kind: PartKind) -> Option<String> {
         let all = text.len();
         let is_same = all as u64 == self.bytes && PartKey::of_bytes(text.as_bytes()) == self.hash;
         if !is_same {
@@ -64,8 +65,9 @@ impl TrimRange {
         let (head, tail) = (usize::try_from(self.head).ok()?, usize::try_from(self.tail).ok()?);
         let (first, last) = (text.get(..head)?, text.get(tail..)?);
         let missing = tail.checked_sub(head)?;
+        let what = if kind == PartKind::Text { "message" } else { "tool result" };
         Some(format!(
-            "{first}\n\n[… {missing} of {all} bytes of this tool result left out: it was too large …]\n\n{last}"
+            "{first}\n\n[… {missing} of {all} bytes of this {what} left out: it was too large …]\n\n{last}"
         ))
     }
 }
@@ -74,7 +76,7 @@ impl TrimRange {
 /// nothing would be left out.
 pub(super) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let text = text(part, body);
-    TrimRange::new(&text, tokens, target)?.apply(&text)
+    TrimRange::new(&text, tokens, target)?.apply(&text, part.kind)
 }
 
 /// The text of a JSON string, or the bytes of another value.
@@ -98,13 +100,13 @@ mod tests {
     fn the_same_text_is_trimmed_the_same_and_another_not_at_all() {
         let text = "héad ".repeat(100) + &"tail".repeat(100);
         let trim = TrimRange::new(&text, 1000, 400).unwrap();
-        let trimmed = trim.apply(&text).unwrap();
+        let trimmed = trim.apply(&text, PartKind::ToolResult).unwrap();
         assert!(
             trimmed.starts_with("héad ") && trimmed.ends_with("tail") && trimmed.len() < text.len()
         );
-        assert_eq!(trim.apply(&text), Some(trimmed));
-        assert_eq!(trim.apply(&text.replace("tail", "tale")), None);
-        assert_eq!(trim.apply(&text[..text.len() - 4]), None);
+        assert_eq!(trim.apply(&text, PartKind::ToolResult), Some(trimmed));
+        assert_eq!(trim.apply(&text.replace("tail", "tale"), PartKind::ToolResult), None);
+        assert_eq!(trim.apply(&text[..text.len() - 4], PartKind::ToolResult), None);
         assert_eq!(TrimRange::new(&text, 1000, 1300), None);
     }
 
@@ -113,9 +115,13 @@ mod tests {
         let text = "é".repeat(40);
         let whole =
             TrimRange { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(text.as_bytes()) };
-        assert!(whole.apply(&text).is_some());
+        assert!(whole.apply(&text, PartKind::ToolResult).is_some());
         for (head, tail) in [(3, 60), (4, 61), (60, 4), (4, 81), (u64::MAX, 60)] {
-            assert_eq!(TrimRange { head, tail, ..whole }.apply(&text), None, "{head} {tail}");
+            assert_eq!(
+                TrimRange { head, tail, ..whole }.apply(&text, PartKind::ToolResult),
+                None,
+                "{head} {tail}"
+            );
         }
     }
 

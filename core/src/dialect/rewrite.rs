@@ -75,6 +75,13 @@ pub(crate) fn cut(
     listed::cut(&listed::ToolAnswer { part, content, kept, kind }, body, cut.text)
 }
 
+/// The edit that replaces the text of a message of the user. `None` if the part is no such text, or has several.
+pub(crate) fn cut_text(part: &Part, text: &str) -> Option<Edit> {
+    let is_users = part.kind == PartKind::Text && part.role == Role::User;
+    let [span] = part.texts[..] else { return None };
+    (is_users && part.signature.is_none()).then(|| beside::edit(span, beside::literal(text)))
+}
+
 /// The edit that replaces an image of the user by text. `at`: message and part. Empty if there is no such
 /// image, or it is inside a tool result.
 pub(crate) fn cut_picture(

@@ -28,6 +28,7 @@ impl Resolver<'_> {
         let shares = [
             ("pressure", prune.pressure),
             ("low_water", prune.low_water),
+            ("protect_share", prune.protect_share),
             ("hold_out", prune.hold_out),
         ];
         for (key, value) in shares {
@@ -168,6 +169,7 @@ impl Resolver<'_> {
                 ("threshold", Some(compact.threshold)),
                 ("prepare", Some(compact.prepare)),
                 ("keep_share", Some(compact.keep_share)),
+                ("lasting_share", Some(compact.lasting_share)),
                 ("keep_history", compact.keep_history),
             ],
         );

@@ -103,11 +103,11 @@ impl<'a> CompactionContext<'a> {
                     self.decline(why);
                     return None;
                 }
-                ScheduleAction::WriteLater => match self.job(context.need).await {
+                ScheduleAction::WriteLater => match self.job(context.need, state).await {
                     Ok(job) => return Some(job),
                     Err(why) => ScheduleEvent::CannotWrite(why),
                 },
-                ScheduleAction::WriteNow => match self.job(context.need).await {
+                ScheduleAction::WriteNow => match self.job(context.need, state).await {
                     Ok(job) => {
                         let writing = self.writing();
                         job.begin();
@@ -206,8 +206,22 @@ impl<'a> CompactionContext<'a> {
     }
 
     /// The job to write a summary of the request.
-    async fn job(&self, due: CompactionNeed) -> Result<SummaryJob, DecisionReason> {
-        let choices = self.choices().await?;
+    async fn job(
+        &self,
+        due: CompactionNeed,
+        state: ScheduleState,
+    ) -> Result<SummaryJob, DecisionReason> {
+        let mut choices = self.choices().await?;
+        if !state.overflows && !self.has_pending_compaction() {
+            let (request, tokens) = (self.prepared.plan_request(), self.tokens());
+            let known = &self.planned.known;
+            choices.retain(|choice| {
+                compact::is_worth_writing(&request, known, &choice.point, tokens, due)
+            });
+            if choices.is_empty() {
+                return Err(DecisionReason::LittleRoom);
+            }
+        }
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let handle = self.opened.handle();
@@ -267,9 +281,9 @@ impl<'a> CompactionContext<'a> {
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
         }
-        let (known, parts) = (&self.planned.known, &measured.parts);
+        let (known, parts, tokens) = (&self.planned.known, &measured.parts, self.tokens());
         let choose = |by: &SummaryAuthor| {
-            let point = compact::choose(&request, known, parts, *by)?;
+            let point = compact::choose(&request, known, parts, tokens, *by)?;
             Some(SummaryChoice { by: *by, point })
         };
         let choices: Vec<_> = writers.iter().filter_map(choose).collect();
@@ -314,9 +328,32 @@ impl<'a> CompactionContext<'a> {
         }
     }
 
-    /// Records why the request is not compacted.
+    /// Whether the request that it continues was past the threshold.
+    fn was_due_before(&self) -> bool {
+        let request = self.prepared.plan_request();
+        let threshold = request.policy.compact.threshold(request.fillable());
+        let before = self.planned.known.parent.as_ref().and_then(|turn| turn.usage.input);
+        before.is_some_and(|before| before >= threshold)
+    }
+
+    /// Its tokens as planned; 0 if it was not measured.
+    fn tokens(&self) -> u64 {
+        self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens)
+    }
+
+    /// Records why the request is not compacted. That there is too little room for a summary is said once: not if the
+    /// request before was as large.
     fn decline(&mut self, why: DecisionReason) {
-        let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
+        let tokens = self.tokens();
+        if why == DecisionReason::LittleRoom {
+            if self.was_due_before() {
+                return;
+            }
+            let session = &self.opened.scope.session;
+            tracing::warn!(
+                "session {session} is not compacted: there is too little room for a summary to last"
+            );
+        }
         let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::declined(Change::Compacted, why, PartIndex::default(), span, tokens);

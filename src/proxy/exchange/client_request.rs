@@ -29,7 +29,7 @@ use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::repair::RepairCause;
 use crate::dialect::request_id::provider_request_id;
-use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
+use crate::dialect::{Conversation, Dialect, Note, Purpose, Role, compacting_client};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::headers;
@@ -336,6 +336,7 @@ impl ClientRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         conversation.hints.clone_from(&identity.hints);
+        conversation.client_compacts = compacting_client::compacts_by_itself(&self.headers);
         parsed.repeated_calls =
             parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;

@@ -146,7 +146,7 @@ impl KeptRequest {
     fn choice(&self, writers: &[SummaryAuthor]) -> Option<SummaryChoice> {
         let request = self.prepared.plan_request();
         writers.iter().find_map(|by| {
-            let point = compact::choose(&request, &self.known, &self.parts, *by)?;
+            let point = compact::choose(&request, &self.known, &self.parts, self.tokens, *by)?;
             Some(SummaryChoice { by: *by, point })
         })
     }

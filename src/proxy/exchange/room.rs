@@ -18,7 +18,8 @@ use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
 impl PendingExchange {
     /// Makes room in a request that does not fit: by cuts, then by a summary if that makes it fit, then by
     /// trims of new results, which no model has read. If no summary makes it fit alone, one is added to the
-    /// trims where these are not enough. `None` if no room can be made. `head`: the request's, as it is sent.
+    /// trims where these are not enough. The text of the client's own compaction is shortened last. `None` if no room
+    /// can be made. `head`: the request's, as it is sent.
     pub(super) async fn make_room(
         &mut self,
         overflow: Overflow,
@@ -45,6 +46,8 @@ impl PendingExchange {
             let overflows = !is_made;
             is_made |= self.compact_now(&mut planned, overflows, head, recorder).await;
         }
+        let shortening = planned.shorten_for_room(&proxy, &prepared, &self.opened, goal);
+        is_made |= AssertUnwindSafe(shortening).catch_unwind().await.unwrap_or(false);
         is_made.then(|| RevisedRequest::new(&prepared, planned))
     }
 

@@ -40,6 +40,8 @@ pub struct WhatIfCosts {
     pub input: u64,
     /// Those of them that were read from the provider's cache.
     pub cache_read: u64,
+    /// Input tokens of the largest call.
+    pub largest: u64,
     /// The cost of the calls whose price is known, at catalogue prices, in US dollars.
     pub dollars: f64,
 }
@@ -49,6 +51,7 @@ impl WhatIfCosts {
     pub(super) fn add(&mut self, usage: &Usage, turn: &Turn, model: &Model) {
         self.input += usage.input.unwrap_or(0);
         self.cache_read += usage.cache_read.unwrap_or(0);
+        self.largest = self.largest.max(usage.input.unwrap_or(0));
         let cost = model.price.and_then(|price| savings::cost(usage, price, turn.dialect));
         self.dollars += cost.unwrap_or(0.0);
     }

@@ -32,8 +32,10 @@ pub(crate) struct ModelRequest {
     pub(crate) tools: Vec<ToolDefinition>,
     /// The newest user text.
     pub(crate) user_text: String,
-    /// Number of tool results since then.
+    /// Number of tool results since then, or of all that a summary in its place tells of.
     pub(crate) tool_results: usize,
+    /// Number of all tool results, and of those that a summary tells of.
+    pub(crate) all_results: usize,
     /// The reply has to be JSON of this schema.
     pub(crate) output_schema: Option<Value>,
     /// Output limit, tokens.
@@ -121,6 +123,7 @@ impl ModelRequest {
             tools: Vec::new(),
             user_text: String::new(),
             tool_results: 0,
+            all_results: 0,
             output_schema: None,
             max_output: None,
         }
@@ -141,12 +144,14 @@ impl ModelRequest {
     pub(crate) fn add_user_text(&mut self, text: &str) {
         self.add_text(text, 4);
         self.user_text = text.to_owned();
-        self.tool_results = 0;
+        self.tool_results = number_before(text, SUMMARISED).unwrap_or(0);
+        self.all_results += self.tool_results;
     }
 
     pub(crate) fn add_tool_result(&mut self, text: &str, structure: u64) {
         self.add_text(text, structure);
         self.tool_results += 1;
+        self.all_results += 1;
     }
 
     /// Adds a tool; `definition` is what stands in the prompt.
@@ -295,10 +300,18 @@ fn is_shell(name: &str) -> bool {
     )
 }
 
+/// How a summary says how many results it stands for.
+const SUMMARISED: &str = " results were read so far";
+
 /// A prompt may say how long the script runs: `in 6 steps`.
 fn requested_steps(text: &str) -> Option<usize> {
-    let before = text.split(" steps").next().filter(|before| before.len() < text.len())?;
-    before.rsplit(' ').next()?.parse().ok()
+    number_before(text, " steps")
+}
+
+/// The first number right before these words.
+fn number_before(text: &str, words: &str) -> Option<usize> {
+    let mut places = text.match_indices(words);
+    places.find_map(|(at, _)| text[..at].rsplit(' ').next()?.parse().ok())
 }
 
 fn reasoning_text(request: &ModelRequest) -> String {
@@ -314,10 +327,10 @@ fn reasoning_text(request: &ModelRequest) -> String {
 fn final_text(request: &ModelRequest) -> String {
     if request.user_text.contains(SUMMARY_TAG) {
         return format!(
-            "<summary>The person wants to know why the build failed. {} pieces were read so far, \
-             its logs among them: all steps compiled, some with warnings. What was asked last is \
-             still to be answered.</summary>",
-            request.prompt.len()
+            "<summary>The person wants to know why the build failed. All in all \
+             {}{SUMMARISED}, its logs among them: all steps compiled, some with warnings. What was \
+             asked last is still to be answered.</summary>",
+            request.all_results
         );
     }
     match request.tool_results {
@@ -409,6 +422,9 @@ mod tests {
         assert_eq!(reply(&request("What is this?", 3), &mut memory).call, None);
         assert!(reply(&request("Look around in 5 steps.", 4), &mut memory).call.is_some());
         assert!(reply(&request("Look around in 5 steps.", 5), &mut memory).call.is_none());
+        let summarised = "Look around in 5 steps. All in all 3 results were read so far.";
+        assert!(reply(&request(summarised, 1), &mut memory).call.is_some());
+        assert!(reply(&request(summarised, 2), &mut memory).call.is_none());
     }
 
     #[test]

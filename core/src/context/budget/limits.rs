@@ -61,6 +61,8 @@ impl WindowLimits {
             true if compacts => Some(window.saturating_sub(compacting)),
             true => Some(MANUAL_BUFFER.min(window)),
         };
+        // If the client compacts by itself, only a request that its provider refused is compacted.
+        let compacts = compacts && !request.conversation.client_compacts;
         Self {
             fillable,
             pruning,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::HiddenInput;
 use super::contents::MessageTokens;
-use super::limits::{Thresholds, WindowLimits, WindowPoint, percent};
+use super::limits::{Thresholds, WindowLimits, percent};
 use super::line::{grouped, line};
 use super::sums::fit;
 use crate::context::overflow::OverflowReport;
@@ -171,14 +171,11 @@ impl ContextView {
         Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
     }
 
-    /// Adapts the points to a client that compacts by itself: only a request that does not fit is compacted.
+    /// Adapts the points to a client that compacts by itself: only a request that its provider refused is compacted.
     #[must_use]
     pub fn where_the_client_compacts(mut self) -> Self {
-        if let Some((thresholds, fillable)) = self.thresholds.as_mut().zip(self.fillable) {
-            let percent = percent(fillable, self.window);
-            thresholds.preparing = None;
-            thresholds.compacting =
-                thresholds.compacting.map(|_| WindowPoint { tokens: fillable, percent });
+        if let Some(thresholds) = &mut self.thresholds {
+            (thresholds.preparing, thresholds.compacting) = (None, None);
         }
         self
     }

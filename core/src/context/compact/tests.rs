@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::CompactionNeed::{Must, No, Prepare, Swap};
 use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, DecisionMode, Mode, Policy};
@@ -90,17 +91,17 @@ impl Scene {
         RecordedDecisions::of(&ledger, &self.conversation, &placed, DecisionMode::Active)
     }
 
+    fn parts(&self) -> Vec<SketchPart> {
+        let keys = self.conversation.parts().filter_map(|part| part.key);
+        let each =
+            |key| SketchPart { key, tokens: EACH, place: PromptSection::History, by_length: false };
+        keys.map(each).collect()
+    }
+
     fn choice(&self, by: SummaryAuthor) -> Option<CutPoint> {
-        let parts = self.conversation.parts().filter_map(|part| part.key);
-        let parts: Vec<SketchPart> = parts
-            .map(|key| SketchPart {
-                key,
-                tokens: EACH,
-                place: PromptSection::History,
-                by_length: false,
-            })
-            .collect();
-        choose(&self.request(), &self.known(), &parts, by)
+        let parts = self.parts();
+        let tokens = u64::from(EACH) * parts.len() as u64;
+        choose(&self.request(), &self.known(), &parts, tokens, by)
     }
 }
 
@@ -110,6 +111,7 @@ fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
         keep_messages: keep_messages.try_into().unwrap(),
         keep_tokens,
         keep_share: 1.0,
+        lasting_share: 0.0,
         ..policy::CompactPolicy::default()
     }
 }
@@ -181,6 +183,51 @@ fn the_boundary_names_type_and_count() {
 fn the_kept_tail_is_also_limited_by_a_share_of_the_window() {
     let policy = policy::CompactPolicy { keep_share: 0.02, ..keeping(8, 9_000) };
     assert_eq!(Scene::of("uauauauau", policy).choice(SummaryAuthor::Summary).unwrap().cut, 8);
+}
+
+/// Of 10,000 tokens, 9,500 are the threshold. A third of that should stay free after a summary of 200 tokens: the larger
+/// the head, the less of the history stays word for word. Where it cannot fit, none is written.
+#[test]
+fn less_of_a_history_stays_if_a_summary_would_not_last() {
+    let policy = policy::CompactPolicy { lasting_share: 1.0 / 3.0, ..keeping(8, 9_000) };
+    let scene = Scene::of("uauauauau", policy);
+    let (request, known, parts) = (scene.request(), scene.known(), scene.parts());
+    let cut = |head: u64, due| {
+        let tokens = head + 900;
+        let choice = choose(&request, &known, &parts, tokens, SummaryAuthor::Summary).unwrap();
+        (choice.cut, is_worth_writing(&request, &known, &choice, tokens, due))
+    };
+    assert_eq!(cut(3_500, Swap), (2, true));
+    assert_eq!(cut(4_000, Swap), (6, true), "three messages stay");
+    assert_eq!(cut(4_330, Swap), (8, true), "one message stays");
+    assert_eq!([cut(9_200, Swap), cut(9_201, Swap)], [(8, true), (8, false)], "the threshold");
+    assert_eq!([cut(9_700, Must), cut(9_701, Must)], [(8, true), (8, false)], "the window");
+}
+
+/// A second summary is not written before a third of the threshold was added.
+#[test]
+fn two_summaries_are_far_apart() {
+    let policy = policy::CompactPolicy { lasting_share: 0.5, ..keeping(1, 9_000) };
+    let scene = Scene::of("uauauauau", policy);
+    let (request, mut known, parts) = (scene.request(), scene.known(), scene.parts());
+    let choice = choose(&request, &known, &parts, 8_600, SummaryAuthor::Summary).unwrap();
+    let mut is_worth = |compacted_to| {
+        known.compacted_to = compacted_to;
+        is_worth_writing(&request, &known, &choice, 8_600, Swap)
+    };
+    assert_eq!([None, Some(3_850), Some(3_851)].map(&mut is_worth), [true, true, false]);
+}
+
+/// A client that compacts by itself is left to do it until its provider refuses a request, also before it did so for the
+/// first time.
+#[test]
+fn a_client_known_to_compact_is_left_to_do_it() {
+    let mut scene = Scene::of("uau", keeping(1, 1));
+    scene.conversation.client_compacts = true;
+    let need = |tokens| need_at(&scene.request(), &scene.known(), tokens);
+    assert_eq!([9_600, 10_000, 10_001].map(need), [No; 3]);
+    let refused = schedule::ScheduleState { overflows: true, ..Default::default() };
+    assert_eq!(refused.need(&scene.request(), &scene.known(), Some(10_001), false), Must);
 }
 
 /// For a summary written by the provider, the cut is between messages of different roles.
@@ -292,7 +339,8 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
     ];
     let (mut compacts, mut suspended) = (scene.known(), scene.known());
     (compacts.client_compacts, suspended.is_suspended) = (true, true);
-    assert_eq!((of(&compacts), of(&suspended)), (alone, alone));
+    assert_eq!(of(&suspended), alone);
+    assert_eq!(of(&compacts), [No; 6], "its provider has not refused it");
     let unknown = Scene {
         model: Model { known: false, ..scene.model.clone() },
         ..Scene::of("uau", keeping(1, 1))
@@ -324,15 +372,9 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
 #[test]
 fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
-    let parts = |scene: &Scene| -> Vec<SketchPart> {
-        let keys = scene.conversation.parts().filter_map(|part| part.key);
-        let each =
-            |key| SketchPart { key, tokens: EACH, place: PromptSection::History, by_length: false };
-        keys.map(each).collect()
-    };
     let fits = |scene: &Scene, mode, tokens| {
         let request = PlanRequest { mode, ..scene.request() };
-        would_fit(&request, &scene.known(), &parts(scene), tokens)
+        would_fit(&request, &scene.known(), &scene.parts(), tokens)
     };
     // Six parts of 100 tokens are replaced by a summary of a quarter of that.
     let scene = Scene::of("uauauauau", policy(SummaryEngine::Summary));
@@ -342,7 +384,7 @@ fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     let by_provider = Scene::of("uauauauau", policy(SummaryEngine::Provider));
     assert!(fits(&by_provider, Mode::Active, 10_000));
     let refused = PlanRequest { compaction_refused: true, ..by_provider.request() };
-    assert!(!would_fit(&refused, &by_provider.known(), &parts(&by_provider), 10_000));
+    assert!(!would_fit(&refused, &by_provider.known(), &by_provider.parts(), 10_000));
     let off = Scene::of("uauauauau", policy(SummaryEngine::Off));
     assert!(!fits(&off, Mode::Active, 10_450));
     let nothing = Scene::of("u", policy(SummaryEngine::Summary));
@@ -351,7 +393,7 @@ fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     unknown.model.known = false;
     assert!(!fits(&unknown, Mode::Active, 10_450));
     // It is known if the provider stated what fits.
-    let (known, parts) = (unknown.known(), parts(&unknown));
+    let (known, parts) = (unknown.known(), unknown.parts());
     let leaves = |most| would_leave(&unknown.request(), &known, &parts, 1_000, most);
     assert!(leaves(550) && !leaves(549));
     // An open loop whose reasoning the provider demands prevents the summary.
@@ -404,7 +446,6 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
         need_at(&scene.request(), &known, tokens)
     };
     let scene = watching(ThresholdBasis::LastCall);
-    use CompactionNeed::{Must, No, Prepare, Swap};
     for (read, need) in [(4_000, No), (4_001, Prepare), (8_000, Prepare), (8_001, Swap)] {
         assert_eq!(of(&scene, read, 10_000), need, "{read}");
         assert_eq!(of(&watching(ThresholdBasis::Estimate), read, 100), No, "{read}");

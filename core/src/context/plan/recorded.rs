@@ -78,6 +78,8 @@ pub struct RecordedDecisions {
     pub is_suspended: bool,
     /// The summary in use, with the index of the first message that stays.
     compact: Option<(usize, Arc<CompactionRecord>)>,
+    /// The tokens of the request that first used that summary, as reported or else as estimated.
+    pub(in crate::context) compacted_to: Option<u64>,
     /// Summaries written for it and not in use, each with the index of the first message that stays.
     pub summaries: Vec<(usize, Arc<CompactionRecord>)>,
     /// Its client has compacted by itself before.
@@ -486,7 +488,8 @@ impl RecordedDecisions {
 
     /// The cut of the result at a place.
     pub(crate) fn cut_at(&self, part: &Part, at: PartIndex) -> CutOfPart<'_> {
-        let is_kind = matches!(part.kind, PartKind::ToolResult | PartKind::Image);
+        let kinds = [PartKind::ToolResult, PartKind::Image, PartKind::Text];
+        let is_kind = kinds.contains(&part.kind);
         let may_be = is_kind && !self.cuts.is_empty();
         let about = if may_be { self.about(at) } else { None };
         let cut = about.and_then(|about| self.cut(about));

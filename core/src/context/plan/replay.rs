@@ -77,6 +77,9 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             if part.kind == PartKind::Image {
                 return rewrite::cut_picture(request.conversation, request.body, at, &replacement);
             }
+            if part.kind == PartKind::Text {
+                return rewrite::cut_text(part, &replacement).into_iter().collect();
+            }
             let change = rewrite::CutContent { text: &replacement, keep_media: cut.keep_media };
             rewrite::cut(request.conversation, request.body, at, &change)
         });

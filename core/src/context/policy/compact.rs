@@ -47,6 +47,10 @@ pub struct CompactPolicy {
     pub keep_tokens: u64,
     /// Largest share of the fillable window for the messages that stay word for word.
     pub keep_share: f64,
+    /// Between two summaries of a thread at least this share of the threshold is added to it. So fewer messages stay
+    /// word for word where a summary would leave less than this free. If a summary is due sooner, none is written
+    /// until the provider says that the request does not fit. 0: there is no such limit.
+    pub lasting_share: f64,
     /// Instead of `keep_messages`, `keep_tokens` and `keep_share`: the newest part of the history stays, this
     /// share of it by length, beginning with a message of the user (as Gemini CLI does).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,7 +223,8 @@ impl Default for CompactPolicy {
             keep_messages: 8,
             keep_at_least: false,
             keep_tokens: 20_000,
-            keep_share: 0.3,
+            keep_share: 0.15,
+            lasting_share: 0.333,
             keep_history: None,
             keep_first: true,
             pinned: Vec::new(),
@@ -278,6 +283,14 @@ impl CompactPolicy {
         let text = text.replace("{messages}", &messages.to_string());
         // A message without text would be refused.
         (!text.trim().is_empty()).then_some(text)
+    }
+
+    /// The most tokens that a summary should leave, so that the next one is not due soon.
+    pub(crate) fn most_after(&self, fillable: u64) -> u64 {
+        match self.lasting_share > 0.0 {
+            true => ((1.0 - self.lasting_share) * self.threshold(fillable) as f64) as u64,
+            false => u64::MAX,
+        }
     }
 
     /// Most tokens that are kept as they are.

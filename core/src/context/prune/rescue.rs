@@ -5,12 +5,14 @@
 //! it protects as new is protected less. Pure; proposes facts, like its parent module.
 
 use super::{
-    CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST, counter, voided_from,
+    CutCandidate, CutTarget, LEAST_TRIMMED, PartWeights, PruneCandidates, RequestCost, SMALLEST,
+    counter, voided_from,
 };
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::{Policy, PrunePolicy};
 use crate::context::{Fact, repair};
 use crate::dialect::overflow::Overflow;
+use crate::dialect::{PartIndex, PartKind, Purpose, Role};
 
 /// How many messages stay whole, and the fraction (1/n) of the room that the newest tokens keep.
 const NEWEST: (u32, u64) = (2, 4);
@@ -34,7 +36,7 @@ pub fn clear_for_room(
     cost: RequestCost<'_>,
     goal: u64,
 ) -> Vec<Fact> {
-    if !request.conversation.is_whole_turn() {
+    if !may_make_room(request) {
         return Vec::new();
     }
     let eased = eased(request, goal);
@@ -64,7 +66,7 @@ pub fn trim_for_room(
     cost: RequestCost<'_>,
     goal: u64,
 ) -> Vec<Fact> {
-    if !request.conversation.is_whole_turn() || cost.tokens <= goal {
+    if !may_make_room(request) || cost.tokens <= goal {
         return Vec::new();
     }
     let eased = eased(request, goal);
@@ -83,6 +85,42 @@ pub fn trim_for_room(
     cuts.collect()
 }
 
+/// The largest text of the client's own compaction, shortened in its middle. Clients that put a whole history into one
+/// message have no way out if that does not fit. None if the request has no more than `goal` tokens.
+pub fn shorten_for_room(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    cost: RequestCost<'_>,
+    goal: u64,
+) -> Vec<Fact> {
+    let conversation = request.conversation;
+    if !may_make_room(request) || conversation.purpose != Purpose::Compaction {
+        return Vec::new();
+    }
+    let weights = PartWeights::of(request, cost);
+    let texts = conversation.messages.iter().enumerate().flat_map(|(index, message)| {
+        let parts = message.parts.iter().enumerate();
+        parts.map(move |(at, part)| (PartIndex::new(index, at), part))
+    });
+    let texts = texts.filter(|(_, part)| part.kind == PartKind::Text && part.role == Role::User);
+    let largest = texts.max_by_key(|(_, part)| weights.own(part));
+    let excess = cost.tokens.saturating_sub(goal);
+    let shortened = largest.filter(|_| excess > 0).and_then(|(at, part)| {
+        let (about, tokens) = (known.about(at)?, weights.own(part));
+        let stay = tokens.checked_sub(excess).filter(|stay| *stay >= LEAST_TRIMMED)?;
+        let target = CutTarget { at, about, part, tokens };
+        CutCandidate::trimmed(target, request.body, stay, &mut counter(request))
+    });
+    shortened.map(|text| text.cut(request, DecisionReason::TooLarge)).into_iter().collect()
+}
+
+/// Whether room may be made: the request brings its history, as a turn or for the client's own compaction.
+fn may_make_room(request: &PlanRequest<'_>) -> bool {
+    let conversation = request.conversation;
+    let is_compaction = conversation.purpose == Purpose::Compaction && conversation.held.is_none();
+    is_compaction || conversation.is_whole_turn()
+}
+
 /// The decisions to remove the client's reasoning after the first of this request's own changes that made room,
 /// because its model turned out to bind reasoning to what was there. What we put back after it is left out by
 /// itself.
@@ -99,6 +137,7 @@ fn eased(request: &PlanRequest<'_>, goal: u64) -> Policy {
     let prune = PrunePolicy {
         protect_messages: policy.protect_messages.min(NEWEST.0),
         protect_tokens: policy.protect_tokens.min(goal / NEWEST.1),
+        protect_share: 1.0,
         protect_turns: 0,
         keep_media: false,
         stop_at_cut: false,

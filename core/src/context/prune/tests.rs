@@ -458,13 +458,20 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     let (request, parts) = (scene.request(), scene.parts(|_| EACH));
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let saving = PruneCandidates::of(&request, &known, cost).saving();
+    // Of 400 tokens in the history, 200 precede the newest result. Of what is left of 800 above the others, a quarter
+    // must be free.
+    let most = (400..800).rev().find(|tokens| {
+        let uncuttable = tokens - 200 - 100;
+        tokens - saving <= uncuttable + (800 - uncuttable) * 3 / 4
+    });
+    let most = most.unwrap();
     let no = Err(DecisionReason::NoGate);
     let (pressure, little) = (Ok(Some(DecisionReason::Pressure)), Err(DecisionReason::LittleRoom));
     for (tokens, verdict) in [
         (400, no),
         (401, pressure),
-        (600 + saving, pressure),
-        (601 + saving, little),
+        (most, pressure),
+        (most + 1, little),
         (800, little),
         (801, pressure),
     ] {
@@ -476,9 +483,14 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     scene.policy.prune.horizon_turns = 0;
     assert_eq!(gate(&scene, &known, 500), Err(DecisionReason::NoGain));
     assert_eq!(gate(&scene, &known, 801), pressure, "the request no longer fits");
-    // A model that costs nothing, or a cold cache, need not pay.
-    scene.model.price = Some(Price { input: 0.0, ..PRICE });
-    assert_eq!(gate(&scene, &known, 500), pressure);
+    // Without a price nothing is cut for money: only where a summary would be prepared otherwise.
+    for price in [None, Some(Price { input: 0.0, ..PRICE })] {
+        scene.model.price = price;
+        assert_eq!(gate(&scene, &known, 500), Err(DecisionReason::NoGain));
+        assert_eq!(gate(&scene, &known, 683), Err(DecisionReason::NoGain));
+        assert_eq!(gate(&scene, &known, 684), pressure);
+    }
+    // A cold cache need not pay.
     scene.model.price = Some(PRICE);
     scene.now += 48 * 3_600_000;
     assert_eq!(gate(&scene, &known, 500), pressure);
@@ -759,8 +771,41 @@ fn old_results_make_room_first_and_new_ones_only_if_needed() {
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };
     let (request, known) = (scene.request(), scene.known());
+    let cleared = clear_for_room(&request, &known, cost, 1).len();
+    assert_eq!(cleared, 2, "the client's own compaction");
+    scene.conversation.purpose = Purpose::Side;
+    let request = scene.request();
     assert!(clear_for_room(&request, &known, cost, 1).is_empty());
     assert!(trim_for_room(&request, &known, cost, 1).is_empty());
+}
+
+/// The client's own compaction, which has the whole history in one message, is shortened in its middle as far as needed.
+/// Nobody else's text is.
+#[test]
+fn the_text_of_a_clients_own_compaction_is_shortened() {
+    let history = format!("First. {}Last.", "They read on. ".repeat(4_000));
+    let asked = json!([{"role": "user", "content": history}]);
+    let mut scene = of(FREE, &asked, eased());
+    scene.conversation.purpose = Purpose::Compaction;
+    let parts = scene.parts(|_| 16_000);
+    let shortened = |scene: &SessionFixture, goal| {
+        let cost = RequestCost { tokens: 16_100, parts: &parts, rules: None };
+        shorten_for_room(&scene.request(), &scene.known(), cost, goal)
+    };
+    let facts = shortened(&scene, 10_000);
+    let [Fact::Cut(cut)] = &facts[..] else { panic!("{facts:?}") };
+    assert!(cut.is_trim() && (9_000..11_000).contains(&cut.tokens), "{cut:?}");
+    let mut known = scene.known();
+    known.add(facts.iter().cloned());
+    let plan = crate::context::plan::replay(&scene.request(), &known);
+    let [edit] = &plan.edits[..] else { panic!("{:?}", plan.edits) };
+    let text = String::from_utf8_lossy(&edit.with).into_owned();
+    assert!(text.starts_with("\"First. ") && text.ends_with("Last.\""), "{text}");
+    assert!(text.contains("bytes of this message left out"), "{text}");
+    assert_eq!(shortened(&scene, 16_100), [], "it fits");
+    assert_eq!(shortened(&scene, 100), [], "nothing would be left");
+    scene.conversation.purpose = Purpose::Turn;
+    assert_eq!(shortened(&scene, 10_000), [], "the user's own words");
 }
 
 /// A model turned out to bind its reasoning to what was cut to make room. Its reasoning after the first cut or summary

@@ -8,12 +8,16 @@ use std::sync::Arc;
 
 use super::{PlanBasis, PlannedRequest, replay, save};
 use crate::config::Mode;
-use crate::context::plan::RecordedDecisions;
-use crate::context::{compact, prune};
+use crate::context::plan::{PlanRequest, RecordedDecisions};
+use crate::context::{Fact, compact, prune};
 use crate::dialect::overflow::Overflow;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
+
+/// Proposes cuts that bring a request down to so many tokens.
+type ProposeRoom =
+    fn(&PlanRequest<'_>, &RecordedDecisions, prune::RequestCost<'_>, u64) -> Vec<Fact>;
 
 impl PlannedRequest {
     /// How many of its tokens fit; `None` if it was not measured, may not be changed, or a panic kept it from being
@@ -38,7 +42,7 @@ impl PlannedRequest {
         let measured = self.measured.clone()?;
         let new = {
             let known = self.known.clone();
-            let propose = move |prepared: &PreparedRequest| {
+            let propose_here = move |prepared: &PreparedRequest| {
                 let cost = prepared.cost(&measured);
                 prune::clear_for_room(&prepared.plan_request(), &known, cost, goal)
             };
@@ -108,14 +112,38 @@ impl PlannedRequest {
         opened: &OpenedSession,
         goal: u64,
     ) -> bool {
+        self.add_room(prune::trim_for_room, proxy, prepared, opened, goal).await
+    }
+
+    /// Shortens the text of the client's own compaction if it has more than `goal` tokens; returns whether it was
+    /// shortened.
+    pub(crate) async fn shorten_for_room(
+        &mut self,
+        proxy: &Proxy,
+        prepared: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
+        goal: u64,
+    ) -> bool {
+        self.add_room(prune::shorten_for_room, proxy, prepared, opened, goal).await
+    }
+
+    /// Adds the cuts that `propose` makes for this goal; returns whether there were any.
+    async fn add_room(
+        &mut self,
+        propose: ProposeRoom,
+        proxy: &Proxy,
+        prepared: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
+        goal: u64,
+    ) -> bool {
         let Some(measured) = self.measured.clone() else { return false };
         let new = {
             let known = self.known.clone();
-            let propose = move |prepared: &PreparedRequest| {
+            let propose_here = move |prepared: &PreparedRequest| {
                 let cost = prepared.cost(&measured);
-                prune::trim_for_room(&prepared.plan_request(), &known, cost, goal)
+                propose(&prepared.plan_request(), &known, cost, goal)
             };
-            prepared.off_thread(propose).await
+            prepared.off_thread(propose_here).await
         };
         let Ok(new) = new else { return false };
         if new.is_empty() {

@@ -66,6 +66,11 @@ impl RecordedDecisions {
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
         let written = ledger.summaries_holding(mode, self.epoch).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
+        let first = used.as_ref().and_then(|(_, one)| ledger.turn(&one.exchange));
+        self.compacted_to = first.and_then(|turn| {
+            let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);
+            turn.usage.input.or(estimated)
+        });
         self.compact = used;
         let kept = self.kept_from();
         self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();

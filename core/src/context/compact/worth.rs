@@ -1,0 +1,50 @@
+//! Whether a summary is worth its cost: before it is written, by its assumed size, and once it is there.
+//!
+//! Pure.
+
+use super::{CompactionNeed, CutPoint, is_worth_it, preview};
+use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
+use crate::context::policy::SummaryAuthor;
+
+/// Whether a summary at this place is worth writing: by its assumed size the request fits with it, and since the
+/// summary in use enough was added (`compact.lasting_share`). Another one is
+/// written only if somebody asks for it, or if the provider says that the request does not fit.
+pub fn is_worth_writing(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    choice: &CutPoint,
+    tokens: u64,
+    due: CompactionNeed,
+) -> bool {
+    let (policy, fillable) = (&request.policy.compact, request.fillable());
+    let threshold = policy.threshold(fillable);
+    let most = if due == CompactionNeed::Must { fillable } else { threshold };
+    let added = known.compacted_to.map(|before| tokens.saturating_sub(before));
+    preview(request, SummaryAuthor::Summary, choice, tokens).after <= most
+        && added.is_none_or(|added| added as f64 >= policy.lasting_share * threshold as f64)
+}
+
+/// What a summary saves of a request, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SummarySizes {
+    /// The request as it is sent now.
+    pub whole: u64,
+    /// The history that the summary replaces.
+    pub was: u64,
+    /// The messages with the summary and its quotes.
+    pub tokens: u64,
+}
+
+/// Whether a summary may replace a part of the history: it must shrink the context and leave it under the
+/// threshold. If the request would not fit otherwise, it must fit the window; if somebody asked for it, any
+/// size will do.
+pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
+    let SummarySizes { whole, was, tokens } = sizes;
+    let fillable = request.fillable();
+    let most = match why {
+        DecisionReason::Window => fillable,
+        DecisionReason::Requested => u64::MAX,
+        _ => request.policy.compact.threshold(fillable),
+    };
+    is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
+}
