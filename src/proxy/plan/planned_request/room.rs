@@ -42,7 +42,7 @@ impl PlannedRequest {
         let measured = self.measured.clone()?;
         let new = {
             let known = self.known.clone();
-            let propose_here = move |prepared: &PreparedRequest| {
+            let propose = move |prepared: &PreparedRequest| {
                 let cost = prepared.cost(&measured);
                 prune::clear_for_room(&prepared.plan_request(), &known, cost, goal)
             };
