@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns presets bench fuzz mutants image agents deny clean-tools
+.PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns presets seeds bench fuzz mutants image agents deny clean-tools
 
 N ?= 200
 FROM ?= 0
@@ -25,6 +25,9 @@ test: ## Every tier of tests; sets up its own tools in .tools/
 
 check: ## The quick part of the tests: format, lints, all Rust tests but the faults
 	@scripts/test format lints rust
+
+seeds: ## The reference documents, requirement by requirement (docs/seeds.md)
+	@scripts/seeds
 
 crash: ## kill -9 under load, N=200 rounds
 	PLIMSOLL_CRASH_ROUNDS=$(N) cargo test --locked --test crash -- --nocapture

@@ -123,16 +123,19 @@ fn set_from_variables(
 ) {
     let leaves = schema::leaves(schema);
     for (name, value) in &sources.variables {
-        if !name.starts_with("PLIMSOLL_") || value.is_empty() || resolve::is_foreign(name) {
+        if !name.starts_with("PLIMSOLL_") || resolve::is_foreign(name) {
+            continue;
+        }
+        let leaf = leaves.iter().find(|(path, _)| schema::variable(path) == *name);
+        // An empty variable is one that is not set, except for a list: then it has no elements.
+        if value.is_empty() && !leaf.is_some_and(|(_, leaf)| schema::is_list(leaf)) {
             continue;
         }
         let place = ConfigPlace::Variable(name.clone());
         if let Some(upstream) = name.strip_prefix("PLIMSOLL_UPSTREAM_") {
             let upstream = upstream.to_lowercase().replace('_', "-");
             raw.set(&["upstream", &upstream, "base_url"], value.as_str().into(), place);
-        } else if let Some((path, leaf)) =
-            leaves.iter().find(|(path, _)| schema::variable(path) == *name)
-        {
+        } else if let Some((path, leaf)) = leaf {
             let path: Vec<_> = path.iter().map(String::as_str).collect();
             raw.set(&path, schema::from_text(leaf, value), place);
         } else {

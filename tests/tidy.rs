@@ -604,6 +604,7 @@ const TABLES_OF_TESTS: &[(&str, usize)] = &[
     ("docs/limits.md", 50),
     ("docs/presets.md", 50),
     ("docs/rewriting.md", 15),
+    ("docs/seeds.md", 120),
     ("docs/threats.md", 60),
 ];
 
@@ -650,6 +651,20 @@ fn every_test_named_in_a_document_exists() {
             assert!(tests.contains(name), "{document} names {name}: no such test");
         }
     }
+}
+
+/// The table of the reference documents has each requirement once, in order, and a test for each.
+#[test]
+fn every_requirement_of_the_reference_documents_has_a_row_and_a_test() {
+    let text = std::fs::read_to_string("docs/seeds.md").unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| ")).map(cells);
+    let mut number = 0;
+    for row in rows.filter(|row| row[0].trim().parse::<usize>().is_ok()) {
+        number += 1;
+        assert_eq!((row[0].trim(), row.len()), (&*number.to_string(), 4), "{row:?}");
+        assert!(in_backticks(&row[2]).next().is_some(), "row {number} names no test: {row:?}");
+    }
+    assert_eq!(number, 200);
 }
 
 #[test]

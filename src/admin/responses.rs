@@ -361,17 +361,19 @@ pub(super) async fn context(
     Ok(negotiated(&view, request))
 }
 
-/// The session of requests in flight with this id, if only one credential uses it.
+/// The session of requests in flight with this id, if only one credential uses it; of the newest one for `latest`.
 fn scope_in_flight(admin: &Admin, id: &str) -> Option<Scope> {
     let scope_of = |open_exchange: &OpenExchange| Scope {
         tenant: open_exchange.tenant.clone(),
         session: open_exchange.session.clone(),
     };
+    let is_latest = id == "latest";
     let is_named = |open_exchange: &OpenExchange| {
-        open_exchange.session == *id || id_of(&scope_of(open_exchange)) == id
+        is_latest || open_exchange.session == *id || id_of(&scope_of(open_exchange)) == id
     };
     let mut scopes: Vec<Scope> =
         admin.telemetry.open_exchanges(is_named).iter().map(scope_of).collect();
+    scopes.truncate(if is_latest { 1 } else { usize::MAX });
     scopes.dedup();
     scopes.pop().filter(|_| scopes.is_empty())
 }

@@ -56,11 +56,18 @@ pub(super) async fn context(
     count: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
+    let thread = thread.unwrap_or("latest");
     let id = match session {
         Some(session) => session.to_owned(),
-        None => newest(client).await?,
+        None => match newest(client).await {
+            Ok(id) => id,
+            // Nothing is stored yet, but the first request may be in flight.
+            Err(none) => {
+                let path = format!("/api/v1/sessions/latest/threads/{}/context?", encoded(thread));
+                return show(client, &path, as_json).await.map_err(|_| none);
+            }
+        },
     };
-    let thread = thread.unwrap_or("latest");
     let path = format!("/api/v1/sessions/{}/threads/{}/context", encoded(&id), encoded(thread));
     if !count {
         return show(client, &format!("{path}?"), as_json).await;

@@ -195,6 +195,11 @@ impl Resolver<'_> {
         self.errors.add(self.entry.place(path), &path.join("."), what, todo);
     }
 
+    /// Warns of keys that contradict each other, with the one that wins.
+    fn wins(&mut self, warning: &str) {
+        self.warnings.push(warning.to_owned());
+    }
+
     fn address(&mut self, path: &[&str], raw: &str) -> Option<SocketAddr> {
         let local = raw.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
         let address = local.as_deref().unwrap_or(raw).parse();

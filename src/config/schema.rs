@@ -177,9 +177,15 @@ pub(super) fn from_text(schema: &Value, text: &str) -> Value {
         "integer" => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
         "number" => text.parse::<f64>().map_or_else(|_| Value::from(text), Value::from),
         "boolean" => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
+        "array" if text.is_empty() => Value::Array(Vec::new()),
         "array" => text.split(',').map(|item| Value::from(item.trim())).collect(),
         _ => Value::from(text),
     }
+}
+
+/// Whether values are lists.
+pub(super) fn is_list(schema: &Value) -> bool {
+    type_of(schema) == "array"
 }
 
 /// The plain type: `string`, `integer`, `boolean`, `number`, `array`.

@@ -255,6 +255,16 @@ impl Exchange {
         self.difference_to_actual(self.estimate.as_ref()?.tokens)
     }
 
+    /// Like [`Exchange::error`], for Plimsoll's own estimate, whichever count decides.
+    pub(super) fn own_error(&self) -> Option<i64> {
+        self.difference_to_actual(self.estimate.as_ref()?.guess.tokens)
+    }
+
+    /// Like [`Exchange::error_ratio`], for Plimsoll's own estimate.
+    pub(super) fn own_error_ratio(&self) -> Option<f64> {
+        self.ratio_to_actual(self.own_error()?)
+    }
+
     /// `error / actual`; `None` if the actual is 0.
     pub(super) fn error_ratio(&self) -> Option<f64> {
         self.ratio_to_actual(self.error()?)

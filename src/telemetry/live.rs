@@ -69,7 +69,7 @@ pub struct ContextReduction {
     pub session: SessionId,
     /// The thread in it.
     pub thread: ThreadId,
-    /// Tokens without the reduction, estimated.
+    /// Tokens without the reduction, estimated: for a summary, the number that it was decided by.
     pub before: u64,
     /// Tokens with the reduction, estimated.
     pub after: u64,
@@ -89,24 +89,27 @@ impl ContextReduction {
     pub(super) fn of(open_exchange: &OpenExchange) -> impl Iterator<Item = Self> {
         let done = open_exchange.view.rewriting;
         let is_sent = done.mode == Mode::Active;
-        let reduced = |event, less: u64| Self {
+        let total = open_exchange.view.total;
+        let reduced = |event, before: u64| Self {
             event,
             exchange: open_exchange.id.clone(),
             tenant: open_exchange.tenant.clone(),
             session: open_exchange.session.clone(),
             thread: open_exchange.thread.clone(),
-            before: open_exchange.view.total.saturating_add(less),
-            after: open_exchange.view.total,
+            before,
+            after: total,
             strategy: None,
             results: None,
             at: open_exchange.at,
         };
         let compacted = (is_sent && done.new.compacted > 0).then(|| Self {
             strategy: done.summary_by,
-            ..reduced("compacted", done.tokens_compacted)
+            ..reduced("compacted", done.compacted_from.unwrap_or(total + done.tokens_compacted))
         });
-        let pruned = (is_sent && done.new.cut > 0)
-            .then(|| Self { results: Some(done.new.cut), ..reduced("pruned", done.tokens_pruned) });
+        let pruned = (is_sent && done.new.cut > 0).then(|| Self {
+            results: Some(done.new.cut),
+            ..reduced("pruned", total + done.tokens_pruned)
+        });
         compacted.into_iter().chain(pruned)
     }
 }

@@ -445,10 +445,10 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     let ChangeCounts { cut, put_back, removed, compacted, injected, repaired } = done.made;
     if cut > 0 {
         line.push_name("cut")
-            .push_display(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
+            .push_display(format_args!("{cut} (-{} tokens)", grouped(done.removed().cut)));
     }
     if compacted > 0 {
-        let tokens = grouped(done.tokens_compacted);
+        let tokens = grouped(done.removed().compacted);
         line.push_name("compacted").push(&["-", &tokens, " tokens"]);
     }
     let counts = [

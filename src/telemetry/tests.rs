@@ -7,7 +7,9 @@ use super::log::{BACKLOG, Log, LogFormat};
 use super::metrics::MODELS;
 use super::*;
 use crate::context::budget::ClassicEstimate;
-use crate::context::plan::{Change, Decision, DecisionReason, PlanStep, RewriteSummary};
+use crate::context::plan::{
+    Change, Decision, DecisionReason, PlanStep, RemovedTokens, RewriteSummary,
+};
 use crate::context::policy::Mode;
 use crate::context::savings::{ExchangeSavings, Money};
 use crate::context::{
@@ -197,6 +199,9 @@ fn the_classic_estimate_is_logged_and_measured_beside_the_estimate() {
         gone: 0,
         system: 0,
         tools: 0,
+        before: 51_990,
+        weight: 4_979.0,
+        removed: RemovedTokens::default(),
     };
     let exchange = Exchange { classic: Some(classic), ..sample_exchange() };
     let line = logged(LogFormat::Text, exchange.clone());
@@ -221,6 +226,47 @@ fn the_classic_estimate_is_logged_and_measured_beside_the_estimate() {
     let classic = format!("{by},rules=\"micro-compact\"");
     assert_eq!((under("estimate", by, "0.005"), under("estimate", by, "0.01")), (0.0, 1.0));
     assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
+}
+
+/// Where an agent's rules decide, each metric has the error of its own count.
+#[test]
+fn plimsolls_own_error_is_measured_where_an_agents_rules_decide() {
+    let telemetry = Telemetry::silent().unwrap();
+    let rules = "dexto".into();
+    let classic = ClassicEstimate {
+        rules,
+        tokens: 56_969,
+        method: EstimateMethod::Anchored,
+        new: 4_979,
+        gone: 0,
+        system: 0,
+        tools: 0,
+        before: 51_990,
+        weight: 4_979.0,
+        removed: RemovedTokens::default(),
+    };
+    let decided = Estimate { tokens: classic.tokens, new: classic.new, ..estimate(52_100) };
+    let (classic, estimate) = (Some(classic), Some(decided));
+    telemetry.report(Exchange { classic, estimate, ..sample_exchange() });
+    let page = telemetry.render();
+    let by = "context=\"10k_to_100k\",family=\"claude\",method=\"anchored\"";
+    let under = |name: &str, by: &str, le: &str| {
+        value(&page, &format!("plimsoll_{name}_error_ratio_bucket{{{by},le=\"{le}\"}}"))
+    };
+    let classic = format!("{by},rules=\"dexto\"");
+    assert_eq!((under("estimate", by, "0.005"), under("estimate", by, "0.01")), (0.0, 1.0));
+    assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
+    // Exact and within the band: of one estimate, 310 too high with a band of 200.
+    let by = "family=\"claude\",method=\"anchored\"";
+    let of = |name: &str| value(&page, &format!("plimsoll_{name}{{{by}}}"));
+    assert_eq!((of("estimates_exact_total"), of("estimates_within_band_total")), (0.0, 0.0));
+    // The error of a model has a sign.
+    let total = |name: &str| {
+        let begins = format!("plimsoll_estimate_{name}_tokens_total{{");
+        let line = page.lines().find(|line| line.starts_with(&begins)).unwrap();
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!((total("missed"), total("over")), (310.0, 310.0));
 }
 
 /// The same error is a larger share of the new part alone. A very small new part is not measured in percent.

@@ -92,6 +92,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         made: new,
         new,
         summary_by: Some(SummaryAuthor::Summary),
+        compacted_from: Some(170_100),
         tokens_compacted: 900,
         tokens_removed: 50,
         tokens_pruned: 40,
@@ -114,8 +115,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     place.telemetry.exchange_opened(of(Mode::Shadow));
     place.telemetry.exchange_opened(of(Mode::Active));
     let received = String::from_utf8(live.until("\"results\":3").await).unwrap();
-    let compacted =
-        format!("\"before\":{},\"after\":{total},\"strategy\":\"summary\"", total + 900);
+    let compacted = format!("\"before\":170100,\"after\":{total},\"strategy\":\"summary\"");
     assert!(received.contains(&compacted), "{received}");
     assert!(
         received.contains(&format!("\"before\":{},\"after\":{total},\"results\"", total + 40)),

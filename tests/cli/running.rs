@@ -207,6 +207,31 @@ async fn every_line_of_the_json_log_is_json() {
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
 }
 
+/// The line of a call is written at any log level, and its own level is info.
+#[tokio::test]
+async fn an_exchange_is_logged_at_any_log_level() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, "log_level = \"error\"\n").unwrap();
+    let more = ["--log", "json", "--config", file.to_str().unwrap()];
+    let mut serving = Serving::start(&provider.base(), &more).await;
+    let script = wire::chat();
+    let mut client = serving.post(script.path, script.request, &[]).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    client.response().await;
+    serving.wait_for_log("\"message\":\"exchange\"").await;
+    let log = serving.log();
+    let line: Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+    assert_eq!((&line["message"], &line["level"]), (&"exchange".into(), &"INFO".into()));
+    assert!(line["error"].is_number(), "{line}");
+}
+
 /// The response and the log say whose fault it was.
 #[tokio::test]
 async fn an_upstream_that_does_not_answer_is_reported() {

@@ -98,6 +98,9 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     assert!(cleared >= 2 && whole <= 2, "{cleared} cleared, {whole} whole");
     let last = messages(&question).last().unwrap()["content"].to_string();
     assert!(last.contains("<analysis> and </analysis>") && last.contains("call no tool"), "{last}");
+    // Nothing else is kept of what the user said, and the summariser is told so.
+    assert!(last.contains("in place of the user's own messages"), "{last}");
+    assert!(!last.contains("word for word"), "{last}");
     // The summary without its analysis replaces it, and no text of the user is quoted.
     let sent = messages(&scene.sent);
     let first = sent[0]["content"].as_str().unwrap();

@@ -420,3 +420,36 @@ fn the_default_store_limit_fits_the_shipped_volumes() {
     }
     assert_eq!(volumes, 2);
 }
+
+/// The configuration with these variables.
+fn with_variables(variables: &[(&str, &str)]) -> config::LoadedConfig {
+    let mut all = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
+    all.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    config::load(&ConfigSources { variables: all, ..ConfigSources::default() }).unwrap()
+}
+
+/// An empty variable sets a list without elements. For any other key it is as if it were not set.
+#[test]
+fn an_empty_variable_sets_an_empty_list() {
+    let preset = ("PLIMSOLL_PRESET", "micro-compact");
+    let gate =
+        |variables: &[(&str, &str)]| with_variables(variables).config.policy.prune.gate.len();
+    assert_eq!(gate(&[preset]), 1);
+    assert_eq!(gate(&[preset, ("PLIMSOLL_PRUNE_GATE", "")]), 0, "clearing is off");
+    assert_eq!(gate(&[preset, ("PLIMSOLL_PRUNE_PLACEHOLDER", "")]), 1);
+}
+
+/// Keys that contradict each other: one warning says which wins.
+#[test]
+fn contradicting_reasoning_keys_are_a_warning_that_says_which_wins() {
+    let excluded = ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false");
+    let but_last = ("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
+    let reinjects = ("PLIMSOLL_REASONING_REINJECT", "auto");
+    let warnings = |variables: &[(&str, &str)]| with_variables(variables).warnings;
+    assert_eq!(warnings(&[excluded]), Vec::<String>::new());
+    assert_eq!(warnings(&[but_last]), Vec::<String>::new());
+    let [both] = &warnings(&[excluded, but_last])[..] else { panic!("one warning") };
+    assert!(both.contains("include_in_context = false wins"), "{both}");
+    let [auto] = &warnings(&[excluded, reinjects])[..] else { panic!("one warning") };
+    assert!(auto.contains("the keys that remove reasoning win"), "{auto}");
+}

@@ -214,6 +214,9 @@ async fn a_request_on_its_way_is_in_the_context_view() {
     let text = looking.get(&format!("{path}?format=text")).await.text().to_owned();
     assert!(text.contains("(estimated, in flight)\n"), "{text}");
     assert!(text.contains("\nRewriting (active): "), "{text}");
+    // Nobody has to know its name.
+    let latest = looking.json("/api/v1/sessions/latest/threads/latest/context").await;
+    assert_eq!(latest["total"], view["total"]);
 
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use plimsoll::config::Mode;
 use plimsoll::context::compact::{self, CompactionNeed};
-use plimsoll::context::plan::{Change, Decision, DecisionReason, PlanRequest, RecordedDecisions};
+use plimsoll::context::plan::{
+    Change, Decision, DecisionReason, PlanRequest, RecordedDecisions, RemovedTokens,
+};
 use plimsoll::context::policy::{ClassicRole, ReasoningRule, StripPolicy};
 use plimsoll::context::{CountingMethod, EstimateMethod, Turn};
 use plimsoll::dialect::models::Model;
@@ -74,6 +76,11 @@ async fn micro_compact_clears_11_of_15_results_with_the_original_counts() {
     let classic = scene.exchange.classic.clone().unwrap();
     assert_eq!((&*classic.rules, classic.tokens), ("micro-compact", 3_446));
     assert_eq!(classic.method, EstimateMethod::Estimated);
+    // What it saved is told in the same counting: half of it.
+    let saved = RemovedTokens { cut: 3_461, pruned: 3_461, compacted: 0 };
+    assert_eq!(scene.exchange.done.removed(), saved);
+    let view = crate::shown::shown(&play, &scene.exchange).await;
+    assert!(view.to_string().contains("11 tool results cut, 3,461 tokens less"), "{view}");
 
     // All fifteen pairs stay, and the oldest results are cleared.
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
@@ -101,14 +108,72 @@ async fn pruning_is_announced_live() {
         .await;
     let event = live.try_recv().unwrap();
     assert_eq!((event.event, event.results), ("pruned", Some(11)));
-    assert_eq!((event.exchange, event.after), (scene.exchange.id.clone(), 3_446));
-    assert_eq!(event.before - event.after, scene.exchange.done.tokens_removed);
+    assert_eq!(event.exchange, scene.exchange.id);
+    assert_eq!((event.before, event.after), (6_907, 3_446));
     play.exchange(
         &anthropic_request(MODEL, &fifteen_reads()),
         &anthropic_reply("m2", MODEL, json!([])),
     )
     .await;
     assert!(live.try_recv().is_err());
+}
+
+/// A failed result of a reading tool goes as well, and so does one that is a list of blocks.
+#[tokio::test]
+async fn micro_compact_clears_failed_results_and_lists() {
+    let mut play = play(Preset::MicroCompact, &[]).await;
+    let mut history = fifteen_reads();
+    history[1]["content"][0]["is_error"] = json!(true);
+    let text = history[3]["content"][0]["content"].take();
+    history[3]["content"][0]["content"] = json!([{"type": "text", "text": text}]);
+    let reply = anthropic_reply("m1", MODEL, json!([]));
+    let scene = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
+    for at in [1, 3] {
+        let sent = &scene.sent["messages"][at]["content"][0];
+        assert!(sent["content"].to_string().contains(CLEARED), "{sent}");
+    }
+    assert_eq!(scene.sent["messages"][1]["content"][0]["is_error"], true);
+}
+
+/// A picture and a document cost 2,000 each, before a third comes on top.
+#[test]
+fn micro_compact_counts_pictures_and_documents() {
+    let rules = resolved(Preset::MicroCompact, &[]).policy.estimate.rules.clone();
+    let of = |kind: &str, media: &str| {
+        let source = json!({"type": "base64", "media_type": media, "data": "QUJD"});
+        let block = json!({"type": kind, "source": source});
+        let body = anthropic_request(MODEL, &[message("user", json!([block]))]).to_string();
+        counted(&rules, &body)
+    };
+    let expected = ((2_000.0 + 12.0) * 4.0_f64 / 3.0).ceil() as u64;
+    assert_eq!(of("image", "image/png"), expected);
+    assert_eq!(of("document", "application/pdf"), expected);
+}
+
+/// Without reasoning, no key about reasoning changes a number.
+#[tokio::test]
+async fn without_reasoning_the_keys_about_it_change_nothing() {
+    let strip = "PLIMSOLL_REASONING_STRIP_FROM_CONTEXT";
+    let variants: [&[(&str, &str)]; 4] = [
+        &[],
+        &[(strip, "all")],
+        &[(strip, "all_but_last")],
+        &[("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false")],
+    ];
+    let mut seen = Vec::new();
+    for also in variants {
+        let mut play = play(Preset::Llxprt, also).await;
+        let mut history = vec![message("user", json!("How deep is she?"))];
+        let content = json!([{"type": "text", "text": "Three metres and a half."}]);
+        let reply = anthropic_reply("m1", MODEL, content.clone());
+        let first = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
+        let view = crate::shown::shown(&play, &first.exchange).await;
+        history.extend([message("assistant", content), message("user", json!("And how wide?"))]);
+        let next = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
+        let tokens = next.exchange.estimate.as_ref().unwrap().tokens;
+        seen.push((view.total, view.free, tokens, next.bytes));
+    }
+    assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
 }
 
 /// From the second call on, the count is the last input and output, cache included, plus the new messages.
@@ -127,8 +192,10 @@ async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
     let classic = scene.exchange.classic.clone().unwrap();
     // 12 + 24 + 4, times four thirds.
     assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
-    assert_eq!(classic.tokens, 1_800 + 50 + 54);
-    assert_eq!(scene.exchange.classic_error(), Some(1_904 - 1_800));
+    // One more result is cleared, which the last input still had.
+    let pruned = scene.exchange.done.removed().pruned;
+    assert_eq!((classic.tokens, pruned), (1_800 + 50 + 54 - 314, 314));
+    assert_eq!(scene.exchange.classic_error(), Some(1_590 - 1_800));
 }
 
 /// If the provider refuses the rewrite, the count is that of the original, which was accepted.
@@ -438,8 +505,11 @@ fn llxprt_strips_reasoning_by_two_configuration_keys() {
     );
     let strip = |name, value| resolved(Preset::Llxprt, &[(name, value)]).policy.reasoning.strip();
     assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), StripPolicy::All);
-    let some = strip("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
-    assert_eq!(some, StripPolicy::AllButLast);
+    let but_last = ("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
+    assert_eq!(strip(but_last.0, but_last.1), StripPolicy::AllButLast);
+    let excluded = ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false");
+    let both = resolved(Preset::Llxprt, &[excluded, but_last]);
+    assert_eq!(both.policy.reasoning.strip(), StripPolicy::All, "leaving all of it out wins");
 }
 
 /// How urgently a request of this many tokens needs a summary, if `last` is the reported usage of its last call.
@@ -575,6 +645,29 @@ async fn llxprt_counts_only_the_newest_reasoning_with_all_but_last() {
         |strip: &str, n| shown.iter().find(|it| it.0 == strip && it.1 == n).map(|it| it.2).unwrap();
     let (one, both) = (counts("all_but_last", 1), counts("none", 1));
     assert!((2_900..3_020).contains(&one) && (5_800..6_040).contains(&both), "{shown:?}");
+}
+
+/// 158,071 tokens and a result of 22,000 are more than 168,000. Three old results of 10,000 are cleared, so that the
+/// request fits, and no summary is written.
+#[tokio::test]
+async fn dexto_writes_no_summary_where_its_pruning_makes_room() {
+    let mut play = play(Preset::Dexto, &[]).await;
+    let mut history = steps_of(&[10; 4]);
+    let call = json!([{"type": "tool_use", "id": "call_9", "name": "read", "input": {}}]);
+    let mut reply = anthropic_reply("m1", MODEL, call.clone());
+    reply["usage"] = json!({"input_tokens": 158_000, "output_tokens": 71});
+    play.exchange(&anthropic_request(MODEL, &history), &reply).await;
+    history.push(message("assistant", call));
+    history.push(result("call_9", &"x".repeat(88_000)));
+    let scene = play
+        .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
+        .await;
+    let cut = (Change::Cut, Decision::New, DecisionReason::Always);
+    assert_eq!(scene.steps(), [cut; 3]);
+    // The placeholder costs 8 tokens.
+    let saved = 3 * (10_000 - 8);
+    assert_eq!(scene.exchange.estimate.as_ref().unwrap().tokens, 180_071 - saved);
+    assert_eq!(scene.exchange.done.removed().pruned, saved);
 }
 
 /// Compaction is decided by the number that is shown.

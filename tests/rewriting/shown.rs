@@ -56,6 +56,41 @@ async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
     assert!(!next.bytes.contains("Let me think."), "it was kept out");
 }
 
+/// A client drops its reasoning, in a tool loop of eight steps: what policy keeps out is not put back, and not counted.
+#[tokio::test]
+async fn kept_out_reasoning_is_not_put_back_in_a_loop_either() {
+    const MODEL: &str = "claude-opus-4-5";
+    let excluded = ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false");
+    let stripped = ("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all");
+    for (preset, key) in [(Preset::Llxprt, excluded), (Preset::Dexto, stripped)] {
+        let mut play = play(preset, &[key]).await;
+        let mut history = vec![message("user", json!("How deep is she?"))];
+        let mut shown_before = None;
+        for n in 0..8 {
+            let call = json!({"type": "tool_use", "id": format!("toolu_01AbCdEfGh{n:02}"),
+                              "name": "read", "input": {"n": n}});
+            let thinking = json!({"type": "thinking", "thinking": "Let me think.",
+                                  "signature": format!("c2lnbmF0dXJl{n:04}")});
+            let mut reply = anthropic_reply(&format!("m{n}"), MODEL, json!([thinking, call]));
+            reply["usage"] = json!({"input_tokens": 500 + 60 * n, "output_tokens": 1_040});
+            let scene = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
+            assert_eq!(scene.bytes.matches("Let me think.").count(), 0, "{preset:?}, step {n}");
+            // That the client drops its reasoning is known once it did.
+            if let Some(total) = shown_before.filter(|_| n > 1) {
+                let (by, new) = decided(&scene.exchange);
+                assert_eq!(total + new, by, "{preset:?}, step {n}");
+            }
+            shown_before = Some(shown(&play, &scene.exchange).await.total);
+            history.push(message("assistant", json!([call])));
+            history.push(message(
+                "user",
+                json!([{"type": "tool_result",
+                "tool_use_id": call["id"], "content": "x".repeat(120)}]),
+            ));
+        }
+    }
+}
+
 /// Input 5,000 and output 3,050, of which 3,000 are thoughts: they are not sent back.
 #[tokio::test]
 async fn gemini_cli_does_not_show_thoughts() {
@@ -73,6 +108,39 @@ async fn gemini_cli_does_not_show_thoughts() {
     let more = json!({"role": "user", "parts": [{"text": "12345678"}]});
     let next = play.exchange(&json!({"contents": [question, reply, more]}), &reply).await;
     assert_eq!(decided(&next.exchange), (5_050 + 2, 2));
+}
+
+/// Gemini CLI sends the signatures of its calls back and no thoughts; the provider does not read the thoughts behind
+/// them. Six steps of a loop, 3,000 thoughts each: the number stays what is reported.
+#[tokio::test]
+async fn thoughts_behind_signatures_are_subtracted_once() {
+    let target = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let strips = [("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all")];
+    for (preset, also) in [(Preset::GeminiCli, &[][..]), (Preset::Dexto, &strips)] {
+        let mut play = play_at(target, preset, also).await;
+        let mut contents = vec![json!({"role": "user", "parts": [{"text": "How deep is she?"}]})];
+        let mut shown_before = None;
+        for n in 0..6_u64 {
+            let call = json!({"functionCall": {"name": "read", "args": {"n": n}},
+                              "thoughtSignature": format!("c2lnbmF0dXJl{n:04}")});
+            let input = 5_000 + 60 * n;
+            let reply = json!({"responseId": format!("r{n}"), "modelVersion": "gemini-2.5-pro",
+                "candidates": [{"index": 0, "finishReason": "STOP", "content":
+                    {"role": "model", "parts": [{"text": "Hm.", "thought": true}, call]}}],
+                "usageMetadata": {"promptTokenCount": input, "candidatesTokenCount": 20,
+                                  "thoughtsTokenCount": 3_000, "totalTokenCount": input + 3_020}});
+            let scene = play.exchange(&json!({"contents": contents}), &reply).await;
+            if let Some(total) = shown_before {
+                let (by, new) = decided(&scene.exchange);
+                assert_eq!(total + new, by, "{preset:?}, step {n}");
+                assert!(by.abs_diff(input) < 100, "{preset:?}, step {n}: {by} of {input}");
+            }
+            shown_before = Some(shown(&play, &scene.exchange).await.total);
+            contents.push(json!({"role": "model", "parts": [call]}));
+            contents.push(json!({"role": "user", "parts": [{"functionResponse":
+                {"name": "read", "response": {"output": "x".repeat(120)}}}]}));
+        }
+    }
 }
 
 fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
@@ -100,6 +168,83 @@ async fn dexto_does_not_count_hidden_reasoning_of_the_last_output() {
     let next = play.exchange(&request_for(&history), &chat("Four.", (5_064, 9, 0))).await;
     assert_eq!(decided(&next.exchange), (5_055, 5));
     assert_eq!((next.exchange.error(), next.exchange.done.overflow), (Some(-9), None));
+}
+
+/// The document's example: 5,000 and 100 were reported, 80 characters are new, and 5,115 come back: +5, which is +0.1 %.
+#[tokio::test]
+async fn the_example_of_dextos_document_has_its_numbers() {
+    let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
+    let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
+    let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
+    play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 100, 0))).await;
+    history.push(json!({"role": "assistant", "content": "Three metres."}));
+    history.push(json!({"role": "user", "content": "x".repeat(80)}));
+    let next = play.exchange(&request_for(&history), &chat("Four.", (5_115, 50, 0))).await;
+    assert_eq!(decided(&next.exchange), (5_120, 20));
+    assert_eq!(next.exchange.error(), Some(5));
+    let view = shown(&play, &next.exchange).await;
+    assert!(view.to_string().contains("  Last estimate accuracy: +0.1% error\n"), "{view}");
+    let basis = view.basis.unwrap();
+    assert_eq!((basis.input, basis.output, view.total), (5_115, 50, 5_165));
+}
+
+/// A system message in the middle of the history is new like any other: length divided by four.
+#[tokio::test]
+async fn a_system_message_after_the_reply_counts_by_length() {
+    let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
+    let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
+    let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
+    play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 100, 0))).await;
+    history.push(json!({"role": "assistant", "content": "Three metres."}));
+    history.push(json!({"role": "system", "content": "x".repeat(120)}));
+    history.push(json!({"role": "user", "content": "x".repeat(80)}));
+    let next = play.exchange(&request_for(&history), &chat("Four.", (5_160, 50, 0))).await;
+    assert_eq!(decided(&next.exchange), (5_150, 30 + 20));
+}
+
+/// A stream of Chat Completions that broke off told no usage: the part that arrived counts by each preset's rules, on
+/// the basis of the call before.
+#[tokio::test]
+async fn a_cancelled_chat_stream_counts_by_the_rules() {
+    for preset in [Preset::Dexto, Preset::Opencode, Preset::GeminiCli, Preset::MicroCompact] {
+        let mut play = play_at("/v1/chat/completions", preset, &[]).await;
+        let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
+        let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
+        play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 100, 0))).await;
+        history.push(json!({"role": "assistant", "content": "Three metres."}));
+        history.push(json!({"role": "user", "content": "x".repeat(80)}));
+        let mut request = request_for(&history);
+        request["stream"] = json!(true);
+        let mut client = play.send_request(&request).await;
+        let mut call = play.provider.call().await;
+        call.begin_events().await;
+        let text = "She is three metres and a half deep, and";
+        let chunk = json!({"id": "c2", "object": "chat.completion.chunk", "model": "gpt-5",
+            "choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": null}]});
+        call.chunk(format!("data: {chunk}\n\n")).await;
+        client.until("a half deep").await;
+        client.reset();
+        let exchange = play.server.next_exchange().await;
+        drop(call);
+        assert_eq!((exchange.outcome, exchange.actual()), (Outcome::ClientLeft, None));
+        let view = shown(&play, &exchange).await;
+        let basis = view.basis.unwrap();
+        assert_eq!((basis.input, basis.output), (5_000, 100), "{preset:?}");
+        history.push(json!({"role": "assistant", "content": text}));
+        history.push(json!({"role": "user", "content": "12345678"}));
+        let next = play.exchange(&request_for(&history), &chat("Four.", (5_160, 50, 0))).await;
+        let rules = &play.config.policy.estimate.rules;
+        let body = next.bytes.as_bytes();
+        let read =
+            plimsoll::dialect::read(plimsoll::dialect::Dialect::OpenaiChat, play.target, body);
+        let of = |from: usize, to: usize| {
+            let whole = |_: &plimsoll::dialect::Part| plimsoll::tokens::classic::SentContent::Whole;
+            rules.messages(body, &read.messages[from..to], whole)
+        };
+        // Each sum is rounded once.
+        assert_eq!(view.total, 5_100 + of(2, 4), "{preset:?}: {view}");
+        assert_eq!(decided(&next.exchange).0, 5_100 + of(2, 5), "{preset:?}");
+    }
 }
 
 /// System prompt and tools are counted by length, divided by four, the same in every call. The messages are the rest of

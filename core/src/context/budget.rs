@@ -17,6 +17,7 @@ mod line;
 mod measure;
 mod recounted;
 mod reply;
+mod returned;
 mod sections;
 mod sums;
 mod view;

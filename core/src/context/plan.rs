@@ -23,7 +23,7 @@ pub(in crate::context) use recorded::{HistoryEnd, clearing_key};
 pub use replay::{original_overlay, replay};
 pub(crate) use report::NewTokens;
 pub(in crate::context) use report::is_default;
-pub use report::{ChangeCounts, MOST_STORED_STEPS, RewriteSummary};
+pub use report::{ChangeCounts, MOST_STORED_STEPS, RemovedTokens, RewriteSummary};
 pub use request::PlanRequest;
 pub use step::{Change, Decision, DecisionReason, PlanStep};
 

@@ -220,7 +220,8 @@ pub fn fits(
     Ok(())
 }
 
-/// Whether a reply's reasoning was decided to be put back, and still may be.
+/// Whether a reply's reasoning was decided to be put back, and still may be. If policy removes reasoning by now,
+/// it leaves as a client's own does.
 pub(crate) fn is_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -228,8 +229,20 @@ pub(crate) fn is_back(
     returned: &ReturnedReply,
 ) -> bool {
     let decided = known.reasoning_decision(returned.reasoning.after.0);
+    let stays = || {
+        let message = returned.start().message;
+        request.policy.reasoning.strip() == StripPolicy::None
+            || may_leave(request, message, request.newest_user_message()).is_err()
+    };
     decided.is_some_and(|decision| decision.does == ReasoningAction::PutBack)
         && fits(request, sent, returned).is_ok()
+        && stays()
+}
+
+/// Whether policy removes reasoning and the provider does not refuse requests without it: nothing is put back.
+fn is_kept_out(request: &PlanRequest<'_>) -> bool {
+    request.policy.reasoning.strip() != StripPolicy::None
+        && request.reasoning_rule != ReasoningRule::Demanded
 }
 
 /// New decisions about reasoning, and those that were decided against.
@@ -440,16 +453,15 @@ fn reason(
     if has_blocks && returned.is_edited(request.conversation) {
         return Err(DecisionReason::OtherPrefix);
     }
+    if is_kept_out(request) {
+        return Err(DecisionReason::Policy);
+    }
     let in_turn = returned
         .parts
         .iter()
         .flatten()
         .next()
         .is_some_and(|at| at.message >= request.newest_user_message());
-    let strips = request.policy.reasoning.strip() != StripPolicy::None;
-    if strips && request.reasoning_rule != ReasoningRule::Demanded && !in_turn {
-        return Err(DecisionReason::Policy);
-    }
     let is_newest =
         known.parent.as_ref().is_some_and(|parent| parent.after == returned.reasoning.after);
     // If it was sent one turn ago and is dropped now, cache and later reasoning depend on it.
@@ -509,14 +521,11 @@ pub(super) fn may_go_next(request: &PlanRequest<'_>, next: NextRequest) -> bool 
 }
 
 /// Whether it is put back in the next request if the client drops it.
-pub(super) fn is_put_back_next(request: &PlanRequest<'_>, next: NextRequest) -> bool {
-    let policy = &request.policy.reasoning;
+pub(super) fn is_put_back_next(request: &PlanRequest<'_>) -> bool {
     let is_wanted = request.reasoning_rule != ReasoningRule::Unwanted
         && request.conversation.thinks != Some(false);
-    let stays = policy.strip() == StripPolicy::None
-        || request.reasoning_rule == ReasoningRule::Demanded
-        || next == NextRequest::InLoop;
-    policy.reinject == ReinjectPolicy::Auto && is_wanted && stays
+    let reinjects = request.policy.reasoning.reinject == ReinjectPolicy::Auto;
+    reinjects && is_wanted && !is_kept_out(request)
 }
 
 /// What Gemini accepts in place of a call's lost signature (`docs/protocols.md` 5.4).

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
-use crate::dialect::{Chain, Dialect, PartKey, Purpose, StopReason, Usage};
+use crate::dialect::{Chain, Dialect, LastCall, PartKey, Purpose, StopReason, Usage};
 
 /// What a request will cost, estimated before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -260,6 +260,9 @@ pub struct CarryOver {
     pub tokens: u64,
     /// The same by an agent's rules: the last input, and the part of the last output that comes back.
     pub by_rules: u64,
+    /// Input and output of the earlier call that these tokens are based on, if its own usage was not reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basis: Option<LastCall>,
     /// Whether the agent's rules decide, so that their number is shown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ruled: bool,

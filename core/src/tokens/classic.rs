@@ -93,8 +93,10 @@ pub enum Rounding {
 pub enum SentContent<'s> {
     /// The part as the client sent it.
     Whole,
-    /// This text instead of its content.
+    /// This placeholder instead of its content.
     Text(&'s str),
+    /// The beginning and the end of its content.
+    Trimmed(&'s str),
     /// Nothing.
     Gone,
 }
@@ -277,7 +279,9 @@ impl ClassicRules {
         let name = name.map_or(0.0, |name| self.text(CharCounts::of(name)));
         let content = match (seen, self.results) {
             (SentContent::Text(_), _) if !self.placeholders => return 0.0,
-            (SentContent::Text(content), _) => self.piece(CharCounts::of(content).all() * rate),
+            (SentContent::Text(content) | SentContent::Trimmed(content), _) => {
+                self.piece(CharCounts::of(content).all() * rate)
+            }
             (_, CountedContent::Nothing) => 0.0,
             (_, CountedContent::Json) if part.content.is_some() => {
                 part.content.map_or(0.0, |content| self.json(content, body, rate))
@@ -580,7 +584,13 @@ mod tests {
             _ => SentContent::Whole,
         };
         assert_eq!(count(&rules, cut), 9);
-        assert_eq!(count(&ClassicRules { placeholders: false, ..rules }, cut), 6);
+        let without = ClassicRules { placeholders: false, ..rules };
+        assert_eq!(count(&without, cut), 6);
+        let trimmed = |part: &Part| match part.kind {
+            PartKind::ToolResult => SentContent::Trimmed("123456789"),
+            _ => SentContent::Whole,
+        };
+        assert_eq!(count(&without, trimmed), 9, "a trimmed result is no placeholder");
     }
 
     /// In texts up to a length, each character counts by its rate; in longer ones, all count as ASCII.

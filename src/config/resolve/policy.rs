@@ -69,20 +69,18 @@ impl Resolver<'_> {
         let reasoning = &raw.reasoning;
         if !reasoning.include_in_context && reasoning.strip_from_context == StripPolicy::AllButLast
         {
-            self.wrong(
-                &["reasoning", "strip_from_context"],
-                "keeps the newest reasoning, but include_in_context = false removes all of it",
-                "Set include_in_context = true, or remove it.",
+            self.wins(
+                "reasoning.strip_from_context: `all_but_last` has no effect, because \
+                 include_in_context = false wins: all reasoning is removed. Remove one of them.",
             );
         }
-        if reasoning.strip() == StripPolicy::All
+        if reasoning.strip() != StripPolicy::None
             && reasoning.reinject == ReinjectPolicy::Auto
             && self.is_set(&["reasoning"], "reinject")
         {
-            self.wrong(
-                &["reasoning", "reinject"],
-                "puts back what strip_from_context = \"all\" removes",
-                "Write reinject = \"off\", or strip less.",
+            self.wins(
+                "reasoning.reinject: `auto` puts back only what the provider refuses to miss, because \
+                 the keys that remove reasoning win. Remove one of them.",
             );
         }
         if raw.heal.min_output < LEAST_OUTPUT {

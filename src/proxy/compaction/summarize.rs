@@ -420,11 +420,12 @@ impl SummaryJob {
     }
 
     fn instruction(&self) -> String {
-        let mut instruction = self.prepared.policy.compact.prompt.clone();
+        let policy = &self.prepared.policy.compact;
+        let mut instruction = policy.prompt.clone();
         for focus in self.focuses() {
             instruction.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
-        format!("{instruction}\n\n{}", summary::RECORD)
+        format!("{instruction}\n\n{}", summary::record(policy.quote_tokens > 0))
     }
 
     fn count(&self, text: &str) -> u64 {

@@ -51,6 +51,8 @@ pub(crate) struct PlannedRequest {
     before: Arc<RecordedDecisions>,
     /// Who wrote the summary that is sent.
     summary_by: Option<SummaryAuthor>,
+    /// The tokens that its new summary was decided by.
+    compacted_from: Option<u64>,
     /// What was decided against.
     declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
@@ -354,8 +356,29 @@ impl PlannedRequest {
         let MeasuredPlan { plan, measured } = replayed;
         let Plan { edits, sent, mut steps, conflict: _, summary: summary_by } = plan;
         steps.extend(declined.iter().cloned());
-        let (edits, done) = (edits.into(), prepared.rewrite_summary(&steps));
-        Self { edits, measured, sent, known, before, summary_by, declined, anchor, done }
+        let by_rules = measured.as_ref().and_then(|measured| measured.removed);
+        let done = RewriteSummary { by_rules, ..prepared.rewrite_summary(&steps) };
+        Self {
+            edits: edits.into(),
+            measured,
+            sent,
+            known,
+            before,
+            summary_by,
+            compacted_from: None,
+            declined,
+            anchor,
+            done,
+        }
+    }
+
+    /// The request in place of `earlier`, from which it was planned again.
+    fn in_place_of(mut self, earlier: &Self) -> Self {
+        if self.done.new.compacted > 0 {
+            let decided = || Some(earlier.measured.as_ref()?.estimate.tokens);
+            self.compacted_from = earlier.compacted_from.or_else(decided);
+        }
+        self
     }
 
     /// The same in shadow mode: the summary is of the plan, and the original is sent and measured.
@@ -365,6 +388,7 @@ impl PlannedRequest {
         replayed: MeasuredPlan,
     ) -> ShadowPlan {
         let MeasuredPlan { mut plan, mut measured } = replayed;
+        let removed = measured.as_ref().and_then(|measured| measured.removed);
         let mut unmeasured = None;
         if !plan.edits.is_empty() || !plan.sent.is_original() {
             plan.edits = Vec::new();
@@ -373,7 +397,8 @@ impl PlannedRequest {
                 measure_original(prepared, plan.sent.clone(), basis.anchor.clone()).await;
             (measured, unmeasured) = ok_or_why(original);
         }
-        let planned = Self::new(prepared, basis, MeasuredPlan { plan, measured });
+        let mut planned = Self::new(prepared, basis, MeasuredPlan { plan, measured });
+        planned.done.by_rules = removed;
         ShadowPlan { planned, unmeasured }
     }
 
@@ -386,6 +411,7 @@ impl PlannedRequest {
             known: Arc::default(),
             before: Arc::default(),
             summary_by: None,
+            compacted_from: None,
             declined: Vec::new(),
             anchor: None,
             done: RewriteSummary::default(),
@@ -486,7 +512,7 @@ impl PlannedRequest {
         }
         let (before, declined) = (self.before.clone(), self.declined.clone());
         let basis = PlanBasis { known, before, declined, anchor: self.anchor.clone() };
-        Some(Self::new(prepared, basis, replayed))
+        Some(Self::new(prepared, basis, replayed).in_place_of(self))
     }
 
     /// Records a step that was decided against.
@@ -532,6 +558,7 @@ impl PlannedRequest {
         let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
         let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
+        view.rewriting.compacted_from = self.compacted_from;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 

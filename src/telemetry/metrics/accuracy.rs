@@ -60,6 +60,7 @@ pub(super) struct AccuracyMetrics {
     within_band: IntCounterVec,
     corrected: IntCounterVec,
     missed: IntCounterVec,
+    over: IntCounterVec,
     capped: IntCounterVec,
     compared: IntCounterVec,
     lessons: GaugeVec,
@@ -104,6 +105,8 @@ impl AccuracyMetrics {
                 "The same exchanges by what corrected the estimate: nothing (`counted`), earlier results of the same tool (`tool`), or a regression on the kinds of text (`regression`).")?,
             missed: make.counters("plimsoll_estimate_missed_tokens_total", &["upstream", "model"],
                 "Tokens by which estimates were wrong, |estimate - actual|, by the model of the request.")?,
+            over: make.counters("plimsoll_estimate_over_tokens_total", &["upstream", "model"],
+                "The share of plimsoll_estimate_missed_tokens_total by which estimates were too high; the rest is by how much they were too low.")?,
             capped: make.counters("plimsoll_breakdowns_capped_total", &["family"],
                 "Requests whose system prompt and tools were estimated larger than the whole request, so that messages are shown as 0; a warning in the log names the first of each model and hour.")?,
             compared: make.counters("plimsoll_estimate_compared_tokens_total", &["upstream", "model"],
@@ -133,7 +136,7 @@ impl AccuracyMetrics {
             self.capped.with_label_values(&[&*variant_name(family)]).inc();
         }
         let Some(actual) = exchange.actual() else { return };
-        if let (Some(hidden), Some(error)) = (exchange.hidden_input(), exchange.error()) {
+        if let (Some(hidden), Some(error)) = (exchange.hidden_input(), exchange.own_error()) {
             let by =
                 [&*variant_name(exchange.family.unwrap_or(Family::Other)), &variant_name(hidden)];
             return self.hidden_error.with_label_values(&by).observe(error.unsigned_abs() as f64);
@@ -149,10 +152,12 @@ impl AccuracyMetrics {
             // In the same buckets as ours, so that both can be compared.
             self.classic_error.with_label_values(&by).observe(ratio);
         }
-        let (Some(estimate), Some(error)) = (&exchange.estimate, exchange.error()) else { return };
+        let (Some(estimate), Some(error)) = (&exchange.estimate, exchange.own_error()) else {
+            return;
+        };
         let key = (family, estimate.method, size, estimate.guess.expert);
         let known = handles(&self.known, &key, || self.known(key));
-        known.estimated.inc_by(estimate.tokens);
+        known.estimated.inc_by(estimate.guess.tokens);
         known.actual.inc_by(actual);
         known.comparable.inc();
         known.corrected.inc();
@@ -160,11 +165,13 @@ impl AccuracyMetrics {
         known.error_tokens.observe(error.unsigned_abs() as f64);
         let band = estimate.guess.low..=estimate.guess.high;
         known.within_band.inc_by(u64::from(band.contains(&actual)));
-        if let Some(ratio) = exchange.error_ratio() {
+        if let Some(ratio) = exchange.own_error_ratio() {
             known.error_ratio.observe(ratio);
         }
         let new = i64::try_from(estimate.new).unwrap_or(i64::MAX).saturating_sub(error);
-        if estimate.method == EstimateMethod::Anchored && new > SMALL {
+        // By an agent's rules, what is new was counted by them.
+        let is_own = estimate.guess.tokens == estimate.tokens;
+        if is_own && estimate.method == EstimateMethod::Anchored && new > SMALL {
             known.new_error_ratio.observe(error as f64 / new as f64);
         }
     }
@@ -174,13 +181,17 @@ impl AccuracyMetrics {
         if exchange.hidden_input().is_some() {
             return;
         }
-        if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
+        if let (Some(actual), Some(error)) = (exchange.actual(), exchange.own_error()) {
             let counted = model.compared.get_or_init(|| {
                 let of = &[upstream, &model.label];
-                let missed = self.missed.with_label_values(of);
-                ComparisonHandles { missed, compared: self.compared.with_label_values(of) }
+                ComparisonHandles {
+                    missed: self.missed.with_label_values(of),
+                    over: self.over.with_label_values(of),
+                    compared: self.compared.with_label_values(of),
+                }
             });
             counted.missed.inc_by(error.unsigned_abs());
+            counted.over.inc_by(u64::try_from(error).unwrap_or(0));
             counted.compared.inc_by(actual);
         }
     }

@@ -35,6 +35,7 @@ pub(super) struct UsageHandles {
 /// Accuracy handles for one upstream and model.
 pub(super) struct ComparisonHandles {
     pub(super) missed: IntCounter,
+    pub(super) over: IntCounter,
     pub(super) compared: IntCounter,
 }
 

@@ -11,14 +11,16 @@ use super::anchor::{Anchor, began_cached, evidence_of, sum};
 use super::contents::MessageTokens;
 use super::limits::WindowLimits;
 use super::measure::MeasuredEstimate;
+use super::returned::reply_weight;
 use super::sums::{TokenSums, cleared_next, reasoning_of};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
 use crate::context::turn::CarryOver;
-use crate::context::{PromptSection, SketchPart, Turn};
+use crate::context::{EstimateMethod, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart};
+use crate::dialect::{Chain, Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart};
+use crate::tokens::classic::ClassicRules;
 use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
@@ -31,8 +33,10 @@ pub struct CarryOutlook {
     streams: bool,
     /// The provider holds earlier history.
     held: bool,
-    /// An agent's rules decide.
-    ruled: bool,
+    /// The count by an agent's rules, if they decide.
+    rules: Option<RulesCount>,
+    /// Input and output of the call that the estimate is based on.
+    basis: Option<LastCall>,
     /// The provider clears old tool results past this many input tokens.
     clears_past: Option<u64>,
     /// Which of the sent reasoning policy removes.
@@ -40,19 +44,32 @@ pub struct CarryOutlook {
     /// Whether it may be removed from finished turns, and from the open turn.
     may_strip: bool,
     may_strip_loop: bool,
-    /// Whether the reply's reasoning is put back if the client drops it: in the next turn, and in the open
-    /// turn.
+    /// Whether the reply's reasoning is put back if the client drops it.
     puts_back: bool,
-    puts_back_loop: bool,
     /// Whether the client has dropped reasoning before.
     drops: bool,
-    /// The tokens of the reasoning that was sent, by section, and its newest piece.
+    /// The tokens of the reasoning that was sent, by section.
     thoughts: TokenSums,
+    /// Those that policy does not remove: of signatures on text and calls.
+    fixed: TokenSums,
+    /// The newest piece that policy may remove.
     newest: Option<SketchPart>,
     /// The points at which pruning, compaction and so on begin, for the next request.
     limits: WindowLimits,
     /// The sent messages by kind of content.
     contents: MessageTokens,
+}
+
+/// A count by an agent's rules before its last rounding, so that more can be added.
+#[derive(Clone, Debug)]
+struct RulesCount {
+    rules: ClassicRules,
+    /// Tokens that come from an earlier call.
+    before: u64,
+    /// The weight of what is new since.
+    weight: f64,
+    /// Where the request of that call ended. A repetition of it counts with its reply, whatever came this time.
+    after: Option<Chain>,
 }
 
 /// What the reply shows about the next request.
@@ -83,20 +100,37 @@ impl CarryOutlook {
         let parts = &*measured.parts;
         let conversation = request.conversation;
         let strip = if rewrites { request.policy.reasoning.strip() } else { StripPolicy::None };
+        let signed: HashSet<PartKey> = conversation
+            .parts()
+            .filter(|part| part.kind != PartKind::Reasoning)
+            .filter_map(|part| Some(PartKey::of_bytes(part.signature?.of(request.body))))
+            .collect();
+        let is_fixed = |part: &&SketchPart| signed.contains(&part.key);
+        let mut thoughts = parts.iter().filter(|part| is_reasoning(part.place));
         Self {
             dialect: conversation.dialect,
             streams: conversation.stream,
             held: conversation.held.is_some(),
-            ruled: request.policy.estimate.deciding().is_some(),
+            rules: request.policy.estimate.deciding().zip(measured.classic.as_ref()).map(
+                |(rules, classic)| RulesCount {
+                    rules: rules.clone(),
+                    before: classic.before,
+                    weight: classic.weight,
+                    after: anchor.map(|anchor| anchor.turn.position.chain),
+                },
+            ),
+            basis: anchor
+                .filter(|_| measured.estimate.method != EstimateMethod::Estimated)
+                .and_then(|anchor| anchor.turn.context()),
             clears_past: request.clears_past.or(conversation.clears_past),
             strip,
             may_strip: reasoning::may_go_next(request, NextRequest::NewTurn),
             may_strip_loop: reasoning::may_go_next(request, NextRequest::InLoop),
-            puts_back: rewrites && reasoning::is_put_back_next(request, NextRequest::NewTurn),
-            puts_back_loop: rewrites && reasoning::is_put_back_next(request, NextRequest::InLoop),
+            puts_back: rewrites && reasoning::is_put_back_next(request),
             drops: has_dropped(parts, anchor),
             thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
-            newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),
+            fixed: TokenSums::of(thoughts.clone().filter(is_fixed)),
+            newest: thoughts.rfind(|part| !is_fixed(part)).copied(),
             limits,
             contents: measured.contents.clone().with_few_tools(),
         }
@@ -118,11 +152,19 @@ impl CarryOutlook {
         let seen = Observation { belief, streams, began_cached, ..Observation::default() };
         let retention = learned.retention(&seen, evidence_of(turn));
         let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
-        CarryOver {
-            limits: Some(self.limits),
-            contents,
-            ..self.carried(turn, back, retention, learned.counts_unsent(self.streams))
+        let mut carry = self.carried(turn, back, retention, learned.counts_unsent(self.streams));
+        if turn.context().is_none() {
+            carry.basis = self.basis;
+            if let Some(RulesCount { rules, before, weight, after }) = &self.rules {
+                let thoughts = back.returns_by_rules && !self.drops;
+                let reply = match *after == Some(turn.position.chain) {
+                    true => 0.0,
+                    false => reply_weight(rules, self.dialect, reply, thoughts),
+                };
+                carry.by_rules = before.saturating_add(rules.sum(weight + reply));
+            }
         }
+        CarryOver { limits: Some(self.limits), contents, ..carry }
     }
 
     /// Which reasoning of a reply comes back.
@@ -131,27 +173,30 @@ impl CarryOutlook {
         let blocks = reply.parts.iter().any(|part| is_block(part.kind));
         let signs_parts =
             reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
-        let goes_on = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        // Half a call has no key: nobody can answer it.
+        let is_call = |part: &ReplyPart| part.kind == PartKind::ToolCall && part.key.is_some();
+        let goes_on = reply.parts.iter().any(is_call);
         let has_reasoning = |part: &ReplyPart| is_block(part.kind) || part.signature.is_some();
         let hidden = !self.held && !reply.forms().flatten().any(has_reasoning);
-        let (may_strip, put_back) = match goes_on {
-            true => (self.may_strip_loop, self.puts_back_loop),
-            false => (self.may_strip, self.puts_back),
-        };
+        let may_strip = if goes_on { self.may_strip_loop } else { self.may_strip };
         let stripped = self.strip == StripPolicy::All && may_strip;
-        let blocks = blocks && !stripped && (!self.drops || put_back);
+        let blocks = blocks && !stripped && (!self.drops || self.puts_back);
         // Gemini's thoughts themselves are not read; their signature is.
         let signs = self.dialect == Dialect::Gemini && signs_parts;
-        let returns = self.held || blocks || signs || signs_parts && (!self.drops || put_back);
+        let returns =
+            self.held || blocks || signs || signs_parts && (!self.drops || self.puts_back);
         ReplyCarry {
             returns,
             unsent: match self.dialect {
                 Dialect::Gemini => !self.held && !signs,
                 _ => !returns,
             },
-            returns_by_rules: self.held
-                || blocks
-                || signs_parts && !stripped && self.strip != StripPolicy::All,
+            returns_by_rules: self.held || {
+                let strips_all = self.strip == StripPolicy::All;
+                // Gemini reads no thoughts, so that they count only where nothing leaves them out.
+                let reads_blocks = self.dialect != Dialect::Gemini || !strips_all;
+                blocks && reads_blocks || signs_parts && !strips_all
+            },
             hidden,
             goes_on,
         }
@@ -173,7 +218,7 @@ impl CarryOutlook {
         let reads = |sums: &TokenSums| sums.by_retention()[retention as usize].1;
         let reasoning = reads(&next(stay, own, back.goes_on)).saturating_add(unsent);
         let carried_over = CarryOver {
-            ruled: self.ruled,
+            ruled: self.rules.is_some(),
             reasoning,
             returns: back.returns,
             drops: self.drops,
@@ -196,25 +241,28 @@ impl CarryOutlook {
         CarryOver { tokens, by_rules, ..carried_over }
     }
 
-    /// The share of the sent reasoning that policy leaves in the next request.
+    /// The share of the sent reasoning that policy leaves in the next request. What stands behind a signature
+    /// on a text or call stays with it.
     fn stay(&self, back: ReplyCarry) -> TokenSums {
-        let stays = |place, all: u64| {
+        let stays = |place, all: u64, fixed: u64| {
             let may = match back.goes_on && place != PromptSection::OldReasoning {
                 true => self.may_strip_loop,
                 false => self.may_strip,
             };
             let newest = self.newest.filter(|part| part.place == place && !back.returns);
             match self.strip {
-                StripPolicy::All if may => 0,
-                StripPolicy::AllButLast if may => newest.map_or(0, |part| u64::from(part.tokens)),
+                StripPolicy::All if may => fixed,
+                StripPolicy::AllButLast if may => {
+                    fixed.saturating_add(newest.map_or(0, |part| u64::from(part.tokens)))
+                }
                 StripPolicy::None | StripPolicy::All | StripPolicy::AllButLast => all,
             }
         };
         let TokenSums { reasoning, steered, old, .. } = self.thoughts;
         TokenSums {
-            reasoning: stays(PromptSection::Reasoning, reasoning),
-            steered: stays(PromptSection::SteeredReasoning, steered),
-            old: stays(PromptSection::OldReasoning, old),
+            reasoning: stays(PromptSection::Reasoning, reasoning, self.fixed.reasoning),
+            steered: stays(PromptSection::SteeredReasoning, steered, self.fixed.steered),
+            old: stays(PromptSection::OldReasoning, old, self.fixed.old),
             ..TokenSums::default()
         }
     }

@@ -2,17 +2,19 @@
 //!
 //! It is the number that the agent itself would compute. If its rules decide, it is also the number that is
 //! shown; else it is stored beside ours for comparison. Of the last output, only the part that comes back
-//! counts. Nothing else is subtracted, because such agents do not know about it.
+//! counts. Results that were cleared since the last call are subtracted, too. Nothing else is, because such
+//! agents do not know about it.
 
 use serde::{Deserialize, Serialize};
 
 use super::anchor::Anchor;
 use crate::context::EstimateMethod;
+use crate::context::plan::RemovedTokens;
 use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{ClassicRules, SentContent};
 
 /// The cost of a request by an agent's rules.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClassicEstimate {
     /// The rules' name, for labels and the page.
     pub rules: Box<str>,
@@ -31,6 +33,15 @@ pub struct ClassicEstimate {
     /// Tokens of the tool definitions.
     #[serde(skip)]
     pub tools: u64,
+    /// Tokens that come from the earlier call; 0 without one.
+    #[serde(skip)]
+    pub before: u64,
+    /// The weight of what is new, before the factor and the rounding.
+    #[serde(skip)]
+    pub weight: f64,
+    /// What is not sent of the messages.
+    #[serde(skip)]
+    pub removed: RemovedTokens,
 }
 
 /// Counts a request by `rules`. `seen` says what is sent of each part. `added` is the weight of what was
@@ -55,7 +66,8 @@ pub fn classic<'s>(
             (0, head + rules.weigh(body, &conversation.messages, &seen))
         }
     };
-    let new = rules.sum(new + added);
+    let weight = new + added;
+    let new = rules.sum(weight);
     let context = last.and_then(|(_, anchor)| anchor.turn.context()).unwrap_or_default();
     let gone = context.input.saturating_add(context.output).saturating_sub(before);
     // What the rules do not count gets no share.
@@ -68,13 +80,38 @@ pub fn classic<'s>(
         (None, Some(_)) => EstimateMethod::Anchored,
         (None, None) => EstimateMethod::Estimated,
     };
-    let rules = rules.name.as_str().into();
-    ClassicEstimate { rules, tokens: before.saturating_add(new), method, new, gone, system, tools }
+    ClassicEstimate {
+        rules: rules.name.as_str().into(),
+        tokens: before.saturating_add(new),
+        method,
+        new,
+        gone,
+        system,
+        tools,
+        before,
+        weight,
+        removed: RemovedTokens::default(),
+    }
+}
+
+impl ClassicEstimate {
+    /// Tokens of this much more weight.
+    pub(super) fn more(&self, rules: &ClassicRules, weight: f64) -> u64 {
+        rules.sum(self.weight + weight).saturating_sub(rules.sum(self.weight))
+    }
+
+    /// Subtracts what was cleared since the earlier call, which its input still contains.
+    pub(super) fn subtract(&mut self, tokens: u64) {
+        let tokens = tokens.min(self.before);
+        self.before -= tokens;
+        self.tokens -= tokens;
+        self.gone = self.gone.saturating_add(tokens);
+    }
 }
 
 /// The first message that is in neither the anchor's request nor its reply: after the end of the request, or
 /// if that is not found, after the model's last message; then past the reply.
-fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
+pub(super) fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
     let ends = [anchor.turn.position.chain, anchor.turn.after];
     let messages = &conversation.messages;
     let (mut chain, mut found) = (Chain::START, None);

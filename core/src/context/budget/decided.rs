@@ -5,15 +5,17 @@
 
 use std::borrow::Cow;
 
-use foldhash::HashMap;
+use foldhash::HashSet;
 
 use super::anchor::Anchor;
-use super::classic::classic;
+use super::classic::{ClassicEstimate, classic, first_new};
 use super::measure::{MeasuredEstimate, measure};
 use super::sums::fit;
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions};
-use crate::context::{Band, Breakdown, CostPrediction, CountingMethod, Estimate, EstimateMethod};
-use crate::dialect::{self, Dialect};
+use crate::context::{
+    Band, Breakdown, CostPrediction, CountingMethod, Estimate, EstimateMethod, ExchangeId,
+};
+use crate::dialect::{self, Dialect, Part, PartIndex, PartKey, Span};
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::EstimatorState;
 
@@ -35,19 +37,11 @@ pub fn estimate(
     let anchor = anchor.filter(|_| measured.estimate.method != EstimateMethod::Compacted);
     let is_whole = anchor.is_none() || !rules.anchored;
     let added = added(rules, request, sent, known, is_whole);
-    let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
-        let part = request.part(at)?;
-        Some((part.span.start, cut.content.text(part, body)?))
-    });
-    let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
-    let seen = |part: &dialect::Part| match part.span {
-        span if sent.is_gone(span) => SentContent::Gone,
-        span if sent.replaced(span).is_none() => SentContent::Whole,
-        span => cuts
-            .get(&span.start)
-            .map_or(SentContent::Whole, |replaced_by| SentContent::Text(replaced_by)),
-    };
-    measured.classic = Some(classic(rules, conversation, body, anchor, added, seen));
+    let cuts = CutResult::all(request, sent, known);
+    let seen = |part: &Part| seen(part, sent, &cuts);
+    let mut counted = classic(rules, conversation, body, anchor, added, seen);
+    counted.count_removed(rules, request, (sent, known), anchor, &cuts);
+    measured.classic = Some(counted);
     if policy.deciding().is_some() {
         measured.ruled_by_classic();
     }
@@ -62,6 +56,7 @@ impl MeasuredEstimate {
         (estimate.tokens, estimate.new, estimate.gone) =
             (classic.tokens, classic.new, classic.gone);
         (estimate.method, estimate.counting) = (classic.method, CountingMethod::Length);
+        self.removed = Some(classic.removed);
         let (system, tools) = (classic.system, classic.tools);
         estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
     }
@@ -75,6 +70,122 @@ impl Estimate {
     }
 }
 
+impl ClassicEstimate {
+    /// Counts what is not sent of the messages, and subtracts what was cleared since the earlier call.
+    fn count_removed(
+        &mut self,
+        rules: &ClassicRules,
+        request: &PlanRequest<'_>,
+        (sent, known): (&Overlay, &RecordedDecisions),
+        anchor: Option<Anchor<'_>>,
+        cuts: &[CutResult<'_>],
+    ) {
+        let (conversation, body) = (request.conversation, request.body);
+        if sent.summary().is_some() {
+            let replaced = known.kept_from().min(conversation.messages.len());
+            let replaced = rules.weigh(body, &conversation.messages[..replaced], &whole);
+            let summary = rules.sum(summary_of(request, known));
+            self.removed.compacted = rules.sum(replaced).saturating_sub(summary);
+        }
+        if cuts.is_empty() {
+            return;
+        }
+        let is_new = |cut: &CutResult<'_>| cut.exchange == request.exchange;
+        self.removed.cut = self.more(rules, saved(rules, request, sent, cuts, &|_| true));
+        self.removed.pruned = self.more(rules, saved(rules, request, sent, cuts, &is_new));
+        if let Some(anchor) = anchor.filter(|_| rules.anchored) {
+            let first = first_new(conversation, &anchor);
+            let sketched: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
+            let is_late =
+                |cut: &CutResult<'_>| cut.at.message < first && !sketched.contains(&cut.key);
+            self.subtract(self.more(rules, saved(rules, request, sent, cuts, &is_late)));
+        }
+    }
+}
+
+/// A tool result of which a placeholder or a part is sent.
+struct CutResult<'k> {
+    at: PartIndex,
+    span: Span,
+    /// The key of what is sent.
+    key: PartKey,
+    text: Cow<'k, str>,
+    is_trim: bool,
+    /// The exchange that decided it.
+    exchange: &'k ExchangeId,
+}
+
+impl<'k> CutResult<'k> {
+    /// All of a request, in order.
+    fn all(request: &PlanRequest<'_>, sent: &Overlay, known: &'k RecordedDecisions) -> Vec<Self> {
+        let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
+            let part = request.part(at)?;
+            let (key, _) = sent.replaced(part.span)?;
+            Some(Self {
+                at,
+                span: part.span,
+                key,
+                text: cut.content.text(part, request.body)?,
+                is_trim: cut.is_trim(),
+                exchange: &cut.exchange,
+            })
+        });
+        cuts.collect()
+    }
+}
+
+/// What is sent of a part.
+fn seen<'c>(part: &Part, sent: &Overlay, cuts: &'c [CutResult<'_>]) -> SentContent<'c> {
+    if sent.is_gone(part.span) {
+        return SentContent::Gone;
+    }
+    let cut = cuts.binary_search_by_key(&part.span.start, |cut| cut.span.start);
+    match cut.ok().and_then(|index| cuts.get(index)) {
+        None => SentContent::Whole,
+        Some(cut) if cut.is_trim => SentContent::Trimmed(&cut.text),
+        Some(cut) => SentContent::Text(&cut.text),
+    }
+}
+
+fn whole(_: &Part) -> SentContent<'static> {
+    SentContent::Whole
+}
+
+/// The weight that the cuts for which `is_meant` holds save, with what is inside the results.
+fn saved(
+    rules: &ClassicRules,
+    request: &PlanRequest<'_>,
+    sent: &Overlay,
+    cuts: &[CutResult<'_>],
+    is_meant: &dyn Fn(&CutResult<'_>) -> bool,
+) -> f64 {
+    let mut saved = 0.0;
+    for cuts_of_message in cuts.chunk_by(|a, b| a.at.message == b.at.message) {
+        let at = cuts_of_message[0].at.message;
+        let Some(message) = request.conversation.messages.get(at) else { continue };
+        let message = std::slice::from_ref(message);
+        let uncut = |part: &Part| {
+            let holds = |cut: &&CutResult<'_>| {
+                cut.span.start <= part.span.start && part.span.end <= cut.span.end
+            };
+            match cuts_of_message.iter().find(holds) {
+                Some(cut) if is_meant(cut) => SentContent::Whole,
+                _ => seen(part, sent, cuts),
+            }
+        };
+        let now = rules.weigh(request.body, message, &|part: &Part| seen(part, sent, cuts));
+        saved += rules.weigh(request.body, message, &uncut) - now;
+    }
+    saved
+}
+
+/// The weight of the summary that is sent.
+fn summary_of(request: &PlanRequest<'_>, known: &RecordedDecisions) -> f64 {
+    let rules = &request.policy.estimate.rules;
+    let dialect = request.conversation.dialect;
+    known.compact().map_or(0.0, |(_, compact)| messages_weight(rules, dialect, &compact.raw))
+}
+
 /// The weight of what is sent but not from the client: the summary, and injected messages. If the count is
 /// based on an earlier call, only messages injected for the first time.
 fn added(
@@ -84,10 +195,8 @@ fn added(
     known: &RecordedDecisions,
     is_whole: bool,
 ) -> f64 {
-    let summary = known.compact().filter(|_| is_whole && sent.summary().is_some());
-    let summary = summary.map_or(0.0, |(_, compact)| {
-        summary_weight(rules, request.conversation.dialect, &compact.raw)
-    });
+    let is_summarised = is_whole && sent.summary().is_some();
+    let summary = if is_summarised { summary_of(request, known) } else { 0.0 };
     let injected = known.injections().flat_map(|(at, injected)| {
         let is_sent =
             request.part(at).is_some_and(|part| !sent.injected_after(part.span).is_empty());
@@ -97,8 +206,8 @@ fn added(
     summary + new.map(|place| rules.weigh_text(&place.text)).sum::<f64>()
 }
 
-/// The weight of a summary's messages.
-fn summary_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
+/// The weight of messages, the elements of a request's list as raw JSON.
+pub(super) fn messages_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
     let (target, member) = match dialect {
         Dialect::Anthropic => ("/v1/messages", "messages"),
         Dialect::OpenaiChat => ("/v1/chat/completions", "messages"),
@@ -107,7 +216,7 @@ fn summary_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
     };
     let body = format!("{{\"{member}\":[{raw}]}}");
     let read = dialect::read(dialect, target, body.as_bytes());
-    rules.weigh(body.as_bytes(), &read.messages, &|_: &dialect::Part| SentContent::Whole)
+    rules.weigh(body.as_bytes(), &read.messages, &|_: &Part| SentContent::Whole)
 }
 
 #[cfg(test)]

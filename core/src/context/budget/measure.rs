@@ -16,7 +16,7 @@ use super::sums::{
     FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of, rescaled,
     thoughts,
 };
-use crate::context::plan::Overlay;
+use crate::context::plan::{Overlay, RemovedTokens};
 use crate::context::turn_start::{is_users, last_user_text, turn_start};
 use crate::context::{
     Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn,
@@ -42,6 +42,8 @@ pub struct MeasuredEstimate {
     pub contents: MessageTokens,
     /// The estimate by the rules of an agent, if they are configured.
     pub classic: Option<ClassicEstimate>,
+    /// What is not sent, by the rules of an agent if they decide.
+    pub removed: Option<RemovedTokens>,
     /// What can be learned from the reported usage; `None` if the new parts are not known.
     pub seen: Option<Box<Observation>>,
 }
@@ -83,8 +85,9 @@ pub fn measure(
     };
     let (tokens, retention) = (guess.tokens, guess.retention);
     let counted = observation.counted[retention as usize];
-    let (new, gone) =
-        same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, scale.sums.new));
+    let read = if retention == ReasoningRetention::Drops { 0 } else { scale.sums.around_read };
+    let added = scale.sums.new.saturating_add(read);
+    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, added));
     let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
     parts_of.reasoning += observation.unsent.input();
     let estimate = Estimate {
@@ -100,7 +103,7 @@ pub fn measure(
     };
     let seen = scale.is_instructive(&estimate, anchor, same).then(|| observation.into());
     let (sketch, contents) = (difference(stored, &parts), scale.contents);
-    MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
+    MeasuredEstimate { estimate, sketch, parts, contents, classic: None, removed: None, seen }
 }
 
 /// Assigns tokens to the parts of one request: known parts keep their earlier count, others are counted.
@@ -256,7 +259,7 @@ impl<'a> PartScale<'a> {
             let ended = parts.iter_mut().filter(|part| read.contains(&part.place));
             ended.for_each(|part| part.place = PromptSection::OldReasoning);
         }
-        self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(parts) };
+        self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&*parts) };
         (self.sent, self.brought) = <_>::default();
     }
 

@@ -29,8 +29,8 @@ pub(super) struct TokenSums {
 }
 
 impl TokenSums {
-    pub(super) fn of(parts: &[SketchPart]) -> Self {
-        parts.iter().fold(Self::default(), |mut sums, part| {
+    pub(super) fn of<'p>(parts: impl IntoIterator<Item = &'p SketchPart>) -> Self {
+        parts.into_iter().fold(Self::default(), |mut sums, part| {
             sums.add(part);
             sums
         })

@@ -93,7 +93,10 @@ pub struct RewriteView {
     /// For a request in flight: who wrote the summary that is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary_by: Option<SummaryAuthor>,
-    /// Tokens of tool results that were not sent, estimated.
+    /// For a request in flight with a new summary: the number that the compaction was decided by, tokens.
+    #[serde(skip)]
+    pub compacted_from: Option<u64>,
+    /// Tokens of tool results that were not sent, by the count that decides.
     pub tokens_removed: u64,
     /// The share of these that is new with this request.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -124,16 +127,20 @@ impl ContextView {
     pub fn after(turn: &Turn) -> Self {
         let estimated = turn.estimate.as_ref();
         let total = turn.carried().unwrap_or(0);
-        let basis = turn.context().map(|LastCall { input, output }| {
+        let own = turn.context();
+        // Without its own usage, it is based on the call that its request was based on.
+        let call = own.or_else(|| turn.carry.as_ref()?.basis);
+        let basis = call.map(|LastCall { input, output }| {
             let before = input.saturating_add(output);
             let (new, gone) = (total.saturating_sub(before), before.saturating_sub(total));
-            EstimateBasis { input, output, cut: turn.usage.lower_bound, new, gone }
+            let cut = turn.usage.lower_bound && own.is_some();
+            EstimateBasis { input, output, cut, new, gone }
         });
         let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
         let reasoning = turn.carry.as_ref().map_or(known.reasoning, |carry| carry.reasoning);
         let known = Breakdown { reasoning, ..known };
         Self {
-            method: estimated.filter(|_| basis.is_none()).map(|estimate| estimate.method),
+            method: estimated.filter(|_| own.is_none()).map(|estimate| estimate.method),
             basis,
             last_error_percent: error_percent(turn),
             hidden_input: hidden_input(turn),
@@ -357,7 +364,7 @@ impl ContextView {
 impl RewriteView {
     fn of(done: &RewriteSummary) -> Self {
         let RewriteSummary { mode, held_out, overflow, made, new, .. } = *done;
-        let RewriteSummary { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
+        let removed = done.removed();
         let (resent, revoked) = (done.resent.is_some(), done.revoked.is_some());
         Self {
             mode,
@@ -368,9 +375,10 @@ impl RewriteView {
             made,
             new,
             summary_by: None,
-            tokens_removed,
-            tokens_pruned,
-            tokens_compacted,
+            compacted_from: None,
+            tokens_removed: removed.cut,
+            tokens_pruned: removed.pruned,
+            tokens_compacted: removed.compacted,
         }
     }
 }

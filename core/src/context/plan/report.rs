@@ -38,6 +38,9 @@ pub struct RewriteSummary {
     /// Tokens that a summary replaced, less its own, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_compacted: u64,
+    /// What was removed by an agent's rules, if they decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_rules: Option<RemovedTokens>,
     /// How many tokens were really saved per token claimed above, according to the provider's counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<f64>,
@@ -63,6 +66,17 @@ pub struct RewriteSummary {
     /// What was done because the window was too small.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
+}
+
+/// Tokens that are not sent, by the count that decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedTokens {
+    /// Of tool results, less what stands in for them.
+    pub cut: u64,
+    /// The share of these that is new with this request.
+    pub pruned: u64,
+    /// Of the messages that a summary replaced, less the summary.
+    pub compacted: u64,
 }
 
 /// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_STORED_STEPS`] steps
@@ -179,6 +193,15 @@ impl RewriteSummary {
     /// Whether the changes were really sent.
     pub fn is_sent(&self) -> bool {
         !self.made.is_nothing() && self.mode != Mode::Shadow && self.resent.is_none()
+    }
+
+    /// What was removed, by the count that decides.
+    pub fn removed(&self) -> RemovedTokens {
+        self.by_rules.unwrap_or(RemovedTokens {
+            cut: self.tokens_removed,
+            pruned: self.tokens_pruned,
+            compacted: self.tokens_compacted,
+        })
     }
 
     /// Claimed tokens, corrected by the share that the provider's counts confirm.

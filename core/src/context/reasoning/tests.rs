@@ -188,9 +188,31 @@ fn policy_can_forbid_putting_reasoning_back() {
     let nothing = (vec![], vec![]);
     assert_eq!(of("uau", ReinjectPolicy::Off, StripPolicy::None), nothing);
     assert_eq!(of("uau", ReinjectPolicy::Auto, StripPolicy::All), (vec![], vec![Policy]));
-    // In the turn that goes on, it is wanted all the same.
-    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
-    assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::All), back);
+    // In the turn that goes on, too.
+    assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::All), (vec![], vec![Policy]));
+    assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::AllButLast), (vec![], vec![Policy]));
+}
+
+/// Reasoning that was put back under an earlier policy leaves as a client's own does: not from the open loop.
+#[test]
+fn reasoning_put_back_earlier_leaves_once_policy_removes_it() {
+    let stays = |name, letters, strip_from_context| {
+        let mut scene = session(name, letters, DROPS);
+        let mut known = scene.known();
+        let facts = propose(&scene.request(), &known).facts;
+        assert!(!facts.is_empty());
+        known.add(facts);
+        scene.policy.reasoning.strip_from_context = strip_from_context;
+        let plan = crate::context::plan::replay(&scene.request(), &known);
+        plan.sent.has_put_back()
+    };
+    for name in [FREE, BOUND] {
+        assert!(stays(name, "uau", StripPolicy::None));
+        assert!(stays(name, "ucr", StripPolicy::All), "{name}: its loop is open");
+    }
+    assert!(!stays(FREE, "uau", StripPolicy::All));
+    assert!(!stays(FREE, "uau", StripPolicy::AllButLast));
+    assert!(stays(BOUND, "uau", StripPolicy::All), "later reasoning is bound to it");
 }
 
 /// A call beside the conversation decides nothing that its thread would have to repeat. A suspended thread waits until
@@ -252,26 +274,23 @@ fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
     );
     assert!(!may_go(FREE, ReasoningRule::Demanded, NewTurn));
     assert!(!may_go(BOUND, ReasoningRule::Wanted, NewTurn));
-    let back = |reinject, reasoning_rule, thinks, strip_from_context, next| {
+    let back = |reinject, reasoning_rule, thinks, strip_from_context| {
         let mut scene = SessionFixture::of(FREE, &messages("u"));
         (scene.reasoning_rule, scene.conversation.thinks) = (reasoning_rule, thinks);
         let reasoning = &mut scene.policy.reasoning;
         (reasoning.reinject, reasoning.strip_from_context) = (reinject, strip_from_context);
-        is_put_back_next(&scene.request(), next)
+        is_put_back_next(&scene.request())
     };
     use ReasoningRule::{Demanded, Unwanted, Wanted};
     use StripPolicy::{All, None as Nothing};
     let auto = ReinjectPolicy::Auto;
-    for next in [NewTurn, InLoop] {
-        assert!(back(auto, Wanted, None, Nothing, next));
-        assert!(back(auto, Wanted, Some(true), Nothing, next));
-        assert!(back(auto, Demanded, None, All, next), "demanded whatever policy leaves out");
-        assert!(!back(ReinjectPolicy::Off, Wanted, None, Nothing, next));
-        assert!(!back(auto, Unwanted, None, Nothing, next));
-        assert!(!back(auto, Wanted, Some(false), Nothing, next));
-    }
-    // Policy removes it from turns that are over, not from the one that goes on.
-    assert!(!back(auto, Wanted, None, All, NewTurn) && back(auto, Wanted, None, All, InLoop));
+    assert!(back(auto, Wanted, None, Nothing));
+    assert!(back(auto, Wanted, Some(true), Nothing));
+    assert!(back(auto, Demanded, None, All), "demanded whatever policy leaves out");
+    assert!(!back(ReinjectPolicy::Off, Wanted, None, Nothing));
+    assert!(!back(auto, Unwanted, None, Nothing));
+    assert!(!back(auto, Wanted, Some(false), Nothing));
+    assert!(!back(auto, Wanted, None, All));
 }
 
 /// A session whose first two messages are replaced by a summary.

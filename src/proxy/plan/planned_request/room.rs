@@ -61,7 +61,7 @@ impl PlannedRequest {
         }
         let (before, anchor) = (self.before.clone(), self.anchor.clone());
         let basis = PlanBasis { known, before, declined: Vec::new(), anchor };
-        Some(Self::new(prepared, basis, replayed))
+        Some(Self::new(prepared, basis, replayed).in_place_of(self))
     }
 
     /// The same request, with the room that was made in it, without the reasoning that is bound to what was cut.

@@ -14,15 +14,16 @@ fn outlook() -> CarryOutlook {
         dialect: Dialect::Anthropic,
         streams: false,
         held: false,
-        ruled: false,
+        rules: None,
+        basis: None,
         clears_past: None,
         strip: StripPolicy::None,
         may_strip: true,
         may_strip_loop: false,
         puts_back: false,
-        puts_back_loop: false,
         drops: false,
         thoughts: TokenSums { reasoning: 10, steered: 20, old: 30, ..TokenSums::default() },
+        fixed: TokenSums::default(),
         newest: None,
         limits: WindowLimits::default(),
         contents: MessageTokens::default(),
@@ -38,7 +39,8 @@ fn reply(letters: &str) -> Reply {
             _ => PartKind::ToolCall,
         };
         let signature = letter.is_ascii_uppercase().then(|| "c2ln".into());
-        ReplyPart { signature, ..ReplyPart::of(kind) }
+        let key = (kind != PartKind::Reasoning).then_some(PartKey(1));
+        ReplyPart { signature, key, ..ReplyPart::of(kind) }
     };
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }
@@ -64,15 +66,12 @@ fn a_reply_without_reasoning_carries_none_over() {
     assert_eq!(back(&CarryOutlook { dialect: Dialect::Gemini, ..held }, "w"), ALL);
 }
 
-/// Policy can put reasoning back in turns that have ended, or in the turn that goes on.
 #[test]
 fn dropped_reasoning_is_carried_over_only_if_it_is_put_back() {
     let drops = CarryOutlook { drops: true, ..outlook() };
     assert_eq!((back(&drops, "tw"), back(&drops, "tc")), (NOTHING, NOTHING));
-    let ended = CarryOutlook { puts_back: true, ..drops.clone() };
-    assert_eq!((back(&ended, "tw"), back(&ended, "tc")), (ALL, NOTHING));
-    let goes_on = CarryOutlook { puts_back_loop: true, ..drops.clone() };
-    assert_eq!((back(&goes_on, "tw"), back(&goes_on, "tc")), (NOTHING, ALL));
+    let puts_back = CarryOutlook { puts_back: true, ..drops.clone() };
+    assert_eq!((back(&puts_back, "tw"), back(&puts_back, "tc")), (ALL, ALL));
     // Chat Completions look-alikes put signatures on text and calls.
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..outlook() };
     assert_eq!(back(&chat, "W"), ALL);
@@ -92,6 +91,14 @@ fn reasoning_that_policy_may_strip_is_not_carried_over() {
     assert_eq!(back(&strips(StripPolicy::AllButLast), "tw"), ALL, "it is the last");
 }
 
+#[test]
+fn half_a_call_is_not_answered() {
+    let mut half = reply("c");
+    assert!(outlook().comes_back(&half).goes_on);
+    half.parts[0].key = None;
+    assert!(!outlook().comes_back(&half).goes_on);
+}
+
 /// Gemini reads the signature, not the thoughts. An agent's rules do not know signatures.
 #[test]
 fn gemini_reasoning_is_carried_over_with_its_signature() {
@@ -108,6 +115,7 @@ fn gemini_reasoning_is_carried_over_with_its_signature() {
     assert_eq!(back(&drops, "tW"), ALL, "the signature comes with the text");
     let strips = CarryOutlook { strip: StripPolicy::All, may_strip: false, ..gemini };
     assert_eq!(back(&strips, "W"), (true, false, false));
+    assert_eq!(back(&strips, "tC"), (true, false, false), "in an open loop, too");
 }
 
 /// A turn of 1,000 input tokens whose reply has 60 tokens of text and 40 of reasoning.
@@ -208,6 +216,26 @@ fn reasoning_that_policy_strips_is_not_in_the_carry_over() {
     assert_eq!(of(AllButLast, false, false, LOSES), (10, 20, 30));
 }
 
+/// Reasoning behind a signature on a call is not removed with the reasoning that a client sends.
+#[test]
+fn reasoning_behind_a_signature_stays_with_its_call() {
+    let signed = TokenSums { reasoning: 3_000, ..TokenSums::default() };
+    let of = |strip| {
+        let outlook = CarryOutlook {
+            strip,
+            may_strip_loop: true,
+            thoughts: TokenSums { reasoning: 3_010, ..TokenSums::default() },
+            fixed: signed,
+            ..outlook()
+        };
+        let carry = outlook.carried(&turn(), KEEPS, ReasoningRetention::Drops, false);
+        (outlook.stay(KEEPS).reasoning, carry.by_rules)
+    };
+    assert_eq!(of(StripPolicy::All), (3_000, 1_100 - 10));
+    assert_eq!(of(StripPolicy::AllButLast), (3_000, 1_100 - 10));
+    assert_eq!(of(StripPolicy::None), (3_010, 1_100));
+}
+
 /// The client sends again what the provider cleared. The provider clears it again if the request asks for it and the
 /// prompt is large enough.
 #[test]
@@ -234,6 +262,61 @@ fn without_usage_the_estimate_is_carried_over() {
     assert_eq!((of(&turn), turn.carried()), ((60, 60), None));
     turn.estimate = Some(Estimate { tokens: 700, ..estimate });
     assert_eq!((of(&turn), turn.carried()), ((760, 760), Some(700)));
+}
+
+/// By an agent's rules, the reply counts as its client will send it back, with one rounding for all that is new. The call
+/// before it stays the basis.
+#[test]
+fn without_usage_the_reply_counts_by_the_rules() {
+    let text = ReplyPart {
+        text: "12345678".into(),
+        key: Some(PartKey(1)),
+        ..ReplyPart::of(PartKind::Text)
+    };
+    let call = ReplyPart {
+        text: r#"{"n": 1}"#.into(),
+        name: Some("Read".into()),
+        id: Some("c1".into()),
+        key: Some(PartKey(2)),
+        ..ReplyPart::of(PartKind::ToolCall)
+    };
+    let reply = Reply { parts: vec![text, call], ..Reply::default() };
+    let mut turn = turn();
+    turn.usage = Usage::default();
+    let basis = Some(LastCall { input: 400, output: 100 });
+    let of = |dialect, rules: &ClassicRules| {
+        let rules =
+            Some(RulesCount { rules: rules.clone(), before: 500, weight: 10.4, after: None });
+        let outlook = CarryOutlook { dialect, rules, basis, ..outlook() };
+        let model = crate::dialect::models::Catalogue::default().model("gpt-5", "");
+        let learned = EstimatorState::new(model.family);
+        let carry = outlook.carry_over(&turn, &reply, &model, &learned);
+        assert_eq!((carry.basis, carry.ruled), (basis, true));
+        carry.by_rules
+    };
+    let dialects =
+        [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
+    for dialect in dialects {
+        // Two for the text, one for the name, two for `{"n":1}`.
+        let counted = of(dialect, &ClassicRules::default());
+        assert!((500 + 16..=500 + 17).contains(&counted), "{dialect:?}: {counted}");
+    }
+    let micro = ClassicRules {
+        message_tokens: 12,
+        tool_block_tokens: 24,
+        factor: 2.0,
+        ..ClassicRules::default()
+    };
+    // One message; in Responses, each item is one.
+    let expected =
+        |messages: f64| 500 + ((10.4 + 12.0 * messages + 2.0 + 24.0 + 3.0) * 2.0).ceil() as u64;
+    assert_eq!(of(Dialect::Anthropic, &micro), expected(1.0));
+    let blocks = ClassicRules {
+        calls: crate::tokens::classic::CountedContent::Json,
+        ..ClassicRules::default()
+    };
+    let block = r#"{"functionCall":{"name":"Read","args":{"n":1}}}"#.len().div_ceil(4) as u64;
+    assert_eq!(of(Dialect::Gemini, &blocks), 500 + 11 + 2 + block);
 }
 
 /// If a reply broke off, its counted tokens are used if they are more than was reported.
@@ -326,6 +409,7 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
     let expected = CarryOver {
         tokens: 1_000,
         by_rules: 1_000,
+        basis: None,
         ruled: false,
         reasoning: 0,
         returns: false,

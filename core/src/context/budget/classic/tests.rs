@@ -71,6 +71,9 @@ fn system_prompt_and_tools_count_once() {
         gone: 0,
         system: if head { 2 } else { 0 },
         tools: if head { tools } else { 0 },
+        before: tokens - new,
+        weight: new as f64,
+        removed: RemovedTokens::default(),
     };
     let (estimated, anchored) = (EstimateMethod::Estimated, EstimateMethod::Anchored);
     let whole = 2 + tools + 2;

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::plan::DecisionReason;
+use crate::context::plan::{DecisionReason, RemovedTokens};
 use crate::context::policy::ClassicRole;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{
@@ -100,8 +100,41 @@ fn a_cut_result_is_counted_as_its_placeholder() {
         shadow: false,
     })));
     assert_eq!(counted(&scene), (2 + 1 + 2 + 2 + 2 + 2, 11, 0));
+    let removed = RemovedTokens { cut: 751, pruned: 751, compacted: 0 };
+    assert_eq!(decided(&scene).removed, Some(removed));
     scene.policy.estimate.rules.placeholders = false;
     assert_eq!(counted(&scene).0, 9);
+    assert_eq!(decided(&scene).removed.unwrap().cut, 753);
+}
+
+/// The input of the earlier call contains what was cleared since. It is subtracted once, and told as removed in each
+/// request.
+#[test]
+fn what_was_cleared_since_the_last_call_is_subtracted_once() {
+    let mut scene = ruled("ucrau");
+    scene.ledger.add(Fact::Cut(Box::new(Cut {
+        epoch: None,
+        about: PartKey(scene.about(2)),
+        at: scene.now,
+        exchange: scene.request().exchange.clone(),
+        content: Replacement::Text("It went.".into()),
+        keep_media: false,
+        was: 753,
+        tokens: 20,
+        why: DecisionReason::Pressure,
+        shadow: false,
+    })));
+    assert_eq!(counted(&scene), (1_002 - 751, 2, 751));
+    assert_eq!(
+        decided(&scene).removed,
+        Some(RemovedTokens { cut: 751, pruned: 751, compacted: 0 })
+    );
+    scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
+    scene.send(&messages("ucrauau"));
+    assert_eq!(counted(&scene), (1_002, 2, 0), "the last call was sent without it");
+    assert_eq!(decided(&scene).removed, Some(RemovedTokens { cut: 751, pruned: 0, compacted: 0 }));
+    scene.policy.estimate.decides = ClassicRole::Nothing;
+    assert_eq!(decided(&scene).removed, None);
 }
 
 /// Injected messages count in the first request that contains them, and if everything is counted.
@@ -134,6 +167,11 @@ fn after_a_new_summary_the_whole_request_is_counted() {
     scene.ledger.add(Fact::Compact(Box::new(summary)));
     // The summary, and the three messages that remain.
     assert_eq!(counted(&scene), (3 + 2 + 2 + 2, 9, 0));
+    assert_eq!(
+        decided(&scene).removed.unwrap().compacted,
+        2 + 2 - 3,
+        "two messages for the summary"
+    );
     assert_eq!(decided(&scene).estimate.method, EstimateMethod::Estimated);
     scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
     scene.send(&messages("uauauau"));
@@ -153,6 +191,6 @@ fn a_summary_weighs_the_same_in_every_protocol() {
         (Dialect::Gemini, gemini),
     ];
     for (dialect, raw) in of {
-        assert_eq!(summary_weight(&ClassicRules::default(), dialect, raw), 2.0, "{dialect:?}");
+        assert_eq!(messages_weight(&ClassicRules::default(), dialect, raw), 2.0, "{dialect:?}");
     }
 }

@@ -342,6 +342,7 @@ fn rewritten() -> (Turn, RewriteView) {
         made: turn.done.made,
         new: turn.done.new,
         summary_by: None,
+        compacted_from: None,
         tokens_removed: 100,
         tokens_pruned: 40,
         tokens_compacted: 7,

@@ -1,0 +1,92 @@
+//! The weight of a reply by an agent's rules, as its client will send it back. Only for replies whose usage was
+//! not reported: the others were counted by the provider.
+
+use super::decided::messages_weight;
+use crate::dialect::reply::runs;
+use crate::dialect::{Dialect, PartKind, Reply, ReplyPart};
+use crate::tokens::classic::ClassicRules;
+
+/// The weight of the messages that a client makes of a reply. `thoughts`: with its reasoning.
+pub(super) fn reply_weight(
+    rules: &ClassicRules,
+    dialect: Dialect,
+    reply: &Reply,
+    thoughts: bool,
+) -> f64 {
+    let raw = reply_as_sent(dialect, reply, thoughts);
+    if raw.is_empty() { 0.0 } else { messages_weight(rules, dialect, &raw) }
+}
+
+/// A reply as its client sends it back: the elements of the list of messages, raw JSON.
+fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
+    let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
+    let reasoning = reply.parts.iter().filter(is_thought).filter(|_| thoughts);
+    let mut blocks: Vec<String> =
+        reasoning.filter_map(|part| Some(part.raw.as_deref()?.into())).collect();
+    let (mut text, mut calls) = (String::new(), Vec::new());
+    for (_, run) in runs(&reply.parts) {
+        let Some(last) = run.last() else { continue };
+        let words: String = run.iter().map(|part| part.text.as_str()).collect();
+        match (last.kind, dialect) {
+            (PartKind::Text, Dialect::OpenaiChat) => text.push_str(&words),
+            (PartKind::Text, _) => blocks.push(text_block(dialect, &words)),
+            (PartKind::ToolCall, Dialect::OpenaiChat) => calls.push(call_block(dialect, last)),
+            (PartKind::ToolCall, _) => blocks.push(call_block(dialect, last)),
+            _ => {}
+        }
+    }
+    // Nobody sends reasoning alone.
+    if !reply.parts.iter().any(|part| part.kind != PartKind::Reasoning && part.key.is_some()) {
+        return String::new();
+    }
+    let list = blocks.join(",");
+    match dialect {
+        Dialect::Anthropic => format!(r#"{{"role":"assistant","content":[{list}]}}"#),
+        Dialect::OpenaiResponses => list,
+        Dialect::Gemini => format!(r#"{{"role":"model","parts":[{list}]}}"#),
+        Dialect::OpenaiChat => {
+            // The received fields of reasoning: `{"reasoning_content":…}`.
+            let fields = blocks.iter().map(|raw| format!(",{}", raw.trim_matches(['{', '}'])));
+            let fields: String = fields.collect();
+            let calls = calls.join(",");
+            let calls =
+                if calls.is_empty() { calls } else { format!(r#","tool_calls":[{calls}]"#) };
+            format!(r#"{{"role":"assistant","content":{}{fields}{calls}}}"#, quoted(&text))
+        }
+    }
+}
+
+fn text_block(dialect: Dialect, text: &str) -> String {
+    let text = quoted(text);
+    match dialect {
+        Dialect::Anthropic | Dialect::OpenaiChat => format!(r#"{{"type":"text","text":{text}}}"#),
+        Dialect::Gemini => format!(r#"{{"text":{text}}}"#),
+        Dialect::OpenaiResponses => format!(
+            r#"{{"type":"message","role":"assistant","content":[{{"type":"output_text","text":{text}}}]}}"#
+        ),
+    }
+}
+
+fn call_block(dialect: Dialect, call: &ReplyPart) -> String {
+    let name = quoted(call.name.as_deref().unwrap_or_default());
+    let id = quoted(call.id.as_deref().unwrap_or_default());
+    let (input, written) = (&call.text, quoted(&call.text));
+    let input = if input.is_empty() { "{}" } else { input };
+    match dialect {
+        Dialect::Anthropic => {
+            format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{input}}}"#)
+        }
+        Dialect::OpenaiChat => format!(
+            r#"{{"id":{id},"type":"function","function":{{"name":{name},"arguments":{written}}}}}"#
+        ),
+        Dialect::OpenaiResponses => format!(
+            r#"{{"type":"function_call","call_id":{id},"name":{name},"arguments":{written}}}"#
+        ),
+        Dialect::Gemini => format!(r#"{{"functionCall":{{"name":{name},"args":{input}}}}}"#),
+    }
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
