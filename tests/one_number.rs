@@ -28,6 +28,7 @@ use plimsoll::tokens::learn::{EstimatorState, Observation};
 use plimsoll::tokens::retention::ReasoningRetention;
 use plimsoll::tokens::unsent::UnsentReasoning;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
 /// The configuration with these keys.
@@ -841,8 +842,22 @@ fn plays(
     }
 }
 
+/// The same eight conversations each time; `PLIMSOLL_ONE_NUMBER=N` plays N others.
+fn cases() -> ProptestConfig {
+    let play = |cases, rng_seed| ProptestConfig {
+        cases,
+        rng_seed,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    match std::env::var("PLIMSOLL_ONE_NUMBER") {
+        Ok(cases) => play(cases.parse().unwrap(), RngSeed::Random),
+        Err(_) => play(8, RngSeed::Fixed(1)),
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases())]
 
     /// What is shown after a turn, plus what is new, decides the next request.
     #[test]

@@ -318,7 +318,7 @@ const FIXED_WAITS: &[(&str, &str, &str)] = &[
         "const REPORTED_WITHIN: Duration = Duration::from_secs(5)",
         "is kept | 5 s",
     ),
-    ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),
+    ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "tenants take turns | 2 s"),
     ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "quotes | 2 s"),
     ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
     ("http/body.rs", "const START: Duration = Duration::from_secs(2)", "endpoint | 2 s"),

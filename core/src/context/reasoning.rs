@@ -220,8 +220,7 @@ pub fn fits(
     Ok(())
 }
 
-/// Whether a reply's reasoning was decided to be put back, and still may be. If policy removes reasoning by now,
-/// it leaves as a client's own does.
+/// Whether a reply's reasoning was decided to be put back, and still may be.
 pub(crate) fn is_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -229,14 +228,8 @@ pub(crate) fn is_back(
     returned: &ReturnedReply,
 ) -> bool {
     let decided = known.reasoning_decision(returned.reasoning.after.0);
-    let stays = || {
-        let message = returned.start().message;
-        request.policy.reasoning.strip() == StripPolicy::None
-            || may_leave(request, message, request.newest_user_message()).is_err()
-    };
     decided.is_some_and(|decision| decision.does == ReasoningAction::PutBack)
         && fits(request, sent, returned).is_ok()
-        && stays()
 }
 
 /// Whether policy removes reasoning and the provider does not refuse requests without it: nothing is put back.

@@ -13,9 +13,8 @@ use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Uri, request};
 
 use super::count_estimate::CountFallback;
-use super::latest_request;
 use super::outbound::BodyChanges;
-use super::request_origin;
+use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, Tenants, Upstream};
 use crate::context::policy::{ReasoningRule, draw};
