@@ -46,12 +46,14 @@ pub fn mode(dice: &mut Dice, times: usize) -> Option<&'static str> {
 
 pub fn style(dice: &mut Dice) -> ClientStyle {
     let kept_reasoning = kept_reasoning(dice);
+    // What a client sent once and drops later is not put back beside a text that it edited: its cache breaks.
+    let drops_later = matches!(kept_reasoning, KeptReasoning::Newest | KeptReasoning::OpenLoop);
     ClientStyle {
         kept_reasoning,
         cache_markers: dice.once_in(2),
         reformats_arguments: dice.once_in(3),
         trims_text: dice.once_in(4),
-        edits_replies: dice.once_in(6).then(|| reply_edit(dice)),
+        edits_replies: dice.once_in(6).then(|| reply_edit(dice)).filter(|_| !drops_later),
         url_safe_signatures: dice.once_in(3),
         programs: dice.once_in(3),
         defers: dice.once_in(3),
