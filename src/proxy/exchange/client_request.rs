@@ -28,7 +28,7 @@ use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::repair::RepairCause;
 use crate::dialect::request_id::provider_request_id;
-use crate::dialect::{Conversation, Dialect, Note, Purpose, Role, compacting_client};
+use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::headers;
@@ -335,7 +335,7 @@ impl ClientRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         conversation.hints.clone_from(&identity.hints);
-        conversation.client_compacts = compacting_client::compacts_by_itself(&self.headers);
+        conversation.client_compacts = request_origin::compacts(&self.headers, &recorder.proxy);
         parsed.repeated_calls =
             parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;

@@ -1,14 +1,16 @@
 //! Where a request comes from: its connection, the agent that sends it, and the folder that the agent works in.
 //!
-//! Names that stand in the text of a request are hashed, unless `content.names` is on. Nothing is decided here.
+//! Names that stand in the text of a request are hashed, unless `content.names` is on. Nothing is decided by them.
 
 use http::HeaderMap;
 use http::header::{HeaderValue, USER_AGENT};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::config::presets::Preset;
 use crate::context::lineage::Growth;
 use crate::dialect::Purpose;
 use crate::dialect::agent::{self, Agent};
+use crate::dialect::compacting_client;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::Proxy;
@@ -18,6 +20,16 @@ use crate::store::ledgers::{OpenedSession, RequestSource};
 pub(super) fn source(headers: &HeaderMap, connection: &MemoryShare) -> RequestSource {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
     RequestSource { connection: connection.connection(), agent: xxh3_64(agent) }
+}
+
+/// Whether a client with these headers is left to compact its own history. A preset compacts where its document says,
+/// whoever sends.
+pub(super) fn compacts(headers: &HeaderMap, proxy: &Proxy) -> bool {
+    compacts_under(proxy.config.preset, headers)
+}
+
+fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> bool {
+    preset.is_none() && compacting_client::compacts_by_itself(headers)
 }
 
 /// Finds out which agent sends a request, and for which folder. Only where a thread begins: the turns after it say the same.
@@ -51,4 +63,18 @@ pub(super) fn set(
 fn hashed_name(key: &[u8; 32], path: &str) -> Box<str> {
     let key = blake3::derive_key("plimsoll names of project folders", key);
     format!("#{}", &blake3::keyed_hash(&key, path.as_bytes()).to_hex()[..8]).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_compact_for_every_client() {
+        let agent = HeaderValue::from_static("opencode/1.18.33");
+        let headers = HeaderMap::from_iter([(USER_AGENT, agent)]);
+        assert!(compacts_under(None, &headers));
+        assert!(!compacts_under(Some(Preset::Opencode), &headers));
+        assert!(!compacts_under(None, &HeaderMap::new()));
+    }
 }

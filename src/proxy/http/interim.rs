@@ -7,10 +7,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What a connection may bring in any case.
+/// What a connection may bring after the newest request on it. Some upstreams send one every second while a model
+/// thinks.
 const MOST: i64 = 1000;
-/// What it may bring in addition for each request.
-const EACH: i64 = 10;
 
 /// How many more interim responses a connection may bring.
 #[derive(Clone, Debug)]
@@ -25,7 +24,8 @@ impl Default for InterimAllowance {
 impl InterimAllowance {
     /// Called for a request that is sent. `finals`: how many of its responses are counted although they are final.
     pub(super) fn add_request(&self, finals: i64) {
-        self.0.fetch_add(EACH + finals, Ordering::Relaxed);
+        self.0.fetch_max(MOST, Ordering::Relaxed);
+        self.0.fetch_add(finals, Ordering::Relaxed);
     }
 
     /// Called for a response that may be an interim one.
