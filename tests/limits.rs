@@ -96,7 +96,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     (
         "interim responses (1xx) of an upstream, which are not forwarded",
-        &[("src/proxy/http/interim.rs", "MOST"), ("src/proxy/http/interim.rs", "EACH")],
+        &[("src/proxy/http/interim.rs", "MOST")],
     ),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
