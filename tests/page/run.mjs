@@ -36,8 +36,9 @@ function expectedView(sessions) {
   return {
     worst: inaccurate.sort((a, b) => Math.abs(b.ratio) - Math.abs(a.ratio)).slice(0, 5).map(({ session }) => session),
     totals: [sum('input'), sum('output'), sum('cache_read')],
-    sessions: sessions.map(({ session, turns, totals, threads }) => ({
-      name: session,
+    sessions: sessions.map(({ session, title, agent, project, turns, totals, threads }) => ({
+      name: title || session,
+      names: [title && session, agent && [agent.name, agent.version].filter(Boolean).join(' '), project].filter(Boolean).join(' · '),
       numbers: [turns, totals.input, totals.output, ...(totals.reasoning ? [totals.reasoning] : []), totals.cache_read],
       threads: threads.map(({ model, context, measured, turns, provider_request_id }) => ({
         model,
@@ -62,7 +63,8 @@ function shownView() {
     totals: numbers(document.querySelector('#totals').textContent),
     sessions: [...document.querySelectorAll('section')].map((card) => ({
       name: card.querySelector('h2').textContent,
-      numbers: numbers(card.querySelector('small').textContent),
+      names: card.querySelector('header .names')?.textContent ?? '',
+      numbers: numbers(card.querySelector('header small:not(.names)').textContent),
       threads: threads(card),
     })),
   };
