@@ -19,12 +19,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// For each number in a row's default, the constant that it comes from: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
-    ("memory of the whole process", &[("src/config/memory_limits.rs", "WHOLE")]),
+    ("memory of the whole process", &[("src/config/memory_limits.rs", "LEAST")]),
     (
         "memory for bodies, parsing, replies, messages",
-        &[("src/config/memory_limits.rs", "WHOLE / 4")],
+        &[("src/config/memory_limits.rs", "LEAST / 16 * 3")],
     ),
-    ("memory for parsed requests, in all", &[("src/config/raw.rs", "analysis_bytes:")]),
     (
         "memory for one parsed request",
         &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],

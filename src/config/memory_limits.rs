@@ -1,37 +1,50 @@
-//! How much memory the process may use if that is not configured, and the shares of it for traffic.
+//! How much memory the process may use if that is not configured, and what follows from it for traffic.
 //!
-//! On Linux the process's cgroup has the limit, as a container's or a service's. If it is larger, or there is
-//! none, a fixed size applies. The shares leave room for what bodies use besides what is counted, for
-//! sessions, and for the process itself.
+//! On Linux the process's cgroup has the limit, as a container's or a service's. If there is none, a part of the
+//! machine's memory applies.
 
 use std::path::{Path, PathBuf};
 
-/// The largest default: the limit in the shipped manifests.
-const WHOLE: u64 = 256 << 20;
+/// The least for a process without a cgroup's limit.
+const LEAST: u64 = 512 << 20;
+/// Without a cgroup's limit, the process gets this part of the machine's memory.
+const PART: u64 = 8;
+/// What a connection takes at most, with its headers, its request and the upstream's connection, bytes.
+const CONNECTION: u64 = 170 << 10;
+/// Most connections by default.
+const CONNECTIONS: u64 = 4096;
 
-/// The default of `limits.process_bytes`: the cgroup's limit, at most [`WHOLE`].
+/// The default of `limits.process_bytes`.
 pub(super) fn process_bytes() -> u64 {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    of(granted(&own, |file| std::fs::read_to_string(file).ok()))
+    let machine = std::fs::read_to_string("/proc/meminfo").ok();
+    of(granted(&own, |file| std::fs::read_to_string(file).ok()), machine.as_deref().and_then(total))
 }
 
 /// The default of `limits.memory_bytes` for a process with this much memory. Bodies use about twice what is
 /// counted for them.
 pub(super) fn memory_bytes(process: u64) -> usize {
-    size(process / 4)
+    size(process / 16 * 3)
 }
 
-/// The default of `limits.connection_bytes` for a process with this much memory.
-pub(super) fn connection_bytes(process: u64) -> usize {
-    size(process / 32 * 7)
+/// The default of `limits.connections` for a process with this much memory.
+pub(super) fn connections(process: u64) -> usize {
+    size(CONNECTIONS.min(process / CONNECTION))
 }
 
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-fn of(granted: Option<u64>) -> u64 {
-    granted.unwrap_or(WHOLE).min(WHOLE)
+fn of(granted: Option<u64>, machine: Option<u64>) -> u64 {
+    let part = machine.map_or(LEAST, |machine| LEAST.max(machine / PART));
+    granted.map_or(part, |granted| granted.min(machine.unwrap_or(granted)))
+}
+
+/// The memory of the machine. `meminfo` is the text of `/proc/meminfo`.
+fn total(meminfo: &str) -> Option<u64> {
+    let kib: u64 = meminfo.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// The smallest limit of the process's cgroups. `own` is the text of `/proc/self/cgroup`.
@@ -85,16 +98,19 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_limit_is_the_default_or_a_smaller_cgroup_limit() {
-        assert_eq!(of(None), WHOLE);
-        assert_eq!(of(Some(64 << 30)), WHOLE);
-        assert_eq!(of(Some(128 << 20)), 128 << 20);
+    fn the_memory_limit_is_the_cgroups_or_a_part_of_the_machine() {
+        assert_eq!(of(None, None), 512 << 20);
+        assert_eq!(of(None, Some(2 << 30)), 512 << 20);
+        assert_eq!(of(None, total("MemTotal:       16777216 kB\nMemFree: 1 kB\n")), 2 << 30);
+        assert_eq!(of(Some(256 << 20), Some(64 << 30)), 256 << 20);
+        assert_eq!(of(Some(64 << 30), Some(16 << 30)), 16 << 30, "a limit that is none");
     }
 
     #[test]
-    fn the_memory_shares_are_those_of_the_flood_tests() {
-        assert_eq!(memory_bytes(WHOLE), 64 << 20);
-        assert_eq!(connection_bytes(WHOLE), 56 << 20);
-        assert_eq!(memory_bytes(u64::MAX), usize::MAX / 4, "whatever is said");
+    fn traffic_and_connections_follow_from_the_memory_of_the_process() {
+        assert_eq!(memory_bytes(256 << 20), 48 << 20);
+        assert_eq!(memory_bytes(u64::MAX), usize::MAX / 16 * 3, "whatever is said");
+        assert_eq!(connections(256 << 20), 1542);
+        assert_eq!(connections(2 << 30), 4096);
     }
 }

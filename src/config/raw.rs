@@ -168,8 +168,11 @@ pub struct RawTls {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLimits {
-    /// Client connections at once. Past it: 503 with `x-plimsoll-error`.
-    pub connections: u64,
+    /// Client connections at once. Past it: new ones wait for a second, then get 503 with `x-plimsoll-error`. A connection
+    /// over HTTP/2 counts as three if there is room. Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542
+    /// in 256 MiB. As many requests are served at once, or as many as connections if those are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
     /// Bytes of request headers. Past it: 431.
     pub header_bytes: u64,
     /// How long a client may take to send a request's headers, or the next request on a keep-alive connection.
@@ -182,23 +185,15 @@ pub struct RawLimits {
     pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
-    /// Memory that the whole process may use; `memory_bytes` and `connection_bytes` are shares of it. Default:
-    /// the memory limit of the container or service (its cgroup), 256 MiB at most.
+    /// Memory that the whole process may use; the defaults of `memory_bytes` and `connections` follow from it.
+    /// Default: the memory limit of the container or service (its cgroup). Without one, an eighth of the machine's
+    /// memory, but at least 512 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process_bytes: Option<u64>,
     /// Memory that traffic may use: request bodies, parsed requests, replies and messages. Past it: bytes pass
-    /// unread. Default: a quarter of `process_bytes`.
+    /// unread. Default: 3/16 of `process_bytes`, 48 MiB of 256.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Memory that connections may use: some 16 KiB each, 32 KiB more during a request, and their buffers. Past
-    /// it: Plimsoll reads less at once, and new requests get 503. Default: 7/32 of `process_bytes`: 56 MiB of
-    /// 256, enough for 700 requests at once.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub connection_bytes: Option<u64>,
-    /// The part of `memory_bytes` that parsed requests may use: many small parts take several times a body's
-    /// bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the request passes
-    /// unread.
-    pub analysis_bytes: u64,
     /// How long the end of a reply waits until its turn is on disk, so that a turn whose end the client saw survives
     /// a crash. It takes that long only if the disk hangs. Past it: the end is sent, counted and logged.
     pub commit_ms: u64,
@@ -402,16 +397,14 @@ impl Default for RawConfig {
 impl Default for RawLimits {
     fn default() -> Self {
         Self {
-            connections: 4096,
-            header_bytes: 64 * 1024,
+            connections: None,
+            header_bytes: 32 * 1024,
             header_s: 120,
             body_bytes: 32 * 1024 * 1024,
             body_s: 60,
             reply_bytes: 16 * 1024 * 1024,
             process_bytes: None,
             memory_bytes: None,
-            connection_bytes: None,
-            analysis_bytes: 64 * 1024 * 1024,
             commit_ms: 10_000,
             load_ms: 150,
             first_load_ms: 2000,

@@ -150,17 +150,17 @@ fn limits(raw: &RawConfig) -> ServerLimits {
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let process = limits.process_bytes.unwrap_or_else(memory_limits::process_bytes);
     let memory = limits.memory_bytes.map(size);
-    let connection = limits.connection_bytes.map(size);
+    let fitting = memory_limits::connections(process);
+    let connections = limits.connections.map(size);
     ServerLimits {
-        connections: size(limits.connections),
+        connections: connections.unwrap_or(fitting),
+        requests: connections.map_or(fitting, |connections| connections.max(fitting)),
         header_bytes: size(limits.header_bytes),
         header_s: limits.header_s,
         body_bytes: size(limits.body_bytes),
         body_s: limits.body_s,
         reply_bytes: size(limits.reply_bytes),
         memory_bytes: memory.unwrap_or_else(|| memory_limits::memory_bytes(process)),
-        connection_bytes: connection.unwrap_or_else(|| memory_limits::connection_bytes(process)),
-        analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         load_ms: limits.load_ms,
         first_load_ms: limits.first_load_ms,
@@ -253,27 +253,21 @@ impl Resolver<'_> {
     fn limits(&mut self, raw: &RawConfig) {
         let limits = &raw.limits;
         for (key, value) in [
-            ("connections", limits.connections),
+            ("connections", limits.connections.unwrap_or(1)),
             ("header_bytes", limits.header_bytes),
             ("header_s", limits.header_s),
             ("body_bytes", limits.body_bytes),
             ("body_s", limits.body_s),
             ("reply_bytes", limits.reply_bytes),
-            ("analysis_bytes", limits.analysis_bytes),
             ("connect_s", limits.connect_s),
         ] {
             if value == 0 {
                 self.wrong(&["limits", key], "0 allows nothing", "Write 1 or more.");
             }
         }
-        for (key, bytes, what) in [
-            ("memory_bytes", limits.memory_bytes, "is too little to read anything"),
-            ("connection_bytes", limits.connection_bytes, "is too little for a few connections"),
-        ] {
-            if bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
-                let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
-                self.wrong(&["limits", key], what, remedy);
-            }
+        if limits.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
+            let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
+            self.wrong(&["limits", "memory_bytes"], "is too little to read anything", remedy);
         }
         if limits.process_bytes.is_some_and(|bytes| bytes < LEAST_PROCESS) {
             let remedy = "Write 67108864 (64 MiB) or more, or leave it out.";

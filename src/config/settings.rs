@@ -160,6 +160,8 @@ impl Upstream {
 pub struct ServerLimits {
     /// Client connections at once. Past it: 503 with our header.
     pub connections: usize,
+    /// Requests at once, of which an HTTP/2 connection may have many. Past it: 503 with our header.
+    pub requests: usize,
     /// Request header bytes. Past it: 431.
     pub header_bytes: usize,
     /// How long a client may take to send a request's headers, or the next request on a keep-alive connection, s.
@@ -173,10 +175,6 @@ pub struct ServerLimits {
     pub reply_bytes: usize,
     /// Memory that traffic may use. Past it: bytes pass unread.
     pub memory_bytes: usize,
-    /// Memory that connections may use. Past it: less is read at once, and new requests get 503.
-    pub connection_bytes: usize,
-    /// The part of `memory_bytes` that parsed requests may use. Past it: requests pass unread.
-    pub analysis_bytes: usize,
     /// How long the terminal event waits until its turn is durable, ms. Past it: it is sent.
     pub commit_ms: u64,
     /// How long a request waits for everything that it reads from the store, ms. Past it: it continues without.

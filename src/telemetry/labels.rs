@@ -41,7 +41,7 @@ pub enum FailOpen {
     TooManyCodings,
     /// The limit of memory was reached (`limits.memory_bytes`); the body was forwarded unread.
     MemoryBudget,
-    /// Reading the request would have taken too much memory (`limits.analysis_bytes`), or waited too long.
+    /// Reading the request would have taken too much memory, or waited too long.
     AnalysisBudget,
 }
 
@@ -81,16 +81,11 @@ pub(crate) enum MemoryKind {
     Reply,
     /// WebSocket messages.
     Message,
-    /// Connections, exchanges and their headers.
-    Connection,
-    /// Data in the buffers of connections.
-    Buffer,
 }
 
 impl MemoryKind {
     /// All of them, in the order in which they are declared.
-    pub(super) const ALL: [Self; 6] =
-        [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
+    pub(super) const ALL: [Self; 4] = [Self::Request, Self::Analysis, Self::Reply, Self::Message];
 }
 
 /// What is cached in memory beyond its exchange; a metric label.

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt as _;
-
-use crate::support::http1::{Call, Message, Provider, Wire};
+use crate::support::http1::{Message, Provider, Wire};
 use crate::support::server::{TestServer, config};
 use crate::support::{h2, within};
 
@@ -160,47 +158,6 @@ async fn responses_of_our_own_count_as_bytes_of_responses() {
     }
     let line = format!("plimsoll_response_bytes_total{{dialect=\"none\",upstream=\"none\"}} {all}");
     counted(&server, &line).await;
-}
-
-/// They hold all memory for buffers, and there is enough for connections. What they hold is needed for the headers.
-#[tokio::test]
-async fn clients_that_do_not_read_are_closed_if_they_hold_all_memory_for_buffers() {
-    let provider = Provider::start().await;
-    let mut config = config(&provider.base());
-    config.limits.connection_bytes = 1 << 20;
-    let server = TestServer::with(config).await;
-    let get =
-        |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
-    let mut idle = Wire::connect(server.address).await;
-    idle.send(get("/", "")).await;
-    assert_eq!(idle.response().await.status(), 200);
-    let mut stalled = Vec::new();
-    for _ in 0..5 {
-        let mut client = Wire::connect(server.address).await;
-        client.send(get("/v1/files", "")).await;
-        stalled.push((client, filled(provider.call().await).await));
-    }
-    let large = format!("x: {}\r\n", "a".repeat(48 * 1024));
-    let mut honest = Wire::connect(server.address).await;
-    let asking = async {
-        honest.send(get("/v1/models", &large)).await;
-        provider.call().await.answer("200 OK", "{}").await;
-    };
-    within("the memory of those that do not read", asking).await;
-    assert_eq!(honest.response().await.status(), 200);
-    let refused = server.telemetry.render();
-    assert!(!refused.contains("status=\"5xx\""), "there is memory for connections: {refused}");
-    // It holds nothing that others wait for.
-    idle.send(get("/", "")).await;
-    assert_eq!(idle.response().await.status(), 200);
-}
-
-/// A call whose response is sent until nobody takes more of it.
-async fn filled(mut call: Call) -> Call {
-    call.send("HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").await;
-    let stops = Duration::from_millis(500);
-    while tokio::time::timeout(stops, call.wire.stream.write(&[0; 64 * 1024])).await.is_ok() {}
-    call
 }
 
 #[tokio::test]

@@ -301,7 +301,6 @@ async fn a_large_websocket_request_is_metered() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.memory_bytes = 8 << 20;
-    config.limits.analysis_bytes = 8 << 20;
     let mut server = TestServer::with(config).await;
     let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
@@ -491,7 +490,7 @@ const NEVER: Duration = Duration::from_secs(3600);
 async fn tunnel(idle: Duration, half_closed: Duration) -> (TestServer, Wire, Call) {
     let provider = Provider::start().await;
     let check = Duration::from_millis(20);
-    let timeouts = TunnelTimeouts { idle, half_closed, short: NEVER, check };
+    let timeouts = TunnelTimeouts { idle, half_closed, check };
     let server = TestServer::with_tunnels(config(&provider.base()), timeouts).await;
     let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;

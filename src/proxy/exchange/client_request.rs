@@ -32,7 +32,7 @@ use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::headers;
-use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::model_lists::ListRequest;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
@@ -155,7 +155,7 @@ impl ClientRequest {
     ) -> Option<RequestPlan> {
         let dialect = self.body_dialect()?;
         let parsed = match self
-            .reader(dialect, &recorder.proxy, &recorder.memory)
+            .reader(dialect, &recorder.proxy, &recorder.proxy.memory)
             .read(&self.headers, body)
             .await
         {
@@ -179,7 +179,7 @@ impl ClientRequest {
         &self,
         dialect: Dialect,
         proxy: &Proxy,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
     ) -> BodyReader {
         BodyReader {
             dialect,
@@ -476,7 +476,7 @@ impl ClientRequest {
             decisions: basis.mode.decisions(),
             timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
             reads,
-            source: request_origin::source(&self.headers, &recorder.memory),
+            source: request_origin::source(&self.headers, &recorder.connection),
         }
     }
 
@@ -525,7 +525,7 @@ impl ClientRequest {
         let (upstream, door) = (upstream.clone(), self.door());
         let asked = ListRequest { tenant, upstream, door, target: self.target().into() };
         let learn: LearnList = Box::new(move |body| Box::pin(proxy.learn_list(asked, body)));
-        ModelListTap::new(answered, &recorder.memory, learn).map(Box::new)
+        ModelListTap::new(answered, &recorder.proxy.memory, learn).map(Box::new)
     }
 
     /// Its path, without the query.

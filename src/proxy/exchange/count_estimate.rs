@@ -70,7 +70,7 @@ impl CountFallback {
         if !may_miss || !is_wanted || !self.may_learn() {
             return Err(response);
         }
-        let begun = StartedResponse::read(response, ANSWER_BYTES, &recorder.memory).await;
+        let begun = StartedResponse::read(response, ANSWER_BYTES, &recorder.proxy.memory).await;
         if !self.is_missing(&begun, head).await {
             return Err(begun.into_response());
         }

@@ -16,6 +16,7 @@ mod room;
 mod websocket;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -38,8 +39,8 @@ use crate::proxy::exchange::websocket::tunnel;
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
+use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::headers::{self, HopByHopFilter};
-use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::http::upstream::route;
@@ -60,10 +61,10 @@ use crate::telemetry::{ClientTimeout, FailOpen};
 pub(super) async fn run(
     proxy: Arc<Proxy>,
     request: Request<ClientBody>,
-    memory: Arc<MemoryShare>,
+    connection: Arc<ClientConnection>,
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<ResponseBody> {
-    let mut recorder = ExchangeRecorder::open(&proxy, &request, &memory, phase);
+    let mut recorder = ExchangeRecorder::open(&proxy, &request, &connection, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
         return error_response(&ProxyError::HeadersTooLarge, None, recorder);
@@ -79,8 +80,8 @@ pub(super) async fn run(
     if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
         return error_response(&fault, dialect, recorder);
     }
-    if !recorder.reserve(headers::size(&head.headers)) {
-        return error_response(&ProxyError::NoMemory, dialect, recorder);
+    if proxy.exchanges.load(Ordering::Relaxed) > proxy.config.limits.requests {
+        return error_response(&ProxyError::TooManyRequests, dialect, recorder);
     }
     // 2. Route.
     let is_probe = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
@@ -102,7 +103,7 @@ pub(super) fn refuse_connection(
     request: &Request<hyper::body::Incoming>,
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<Bytes> {
-    let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
+    let mut recorder = ExchangeRecorder::open(proxy, request, &Arc::default(), phase);
     let checked = proxy.client_access.check(request.uri(), request.headers(), &proxy.credentials);
     let fault = checked.err().unwrap_or(ProxyError::TooManyConnections);
     let mut response = fault.answer(None);
@@ -269,7 +270,7 @@ async fn forward_and_respond(
     recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let observer = client_request.response_dialect().map(|dialect| {
-        let (limit, memory) = (proxy.config.limits.reply_bytes, &recorder.memory);
+        let (limit, memory) = (proxy.config.limits.reply_bytes, &recorder.proxy.memory);
         let status = response.status().as_u16();
         let progress = open.as_ref().map(|turn| (turn.progress(), turn.body()));
         ResponseObserver::new(dialect, status, response.headers(), limit, memory)
@@ -310,9 +311,9 @@ async fn prepare_request(
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
             let timeout = Duration::from_secs(body_s);
-            body::collect(body, body_bytes, timeout, &recorder.memory).await
+            body::collect(body, body_bytes, timeout, &recorder.proxy.memory).await
         }
-        None => body::collect_unread(body, &recorder.memory).await,
+        None => body::collect_unread(body, &recorder.proxy.memory).await,
     };
     let body_complete_at = Instant::now();
     let mut plan = RequestPlan::default();
@@ -366,7 +367,7 @@ async fn tap_response(
     parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, filter);
     actions.is_operators = upstream.credential.is_some();
     parts.version = Version::HTTP_11;
-    let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
+    let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.proxy.memory);
     actions.edits = match forwarding.usage_addition {
         _ if forwarding.added_usage => response_edits(&mut parts, |kind, headers| {
             // A response that is not a stream has usage anyway.
@@ -392,7 +393,7 @@ async fn tap_response(
     recorder.stream = Some(recorder.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let clean_outcome = if refused { Outcome::Refused } else { Outcome::Complete };
-    let window = SendWindow::to_client(&recorder.memory);
+    let window = SendWindow::to_client();
     let mut tap = Box::new(Tap::new(body, recorder, actions, clean_outcome));
     tap.look_ahead().await;
     Response::from_parts(parts, ResponseBody::Tapped(tap, window))
@@ -480,7 +481,6 @@ fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     let upstream = upstream.name.clone();
     match error {
         UpstreamError::RequestBroken => ProxyError::RequestBroken,
-        UpstreamError::NoMemory => ProxyError::NoMemory,
         UpstreamError::TooSlow(reason) => ProxyError::UpstreamTooSlow { upstream, reason },
         UpstreamError::Failed(reason) => ProxyError::UpstreamFailed { upstream, reason },
         UpstreamError::ResponseLost => ProxyError::ResponseLost,
@@ -501,7 +501,7 @@ async fn upgrade(
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let body = OutgoingBody::request(body, &recorder.memory);
+    let body = OutgoingBody::request(body);
     let body = recorder.count_upload(body).timed(&recorder.sent);
     let request = request.map(|()| body);
     let mut response = match proxy.pool.send_http1(request).await {
@@ -532,7 +532,7 @@ async fn upgrade(
     parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, filter);
     recorder.stamp(&mut parts.headers);
     // The connection's permit is held until the tunnel ends.
-    let permit = recorder.memory.permit();
+    let permit = recorder.connection.permit();
     tokio::spawn(async move {
         tunnel::carry(client, provider, recorder, frames).await;
         drop(permit);

@@ -11,15 +11,15 @@ use crate::context::lineage::Growth;
 use crate::dialect::Purpose;
 use crate::dialect::agent::{self, Agent};
 use crate::dialect::compacting_client;
-use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{OpenedSession, RequestSource};
 
 /// The connection of a request, and what its client calls itself.
-pub(super) fn source(headers: &HeaderMap, connection: &MemoryShare) -> RequestSource {
+pub(super) fn source(headers: &HeaderMap, connection: &ClientConnection) -> RequestSource {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
-    RequestSource { connection: connection.connection(), agent: xxh3_64(agent) }
+    RequestSource { connection: connection.number, agent: xxh3_64(agent) }
 }
 
 /// Whether a client with these headers is left to compact its own history. A preset compacts where its document says,

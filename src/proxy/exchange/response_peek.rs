@@ -16,7 +16,7 @@ use crate::dialect::overflow::Overflow;
 use crate::dialect::reading::BodyEnd;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
-use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -51,8 +51,8 @@ pub(super) async fn read(
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
     let reading =
-        StartedResponse::until(response, BYTES, TIMEOUT, &recorder.memory, |head, start| {
-            seen = reply(dialect, head, start, &recorder.memory);
+        StartedResponse::until(response, BYTES, TIMEOUT, &recorder.proxy.memory, |head, start| {
+            seen = reply(dialect, head, start, &recorder.proxy.memory);
             seen.error.is_some() || !seen.parts.is_empty() || seen.complete
         });
     let response = reading.await;
@@ -83,7 +83,7 @@ pub(super) async fn read(
 }
 
 /// The reply in the start of a response.
-fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>) -> Reply {
+fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryBudget>) -> Reply {
     let status = StatusCode::OK.as_u16();
     let mut reading = ResponseObserver::new(dialect, status, &head.headers, BYTES * 2, memory);
     reading.observe(start);

@@ -61,8 +61,8 @@ pub(crate) enum ProxyError {
     PathRefused,
     /// All connections are in use.
     TooManyConnections,
-    /// There is no memory for the request.
-    NoMemory,
+    /// As many requests as there is memory for are in progress.
+    TooManyRequests,
     /// The data is not an HTTP request.
     Malformed,
     /// The request's target is too long.
@@ -96,7 +96,7 @@ impl ProxyError {
             ProxyError::NoToken => "client_token",
             ProxyError::PathRefused => "path_refused",
             ProxyError::TooManyConnections => "too_many_connections",
-            ProxyError::NoMemory => "too_many_requests_at_once",
+            ProxyError::TooManyRequests => "too_many_requests_at_once",
             ProxyError::Malformed => "malformed_request",
             ProxyError::TargetTooLong => "target_too_long",
             ProxyError::HeadersTooLarge => "headers_too_large",
@@ -118,7 +118,7 @@ impl ProxyError {
             ProxyError::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
             ProxyError::ForeignOrigin | ProxyError::PathRefused => StatusCode::FORBIDDEN,
             ProxyError::NoToken => StatusCode::UNAUTHORIZED,
-            ProxyError::TooManyConnections | ProxyError::NoMemory => {
+            ProxyError::TooManyConnections | ProxyError::TooManyRequests => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             ProxyError::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -144,7 +144,7 @@ impl ProxyError {
             | ProxyError::NoToken
             | ProxyError::PathRefused
             | ProxyError::TooManyConnections
-            | ProxyError::NoMemory
+            | ProxyError::TooManyRequests
             | ProxyError::Malformed
             | ProxyError::TargetTooLong
             | ProxyError::HeadersTooLarge
@@ -194,9 +194,11 @@ impl ProxyError {
                 (limits.connections): try again, or raise it."
                     .to_owned()
             }
-            ProxyError::NoMemory => "Plimsoll has no memory for another request \
-                (limits.connection_bytes): try again, or raise it."
-                .to_owned(),
+            ProxyError::TooManyRequests => {
+                "Plimsoll serves as many requests at once as it has memory for \
+                (limits.process_bytes): try again, or raise it."
+                    .to_owned()
+            }
             ProxyError::HeadersTooLarge => format!(
                 "The client's request has more than {MOST_HEADERS} header lines, or its headers are \
                 larger than limits.header_bytes: send fewer. Only limits.header_bytes can be raised."

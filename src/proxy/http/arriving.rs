@@ -17,9 +17,7 @@ use hyper::body::Incoming;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::memory::MemoryShare;
-use super::progress::InFlight;
-use super::transport::ReadBuffers;
+use super::transport::{LargeReads, ReadSize};
 
 /// The error of any part of a connection.
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
@@ -69,7 +67,11 @@ impl Body for ArrivingBody {
 
 /// The body of a request, for whoever reads it, and for [`UnreadRest`].
 #[derive(Clone, Debug)]
-pub(crate) struct ClientBody(Arc<Mutex<ClientBodyState>>);
+pub(crate) struct ClientBody {
+    state: Arc<Mutex<ClientBodyState>>,
+    /// How much is read at once from its connection.
+    reads: ReadSize,
+}
 
 #[derive(Debug)]
 enum ClientBodyState {
@@ -80,12 +82,17 @@ enum ClientBodyState {
 }
 
 impl ClientBody {
-    pub(crate) fn new(body: ArrivingBody) -> Self {
+    pub(crate) fn new(body: ArrivingBody, reads: ReadSize) -> Self {
         let state = match body.is_end_stream() {
             true => ClientBodyState::Ended,
             false => ClientBodyState::Arriving(body),
         };
-        Self(Arc::new(Mutex::new(state)))
+        Self { state: Arc::new(Mutex::new(state)), reads }
+    }
+
+    /// Reads much at once from its connection while the guard lives.
+    pub(super) fn large_reads(&self) -> LargeReads {
+        self.reads.large()
     }
 
     /// Drops what is left, so that its connection closes after the response.
@@ -94,7 +101,7 @@ impl ClientBody {
     }
 
     fn state(&self) -> MutexGuard<'_, ClientBodyState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,30 +178,13 @@ impl BodyRest {
 /// ended.
 pub(crate) struct UnreadRest {
     body: ClientBody,
-    connection: ClientConnection,
-}
-
-/// The connection that a request's body arrives on.
-#[derive(Clone)]
-pub(crate) struct ClientConnection {
-    pub(crate) memory: Arc<MemoryShare>,
-    pub(crate) buffers: ReadBuffers,
-    /// How long a body may stall; then the connection is closed.
-    pub(crate) stall: Duration,
-}
-
-impl ClientConnection {
-    /// Gives the memory of its reads back, unless it is in use.
-    fn rest(&self) {
-        if self.memory.progress().is_between_exchanges() {
-            self.buffers.release();
-        }
-    }
+    /// How long it may stall; then the connection is closed.
+    stall: Duration,
 }
 
 impl UnreadRest {
-    pub(crate) fn new(body: &ClientBody, connection: &ClientConnection) -> Self {
-        Self { body: body.clone(), connection: connection.clone() }
+    pub(crate) fn new(body: &ClientBody, stall: Duration) -> Self {
+        Self { body: body.clone(), stall }
     }
 }
 
@@ -204,36 +194,14 @@ impl Drop for UnreadRest {
         // Without a runtime, the process is ending.
         let (ClientBodyState::Arriving(mut body), Ok(runtime)) = (state, Handle::try_current())
         else {
-            return self.connection.rest();
-        };
-        if body.is_end_stream() {
             return;
-        }
-        let connection = self.connection.clone();
-        let underway = BodyUnderway::new(&connection.memory);
+        };
+        let stall = self.stall;
         runtime.spawn(async move {
             // hyper may report the end of a body only with the next request, but its length is known before.
             while !body.is_end_stream()
-                && let Ok(Some(Ok(_))) = timeout(connection.stall, body.frame()).await
+                && let Ok(Some(Ok(_))) = timeout(stall, body.frame()).await
             {}
-            drop((body, underway));
-            connection.rest();
         });
-    }
-}
-
-/// Marks that a request's body has not ended.
-pub(super) struct BodyUnderway(Arc<MemoryShare>);
-
-impl BodyUnderway {
-    pub(super) fn new(share: &Arc<MemoryShare>) -> Self {
-        share.progress().begin(InFlight::Body);
-        Self(share.clone())
-    }
-}
-
-impl Drop for BodyUnderway {
-    fn drop(&mut self) {
-        self.0.progress().end(InFlight::Body);
     }
 }

@@ -16,11 +16,9 @@ use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, sleep};
 
-use super::arriving::{
-    ArrivingBody, BodyRest, BodyUnderway, ClientBody, ConnectionError, NextFrame,
-};
+use super::arriving::{ArrivingBody, BodyRest, ClientBody, ConnectionError, NextFrame};
 use super::headers;
-use super::memory::{HeldMemory, MemoryShare};
+use super::memory::{HeldMemory, MemoryBudget};
 use super::pieces::SendWindow;
 use super::upload::{
     SENT_ELSEWHERE, SendProgress, SentTime, StartingCall, TakenMark, UploadGuard, UploadProgress,
@@ -59,7 +57,6 @@ pub(crate) struct OutgoingBody {
 struct StreamingBody {
     window: SendWindow,
     taken: TakenMark,
-    _underway: BodyUnderway,
 }
 
 impl std::fmt::Debug for StreamingBody {
@@ -89,7 +86,7 @@ impl OutgoingBody {
         let sent = self.sent.get_or_insert_default().clone();
         sent.begins(has_no_body);
         let streaming = self.streaming.as_ref();
-        let streaming = streaming.map(|it| it.taken.progress(it.window.unsent()));
+        let streaming = streaming.map(|it| it.taken.progress(&it.window));
         SendProgress { sent, streaming }
     }
 
@@ -117,16 +114,15 @@ impl OutgoingBody {
     }
 
     /// A request's body that streams through as it arrives.
-    pub(crate) fn request(rest: ClientBody, memory: &Arc<MemoryShare>) -> Self {
-        Self { rest: Some(BodyRest::Client(rest)), ..Self::default() }.streaming(memory)
+    pub(crate) fn request(rest: ClientBody) -> Self {
+        Self::through_from(VecDeque::new(), rest, None)
     }
 
-    /// The same, in the memory of the client's connection.
-    fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
-        let window = SendWindow::to_upstream(memory);
-        let (taken, _underway) = (TakenMark::default(), BodyUnderway::new(memory));
-        self.streaming = Some(StreamingBody { window, taken, _underway });
-        self
+    /// A request's body of which the front has arrived, and whose rest streams through.
+    fn through_from(front: VecDeque<Bytes>, rest: ClientBody, trailers: Option<HeaderMap>) -> Self {
+        let (window, taken) = (SendWindow::to_upstream(), TakenMark::default());
+        let streaming = Some(StreamingBody { window, taken });
+        Self { front, rest: Some(BodyRest::Client(rest)), trailers, streaming, ..Self::default() }
     }
 
     /// A copy of the body, if all of it has been received.
@@ -281,7 +277,7 @@ impl StartedResponse {
     pub(crate) async fn read(
         response: Response<OutgoingBody>,
         limit: usize,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
     ) -> Self {
         Self::until(response, limit, START, memory, |_, _| false).await
     }
@@ -292,7 +288,7 @@ impl StartedResponse {
         response: Response<OutgoingBody>,
         limit: usize,
         timeout: Duration,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
         enough: impl FnMut(&response::Parts, &[u8]) -> bool,
     ) -> Self {
         let (head, mut body) = response.into_parts();
@@ -312,7 +308,7 @@ impl StartedResponse {
     }
 
     /// A response whose start need not be read.
-    pub(crate) fn unread(response: Response<OutgoingBody>, memory: &Arc<MemoryShare>) -> Self {
+    pub(crate) fn unread(response: Response<OutgoingBody>, memory: &Arc<MemoryBudget>) -> Self {
         let (head, body) = response.into_parts();
         Self { head, start: Vec::new(), body, _held: memory.guard(MemoryKind::Reply) }
     }
@@ -383,7 +379,7 @@ pub(crate) async fn collect(
     body: ClientBody,
     limit: usize,
     timeout: Duration,
-    memory: &Arc<MemoryShare>,
+    memory: &Arc<MemoryBudget>,
 ) -> CollectOutcome {
     collect_within(body, limit, BodyTimeout::GiveUp(timeout), memory).await
 }
@@ -392,15 +388,14 @@ async fn collect_within(
     mut body: ClientBody,
     limit: usize,
     timeout: BodyTimeout,
-    memory: &Arc<MemoryShare>,
+    memory: &Arc<MemoryBudget>,
 ) -> CollectOutcome {
     let expected = body.size_hint().lower();
     if expected > limit as u64 {
-        return CollectOutcome::TooLarge(OutgoingBody::request(body, memory));
+        return CollectOutcome::TooLarge(OutgoingBody::request(body));
     }
-    let _underway = BodyUnderway::new(memory);
+    let mut large = None;
     let mut collecting = BodyCollector {
-        memory: memory.clone(),
         expected: expected as usize,
         first: Bytes::new(),
         joined: BytesMut::new(),
@@ -433,6 +428,8 @@ async fn collect_within(
             through.front.push_back(data);
             return CollectOutcome::NoMemory(through);
         }
+        // There is memory for more.
+        large.get_or_insert_with(|| body.large_reads());
         if collecting.length() > limit {
             return CollectOutcome::TooLarge(collecting.through(body));
         }
@@ -446,10 +443,10 @@ async fn collect_within(
 
 /// Collects a body that need not be read, if it has at most [`UNREAD`] bytes and arrives within [`AT_HAND`],
 /// so that it can be sent again if the connection turns out to be closed. Any other streams through.
-pub(crate) async fn collect_unread(body: ClientBody, memory: &Arc<MemoryShare>) -> CollectOutcome {
+pub(crate) async fn collect_unread(body: ClientBody, memory: &Arc<MemoryBudget>) -> CollectOutcome {
     let length = body.size_hint().exact().unwrap_or(u64::MAX);
     if body.is_end_stream() || length > UNREAD as u64 {
-        return CollectOutcome::Unread(OutgoingBody::request(body, memory));
+        return CollectOutcome::Unread(OutgoingBody::request(body));
     }
     match collect_within(body, UNREAD, BodyTimeout::PassOn(Instant::now() + AT_HAND), memory).await
     {
@@ -484,7 +481,7 @@ enum CollectStep {
     Slow,
 }
 
-async fn next(body: &mut ClientBody, timeout: BodyTimeout, memory: &MemoryShare) -> CollectStep {
+async fn next(body: &mut ClientBody, timeout: BodyTimeout, memory: &MemoryBudget) -> CollectStep {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
     let timeout = match timeout {
         BodyTimeout::GiveUp(timeout) => timeout,
@@ -500,14 +497,13 @@ async fn next(body: &mut ClientBody, timeout: BodyTimeout, memory: &MemoryShare)
     tokio::select! {
         biased;
         came = frame => CollectStep::Came(came),
-        () = memory.budget().short() => CollectStep::NoMemory,
+        () = memory.short() => CollectStep::NoMemory,
         () = sleep(timeout.saturating_sub(STALL)) => CollectStep::TimedOut,
     }
 }
 
 /// The part of a body that has arrived, with its memory.
 struct BodyCollector {
-    memory: Arc<MemoryShare>,
     /// The declared length, bytes.
     expected: usize,
     /// The whole body, as long as it arrived in one piece.
@@ -581,15 +577,8 @@ impl BodyCollector {
 
     /// The part that has arrived, followed by the rest.
     fn through(self, rest: ClientBody) -> OutgoingBody {
-        let memory = self.memory.clone();
         let (bytes, trailers) = self.bytes();
         let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
-        OutgoingBody {
-            front,
-            rest: Some(BodyRest::Client(rest)),
-            trailers,
-            ..OutgoingBody::default()
-        }
-        .streaming(&memory)
+        OutgoingBody::through_from(front, rest, trailers)
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP connections to clients and upstreams, bodies, and the memory that they may use.
+//! HTTP connections to clients and upstreams, bodies, and the memory that bodies may use.
 //!
 //! Knows nothing about sessions or models. Only `upstream` knows providers; it builds on the other files.
 
@@ -7,6 +7,7 @@ pub(super) mod arriving;
 pub(super) mod body;
 pub(super) mod client_access;
 mod close;
+pub(super) mod connection;
 pub(super) mod framing;
 pub(super) mod headers;
 mod interim;
@@ -14,7 +15,6 @@ pub(super) mod memory;
 pub(super) mod opening;
 mod peer_activity;
 pub(super) mod pieces;
-pub(super) mod progress;
 pub(super) mod transport;
 pub(super) mod tunnel_timeouts;
 pub(super) mod upload;

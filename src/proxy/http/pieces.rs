@@ -1,100 +1,73 @@
-//! Pieces of a body that are being sent: each holds memory until it has been written to the socket.
-//!
-//! One piece may always be sent. More are sent if there is memory; else they wait, which slows the sender
-//! down.
+//! Pieces of a body that are being sent: few at once, so that a reader who is slow slows its sender down.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use tokio::time::{Sleep, sleep};
+use futures_util::task::AtomicWaker;
 
-use super::memory::{HeldMemory, MemoryShare, PIECE};
-use super::progress::InFlight;
-use crate::telemetry::MemoryKind;
-use crate::wire::memory::Memory as _;
-
-/// How long until memory is requested again, if no piece was written meanwhile.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// If this many bytes of a response are not written yet, its next piece waits: several events may be written at once.
+const MOST_UNSENT: usize = 16 * 1024;
 
 /// Decides when the next piece of one body may be sent.
-pub(crate) struct SendWindow {
-    share: Arc<MemoryShare>,
-    /// Bytes that are not written yet.
-    unsent: Arc<AtomicUsize>,
-    /// Memory for the next piece.
-    next: HeldMemory,
-    /// Whether they go to a client.
-    to_client: bool,
-    retry_timer: Option<Pin<Box<Sleep>>>,
+#[derive(Clone, Debug)]
+pub(crate) struct SendWindow(Arc<UnsentBytes>);
+
+/// Bytes that are not written yet.
+#[derive(Debug)]
+struct UnsentBytes {
+    count: AtomicUsize,
+    /// If there are as many, the next piece waits.
+    most: usize,
+    /// Wakes the body when some are written.
+    body: AtomicWaker,
 }
 
 impl SendWindow {
-    /// For the pieces of a response.
-    pub(crate) fn to_client(share: &Arc<MemoryShare>) -> Self {
-        Self::new(share, true)
+    /// For a response.
+    pub(crate) fn to_client() -> Self {
+        Self::new(MOST_UNSENT)
     }
 
-    /// For the pieces of a request.
-    pub(super) fn to_upstream(share: &Arc<MemoryShare>) -> Self {
-        Self::new(share, false)
+    /// For a request that streams through: one piece after the other.
+    pub(super) fn to_upstream() -> Self {
+        Self::new(1)
     }
 
-    fn new(share: &Arc<MemoryShare>, to_client: bool) -> Self {
-        let next = share.guard(MemoryKind::Buffer);
-        Self { share: share.clone(), unsent: Arc::default(), next, to_client, retry_timer: None }
+    fn new(most: usize) -> Self {
+        Self(Arc::new(UnsentBytes { count: AtomicUsize::new(0), most, body: AtomicWaker::new() }))
     }
 
     /// The number of bytes that are not written yet.
-    pub(super) fn unsent(&self) -> Arc<AtomicUsize> {
-        self.unsent.clone()
+    pub(super) fn unsent(&self) -> usize {
+        self.0.count.load(Ordering::Acquire)
     }
 
     /// Ready if another piece may be sent.
-    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.demand(PIECE) {
-            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(RETRY_PAUSE)));
-            ready!(retry_timer.as_mut().poll(cx));
-            self.retry_timer = None;
+    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.unsent() < self.0.most {
+            return Poll::Ready(());
         }
-        self.retry_timer = None;
-        Poll::Ready(())
+        self.0.body.register(cx.waker());
+        // It may have been written before the waker was there.
+        if self.unsent() < self.0.most { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The same bytes, holding their memory until they are written.
-    pub(crate) fn pass(&mut self, bytes: Bytes) -> Bytes {
+    /// The same bytes, counted until they are written.
+    pub(crate) fn pass(&self, bytes: Bytes) -> Bytes {
         if bytes.is_empty() {
             return bytes;
         }
-        let mut held = self.share.guard(MemoryKind::Buffer);
-        std::mem::swap(&mut held, &mut self.next);
-        // One piece is sent even without memory. A short piece keeps a larger buffer alive.
-        let _ = held.hold(bytes.len() + PIECE);
-        self.unsent.fetch_add(bytes.len(), Ordering::Relaxed);
-        if self.to_client {
-            self.share.progress().begin(InFlight::Piece);
-        }
-        let (share, unsent) = (self.share.clone(), self.unsent.clone());
-        Bytes::from_owner(UnsentPiece {
-            bytes,
-            share,
-            unsent,
-            to_client: self.to_client,
-            _held: held,
-        })
+        self.0.count.fetch_add(bytes.len(), Ordering::AcqRel);
+        Bytes::from_owner(UnsentPiece { bytes, unsent: self.0.clone() })
     }
 }
 
 /// A piece that is not written yet.
 struct UnsentPiece {
     bytes: Bytes,
-    share: Arc<MemoryShare>,
-    unsent: Arc<AtomicUsize>,
-    to_client: bool,
-    _held: HeldMemory,
+    unsent: Arc<UnsentBytes>,
 }
 
 impl AsRef<[u8]> for UnsentPiece {
@@ -105,9 +78,26 @@ impl AsRef<[u8]> for UnsentPiece {
 
 impl Drop for UnsentPiece {
     fn drop(&mut self) {
-        self.unsent.fetch_sub(self.bytes.len(), Ordering::Relaxed);
-        if self.to_client {
-            self.share.progress().end(InFlight::Piece);
-        }
+        self.unsent.count.fetch_sub(self.bytes.len(), Ordering::AcqRel);
+        self.unsent.body.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn a_piece_waits_until_earlier_ones_are_written() {
+        let window = SendWindow::to_client();
+        let cx = &mut Context::from_waker(Waker::noop());
+        let large = window.pass(Bytes::from(vec![0; MOST_UNSENT]));
+        assert!(window.poll_ready(cx).is_pending());
+        drop(large);
+        assert!(window.poll_ready(cx).is_ready());
+        let _small = window.pass(Bytes::from_static(b"small"));
+        assert!(window.poll_ready(cx).is_ready());
     }
 }

@@ -1,6 +1,6 @@
 //! How long an upgraded connection may be idle.
 //!
-//! Long while both sides are open, short if others need its memory.
+//! Long while both sides are open, short once one of them has ended.
 
 use std::time::Duration;
 
@@ -11,8 +11,6 @@ pub struct TunnelTimeouts {
     pub idle: Duration,
     /// Once one side has ended.
     pub half_closed: Duration,
-    /// If others need its memory.
-    pub short: Duration,
     /// How often this is checked.
     pub check: Duration,
 }
@@ -22,21 +20,14 @@ impl Default for TunnelTimeouts {
         Self {
             idle: Duration::from_secs(3600),
             half_closed: Duration::from_secs(60),
-            short: Duration::from_secs(60),
             check: Duration::from_secs(10),
         }
     }
 }
 
 impl TunnelTimeouts {
-    /// How long a tunnel may be idle, depending on whether it is half closed and whether others need its
-    /// memory.
-    pub(crate) fn timeout(&self, half_closed: bool, is_short: bool) -> Duration {
-        match (half_closed, is_short) {
-            (true, true) => self.half_closed.min(self.short),
-            (true, false) => self.half_closed,
-            (false, true) => self.short,
-            (false, false) => self.idle,
-        }
+    /// How long a tunnel may be idle, depending on whether it is half closed.
+    pub(crate) fn timeout(&self, half_closed: bool) -> Duration {
+        if half_closed { self.half_closed } else { self.idle }
     }
 }

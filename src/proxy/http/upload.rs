@@ -5,7 +5,7 @@
 use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::answer::ProxyError;
 use super::arriving::NextFrame;
+use super::pieces::SendWindow;
 
 /// Limits how long the body of a request may stall while it streams through.
 #[derive(Debug)]
@@ -191,8 +192,8 @@ pub(super) struct SendProgress {
 /// How far a body that streams through has been written.
 #[derive(Clone, Debug)]
 pub(super) struct StreamingProgress {
-    /// Bytes that were taken and are not written yet.
-    unsent: Arc<AtomicUsize>,
+    /// What was taken and is not written yet.
+    window: SendWindow,
     is_taken: Arc<AtomicBool>,
 }
 
@@ -201,8 +202,8 @@ pub(super) struct StreamingProgress {
 pub(super) struct TakenMark(Arc<AtomicBool>);
 
 impl TakenMark {
-    pub(super) fn progress(&self, unsent: Arc<AtomicUsize>) -> StreamingProgress {
-        StreamingProgress { unsent, is_taken: self.0.clone() }
+    pub(super) fn progress(&self, window: &SendWindow) -> StreamingProgress {
+        StreamingProgress { window: window.clone(), is_taken: self.0.clone() }
     }
 }
 
@@ -215,8 +216,8 @@ impl Drop for TakenMark {
 impl SendProgress {
     fn is_written(&self) -> bool {
         match &self.streaming {
-            Some(StreamingProgress { unsent, is_taken }) => {
-                is_taken.load(Ordering::Relaxed) && unsent.load(Ordering::Relaxed) == 0
+            Some(StreamingProgress { window, is_taken }) => {
+                is_taken.load(Ordering::Relaxed) && window.unsent() == 0
             }
             None => self.sent.is_past(),
         }

@@ -13,7 +13,7 @@ use crate::context::repeats::repeated_calls;
 use crate::dialect::size::{MOST_PARTS, RequestSize};
 use crate::dialect::{self, Conversation, Dialect};
 use crate::proxy::http::headers;
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon_or_panic};
 use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
@@ -44,7 +44,7 @@ pub(crate) struct BodyReader {
     pub(crate) target: Box<str>,
     /// Most bytes of the decompressed body.
     pub(crate) limit: usize,
-    pub(crate) memory: Arc<MemoryShare>,
+    pub(crate) memory: Arc<MemoryBudget>,
     /// Whose turn it is read in.
     pub(crate) tenant: Option<TenantId>,
 }

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 
 use crate::proxy::http::headers;
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
@@ -31,7 +31,7 @@ impl ModelListTap {
     /// A tap for a response with these headers; `None` if it cannot be read.
     pub(crate) fn new(
         headers: &HeaderMap,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
         learn: LearnList,
     ) -> Option<Self> {
         let codings = headers::codings(headers);

@@ -13,7 +13,7 @@ use super::request_body::RequestBody;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Dialect, Note, Reply};
 use crate::proxy::http::headers;
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::proxy::offload::OFF_THREAD;
 use crate::store::ledgers::DraftProgress;
 use crate::telemetry::{FailOpen, MemoryKind};
@@ -83,7 +83,7 @@ impl ResponseObserver {
         status: u16,
         headers: &HeaderMap,
         limit: usize,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
     ) -> Self {
         let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let framing = kind.map_or(Framing::Unknown, Framing::of);

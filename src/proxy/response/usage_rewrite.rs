@@ -13,7 +13,7 @@ use super::event_data::{EventData, ends_an_event, first_block};
 use super::usage_strip::{MOST_AT_ONCE, UsageStrip};
 use crate::dialect::reading::usage_spelling;
 use crate::dialect::{Dialect, rewrite};
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{DecodeError, Decoder};
 use crate::wire::json::{Document, Span};
@@ -93,7 +93,7 @@ impl UsageRewrite {
         content_type: &str,
         codings: impl Iterator<Item = &'h str>,
         most: usize,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
     ) -> Option<Self> {
         let is_events = match content_type {
             "" => addition.streams,
@@ -207,7 +207,7 @@ mod tests {
             kind,
             [].into_iter(),
             1000,
-            &crate::proxy::http::memory::MemoryShare::ample(),
+            &crate::proxy::http::memory::MemoryBudget::ample(),
         )
         .unwrap()
     }
@@ -308,7 +308,7 @@ mod tests {
                 kind,
                 [encoding].into_iter(),
                 10,
-                &crate::proxy::http::memory::MemoryShare::ample(),
+                &crate::proxy::http::memory::MemoryBudget::ample(),
             )
             .is_some()
         };

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
 use super::event_data::{EventData, ends_an_event, first_block};
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::json::{Document, Kind, ObjectKey, Span, Value};
@@ -75,7 +75,7 @@ impl UsageStrip {
     pub(crate) fn new<'h>(
         host: &str,
         codings: impl Iterator<Item = &'h str>,
-        memory: &Arc<MemoryShare>,
+        memory: &Arc<MemoryBudget>,
     ) -> Option<Self> {
         let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
         let decoder = decoder.ok()?;

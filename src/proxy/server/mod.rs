@@ -1,7 +1,6 @@
 //! Accepts clients' connections, serves each until it ends, and drains them at shutdown.
 //!
-//! One task per connection. Connections past the limit are refused; if memory is short, stalled ones are
-//! closed.
+//! One task per connection. Past the limit, new ones wait in the kernel's queue for a moment; then they are refused.
 
 mod builder;
 mod full;
@@ -23,21 +22,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 
-use self::builder::{Http2Window, header_time, server};
+use self::builder::{NARROW_WINDOW, WIDE_WINDOW, WINDOW_PERMITS, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
 use super::http::answer::ProxyError;
-use super::http::arriving::{ArrivingBody, ClientBody, ClientConnection, UnreadRest};
+use super::http::arriving::{ArrivingBody, ClientBody, UnreadRest};
+use super::http::connection::ClientConnection;
 use super::http::framing::{LookAlike, RefusalReplacer, framed};
-use super::http::memory::{HeldMemory, MemoryShare};
-use super::http::transport::{MeteredSocket, TransportPeer};
-use super::http::{opening, transport};
+use super::http::opening;
+use super::http::transport::{ReadSize, Transport};
 use super::state::exchange_recorder::non_http_response;
 use super::state::{Proxy, ServingPhase};
 use super::turn::drafts;
 use crate::activity::Activity;
 use crate::telemetry::ClientTimeout;
 
+/// How long new connections wait in the kernel's queue while all permits are in use.
+const FULL: Duration = Duration::from_secs(1);
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long an idle HTTP/2 connection may take to close after it was told to.
@@ -65,11 +66,30 @@ pub async fn serve(
     let mut drafting = JoinSet::new();
     drafting.spawn(drafts::run(proxy.clone()));
     let mut shutdown = pin!(shutdown);
+    let mut is_full = false;
     loop {
+        let next = async {
+            // While there is no permit, new connections wait in the kernel's queue, which is not told to anybody. So
+            // after a moment they are refused, as long as there is none.
+            let permit = match is_full {
+                false => {
+                    tokio::time::timeout(FULL, proxy.connections.clone().acquire_owned()).await.ok()
+                }
+                true => None,
+            };
+            (permit, listener.accept().await)
+        };
         tokio::select! {
             () = &mut shutdown => break,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => admit(&proxy, stream, &watching),
+            (permit, accepted) = next => match accepted {
+                Ok((stream, _)) => {
+                    let permit = match permit {
+                        Some(permit) => permit.ok(),
+                        None => proxy.connections.clone().try_acquire_owned().ok(),
+                    };
+                    is_full = permit.is_none();
+                    admit(&proxy, stream, permit, &watching);
+                }
                 Err(error) => {
                     tracing::warn!(
                         "a client's connection could not be accepted: {error}. If too many files are open, raise \
@@ -103,41 +123,34 @@ async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcom
     DrainOutcome::Broken(left)
 }
 
-/// Starts a connection, or refuses it if there is no room.
-fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingPhase>) {
+/// Starts a connection, or refuses it if it has no permit.
+fn admit(
+    proxy: &Arc<Proxy>,
+    stream: TcpStream,
+    permit: Option<OwnedSemaphorePermit>,
+    phase: &watch::Receiver<ServingPhase>,
+) {
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
-    let permit = proxy.connections.clone().try_acquire_owned();
-    let admitted = permit.ok().and_then(|permit| {
-        let permit = Arc::new(permit);
-        let share = proxy.memory.share_of(Arc::downgrade(&permit));
-        let held = transport::reserve(&share, proxy.tls.is_some())?;
-        Some(AdmittedConnection { share, held, permit })
-    });
-    let Some(admitted) = admitted else { return full::refuse(proxy, stream, phase) };
-    admitted.share.progress().record_activity();
+    let Some(permit) = permit else { return full::refuse(proxy, stream, phase) };
+    let number = proxy.connections_so_far.fetch_add(1, Ordering::Relaxed) + 1;
     tokio::spawn(async move {
         let open = proxy.telemetry.connection();
-        connection(proxy, stream, admitted, phase).await;
-        drop(open);
+        let permit = Arc::new(permit);
+        let client = Arc::new(ClientConnection::new(number, &permit));
+        connection(proxy, stream, client, phase).await;
+        drop((open, permit));
     });
-}
-
-/// A client's connection with its permit and its memory.
-struct AdmittedConnection {
-    share: Arc<MemoryShare>,
-    held: HeldMemory,
-    permit: Arc<OwnedSemaphorePermit>,
 }
 
 async fn connection(
     proxy: Arc<Proxy>,
     stream: TcpStream,
-    admitted: AdmittedConnection,
+    client: Arc<ClientConnection>,
     mut phase: watch::Receiver<ServingPhase>,
 ) {
     let Some(tls) = &proxy.tls else {
-        return serve_connection(proxy, stream, admitted, phase).await;
+        return serve_connection(proxy, stream, client, phase).await;
     };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
     let accepted = tokio::select! {
@@ -146,7 +159,7 @@ async fn connection(
         _ = phase.changed() => return,
     };
     if let Ok(Ok(stream)) = accepted {
-        Box::pin(serve_connection(proxy, stream, admitted, phase)).await;
+        Box::pin(serve_connection(proxy, stream, client, phase)).await;
     }
 }
 
@@ -154,44 +167,42 @@ async fn connection(
 async fn serve_connection<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
-    admitted: AdmittedConnection,
+    client: Arc<ClientConnection>,
     mut phase: watch::Receiver<ServingPhase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let AdmittedConnection { share, held, permit: _permit } = admitted;
     let limits = &proxy.config.limits;
     // hyper's own timeout starts once it knows the HTTP version, which needs the first bytes.
     let mut timeout = pin!(tokio::time::sleep(header_time(limits)));
-    let mut stalled = pin!(stalled(&share));
     let first = tokio::select! {
         first = opening::read(&mut stream) => first,
         () = timeout.as_mut() => {
             proxy.telemetry.client_timed_out(ClientTimeout::Silent);
             return;
         }
-        () = stalled.as_mut() => return,
         _ = phase.changed() => return,
     };
     let Ok(first) = first else { return };
-    let Some(window) = Http2Window::of(&first, &share, limits) else { return };
-    let builder = server(limits, window.bytes);
+    // Held until the connection ends.
+    let widened = || proxy.connections.clone().try_acquire_many_owned(WINDOW_PERMITS).ok();
+    let window = first.is_http2.then(widened).flatten();
+    let builder = server(limits, if window.is_some() { WIDE_WINDOW } else { NARROW_WINDOW });
     let (activity, look_alike) = (Activity::default(), LookAlike::default());
-    let (watching, memory) = (phase.clone(), share.clone());
+    let watching = phase.clone();
     let refusing = proxy.clone();
     let refusal = move |fault: &ProxyError| non_http_response(&refusing, fault);
     let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
-    let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
-    let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
+    let reads = ReadSize::default();
+    let stream = Transport::of_client(stream, first.bytes, reads.clone());
     let stall = Duration::from_secs(limits.body_s);
-    let buffers = stream.read_buffers();
-    let connection = ClientConnection { memory: share.clone(), buffers, stall };
     let service = service_fn(|request: Request<Incoming>| {
         let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());
         let version = request.version();
-        let request = request.map(|body| ClientBody::new(ArrivingBody::new(body, version)));
-        let rest = UnreadRest::new(request.body(), &connection);
-        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
+        let arriving = |body| ClientBody::new(ArrivingBody::new(body, version), reads.clone());
+        let request = request.map(arriving);
+        let rest = UnreadRest::new(request.body(), stall);
+        exchange::run(proxy.clone(), request, client.clone(), watching.clone()).map(
             move |response| {
                 framing_probe.record(&response);
                 let response = framed(response, version, rest);
@@ -211,7 +222,6 @@ async fn serve_connection<S>(
                 }
                 return;
             }
-            () = stalled.as_mut() => return,
             () = idle.as_mut() => {
                 if !leaving {
                     proxy.telemetry.client_timed_out(timeout_of(&activity));
@@ -231,18 +241,6 @@ async fn serve_connection<S>(
                 serving.as_mut().graceful_shutdown();
             }
         }
-    }
-}
-
-/// Ready when others need the memory of a connection whose client neither sends nor reads.
-async fn stalled(share: &MemoryShare) {
-    loop {
-        share.needed().await;
-        let timeout = share.progress().time_left();
-        if timeout.is_zero() {
-            return;
-        }
-        tokio::time::sleep(timeout).await;
     }
 }
 

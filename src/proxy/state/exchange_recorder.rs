@@ -27,12 +27,10 @@ use crate::dialect::repair::RepairCause;
 use crate::dialect::{Note, Reply, StopReason, Usage};
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
-use crate::proxy::http::progress::InFlight;
+use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::upload::{SentTime, UploadProgress};
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
-use crate::wire::memory::Memory as _;
+use crate::telemetry::{Exchange, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport};
 
 /// The response header that says what was repaired after a refusal.
 const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
@@ -41,11 +39,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
 /// The event is emitted at most this long after the exchange's end, even if its turn is not stored yet.
 const REPORTED_WITHIN: Duration = Duration::from_secs(5);
-
-/// The memory of an exchange itself: its tasks and its record, bytes.
-const EXCHANGE: usize = 32 * 1024;
-/// How many copies of the headers are held: as received, and as sent.
-const HEADERS: usize = 2;
 
 /// What is known about an exchange so far; emitted when it is dropped.
 pub(crate) struct ExchangeRecorder {
@@ -70,10 +63,8 @@ pub(crate) struct ExchangeRecorder {
     upload: Option<Arc<UploadProgress>>,
     /// The task that stores its turn, if no frame waits for that.
     pub(crate) storing: Option<JoinHandle<TurnOutcome>>,
-    /// Its connection's share of the memory budget.
-    pub(crate) memory: Arc<MemoryShare>,
-    /// The memory that the exchange itself holds.
-    pub(crate) held_memory: HeldMemory,
+    /// The connection of its client.
+    pub(crate) connection: Arc<ClientConnection>,
     /// The phase of a drain. The drain ends when no receiver is left.
     pub(crate) phase: watch::Receiver<ServingPhase>,
 }
@@ -83,11 +74,10 @@ impl ExchangeRecorder {
     pub(crate) fn open<B>(
         proxy: &Arc<Proxy>,
         request: &Request<B>,
-        memory: &Arc<MemoryShare>,
+        connection: &Arc<ClientConnection>,
         phase: watch::Receiver<ServingPhase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        memory.progress().begin(InFlight::Exchange);
         let (method, path) = (request.method().as_str(), redact(request.uri().path()));
         let (id, at) = (proxy.next_id(), now());
         Self {
@@ -103,15 +93,9 @@ impl ExchangeRecorder {
             sent: Arc::default(),
             upload: None,
             storing: None,
-            memory: memory.clone(),
-            held_memory: memory.guard(MemoryKind::Connection),
+            connection: connection.clone(),
             phase,
         }
-    }
-
-    /// Reserves memory for a request with this many bytes of headers; `false` if there is none.
-    pub(crate) fn reserve(&mut self, headers: usize) -> bool {
-        self.held_memory.hold(EXCHANGE + HEADERS * headers)
     }
 
     /// Adds response headers: what was repaired after a refusal, and the exchange's id if configured.
@@ -324,7 +308,6 @@ fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 
 impl Drop for ExchangeRecorder {
     fn drop(&mut self) {
-        self.memory.progress().end(InFlight::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.began.elapsed().as_micros() as u64;

@@ -62,7 +62,10 @@ pub struct Proxy {
     pub(in crate::proxy) client_access: ClientAccess,
     pub(in crate::proxy) pool: upstream::UpstreamPool,
     pub(in crate::proxy) tls: Option<TlsTerminator>,
+    /// Permits for clients' connections.
     pub(in crate::proxy) connections: Arc<Semaphore>,
+    /// How many connections there were so far.
+    pub(in crate::proxy) connections_so_far: AtomicU64,
     pub(in crate::proxy) rejection_permits: Arc<Semaphore>,
     pub(in crate::proxy) exchanges: AtomicUsize,
     /// Becomes true when a shutdown begins.
@@ -134,15 +137,10 @@ impl Proxy {
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(TlsTerminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
-        let memory = MemoryBudget::new(
-            config.limits.memory_bytes,
-            config.limits.analysis_bytes,
-            config.limits.connection_bytes,
-            telemetry.clone(),
-        );
+        let memory = MemoryBudget::new(config.limits.memory_bytes, telemetry.clone());
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
-            pool: upstream::UpstreamPool::new(&config, matcher, &telemetry, &memory)?,
+            pool: upstream::UpstreamPool::new(&config, matcher, &telemetry)?,
             tls,
             calibration: Calibration::new(telemetry.clone()),
             summaries: Arc::default(),
@@ -160,6 +158,7 @@ impl Proxy {
             telemetry,
             tenant_key,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
+            connections_so_far: AtomicU64::new(0),
             rejection_permits: Arc::new(Semaphore::new(REJECTED_AT_ONCE)),
             exchanges: AtomicUsize::new(0),
             shutdown: watch::channel(false).0,

@@ -242,7 +242,7 @@ impl CountRequest {
         let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?).await;
         let response = sending.map_err(|_| CountOutcome::Failed)?;
         let (status, pause) = (response.status(), pause(response.headers()));
-        let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
+        let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory).await;
         if status != StatusCode::OK {
             let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
             let request = QuotableText { body: &sent, texts: vec![&model] };

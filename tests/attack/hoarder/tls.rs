@@ -10,14 +10,13 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
 use super::connections::SETTLES;
-use super::{PROMISED, TIMEOUT, resident_of, status_of};
+use super::{MANY, PROMISED, TIMEOUT, resident_of, status_of};
 use crate::support::h2;
 
-/// What is counted for a connection with TLS and no request: `OPEN` and `TLS` of `proxy/http/transport.rs`.
-const COUNTED: u64 = (16 + 40) << 10;
+/// What a connection with TLS and no request may take.
+const COUNTED: u64 = 56 << 10;
 /// This many clients are always accepted.
 const SOME: usize = 800;
-const MANY: usize = 3000;
 const AT_ONCE: usize = 50;
 
 /// What a client sends after the handshake.
@@ -71,15 +70,12 @@ async fn settled(serving: &super::Serving, start: u64) {
 }
 
 async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
-    let file = certificates.folder.path().join("plimsoll.toml");
     let config = format!(
         "[tls]\ncertificate = {:?}\nkey = {:?}\n",
         certificates.certificate.display().to_string(),
         certificates.key.display().to_string()
     );
-    std::fs::write(&file, config).unwrap();
-    let upstream = super::Upstream::start().await;
-    super::Serving::start(&upstream.base(), &["--config", file.to_str().unwrap()]).await
+    super::serving_in_256_mib(&super::Upstream::start().await, &config).await
 }
 
 #[tokio::test]

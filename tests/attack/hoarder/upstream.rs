@@ -114,7 +114,7 @@ async fn answer(state: Arc<State>, mut request: Request<Incoming>) -> Response<B
             response.body(body)
         }
         (Some("codings"), None) => {
-            let response = response.header(CONTENT_ENCODING, "br,".repeat(30_000));
+            let response = response.header(CONTENT_ENCODING, "br,".repeat(20_000));
             response.header(CONTENT_TYPE, "application/json").body(h2::whole(ANSWER).await)
         }
         (Some("long"), None) => {

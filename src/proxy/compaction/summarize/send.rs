@@ -45,7 +45,7 @@ impl SummaryJob {
         let dialect: Dialect = self.prepared.conversation.dialect;
         let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let limit = most.saturating_mul(FRAMING);
-        let (status, memory) = (status.as_u16(), self.proxy.memory.share());
+        let (status, memory) = (status.as_u16(), self.proxy.memory.clone());
         let mut reading =
             ResponseObserver::new(dialect, status, response.headers(), limit, &memory);
         let (mut body, mut read) = (response.into_body(), 0usize);

@@ -30,11 +30,11 @@ async fn a_request_that_waits_too_long_to_be_planned_is_not_recorded_as_a_panic(
     for can_change in [true, false] {
         let mut reported = telemetry.subscribe();
         let request = Request::post("/v1/messages").header("x-api-key", "k").body(()).unwrap();
-        let share = proxy.memory.share();
-        let mut recorder = ExchangeRecorder::open(&proxy, &request, &share, watching.clone());
+        let mut recorder =
+            ExchangeRecorder::open(&proxy, &request, &Arc::default(), watching.clone());
         let (head, ()) = request.into_parts();
         let client_request = ClientRequest::new(&head);
-        let reader = client_request.reader(Dialect::Anthropic, &proxy, &share);
+        let reader = client_request.reader(Dialect::Anthropic, &proxy, &proxy.memory);
         let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
         let permits = AllPermits::take().await;
         let head = can_change.then_some(&head);
@@ -60,7 +60,7 @@ async fn large_bodies_of_one_key_are_not_all_read_before_anothers() {
         let request = Request::post("/v1/messages").header("x-api-key", key).body(()).unwrap();
         let (head, ()) = request.into_parts();
         let client_request = ClientRequest::new(&head);
-        let reader = client_request.reader(Dialect::Anthropic, &proxy, &proxy.memory.share());
+        let reader = client_request.reader(Dialect::Anthropic, &proxy, &proxy.memory);
         let done = done.clone();
         reading.spawn(async move {
             let read = reader.read(&head.headers, &large_body()).await;

@@ -58,7 +58,7 @@ impl Retry<'_> {
             return self.judge_accepted(form, response, seen).await;
         }
         if !may_be_refusal(status) {
-            seen.hold(form, StartedResponse::unread(response, &self.recorder.memory));
+            seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return if status.is_success() { Verdict::Accepted } else { Verdict::Failed };
         }
         let response = read_refusal(response, self.recorder).await;
@@ -124,7 +124,7 @@ impl Retry<'_> {
         seen: &mut SeenResponses,
     ) -> Verdict {
         let Some(pending) = &self.pending else {
-            seen.hold(form, StartedResponse::unread(response, &self.recorder.memory));
+            seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return Verdict::Accepted;
         };
         let peeked = response_peek::read(response, pending, self.recorder).await;
@@ -214,7 +214,7 @@ async fn read_refusal(
         response,
         CAUSE_BYTES,
         response_peek::TIMEOUT,
-        &recorder.memory,
+        &recorder.proxy.memory,
         |head, start| {
             let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
             is_plain && Document::read(start).is_ok()

@@ -20,7 +20,8 @@ use crate::context::Outcome;
 use crate::dialect::reading::SocketReader;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
-use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::connection::ClientConnection;
+use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
@@ -58,7 +59,7 @@ struct FrameObserverState {
 /// What the exchanges of one connection share.
 struct SocketConnection {
     proxy: Arc<Proxy>,
-    memory: Arc<MemoryShare>,
+    client: Arc<ClientConnection>,
     phase: watch::Receiver<ServingPhase>,
     /// The request that opened it.
     client_request: Arc<ClientRequest>,
@@ -128,24 +129,24 @@ impl FrameObserver {
         answered: &HeaderMap,
         recorder: &ExchangeRecorder,
     ) -> Self {
-        let limit = recorder.proxy.config.limits.body_bytes;
+        let (limit, memory) = (recorder.proxy.config.limits.body_bytes, &recorder.proxy.memory);
         let lines = answered.get_all("sec-websocket-extensions").iter();
         let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
         let (up, down) = negotiated(&lines.join(","));
         let conversation = SocketConversation {
             socket: SocketReader::new(limit),
             open: BTreeMap::new(),
-            replies: recorder.memory.guard(MemoryKind::Reply),
+            replies: memory.guard(MemoryKind::Reply),
         };
         let state = MessageState {
-            up: MessageDecoder::new(limit, up, recorder.memory.boxed(MemoryKind::Message)),
-            down: MessageDecoder::new(limit, down, recorder.memory.boxed(MemoryKind::Message)),
+            up: MessageDecoder::new(limit, up, memory.boxed(MemoryKind::Message)),
+            down: MessageDecoder::new(limit, down, memory.boxed(MemoryKind::Message)),
             closed_by: None,
             reader: MessageReader::InLine(Box::new(conversation)),
         };
         let connection = SocketConnection {
             proxy: recorder.proxy.clone(),
-            memory: recorder.memory.clone(),
+            client: recorder.connection.clone(),
             phase: recorder.phase.clone(),
             client_request,
             upstream,
@@ -332,17 +333,17 @@ impl FrameObserverState {
 
     /// Reads a request's message.
     fn parse(&self, message: Bytes) -> Result<ParsedBody, FailOpen> {
-        let SocketConnection { proxy, memory, client_request, .. } = &*self.connection;
-        client_request.reader(Dialect::OpenaiResponses, proxy, memory).parse(message)
+        let SocketConnection { proxy, client_request, .. } = &*self.connection;
+        client_request.reader(Dialect::OpenaiResponses, proxy, &proxy.memory).parse(message)
     }
 
     /// The recorder for one request on the connection.
     fn recorder(&self) -> ExchangeRecorder {
-        let SocketConnection { proxy, memory, phase, client_request, upstream, .. } =
+        let SocketConnection { proxy, client, phase, client_request, upstream, .. } =
             &*self.connection;
         let mut request = Request::new(());
         *request.uri_mut() = client_request.path().parse().unwrap_or_default();
-        let mut recorder = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
+        let mut recorder = ExchangeRecorder::open(proxy, &request, client, phase.clone());
         recorder.event.upstream = Some(upstream.name.clone());
         let id = &self.connection.provider_request_id;
         recorder.event.provider_request_id.clone_from(id);
@@ -355,7 +356,7 @@ impl FrameObserverState {
 
 impl Backlog {
     fn new(connection: &SocketConnection) -> Self {
-        let memory = connection.memory.guard(MemoryKind::Message);
+        let memory = connection.proxy.memory.guard(MemoryKind::Message);
         Self { messages: VecDeque::new(), memory, bytes: 0, ended: None }
     }
 
@@ -386,7 +387,7 @@ impl SocketConversation {
         message: Vec<u8>,
         shared: &Arc<FrameObserverState>,
     ) -> bool {
-        let memory = &shared.connection.memory;
+        let memory = &shared.connection.proxy.memory;
         let mut held = memory.guard(MemoryKind::Message);
         let times = match direction {
             Direction::Up => TO_RECOGNISE,

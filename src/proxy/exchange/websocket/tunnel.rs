@@ -5,6 +5,8 @@
 
 use std::pin::pin;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -12,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
 use super::frames::{Direction, FrameObserver};
+use crate::clock::since_boot;
 use crate::context::Outcome;
-use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use crate::proxy::state::ServingPhase;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -39,7 +41,9 @@ pub(crate) async fn carry(
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let timeouts = recorder.proxy.tunnel_timeouts;
     let (mut up, mut down) = (0, 0);
+    let last_activity = AtomicU64::new(boot_ms());
     let observe = |direction, bytes: &[u8]| {
+        last_activity.store(boot_ms(), Ordering::Relaxed);
         if let Some(frames) = &frames {
             frames.observe(direction, bytes);
         }
@@ -68,7 +72,7 @@ pub(crate) async fn carry(
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::EndedByProxy,
-            () = idle(timeouts, &recorder.memory, &first_end) => Outcome::EndedByProxy,
+            () = idle(timeouts, &last_activity, &first_end) => Outcome::EndedByProxy,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.end(outcome, first_end.get().copied()));
@@ -93,15 +97,23 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
 }
 
 /// Ready when nothing has passed for as long as a tunnel may be idle.
-async fn idle(timeouts: TunnelTimeouts, memory: &MemoryShare, first_end: &OnceLock<Direction>) {
+async fn idle(
+    timeouts: TunnelTimeouts,
+    last_activity: &AtomicU64,
+    first_end: &OnceLock<Direction>,
+) {
     loop {
-        let is_short = memory.is_needed();
-        let timeout = timeouts.timeout(first_end.get().is_some(), is_short);
-        if memory.progress().idle_time() >= timeout {
+        let idle = boot_ms().saturating_sub(last_activity.load(Ordering::Relaxed));
+        if Duration::from_millis(idle) >= timeouts.timeout(first_end.get().is_some()) {
             return;
         }
         tokio::time::sleep(timeouts.check).await;
     }
+}
+
+/// The time since the machine started, ms.
+fn boot_ms() -> u64 {
+    since_boot().as_millis() as u64
 }
 
 /// Copies bytes one way until the end of the stream, which is reported and passed on. Each side has the outcome that

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::Uri;
 use http::uri::Authority;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -30,12 +29,11 @@ use super::limits::TCP_UNACKNOWLEDGED;
 use super::limits::{TCP_PROBE, TCP_PROBE_INTERVAL};
 use crate::config::Config;
 use crate::proxy::http::arriving::ConnectionError;
-use crate::proxy::http::memory::MemoryBudget;
-use crate::proxy::http::transport::{self, TransportPeer};
+use crate::proxy::http::transport::Transport;
 use crate::telemetry::{GaugeGuard, UpstreamMetrics};
 
 /// An open connection, with TLS or without; how much is read from it depends on the memory left.
-pub(super) type UpstreamTransport = transport::MeteredSocket<MaybeHttpsStream<DialedTransport>>;
+pub(super) type UpstreamTransport = Transport<MaybeHttpsStream<DialedTransport>>;
 
 /// The metrics of upstreams, by their address.
 pub(super) type UpstreamGauges = Arc<HashMap<Authority, UpstreamMetrics>>;
@@ -55,14 +53,13 @@ impl Connector {
         dial: Dialer,
         offer: AlpnOffer,
         timeout: Duration,
-        memory: Arc<MemoryBudget>,
     ) -> Self {
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let connector = match offer {
             AlpnOffer::Any => builder.enable_all_versions().wrap_connector(dial),
             AlpnOffer::Http1 => builder.enable_http1().wrap_connector(dial),
         };
-        Self { connector, timeout, memory }
+        Self { connector, timeout }
     }
 }
 
@@ -71,7 +68,6 @@ impl Connector {
 pub(super) struct Connector {
     connector: HttpsConnector<Dialer>,
     timeout: Duration,
-    memory: Arc<MemoryBudget>,
 }
 
 type ConnectFuture =
@@ -87,18 +83,12 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, to: Uri) -> ConnectFuture {
-        let share = self.memory.share();
-        let is_tls = to.scheme_str() == Some("https");
-        let Some(held) = transport::reserve(&share, is_tls) else {
-            return Box::pin(async { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) });
-        };
         let connecting = tokio::time::timeout(self.timeout, self.connector.call(to));
         Box::pin(async move {
             let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
             let stream = connecting.await.unwrap_or_else(timed_out)?;
             let is_http2 = stream.connected().is_negotiated_h2();
-            let peer = if is_http2 { TransportPeer::Framed } else { TransportPeer::Upstream };
-            Ok(UpstreamTransport::new(stream, peer, &share, Bytes::new()).holding(held))
+            Ok(UpstreamTransport::of_upstream(stream, is_http2))
         })
     }
 }

@@ -14,8 +14,6 @@ pub(crate) enum UpstreamError {
     RequestBroken,
     /// It accepted no connection in time, or had no free stream.
     TooSlow(String),
-    /// There is no memory for another connection.
-    NoMemory,
     /// It was unreachable, or failed before its headers.
     Failed(String),
     /// It gave one, but Plimsoll no longer has it: a mistake of ours.
@@ -31,9 +29,6 @@ pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
         if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
             return UpstreamError::RequestBroken;
-        }
-        if kind == Some(io::ErrorKind::OutOfMemory) {
-            return UpstreamError::NoMemory;
         }
         slow |= kind == Some(io::ErrorKind::TimedOut);
         let more = error.to_string();

@@ -28,7 +28,7 @@ use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
 use crate::proxy::http::interim::InterimAllowance;
-use crate::proxy::http::transport::{BUFFER, MOST_HEADERS, ReadBuffers};
+use crate::proxy::http::transport::{BUFFER, MOST_HEADERS};
 use crate::proxy::http::upload::{SendingTask, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
@@ -68,7 +68,6 @@ impl SendError {
 struct Http1Connection {
     requests: SendRequest<OutgoingBody>,
     watch: Arc<CloseWatch>,
-    buffers: ReadBuffers,
     /// How many 1xx it may still bring.
     interim: InterimAllowance,
     /// A plain HTTP proxy reads its requests.
@@ -104,8 +103,7 @@ impl Http1 {
                 // Boxed, because few requests open a connection and the future is large.
                 None => Box::pin(self.open(&uri)).await.map_err(SendError::Connect)?,
             };
-            let Http1Connection { mut requests, watch, buffers, interim, is_relayed, mut task } =
-                connection;
+            let Http1Connection { mut requests, watch, interim, is_relayed, mut task } = connection;
             *request.uri_mut() = target(&uri, is_relayed);
             let (head, mut body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
@@ -127,7 +125,7 @@ impl Http1 {
                     let guard = UploadGuard::new(sending_progress, sending_task);
                     if let Some(requests) = requests {
                         let connection =
-                            Http1Connection { requests, watch, buffers, interim, is_relayed, task };
+                            Http1Connection { requests, watch, interim, is_relayed, task };
                         let metrics = uri.authority().and_then(|to| self.gauges.get(to));
                         self.idle.keep(origin, connection, metrics.cloned());
                     }
@@ -168,7 +166,7 @@ impl Http1 {
             }
         };
         let connected = transport.connected();
-        let (buffers, interim) = (transport.read_buffers(), transport.interim_allowance());
+        let interim = transport.interim_allowance();
         let watch = Arc::new(CloseWatch::default());
         let timer = CloseTimer::new(watch.clone(), crossing_time(round_trip(&connected)));
         let (requests, connection) = Builder::new()
@@ -179,7 +177,7 @@ impl Http1 {
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
         let is_relayed = connected.is_proxied();
-        Ok(Http1Connection { requests, watch, buffers, interim, is_relayed, task })
+        Ok(Http1Connection { requests, watch, interim, is_relayed, task })
     }
 }
 
@@ -298,7 +296,6 @@ impl IdleConnections {
         }
         if connections.len() < IDLE_CONNECTIONS {
             let _counted = metrics.map(UpstreamMetrics::idle_connection);
-            connection.buffers.release();
             connections.push_back(IdleConnection { since: since_boot(), connection, _counted });
         }
         if !std::mem::replace(&mut idle.is_swept, true) {

@@ -35,7 +35,6 @@ use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::close::crossing_time;
 use crate::proxy::http::peer_activity::PeerActivity;
-use crate::proxy::http::transport::ReadBuffers;
 use crate::proxy::http::upload::{SendingTask, StartingCall, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
@@ -99,7 +98,6 @@ struct Sender {
     /// How long after a request was sent a close means that the request was not read.
     crossing_time: Duration,
     watch: Arc<LimitWatch>,
-    buffers: ReadBuffers,
 }
 
 /// The streams of a connection since it was last idle.
@@ -259,8 +257,7 @@ impl Http2 {
         match place {
             LanePlacement::Http1 => StreamPlacement::Http1,
             LanePlacement::Stream(id, sender) => {
-                let buffers = sender.buffers.clone();
-                StreamPlacement::Stream(CountedStream::new(self.clone(), id, buffers), sender)
+                StreamPlacement::Stream(CountedStream::new(self.clone(), id), sender)
             }
         }
     }
@@ -355,14 +352,13 @@ struct CountedStream(Arc<StreamCount>);
 struct StreamCount {
     upstream: Arc<Http2>,
     id: LaneId,
-    buffers: ReadBuffers,
     _open: GaugeGuard,
 }
 
 impl CountedStream {
-    fn new(upstream: Arc<Http2>, id: LaneId, buffers: ReadBuffers) -> Self {
+    fn new(upstream: Arc<Http2>, id: LaneId) -> Self {
         let open = upstream.metrics.stream();
-        Self(Arc::new(StreamCount { upstream, id, buffers, _open: open }))
+        Self(Arc::new(StreamCount { upstream, id, _open: open }))
     }
 
     fn id(&self) -> LaneId {
@@ -380,9 +376,6 @@ impl Drop for StreamCount {
     fn drop(&mut self) {
         let mut lanes = self.upstream.lanes();
         let actions = lanes.release(self.id, since_boot());
-        if lanes.streams_on(self.id) == 0 {
-            self.buffers.release();
-        }
         drop(lanes);
         self.upstream.perform(actions);
     }
@@ -448,7 +441,7 @@ impl Http2 {
             seen: AtomicUsize::new(NO_LIMIT_YET),
             sending: Mutex::default(),
         });
-        let (activity, buffers) = (PeerActivity::default(), transport.read_buffers());
+        let activity = PeerActivity::default();
         let frames = activity.connection(transport.interim_allowance());
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
@@ -462,8 +455,7 @@ impl Http2 {
             .await?;
         let crossing_time = crossing_time(round_trip(&connected));
         let burst = Arc::new(Mutex::new(Burst::begins(&activity)));
-        let sender =
-            Sender { requests, activity, burst, crossing_time, watch: watch.clone(), buffers };
+        let sender = Sender { requests, activity, burst, crossing_time, watch: watch.clone() };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 

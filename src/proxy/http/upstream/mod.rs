@@ -25,7 +25,6 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 use crate::config::Config;
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::upstream::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::http::upstream::http1::{Http1, SendError};
@@ -50,16 +49,14 @@ impl UpstreamPool {
         config: &Config,
         matcher: Matcher,
         telemetry: &Telemetry,
-        memory: &Arc<MemoryBudget>,
     ) -> Result<Self, String> {
         let tls = dial::tls_config(config)?;
         let timeout = Duration::from_secs(config.limits.connect_s.max(1));
         let credentials = credentials(config, &matcher);
         let gauges = gauges(config, telemetry);
         let dial = Dialer::new(tls.clone(), matcher, gauges.clone());
-        let any =
-            Connector::new(tls.clone(), dial.clone(), AlpnOffer::Any, timeout, memory.clone());
-        let http1 = Connector::new(tls, dial, AlpnOffer::Http1, timeout, memory.clone());
+        let any = Connector::new(tls.clone(), dial.clone(), AlpnOffer::Any, timeout);
+        let http1 = Connector::new(tls, dial, AlpnOffer::Http1, timeout);
         let http1 = Http1::new(http1, gauges.clone());
         let secure = config.upstreams.iter().map(|upstream| &upstream.base);
         let secure = secure.filter(|base| base.scheme_str() == Some("https"));

@@ -67,7 +67,7 @@ impl Bench {
         let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
         let (phase, watching) = watch::channel(ServingPhase::Serving);
         let request = Request::post("/v1/messages?key=secret").body(()).unwrap();
-        let recorder = ExchangeRecorder::open(&proxy, &request, &proxy.memory.share(), watching);
+        let recorder = ExchangeRecorder::open(&proxy, &request, &Arc::default(), watching);
         let (feed, steps) = mpsc::unbounded_channel();
         let tap = Tap::new(Scripted { steps, left }, recorder, actions, Outcome::Complete);
         Self { tap, feed: Some(feed), reported, phase }
@@ -121,7 +121,7 @@ fn reading() -> ResponseActions {
         200,
         &headers,
         1 << 20,
-        &crate::proxy::http::memory::MemoryShare::ample(),
+        &crate::proxy::http::memory::MemoryBudget::ample(),
     );
     ResponseActions { observer: Some(observer), ..ResponseActions::default() }
 }
@@ -324,12 +324,12 @@ async fn hidden_usage_gives_no_frame_and_held_data_precedes_an_error() {
         200,
         &HeaderMap::new(),
         1 << 20,
-        &crate::proxy::http::memory::MemoryShare::ample(),
+        &crate::proxy::http::memory::MemoryBudget::ample(),
     );
     let edits = UsageStrip::new(
         "api.openai.com",
         [].into_iter(),
-        &crate::proxy::http::memory::MemoryShare::ample(),
+        &crate::proxy::http::memory::MemoryBudget::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
     let mut bench = Bench::new(ResponseActions {
@@ -348,7 +348,7 @@ async fn hidden_usage_gives_no_frame_and_held_data_precedes_an_error() {
     let edits = UsageStrip::new(
         "api.openai.com",
         [].into_iter(),
-        &crate::proxy::http::memory::MemoryShare::ample(),
+        &crate::proxy::http::memory::MemoryBudget::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
     let mut bench = Bench::new(ResponseActions { edits, ..ResponseActions::default() }).await;

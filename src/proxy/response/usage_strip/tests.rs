@@ -69,7 +69,7 @@ fn added_usage_is_hidden_however_the_stream_is_split() {
             let mut hiding = UsageStrip::new(
                 OPENAI,
                 [].into_iter(),
-                &crate::proxy::http::memory::MemoryShare::ample(),
+                &crate::proxy::http::memory::MemoryBudget::ample(),
             )
             .unwrap();
             let mut got = Vec::new();
@@ -97,7 +97,7 @@ fn null_usage_that_a_provider_always_sends_is_kept() {
         ("res.openai.azure.com", true),
         ("Res.services.ai.azure.com", true),
     ] {
-        let memory = crate::proxy::http::memory::MemoryShare::ample();
+        let memory = crate::proxy::http::memory::MemoryBudget::ample();
         let mut hiding = UsageStrip::new(host, [].into_iter(), &memory).unwrap();
         let got = hiding.pass(Bytes::from([chunk, usage, "data: [DONE]\n\n"].concat())).unwrap();
         let chunk = if is_hidden { chunk.replace(",\"usage\":null", "") } else { chunk.to_owned() };
@@ -108,7 +108,7 @@ fn null_usage_that_a_provider_always_sends_is_kept() {
 #[test]
 fn an_event_without_usage_passes_as_the_same_allocation() {
     let mut hiding =
-        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryShare::ample())
+        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryBudget::ample())
             .unwrap();
     let data = Bytes::from_static(b"data: {\"a\":1}\n\n: ping\n\n");
     assert_eq!(hiding.pass(data.clone()).unwrap().as_ptr(), data.as_ptr());
@@ -117,7 +117,7 @@ fn an_event_without_usage_passes_as_the_same_allocation() {
 #[test]
 fn an_event_past_the_limit_is_not_held_back() {
     let mut hiding =
-        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryShare::ample())
+        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryBudget::ample())
             .unwrap();
     let long = Bytes::from(vec![b'x'; HOLD]);
     assert_eq!(hiding.pass(long.clone()).unwrap().len(), 0, "at the limit it waits");
@@ -135,7 +135,7 @@ fn added_usage_is_hidden_in_a_compressed_stream() {
     let mut hiding = UsageStrip::new(
         OPENAI,
         ["gzip"].into_iter(),
-        &crate::proxy::http::memory::MemoryShare::ample(),
+        &crate::proxy::http::memory::MemoryBudget::ample(),
     )
     .unwrap();
     let got = hiding.pass(Bytes::from(gzip.finish().unwrap())).unwrap();

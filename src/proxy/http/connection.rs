@@ -1,0 +1,26 @@
+//! A client's connection, as its exchanges know it.
+
+use std::sync::{Arc, Weak};
+
+use tokio::sync::OwnedSemaphorePermit;
+
+/// A client's connection.
+#[derive(Debug, Default)]
+pub(crate) struct ClientConnection {
+    /// Its number in this process, from 1.
+    pub(crate) number: u64,
+    /// Its permit, of which there are `limits.connections`. What is kept of a request may outlive the connection, so
+    /// only the connection itself owns it.
+    permit: Weak<OwnedSemaphorePermit>,
+}
+
+impl ClientConnection {
+    pub(crate) fn new(number: u64, permit: &Arc<OwnedSemaphorePermit>) -> Self {
+        Self { number, permit: Arc::downgrade(permit) }
+    }
+
+    /// The permit, for a tunnel that continues after an upgrade.
+    pub(crate) fn permit(&self) -> Option<Arc<OwnedSemaphorePermit>> {
+        self.permit.upgrade()
+    }
+}
