@@ -515,7 +515,10 @@ impl Play {
         // What its client edits before it is no prefix of any request.
         let prefix = match is_edited {
             true => 0,
-            false => self.prefix_hash(&client::history(self.dialect, body)),
+            false => {
+                let prefixes = self.prefix_hashes(&client::history(self.dialect, body));
+                prefixes.last().copied().unwrap_or_default()
+            }
         };
         for_each_signature(answer, &mut |signature| {
             self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);
