@@ -477,7 +477,7 @@ impl Play {
             return Ok(self.handle_refusal(&checked));
         };
         let answer = self.read_answer(&text, odd);
-        self.remember_reasoning(&body, &answer);
+        self.remember_reasoning(&body, &answer, exchange.outcome);
         hostile::collect_reasoning(&answer, &mut self.secrets);
         if exchange.outcome != Outcome::Complete {
             self.handle_broken_reply(answer);
@@ -504,12 +504,21 @@ impl Play {
     }
 
     /// Remembers after what, and by which model, the reasoning of an answer was written.
-    fn remember_reasoning(&mut self, body: &Value, answer: &Value) {
-        let is_edited = client::edits_before_reasoning(self.dialect, answer, self.style);
+    fn remember_reasoning(&mut self, body: &Value, answer: &Value, outcome: Outcome) {
+        // Which text of a reply is the last one depends on what its client keeps of it.
+        let kept = match outcome {
+            Outcome::Complete => Some(answer.clone()),
+            _ => client::partial_reply(self.dialect, answer.clone()),
+        };
+        let is_edited = kept
+            .is_some_and(|reply| client::edits_before_reasoning(self.dialect, &reply, self.style));
         // What its client edits before it is no prefix of any request.
         let prefix = match is_edited {
             true => 0,
-            false => self.prefix_hash(&client::history(self.dialect, body)),
+            false => {
+                let prefixes = self.prefix_hashes(&client::history(self.dialect, body));
+                prefixes.last().copied().unwrap_or_default()
+            }
         };
         for_each_signature(answer, &mut |signature| {
             self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);

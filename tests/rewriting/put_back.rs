@@ -265,6 +265,32 @@ async fn a_longer_second_reply_gets_its_own_reasoning_put_back() {
     assert_eq!(scene.sent["messages"][1]["content"], whole);
 }
 
+/// A reply breaks off after its text, and its client goes on from it. Then it goes back, and the second reply has the same text,
+/// a call and no reasoning: the reasoning of the first one is not added.
+#[tokio::test]
+async fn a_longer_second_reply_without_reasoning_gets_none() {
+    let id = "toolu_01AbCdEfGh12";
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let question = message("user", json!("Look."));
+    let says = json!({"type": "text", "text": "I look."});
+    let ask = |history: &[Value]| anthropic_request(MODEL, history);
+    let broken = json!([thinking("Let me look."), says]);
+    play.exchange(&ask(std::slice::from_ref(&question)), &anthropic_reply("m1", MODEL, broken))
+        .await;
+    let resumed = message("user", json!("Resume directly."));
+    let history = [question.clone(), message("assistant", json!([says])), resumed];
+    let scene = play.exchange(&ask(&history), &anthropic_reply("m2", MODEL, json!([]))).await;
+    assert_eq!(scene.exchange.done.made.put_back, 1, "{:?}", scene.steps());
+
+    let whole = message("assistant", json!([says, call(id)]));
+    let reply = anthropic_reply("m3", MODEL, whole["content"].clone());
+    play.exchange(&ask(std::slice::from_ref(&question)), &reply).await;
+    let results = message("user", json!([result(id, "Deep water.")]));
+    let request = ask(&[question, whole, results]);
+    let scene = play.exchange(&request, &anthropic_reply("m4", MODEL, json!([]))).await;
+    assert_eq!(scene.bytes, request.to_string());
+}
+
 /// Bound reasoning came back without the rest of its reply, or in a second reply to the same request. It still follows
 /// what was put back before it, after a restart too.
 #[tokio::test]

@@ -11,7 +11,7 @@ use scripted_provider::strict::{
     ApiError, Dialect, DropReason, LoggedRequest, Loss, RequestVerdict, Rule,
 };
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::Play;
 use crate::client::{self, HistoryItem, KeptReasoning, ToolResult, normalized};
@@ -247,14 +247,12 @@ impl Play {
         if sent.iter().map(is_of).sum::<usize>() != received.len() {
             return sent.into_iter().map(|message| (0, message)).collect();
         }
+        let received: Vec<Value> =
+            received.iter().map(|message| self.without_call_ids(message)).collect();
+        let prefixes = self.prefix_hashes(&received);
         let mut at = 0;
         let place = |message: Value| {
-            let prefix: Vec<Value> = received
-                .iter()
-                .take(at + 1)
-                .map(|message| self.without_call_ids(message))
-                .collect();
-            let prefix = self.prefix_hash(&prefix);
+            let prefix = prefixes[received.len().min(at + 1)];
             at += is_of(&message);
             (prefix, message)
         };
@@ -290,23 +288,14 @@ impl Play {
             let message = self.without_call_ids(&message);
             self.sent_by_prefix.entry(prefix).or_default().push(message);
         }
-        self.sent_prefixes.extend(self.hashes_of_prefixes(sent));
+        let history = client::history(self.dialect, &sent.request.body);
+        self.sent_prefixes.extend(self.prefix_hashes(&history).into_iter().skip(1));
     }
 
     /// The longest beginning of a request, in messages or items, that went out before and was accepted.
     fn repeated_prefix(&self, sent: &LoggedRequest) -> usize {
-        let hashes = self.hashes_of_prefixes(sent);
-        hashes.iter().take_while(|hash| self.sent_prefixes.contains(hash)).count()
-    }
-
-    /// The hash of each beginning of a request's history, the shortest first.
-    fn hashes_of_prefixes(&self, sent: &LoggedRequest) -> Vec<u64> {
-        let history = client::history(self.dialect, &sent.request.body);
-        let with_next = |before: &mut u64, message: Value| {
-            *before = xxh3_64(format!("{before} {message}").as_bytes());
-            Some(*before)
-        };
-        history.into_iter().scan(self.prefix_hash(&[]), with_next).collect()
+        let hashes = self.prefix_hashes(&client::history(self.dialect, &sent.request.body));
+        hashes.iter().skip(1).take_while(|hash| self.sent_prefixes.contains(hash)).count()
     }
 
     /// A result that policy keeps is not cut, and one that the model has not read yet is not cleared.
@@ -435,8 +424,7 @@ impl Play {
     /// provider that had seen the client's own requests would find it bound to just that.
     pub(super) fn reasoning_is_in_place(&self, body: &Value) -> bool {
         let history = client::history(self.dialect, body);
-        let prefixes: Vec<u64> =
-            (0..=history.len()).map(|to| self.prefix_hash(&history[..to])).collect();
+        let prefixes = self.prefix_hashes(&history);
         let mut in_place = true;
         for (index, message) in history.iter().enumerate() {
             for_each_signature(message, &mut |signature| {
@@ -457,10 +445,16 @@ impl Play {
         is_foreign
     }
 
-    /// Hash of a history and its head.
-    pub(super) fn prefix_hash(&self, history: &[Value]) -> u64 {
+    /// The hash of each beginning of a history, with its head: that of the empty one is first, that of all of it last.
+    pub(super) fn prefix_hashes(&self, history: &[Value]) -> Vec<u64> {
         let head = (&self.head.system, &self.head.tools);
-        xxh3_64(format!("{head:?}{history:?}").as_bytes())
+        let mut hash = xxh3_64(format!("{head:?}").as_bytes());
+        let mut hashes = vec![hash];
+        for message in history {
+            hash = xxh3_64_with_seed(message.to_string().as_bytes(), hash);
+            hashes.push(hash);
+        }
+        hashes
     }
 
     /// The previous prefix is repeated unless something new was decided (`docs/architecture.md`

@@ -99,6 +99,8 @@ pub(crate) type Body = BoxBody<Bytes, io::Error>;
 
 async fn accept(listener: TcpListener, state: SharedState) {
     while let Ok((socket, _)) = listener.accept().await {
+        // Else the body of a reply waits up to 40 ms for the client's system to acknowledge the head.
+        let _ = socket.set_nodelay(true);
         let state = state.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request| serve(request, state.clone()));

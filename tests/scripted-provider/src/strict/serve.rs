@@ -60,6 +60,8 @@ pub async fn serve(provider: StrictProvider) -> io::Result<StrictServer> {
     let address = listener.local_addr()?;
     let accepting = tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
+            // Else the body of a reply waits up to 40 ms for the client's system to acknowledge the head.
+            let _ = socket.set_nodelay(true);
             let provider = provider.clone();
             tokio::spawn(async move {
                 let service = service_fn(move |request| respond(request, provider.clone()));

@@ -43,7 +43,10 @@ impl RecordedDecisions {
                     ledger.replied_to(chain).next().into_iter().flat_map(|it| it.forms());
                 let form = forms.find(|form| form.after == chain);
                 let count = form.map_or(0, |form| form.parts.len());
-                covered[(index + 1).saturating_sub(count)..=index].fill(true);
+                let first = (index + 1).saturating_sub(count);
+                covered[first..=index].fill(true);
+                // One that broke off may have the same beginning. This one came back in its place.
+                self.replies.retain(|other| other.parts.is_empty() || other.index < first);
                 continue;
             };
             let count = reasoning.parts.len();
