@@ -8,10 +8,11 @@
 use foldhash::HashSet;
 
 use super::anchor::{Anchor, began_cached, evidence_of, sum};
+use super::classic::first_new;
 use super::contents::MessageTokens;
 use super::limits::WindowLimits;
 use super::measure::MeasuredEstimate;
-use super::returned::reply_weight;
+use super::returned::{has_content, reply_weight};
 use super::sums::{TokenSums, cleared_next, reasoning_of};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
@@ -19,7 +20,9 @@ use crate::context::reasoning::{self, NextRequest};
 use crate::context::turn::CarryOver;
 use crate::context::{EstimateMethod, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Chain, Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart};
+use crate::dialect::{
+    Chain, Conversation, Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart, Role,
+};
 use crate::tokens::classic::ClassicRules;
 use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
@@ -127,7 +130,11 @@ impl CarryOutlook {
             may_strip: reasoning::may_go_next(request, NextRequest::NewTurn),
             may_strip_loop: reasoning::may_go_next(request, NextRequest::InLoop),
             puts_back: rewrites && reasoning::is_put_back_next(request),
-            drops: has_dropped(parts, anchor),
+            drops: has_dropped(
+                parts,
+                anchor,
+                anchor.is_some_and(|it| has_reply(conversation, &it)),
+            ),
             thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
             fixed: TokenSums::of(thoughts.clone().filter(is_fixed)),
             newest: thoughts.rfind(|part| !is_fixed(part)).copied(),
@@ -170,7 +177,9 @@ impl CarryOutlook {
     /// Which reasoning of a reply comes back.
     fn comes_back(&self, reply: &Reply) -> ReplyCarry {
         let is_block = |kind| kind == PartKind::Reasoning;
-        let blocks = reply.parts.iter().any(|part| is_block(part.kind));
+        let has_blocks = reply.parts.iter().any(|part| is_block(part.kind));
+        // Nobody sends reasoning alone, such as that of a stream that broke off in it.
+        let blocks = has_blocks && has_content(reply);
         let signs_parts =
             reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
         // Half a call has no key: nobody can answer it.
@@ -277,12 +286,20 @@ fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
     }
 }
 
-/// Whether a client drops reasoning: it did not send back what was expected, or it dropped some before.
-fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> bool {
+/// Whether a request has the reply to the anchor's request, in whatever words.
+fn has_reply(conversation: &Conversation, anchor: &Anchor<'_>) -> bool {
+    let last = first_new(conversation, anchor).checked_sub(1);
+    let last = last.and_then(|index| conversation.messages.get(index));
+    conversation.held.is_some() || last.is_some_and(|message| message.role == Role::Assistant)
+}
+
+/// Whether a client drops reasoning: it sent a reply back without what was expected, or it dropped some before. A
+/// repeated request shows nothing.
+fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>, has_reply: bool) -> bool {
     let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
         return false;
     };
-    if !carry.returns || reasoning_of(anchor.turn) == 0 {
+    if !has_reply || !carry.returns || reasoning_of(anchor.turn) == 0 {
         return carry.drops;
     }
     let thoughts = |parts: &[SketchPart]| parts.iter().filter(|it| is_reasoning(it.place)).count();

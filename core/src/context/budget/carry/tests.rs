@@ -61,6 +61,7 @@ fn a_reply_without_reasoning_carries_none_over() {
     {
         assert_eq!(back(&outlook(), letters), comes, "{letters}");
     }
+    assert_eq!(back(&outlook(), "T"), NOTHING, "nobody sends reasoning alone");
     let held = CarryOutlook { held: true, ..outlook() };
     assert_eq!(back(&held, "w"), ALL, "the provider holds it");
     assert_eq!(back(&CarryOutlook { dialect: Dialect::Gemini, ..held }, "w"), ALL);
@@ -106,7 +107,7 @@ fn gemini_reasoning_is_carried_over_with_its_signature() {
     assert_eq!(back(&gemini, "tW"), ALL);
     assert_eq!(back(&gemini, "tw"), (true, true, true));
     assert_eq!(
-        back(&gemini, "T"),
+        back(&gemini, "Tw"),
         (true, true, true),
         "a signature on the thoughts does not count"
     );
@@ -366,7 +367,7 @@ fn a_client_that_drops_reasoning_is_detected() {
     let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
         let mut turn = turn();
         turn.carry = Some(CarryOver { returns, drops, ..CarryOver::default() });
-        has_dropped(now, Some(Anchor { turn: &turn, sketch: before }))
+        has_dropped(now, Some(Anchor { turn: &turn, sketch: before }), true)
     };
     let before = [text(1), thought(2)];
     assert!(of(&before, &[text(1), thought(2), text(3)], true, false));
@@ -379,10 +380,28 @@ fn a_client_that_drops_reasoning_is_detected() {
     let mut none = turn();
     (none.usage.reasoning, none.reply[0].tokens) = (None, 100);
     none.carry = Some(CarryOver { returns: true, ..CarryOver::default() });
-    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })), "it had none");
+    assert!(
+        !has_dropped(&before, Some(Anchor { turn: &none, sketch: &before }), true),
+        "it had none"
+    );
     none.carry = None;
-    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })));
-    assert!(!has_dropped(&before, None));
+    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before }), true));
+    assert!(!has_dropped(&before, None, true));
+}
+
+/// A client that repeats its request, or goes on without the reply, says nothing about the reply's reasoning.
+#[test]
+fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
+    let has = |letters: &str| {
+        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let reply = scene.reply(&json!([
+            {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}, {"type": "text", "text": "Aye."}]));
+        let turn = scene.turn(&reply);
+        let next = SessionFixture::of("claude-opus-4-6", &messages(letters));
+        has_reply(&next.conversation, &Anchor { turn: &turn, sketch: &[] })
+    };
+    assert!(has("uau"));
+    assert!(!has("u") && !has("uu"));
 }
 
 /// A turn stores the tokens by each way of counting, what its messages are made of, and the limits of the window.
