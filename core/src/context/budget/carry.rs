@@ -254,7 +254,7 @@ impl CarryOutlook {
     /// on a text or call stays with it.
     fn stay(&self, back: ReplyCarry) -> TokenSums {
         let stays = |place, all: u64, fixed: u64| {
-            let may = match back.goes_on && place != PromptSection::OldReasoning {
+            let may = match back.goes_on && place == PromptSection::Reasoning {
                 true => self.may_strip_loop,
                 false => self.may_strip,
             };

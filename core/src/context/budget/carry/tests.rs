@@ -208,8 +208,9 @@ fn reasoning_that_policy_strips_is_not_in_the_carry_over() {
         assert_eq!(of(All, true, true, back), (0, 0, 0));
     }
     // Policy may keep the reasoning of the current turn and remove that of old turns, or the other way round.
-    assert_eq!(of(All, true, false, KEEPS), (10, 20, 0));
-    assert_eq!(of(All, false, true, KEEPS), (0, 0, 30));
+    // Since steered reasoning the user has spoken, so that it goes with that of old turns.
+    assert_eq!(of(All, true, false, KEEPS), (10, 0, 0));
+    assert_eq!(of(All, false, true, KEEPS), (0, 20, 30));
     assert_eq!(of(All, true, false, ends), (0, 0, 0));
     // The newest reasoning stays, unless the reply has newer reasoning.
     assert_eq!(of(AllButLast, true, true, LOSES), (7, 0, 0));
