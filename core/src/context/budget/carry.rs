@@ -18,7 +18,7 @@ use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
 use crate::context::turn::CarryOver;
-use crate::context::{EstimateMethod, PromptSection, SketchPart, Turn};
+use crate::context::{EstimateMethod, ExchangeId, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{
     Chain, Conversation, Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart, Role,
@@ -51,6 +51,10 @@ pub struct CarryOutlook {
     puts_back: bool,
     /// Whether the client has dropped reasoning before.
     drops: bool,
+    /// The same if the reply that shows it is not that of the turn before.
+    dropped_before: bool,
+    /// The exchange that the estimate is based on.
+    anchor: Option<ExchangeId>,
     /// The tokens of the reasoning that was sent, by section.
     thoughts: TokenSums,
     /// Those that policy does not remove: of signatures on text and calls.
@@ -109,6 +113,7 @@ impl CarryOutlook {
             .filter_map(|part| Some(PartKey::of_bytes(part.signature?.of(request.body))))
             .collect();
         let is_fixed = |part: &&SketchPart| signed.contains(&part.key);
+        let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));
         let mut thoughts = parts.iter().filter(|part| is_reasoning(part.place));
         Self {
             dialect: conversation.dialect,
@@ -130,11 +135,9 @@ impl CarryOutlook {
             may_strip: reasoning::may_go_next(request, NextRequest::NewTurn),
             may_strip_loop: reasoning::may_go_next(request, NextRequest::InLoop),
             puts_back: rewrites && reasoning::is_put_back_next(request),
-            drops: has_dropped(
-                parts,
-                anchor,
-                anchor.is_some_and(|it| has_reply(conversation, &it)),
-            ),
+            drops: has_dropped(parts, anchor, is_answered),
+            dropped_before: has_dropped(parts, anchor, false),
+            anchor: anchor.map(|anchor| anchor.turn.exchange.clone()),
             thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
             fixed: TokenSums::of(thoughts.clone().filter(is_fixed)),
             newest: thoughts.rfind(|part| !is_fixed(part)).copied(),
@@ -146,12 +149,16 @@ impl CarryOutlook {
     /// What the next request contains of `turn`, which ended with `reply`. `learned`: what is known about its
     /// model by now.
     pub fn carry_over(
-        &self,
+        mut self,
         turn: &Turn,
         reply: &Reply,
         model: &Model,
         learned: &EstimatorState,
     ) -> CarryOver {
+        // Another reply than the anchor's is in the request: it shows nothing of the anchor's reasoning.
+        if turn.position.parent != self.anchor {
+            self.drops = self.dropped_before;
+        }
         let back = self.comes_back(reply);
         let began_cached = began_cached(turn);
         let belief = ReasoningRetention::of(model, self.streams, began_cached);

@@ -22,6 +22,8 @@ fn outlook() -> CarryOutlook {
         may_strip_loop: false,
         puts_back: false,
         drops: false,
+        dropped_before: false,
+        anchor: None,
         thoughts: TokenSums { reasoning: 10, steered: 20, old: 30, ..TokenSums::default() },
         fixed: TokenSums::default(),
         newest: None,
