@@ -273,9 +273,10 @@ impl OpenTurn {
         turn.carry =
             prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));
         let mut facts = build::facts(turn, reply, self.forwarded);
-        let messages = self.undelivered.take().map(UndeliveredMessages::into_facts);
-        if !is_delivered {
-            facts.extend(messages.into_iter().flatten());
+        match self.undelivered.take() {
+            Some(messages) if is_delivered => messages.end(),
+            Some(messages) => facts.extend(messages.into_facts()),
+            None => {}
         }
         facts
     }
