@@ -21,9 +21,9 @@ use crate::context::turn::CarryOver;
 use crate::context::{EstimateMethod, ExchangeId, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{
-    Chain, Conversation, Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart, Role,
+    Chain, Conversation, Dialect, LastCall, Part, PartKey, PartKind, Reply, ReplyPart, Role,
 };
-use crate::tokens::classic::ClassicRules;
+use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
@@ -75,6 +75,8 @@ struct RulesCount {
     before: u64,
     /// The weight of what is new since.
     weight: f64,
+    /// The share of it that is reasoning which policy removes, if it may be removed.
+    stripped: f64,
     /// Where the request of that call ended. A repetition of it counts with its reply, whatever came this time.
     after: Option<Chain>,
 }
@@ -124,6 +126,10 @@ impl CarryOutlook {
                     rules: rules.clone(),
                     before: classic.before,
                     weight: classic.weight,
+                    stripped: match strip == StripPolicy::All && classic.before == 0 {
+                        true => reasoning_weight(rules, request, parts),
+                        false => 0.0,
+                    },
                     after: anchor.map(|anchor| anchor.turn.position.chain),
                 },
             ),
@@ -169,13 +175,15 @@ impl CarryOutlook {
         let mut carry = self.carried(turn, back, retention, learned.counts_unsent(self.streams));
         if turn.context().is_none() {
             carry.basis = self.basis;
-            if let Some(RulesCount { rules, before, weight, after }) = &self.rules {
+            if let Some(RulesCount { rules, before, weight, stripped, after }) = &self.rules {
                 let thoughts = back.returns_by_rules && !self.drops;
                 let reply = match *after == Some(turn.position.chain) {
                     true => 0.0,
                     false => reply_weight(rules, self.dialect, reply, thoughts),
                 };
-                carry.by_rules = before.saturating_add(rules.sum(weight + reply));
+                let may_strip = if back.goes_on { self.may_strip_loop } else { self.may_strip };
+                let stripped = if may_strip { *stripped } else { 0.0 };
+                carry.by_rules = before.saturating_add(rules.sum(weight - stripped + reply));
             }
         }
         CarryOver { limits: Some(self.limits), contents, ..carry }
@@ -291,6 +299,21 @@ fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
         true => TokenSums { reasoning: stay.reasoning.saturating_add(own), ..stay },
         false => TokenSums { old: stay.thoughts().saturating_add(own), ..TokenSums::default() },
     }
+}
+
+/// The weight of the sent reasoning by an agent's rules.
+fn reasoning_weight(rules: &ClassicRules, request: &PlanRequest<'_>, sent: &[SketchPart]) -> f64 {
+    let sent: HashSet<PartKey> =
+        sent.iter().filter(|part| is_reasoning(part.place)).map(|part| part.key).collect();
+    let key = |part: &Part| part.reasoning_key.map(PartKey);
+    let weigh = |is_gone: &dyn Fn(&Part) -> bool| {
+        let seen = |part: &Part| match part.kind == PartKind::Reasoning && is_gone(part) {
+            true => SentContent::Gone,
+            false => SentContent::Whole,
+        };
+        rules.weigh(request.body, &request.conversation.messages, &seen)
+    };
+    weigh(&|part| !key(part).is_some_and(|key| sent.contains(&key))) - weigh(&|_| true)
 }
 
 /// Whether a request has the reply to the anchor's request, in whatever words.

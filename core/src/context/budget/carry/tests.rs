@@ -289,8 +289,13 @@ fn without_usage_the_reply_counts_by_the_rules() {
     turn.usage = Usage::default();
     let basis = Some(LastCall { input: 400, output: 100 });
     let of = |dialect, rules: &ClassicRules| {
-        let rules =
-            Some(RulesCount { rules: rules.clone(), before: 500, weight: 10.4, after: None });
+        let rules = Some(RulesCount {
+            rules: rules.clone(),
+            before: 500,
+            weight: 10.4,
+            stripped: 0.0,
+            after: None,
+        });
         let outlook = CarryOutlook { dialect, rules, basis, ..outlook() };
         let model = crate::dialect::models::Catalogue::default().model("gpt-5", "");
         let learned = EstimatorState::new(model.family);
@@ -447,4 +452,22 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
     let displayed =
         |ruled| CarryOver { tokens: 5, by_rules: 6, ruled, ..CarryOver::default() }.displayed();
     assert_eq!((displayed(false), displayed(true)), (5, 6));
+}
+
+/// Where no usage was reported, sent reasoning that policy removes next does not count: not in the open loop, where it
+/// has to stay.
+#[test]
+fn without_usage_reasoning_that_goes_does_not_count() {
+    let mut turn = turn();
+    turn.usage = Usage::default();
+    let shown = |letters: &str| {
+        let rules = ClassicRules::default();
+        let rules = RulesCount { rules, before: 0, weight: 90.0, stripped: 40.0, after: None };
+        let rules = Some(RulesCount { after: Some(turn.position.chain), ..rules });
+        let outlook = CarryOutlook { rules, strip: StripPolicy::All, ..outlook() };
+        let model = crate::dialect::models::Catalogue::default().model("gpt-5", "");
+        let learned = EstimatorState::new(model.family);
+        outlook.carry_over(&turn, &reply(letters), &model, &learned).by_rules
+    };
+    assert_eq!((shown("w"), shown("c")), (50, 90));
 }
