@@ -136,7 +136,7 @@ impl Telemetry {
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
-        if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
+        if exchange.is_capped() {
             self.warns_of_capped(&exchange);
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {

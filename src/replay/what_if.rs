@@ -200,8 +200,9 @@ impl<'l> WhatIfSession<'l> {
             self.would_report(line, &turn, &plan, left_out, came_tokens, body.len());
         turn.done.measured = measured_share(&turn.done, removed);
         if let (Some(estimate), Some(head)) = (&mut turn.estimate, self.head) {
-            let Breakdown { system, messages, .. } = &mut estimate.breakdown;
+            let Breakdown { system, messages, head: uncapped, .. } = &mut estimate.breakdown;
             (*system, *messages) = (*system + head, messages.saturating_sub(head));
+            *uncapped = None;
         }
         self.list(line, plan.steps, report);
         self.report_costs(line, &turn, model, &summaries, report);

@@ -113,6 +113,10 @@ pub struct Exchange {
     /// Why a token count was answered with that estimate, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count_estimated: Option<CountEstimate>,
+    /// The context after it is shown without messages, because system prompt and tools were estimated larger than
+    /// what was reported.
+    #[serde(skip)]
+    pub shown_capped: bool,
     /// What a known agent would have estimated, if its rules are configured.
     pub classic: Option<ClassicEstimate>,
     /// In how many of the model's last ten turns the newest call had the same result; given from four on.
@@ -176,6 +180,12 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// Whether its context, before or after it, is shown without messages.
+    pub(super) fn is_capped(&self) -> bool {
+        let estimate = self.estimate.as_ref();
+        self.shown_capped || estimate.is_some_and(|estimate| estimate.breakdown.capped)
+    }
+
     /// An exchange of which only the beginning and the request line are known. Until more is known, its
     /// outcome is that the client left.
     pub fn begun(id: ExchangeId, at: Millis, method: &str, path: &str) -> Self {
@@ -198,6 +208,7 @@ impl Exchange {
             status: None,
             outcome: Outcome::ClientLeft,
             stop: None,
+            shown_capped: false,
             error_kind: None,
             estimate: None,
             count_estimated: None,

@@ -417,7 +417,7 @@ fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     if let Some(hidden) = exchange.hidden_input() {
         line.push_name("hidden_input").push_variant(hidden);
     }
-    if estimate.breakdown.capped {
+    if exchange.is_capped() {
         line.push_name("breakdown").push(&["capped"]);
     }
     // Beside our estimate, so that one line compares them.

@@ -423,6 +423,12 @@ fn a_breakdown_that_is_capped_is_counted_and_logged() {
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_breakdowns_capped_total{family=\"claude\"}"), 1.0);
     assert!(logged(LogFormat::Text, capped).contains(" breakdown=capped"));
+    // The view after a first call shows it at once.
+    let shown = Exchange { shown_capped: true, ..sample_exchange() };
+    telemetry.report(shown.clone());
+    let page = telemetry.render();
+    assert_eq!(value(&page, "plimsoll_breakdowns_capped_total{family=\"claude\"}"), 2.0);
+    assert!(logged(LogFormat::Text, shown).contains(" breakdown=capped"));
     assert!(!logged(LogFormat::Text, sample_exchange()).contains(" breakdown="));
 }
 

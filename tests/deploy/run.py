@@ -267,6 +267,23 @@ def network_policy_opens_the_admin_port_to_prometheus_alone():
     assert {"namespaceSelector", "podSelector"} <= source.keys(), "a whole namespace could reach the port"
 
 
+def pod_monitor_reads_the_metrics_of_the_example():
+    # No schema of the operator's own kind is here, so what it refers to is checked.
+    monitor = yaml.safe_load((DEPLOY / "kubernetes/pod-monitor.yaml").read_text())
+    assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor"), monitor
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["path"] == "/metrics", endpoint
+    secret = endpoint["authorization"]["credentials"]
+    for file in (DEPLOY / "kubernetes").glob("*sidecar.yaml"):
+        agent = yaml.safe_load(file.read_text())
+        labels = agent["spec"]["template"]["metadata"]["labels"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items(), f"it selects no pod of {file.name}"
+        plimsoll = plimsoll_of(agent)
+        assert endpoint["port"] in [port["name"] for port in plimsoll["ports"]], f"no such port in {file.name}"
+        secrets = [var["valueFrom"]["secretKeyRef"] for var in plimsoll["env"] if var["name"] == "ADMIN_READ_TOKEN"]
+        assert secrets == [secret], f"not the read token of {file.name}"
+
+
 def configuration_of_image_and_manifests_is_valid():
     """`plimsoll check` has no error or warning for the environment that the image and the manifests set."""
     image = dict(re.findall(r"(PLIMSOLL_[A-Z_]+)=(\S+)", re.search(r"^ENV (PLIMSOLL.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1]))
@@ -349,7 +366,7 @@ def main():
 
     for check in (rules_are_valid_and_tested, rules_and_dashboard_use_existing_metrics, dashboard_follows_the_rules,
                   kubernetes_objects_are_valid, network_policy_opens_the_admin_port_to_prometheus_alone,
-                  configuration_of_image_and_manifests_is_valid, compose_is_hardened,
+                  pod_monitor_reads_the_metrics_of_the_example, configuration_of_image_and_manifests_is_valid, compose_is_hardened,
                   prometheus_of_compose_is_reachable, image_version_is_the_same_everywhere,
                   user_of_the_image_owns_only_the_data_folder):
         run(check)

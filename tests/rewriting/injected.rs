@@ -251,9 +251,11 @@ async fn messages_of_a_request_that_failed_wait_again() {
             next.pop();
             next.push(message("user", json!("Never mind that. What now?")));
         }
+        let mut messages = play.server.telemetry.messages();
         let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("Aye.")).await;
         assert_eq!(scene.bytes.matches("Mind the tide.").count(), 1, "once: {}", scene.bytes);
         assert_eq!(waiting(&play, &scope).await, 0);
+        assert_eq!(messages.try_recv().unwrap().step, MessageStep::Dequeued, "{is_retried}");
         next.push(message("assistant", json!([{"type": "text", "text": "Aye."}])));
         next.push(message("user", json!("And now?")));
         let scene = play.exchange(&anthropic_request(MODEL, &next), &reply("On.")).await;
@@ -332,6 +334,7 @@ async fn messages_of_a_client_that_left_wait_again() {
         queue(&play, &scope, 1, "Mind the tide.").await;
         let mut request = anthropic_request(MODEL, &history(2));
         request["stream"] = json!(true);
+        let mut messages = play.server.telemetry.messages();
         let mut client = play.send_request(&request).await;
         let mut call = play.provider.call().await;
         assert!(call.message.text().contains("Mind the tide."));
@@ -350,6 +353,10 @@ async fn messages_of_a_client_that_left_wait_again() {
         };
         crate::support::within("the words wait again", requeued).await;
         drop(call);
+        let taken = messages.try_recv().unwrap();
+        assert_eq!((taken.step, taken.position), (MessageStep::Dequeued, None));
+        let again = messages.try_recv().unwrap();
+        assert_eq!((again.step, again.position), (MessageStep::Queued, Some(1)), "{is_begun}");
         let mut next = history(2);
         next.pop();
         next.push(message("user", json!("Never mind that. What now?")));

@@ -132,6 +132,15 @@ pub fn injected_ids(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
     taken_messages(saved, exchange).map(|message| message.id.clone()).collect()
 }
 
+/// The ids of queued messages that need not be sent, because a retry still has them: among new facts.
+pub fn carried_ids(new: &[Fact]) -> Vec<Box<str>> {
+    let carried = new.iter().filter_map(|fact| match fact {
+        Fact::InjectedMessage(message) if message.place().is_none() => Some(message.id.clone()),
+        _ => None,
+    });
+    carried.collect()
+}
+
 /// The messages that this exchange took, among saved facts.
 fn taken_messages<'f>(
     saved: &'f [Fact],

@@ -473,10 +473,10 @@ impl Ledger {
         threads
     }
 
-    /// The sum of the usage of all turns.
+    /// The sum of what all turns used.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        self.turns.iter().for_each(|turn| totals.add(&turn.usage));
+        self.turns.iter().for_each(|turn| totals.add_turn(turn));
         totals
     }
 

@@ -71,6 +71,9 @@ pub struct Breakdown {
     /// The estimates of system and tools exceeded the total, so `messages` was set to 0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub capped: bool,
+    /// System and tools as they were estimated, if that was more than the total.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<[u64; 2]>,
 }
 
 /// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.

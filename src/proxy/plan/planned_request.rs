@@ -133,6 +133,7 @@ pub(crate) async fn plan(
     let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
     let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
+        let carried = inject::carried_ids(&new);
         // Boxed, because few requests decide anything and the future is large.
         let saved = Box::pin(save(proxy, opened, new, known.epoch)).await;
         let saved = saved.unwrap_or_else(|error| {
@@ -144,6 +145,9 @@ pub(crate) async fn plan(
             Vec::new()
         });
         dequeued = inject::injected_ids(&saved, &prepared.exchange);
+        if !saved.is_empty() {
+            dequeued.extend(carried);
+        }
         Arc::make_mut(&mut known).add(saved);
         let with_dequeued = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
         std::mem::replace(&mut undelivered, with_dequeued)

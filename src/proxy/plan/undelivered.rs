@@ -47,6 +47,7 @@ impl UndeliveredMessages {
 
     /// The facts that queue the messages again, which the caller stores.
     pub(crate) fn into_facts(mut self) -> Vec<Fact> {
+        self.facts.iter().for_each(|fact| announce(&self.proxy, &self.handle, fact));
         std::mem::take(&mut self.facts)
     }
 
@@ -69,7 +70,14 @@ impl Drop for UndeliveredMessages {
 
 /// Queues a message again.
 pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
-    let Fact::Queued(queued) = &fact else { return };
+    announce(proxy, handle, &fact);
+    // If the store cannot save it, it stays in memory.
+    let _ = proxy.ledgers.store_fact(handle, fact).await;
+}
+
+/// Announces that a message waits again, and where in the queue.
+fn announce(proxy: &Proxy, handle: &SessionHandle, fact: &Fact) {
+    let Fact::Queued(queued) = fact else { return };
     let Scope { tenant, session } = handle.scope.clone();
     let (id, step, at) = (queued.id.clone(), MessageStep::Queued, now());
     proxy.telemetry.announce(MessageEvent {
@@ -78,9 +86,7 @@ pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
         tenant,
         session,
         exchange: None,
-        position: None,
+        position: Some(handle.position(queued)),
         at,
     });
-    // If the store cannot save it, it stays in memory.
-    let _ = proxy.ledgers.store_fact(handle, fact).await;
 }

@@ -229,6 +229,8 @@ pub(crate) struct TurnRecord {
     /// The measured share of the tokens that were said to be removed.
     pub(crate) measured: Option<f64>,
     pub(crate) saved: Option<ExchangeSavings>,
+    /// The view after it shows no messages, because system prompt and tools were estimated larger than the whole.
+    pub(crate) shown_capped: bool,
     /// The window that the reply names.
     pub(crate) window: Option<u64>,
     /// The turn of an earlier exchange that the reply completed.
@@ -263,7 +265,8 @@ impl ReplyRecord {
     }
 
     fn write(self, event: &mut Exchange) {
-        let TurnRecord { refusal, overflow, measured, saved, window, completed } = self.turn;
+        let TurnRecord { refusal, overflow, measured, saved, shown_capped, window, completed } =
+            self.turn;
         if let Some(turn) = completed {
             event.model = Some(turn.model.clone());
             event.family = Some(turn.family);
@@ -277,6 +280,7 @@ impl ReplyRecord {
         event.done.overflow = overflow.or(event.done.overflow);
         event.done.measured = measured.or(event.done.measured);
         event.saved = saved.or(event.saved);
+        event.shown_capped = shown_capped;
         event.window = window.or(event.window);
     }
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::build::{self, ExchangeEnding, ForwardedPrefix};
 use super::pending::PendingExchange;
 use crate::clock::now;
-use crate::context::budget::CarryOutlook;
+use crate::context::budget::{CarryOutlook, ContextView};
 use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
 use crate::context::policy::ReinjectPolicy;
@@ -194,6 +194,7 @@ impl OpenTurn {
             overflow,
             measured: turn.done.measured,
             saved: Some(self.saved(&turn, &proxy)),
+            shown_capped: ContextView::after(&turn).breakdown.capped,
             ..TurnRecord::default()
         };
         let ending = ExchangeEnding {
@@ -272,9 +273,10 @@ impl OpenTurn {
         turn.carry =
             prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));
         let mut facts = build::facts(turn, reply, self.forwarded);
-        let messages = self.undelivered.take().map(UndeliveredMessages::into_facts);
-        if !is_delivered {
-            facts.extend(messages.into_iter().flatten());
+        match self.undelivered.take() {
+            Some(messages) if is_delivered => messages.end(),
+            Some(messages) => facts.extend(messages.into_facts()),
+            None => {}
         }
         facts
     }

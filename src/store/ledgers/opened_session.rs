@@ -15,8 +15,8 @@ use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::DecisionMode;
 use crate::context::{
-    DecisionEpoch, ExchangeId, Fact, Outcome, SessionId, SketchPart, TenantId, Turn, TurnOrigin,
-    inject,
+    DecisionEpoch, ExchangeId, Fact, Outcome, QueuedMessage, SessionId, SketchPart, TenantId, Turn,
+    TurnOrigin, inject,
 };
 use crate::dialect::Conversation;
 use crate::store::Scope;
@@ -178,6 +178,16 @@ pub struct SessionHandle {
     pub(super) cache: Arc<SessionCache>,
     /// The exchange that it is for; empty if it is for none.
     pub(super) exchange: ExchangeId,
+}
+
+impl SessionHandle {
+    /// The place of a message among those that wait, from 1: messages that wait again come first.
+    pub(crate) fn position(&self, queued: &QueuedMessage) -> usize {
+        let order = |message: &QueuedMessage| (message.number, message.at, message.id.clone());
+        let own = order(queued);
+        let is_before = |waiting: &&&Arc<QueuedMessage>| order(waiting) < own;
+        1 + self.cache.look(|ledger| ledger.waiting().iter().filter(is_before).count())
+    }
 }
 
 /// The turn that an estimate can be based on: the nearest measured one, from the parent upwards.

@@ -131,7 +131,7 @@ impl AccuracyMetrics {
 
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
-        if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
+        if exchange.is_capped() {
             let family = exchange.family.unwrap_or(Family::Other);
             self.capped.with_label_values(&[&*variant_name(family)]).inc();
         }

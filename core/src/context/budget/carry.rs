@@ -8,19 +8,22 @@
 use foldhash::HashSet;
 
 use super::anchor::{Anchor, began_cached, evidence_of, sum};
+use super::classic::first_new;
 use super::contents::MessageTokens;
 use super::limits::WindowLimits;
 use super::measure::MeasuredEstimate;
-use super::returned::reply_weight;
+use super::returned::{has_content, reply_weight};
 use super::sums::{TokenSums, cleared_next, reasoning_of};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
 use crate::context::turn::CarryOver;
-use crate::context::{EstimateMethod, PromptSection, SketchPart, Turn};
+use crate::context::{EstimateMethod, ExchangeId, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Chain, Dialect, LastCall, PartKey, PartKind, Reply, ReplyPart};
-use crate::tokens::classic::ClassicRules;
+use crate::dialect::{
+    Chain, Conversation, Dialect, LastCall, Part, PartKey, PartKind, Reply, ReplyPart, Role,
+};
+use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
@@ -48,6 +51,10 @@ pub struct CarryOutlook {
     puts_back: bool,
     /// Whether the client has dropped reasoning before.
     drops: bool,
+    /// The same if the reply that shows it is not that of the turn before.
+    dropped_before: bool,
+    /// The exchange that the estimate is based on.
+    anchor: Option<ExchangeId>,
     /// The tokens of the reasoning that was sent, by section.
     thoughts: TokenSums,
     /// Those that policy does not remove: of signatures on text and calls.
@@ -68,6 +75,8 @@ struct RulesCount {
     before: u64,
     /// The weight of what is new since.
     weight: f64,
+    /// The share of it that is reasoning which policy removes, if it may be removed.
+    stripped: f64,
     /// Where the request of that call ended. A repetition of it counts with its reply, whatever came this time.
     after: Option<Chain>,
 }
@@ -106,6 +115,7 @@ impl CarryOutlook {
             .filter_map(|part| Some(PartKey::of_bytes(part.signature?.of(request.body))))
             .collect();
         let is_fixed = |part: &&SketchPart| signed.contains(&part.key);
+        let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));
         let mut thoughts = parts.iter().filter(|part| is_reasoning(part.place));
         Self {
             dialect: conversation.dialect,
@@ -116,6 +126,10 @@ impl CarryOutlook {
                     rules: rules.clone(),
                     before: classic.before,
                     weight: classic.weight,
+                    stripped: match strip == StripPolicy::All && classic.before == 0 {
+                        true => reasoning_weight(rules, request, parts),
+                        false => 0.0,
+                    },
                     after: anchor.map(|anchor| anchor.turn.position.chain),
                 },
             ),
@@ -127,7 +141,9 @@ impl CarryOutlook {
             may_strip: reasoning::may_go_next(request, NextRequest::NewTurn),
             may_strip_loop: reasoning::may_go_next(request, NextRequest::InLoop),
             puts_back: rewrites && reasoning::is_put_back_next(request),
-            drops: has_dropped(parts, anchor),
+            drops: has_dropped(parts, anchor, is_answered),
+            dropped_before: has_dropped(parts, anchor, false),
+            anchor: anchor.map(|anchor| anchor.turn.exchange.clone()),
             thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
             fixed: TokenSums::of(thoughts.clone().filter(is_fixed)),
             newest: thoughts.rfind(|part| !is_fixed(part)).copied(),
@@ -139,12 +155,16 @@ impl CarryOutlook {
     /// What the next request contains of `turn`, which ended with `reply`. `learned`: what is known about its
     /// model by now.
     pub fn carry_over(
-        &self,
+        mut self,
         turn: &Turn,
         reply: &Reply,
         model: &Model,
         learned: &EstimatorState,
     ) -> CarryOver {
+        // Another reply than the anchor's is in the request: it shows nothing of the anchor's reasoning.
+        if turn.position.parent != self.anchor {
+            self.drops = self.dropped_before;
+        }
         let back = self.comes_back(reply);
         let began_cached = began_cached(turn);
         let belief = ReasoningRetention::of(model, self.streams, began_cached);
@@ -155,13 +175,15 @@ impl CarryOutlook {
         let mut carry = self.carried(turn, back, retention, learned.counts_unsent(self.streams));
         if turn.context().is_none() {
             carry.basis = self.basis;
-            if let Some(RulesCount { rules, before, weight, after }) = &self.rules {
+            if let Some(RulesCount { rules, before, weight, stripped, after }) = &self.rules {
                 let thoughts = back.returns_by_rules && !self.drops;
                 let reply = match *after == Some(turn.position.chain) {
                     true => 0.0,
                     false => reply_weight(rules, self.dialect, reply, thoughts),
                 };
-                carry.by_rules = before.saturating_add(rules.sum(weight + reply));
+                let may_strip = if back.goes_on { self.may_strip_loop } else { self.may_strip };
+                let stripped = if may_strip { *stripped } else { 0.0 };
+                carry.by_rules = before.saturating_add(rules.sum(weight - stripped + reply));
             }
         }
         CarryOver { limits: Some(self.limits), contents, ..carry }
@@ -170,7 +192,9 @@ impl CarryOutlook {
     /// Which reasoning of a reply comes back.
     fn comes_back(&self, reply: &Reply) -> ReplyCarry {
         let is_block = |kind| kind == PartKind::Reasoning;
-        let blocks = reply.parts.iter().any(|part| is_block(part.kind));
+        let has_blocks = reply.parts.iter().any(|part| is_block(part.kind));
+        // Nobody sends reasoning alone, such as that of a stream that broke off in it.
+        let blocks = has_blocks && has_content(reply);
         let signs_parts =
             reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
         // Half a call has no key: nobody can answer it.
@@ -245,7 +269,7 @@ impl CarryOutlook {
     /// on a text or call stays with it.
     fn stay(&self, back: ReplyCarry) -> TokenSums {
         let stays = |place, all: u64, fixed: u64| {
-            let may = match back.goes_on && place != PromptSection::OldReasoning {
+            let may = match back.goes_on && place == PromptSection::Reasoning {
                 true => self.may_strip_loop,
                 false => self.may_strip,
             };
@@ -277,12 +301,35 @@ fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
     }
 }
 
-/// Whether a client drops reasoning: it did not send back what was expected, or it dropped some before.
-fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> bool {
+/// The weight of the sent reasoning by an agent's rules.
+fn reasoning_weight(rules: &ClassicRules, request: &PlanRequest<'_>, sent: &[SketchPart]) -> f64 {
+    let sent: HashSet<PartKey> =
+        sent.iter().filter(|part| is_reasoning(part.place)).map(|part| part.key).collect();
+    let key = |part: &Part| part.reasoning_key.map(PartKey);
+    let weigh = |is_gone: &dyn Fn(&Part) -> bool| {
+        let seen = |part: &Part| match part.kind == PartKind::Reasoning && is_gone(part) {
+            true => SentContent::Gone,
+            false => SentContent::Whole,
+        };
+        rules.weigh(request.body, &request.conversation.messages, &seen)
+    };
+    weigh(&|part| !key(part).is_some_and(|key| sent.contains(&key))) - weigh(&|_| true)
+}
+
+/// Whether a request has the reply to the anchor's request, in whatever words.
+fn has_reply(conversation: &Conversation, anchor: &Anchor<'_>) -> bool {
+    let last = first_new(conversation, anchor).checked_sub(1);
+    let last = last.and_then(|index| conversation.messages.get(index));
+    conversation.held.is_some() || last.is_some_and(|message| message.role == Role::Assistant)
+}
+
+/// Whether a client drops reasoning: it sent a reply back without what was expected, or it dropped some before. A
+/// repeated request shows nothing.
+fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>, has_reply: bool) -> bool {
     let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
         return false;
     };
-    if !carry.returns || reasoning_of(anchor.turn) == 0 {
+    if !has_reply || !carry.returns || reasoning_of(anchor.turn) == 0 {
         return carry.drops;
     }
     let thoughts = |parts: &[SketchPart]| parts.iter().filter(|it| is_reasoning(it.place)).count();

@@ -2,14 +2,14 @@
 //!
 //! It is the number that the agent itself would compute. If its rules decide, it is also the number that is
 //! shown; else it is stored beside ours for comparison. Of the last output, only the part that comes back
-//! counts. Results that were cleared since the last call are subtracted, too. Nothing else is, because such
-//! agents do not know about it.
+//! counts. Results that were cleared since the last call are subtracted, and a changed system prompt or tool list
+//! counts at once. Nothing else does, because such agents do not know about it.
 
 use serde::{Deserialize, Serialize};
 
 use super::anchor::Anchor;
-use crate::context::EstimateMethod;
 use crate::context::plan::RemovedTokens;
+use crate::context::{Breakdown, EstimateMethod, Turn};
 use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{ClassicRules, SentContent};
 
@@ -22,7 +22,8 @@ pub struct ClassicEstimate {
     pub tokens: u64,
     /// Whether it is based on an earlier call.
     pub method: EstimateMethod,
-    /// Tokens of the messages that are new since that call; without one, of all messages.
+    /// Tokens that are new since that call: messages, and what system prompt and tools have grown by. Without
+    /// one, of all messages.
     pub new: u64,
     /// Tokens of that call's input and output that are not sent again.
     #[serde(skip)]
@@ -33,7 +34,7 @@ pub struct ClassicEstimate {
     /// Tokens of the tool definitions.
     #[serde(skip)]
     pub tools: u64,
-    /// Tokens that come from the earlier call; 0 without one.
+    /// Tokens that come from the earlier call, with the changes of system prompt and tools since; 0 without one.
     #[serde(skip)]
     pub before: u64,
     /// The weight of what is new, before the factor and the rounding.
@@ -67,14 +68,19 @@ pub fn classic<'s>(
         }
     };
     let weight = new + added;
-    let new = rules.sum(weight);
-    let context = last.and_then(|(_, anchor)| anchor.turn.context()).unwrap_or_default();
-    let gone = context.input.saturating_add(context.output).saturating_sub(before);
     // What the rules do not count gets no share.
     let (system, tools) = match rules.head || last.is_some() {
         true => (rules.system(conversation, body), rules.tools(conversation, body)),
         false => (0, 0),
     };
+    let turn = last.map(|(_, anchor)| anchor.turn);
+    let growth = turn.map_or(0, |turn| head_growth(rules, turn, system.saturating_add(tools)));
+    let before = before.saturating_add_signed(growth);
+    let added = rules.sum(weight);
+    let new = added.saturating_add_signed(growth.max(0));
+    let context = turn.and_then(Turn::context).unwrap_or_default();
+    let gone = context.input.saturating_add(context.output);
+    let gone = gone.saturating_sub(before.saturating_add_signed(-growth.max(0)));
     let method = match (&conversation.held, last) {
         (Some(_), _) => EstimateMethod::Held,
         (None, Some(_)) => EstimateMethod::Anchored,
@@ -82,7 +88,7 @@ pub fn classic<'s>(
     };
     ClassicEstimate {
         rules: rules.name.as_str().into(),
-        tokens: before.saturating_add(new),
+        tokens: before.saturating_add(added),
         method,
         new,
         gone,
@@ -107,6 +113,22 @@ impl ClassicEstimate {
         self.tokens -= tokens;
         self.gone = self.gone.saturating_add(tokens);
     }
+}
+
+/// How much longer system prompt and tools are than in the request of an earlier call, tokens by the rules; 0
+/// where the rules did not count them there.
+fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
+    let is_ruled = turn.carry.as_ref().is_some_and(|carry| carry.ruled);
+    let counted = turn
+        .estimate
+        .as_ref()
+        .filter(|estimate| is_ruled && (rules.head || estimate.method == EstimateMethod::Anchored));
+    let Some(Breakdown { system, tools, head, .. }) = counted.map(|estimate| estimate.breakdown)
+    else {
+        return 0;
+    };
+    let [system, tools] = head.unwrap_or([system, tools]);
+    now.cast_signed().saturating_sub(system.saturating_add(tools).cast_signed())
 }
 
 /// The first message that is in neither the anchor's request nor its reply: after the end of the request, or

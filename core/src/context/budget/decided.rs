@@ -58,7 +58,8 @@ impl MeasuredEstimate {
         (estimate.method, estimate.counting) = (classic.method, CountingMethod::Length);
         self.removed = Some(classic.removed);
         let (system, tools) = (classic.system, classic.tools);
-        estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
+        estimate.breakdown =
+            fit(Breakdown { system, tools, head: None, ..estimate.breakdown }, classic.tokens);
     }
 }
 

@@ -1,6 +1,9 @@
 //! The weights of an earlier request's parts: a part that is sent again keeps its own.
 //!
-//! Equal parts are matched one by one. Counts no text.
+//! Equal parts are matched one by one, in order. Counts no text.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 
 use foldhash::HashMap;
 
@@ -12,19 +15,28 @@ use crate::dialect::PartKey;
 pub(super) struct KnownCosts(HashMap<PartKey, KnownCost>);
 
 struct KnownCost {
+    /// The tokens of the first such part.
     tokens: u32,
     /// Whether they follow from the length of the text.
     by_length: bool,
-    /// How many equal parts are not matched yet.
-    left: u32,
+    /// Whether the first one is not matched yet.
+    is_left: bool,
+    /// The tokens of the equal parts after it that are not matched yet: a reply shares its output among its
+    /// parts, so that equal texts of several replies differ.
+    more: VecDeque<u32>,
 }
 
 impl KnownCosts {
     pub(super) fn of(parts: &[SketchPart]) -> Self {
-        let mut known: HashMap<PartKey, KnownCost> =
-            HashMap::with_capacity_and_hasher(parts.len(), Default::default());
+        let mut known = HashMap::with_capacity_and_hasher(parts.len(), Default::default());
         for &SketchPart { key, tokens, by_length, .. } in parts {
-            known.entry(key).or_insert(KnownCost { tokens, by_length, left: 0 }).left += 1;
+            match known.entry(key) {
+                Entry::Vacant(entry) => {
+                    let more = VecDeque::new();
+                    entry.insert(KnownCost { tokens, by_length, is_left: true, more });
+                }
+                Entry::Occupied(mut entry) => entry.get_mut().more.push_back(tokens),
+            }
         }
         Self(known)
     }
@@ -34,9 +46,13 @@ impl KnownCosts {
         let mut known = Self::of(&turn.reply);
         for form in &turn.others {
             for (key, cost) in Self::of(&form.parts).0 {
-                let left = cost.left;
-                let known = known.0.entry(key).or_insert(cost);
-                known.left = known.left.max(left);
+                match known.0.entry(key) {
+                    Entry::Occupied(mut entry) if entry.get().more.len() < cost.more.len() => {
+                        entry.get_mut().more = cost.more;
+                    }
+                    Entry::Occupied(_) => {}
+                    Entry::Vacant(entry) => _ = entry.insert(cost),
+                }
             }
         }
         known
@@ -65,7 +81,9 @@ impl KnownCosts {
     /// The tokens of a part with this key if one is unmatched; matches it.
     pub(super) fn take(&mut self, key: PartKey) -> Option<u32> {
         let known = self.0.get_mut(&key)?;
-        known.left = known.left.checked_sub(1)?;
-        Some(known.tokens)
+        match std::mem::take(&mut known.is_left) {
+            true => Some(known.tokens),
+            false => known.more.pop_front(),
+        }
     }
 }

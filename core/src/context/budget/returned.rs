@@ -17,6 +17,11 @@ pub(super) fn reply_weight(
     if raw.is_empty() { 0.0 } else { messages_weight(rules, dialect, &raw) }
 }
 
+/// Whether a reply has anything but reasoning that its client can send back. Nobody sends reasoning alone.
+pub(super) fn has_content(reply: &Reply) -> bool {
+    reply.parts.iter().any(|part| part.kind != PartKind::Reasoning && part.key.is_some())
+}
+
 /// A reply as its client sends it back: the elements of the list of messages, raw JSON.
 fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
     let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
@@ -35,8 +40,7 @@ fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
             _ => {}
         }
     }
-    // Nobody sends reasoning alone.
-    if !reply.parts.iter().any(|part| part.kind != PartKind::Reasoning && part.key.is_some()) {
+    if !has_content(reply) {
         return String::new();
     }
     let list = blocks.join(",");

@@ -222,19 +222,23 @@ pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     turn.usage.reasoning.unwrap_or(0).saturating_sub(others).min(output)
 }
 
-/// A breakdown whose sum is `total`: messages are the rest after system and tools, never below 0.
+/// A breakdown whose sum is `total`: messages are the rest after system and tools, never below 0. What was
+/// scaled down to an earlier total is taken as it was estimated.
 pub(super) fn fit(parts: Breakdown, total: u64) -> Breakdown {
-    let head = parts.system.saturating_add(parts.tools);
-    let capped = head > total;
+    let [system, tools] = parts.head.unwrap_or([parts.system, parts.tools]);
+    let whole = system.saturating_add(tools);
+    let capped = whole > total;
+    let head = capped.then_some([system, tools]);
     let (system, tools) = if capped {
-        let system = u128::from(parts.system) * u128::from(total) / u128::from(head);
-        (system as u64, total - system as u64)
+        let share = u128::from(system) * u128::from(total) / u128::from(whole);
+        (share as u64, total - share as u64)
     } else {
-        (parts.system, parts.tools)
+        (system, tools)
     };
     let messages = total - system - tools;
     let reasoning = parts.reasoning.min(messages);
-    let whole = Breakdown { system, tools, messages, reasoning, capped, ..Breakdown::default() };
+    let whole =
+        Breakdown { system, tools, messages, reasoning, capped, head, ..Breakdown::default() };
     Breakdown { sections: parts.sections.within(tools, messages), ..whole }
 }
 

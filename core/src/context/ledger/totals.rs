@@ -1,10 +1,11 @@
-//! What a session's exchanges used in total, as reported.
+//! What a session's exchanges used in total: as reported, and of replies that broke off what was received.
 //!
 //! A sum of the turns that are in memory. Must not know where usage comes from.
 
-use crate::dialect::Usage;
+use crate::context::{Outcome, Turn};
+use crate::dialect::{LastCall, Usage};
 
-/// Token totals of a session: sums of reported usage, of all models.
+/// Token totals of a session: sums of reported usage, of all models, and what was received of replies that broke off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
     /// Prompts, including what was read from caches or written to them.
@@ -19,9 +20,30 @@ pub struct Totals {
     pub cache_write: u64,
     /// Input and output.
     pub total: u64,
+    /// The share of `total` that was not reported, because replies broke off: an estimate.
+    #[serde(default)]
+    pub estimated: u64,
 }
 
 impl Totals {
+    /// Adds what is billed of a turn. Of a reply that broke off, what the context view counts of it is added.
+    pub(super) fn add_turn(&mut self, turn: &Turn) {
+        self.add(&turn.usage);
+        if turn.outcome == Outcome::Complete || turn.reply.is_empty() || turn.usage.unbilled {
+            return;
+        }
+        let tokens = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
+        let reply = turn.reply.iter().map(|part| u64::from(part.tokens)).sum();
+        let LastCall { input, output } =
+            turn.context().unwrap_or(LastCall { input: tokens, output: reply });
+        let input = input.saturating_sub(turn.usage.input.unwrap_or(0));
+        let output = output.saturating_sub(turn.usage.output.unwrap_or(0));
+        self.input = self.input.saturating_add(input);
+        self.output = self.output.saturating_add(output);
+        self.total = self.total.saturating_add(input).saturating_add(output);
+        self.estimated = self.estimated.saturating_add(input).saturating_add(output);
+    }
+
     /// Adds what is billed of one exchange. The sums saturate.
     pub(super) fn add(&mut self, usage: &Usage) {
         let add = |sum: &mut u64, reported: Option<u64>| {
@@ -41,7 +63,10 @@ impl Totals {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::Attempt;
 
     #[test]
@@ -51,6 +76,32 @@ mod tests {
             totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
         }
         assert_eq!((totals.input, totals.output, totals.total), (u64::MAX, 6, u64::MAX));
+    }
+
+    /// A reply that broke off counts as in the context view, and what of that was not reported is told apart.
+    #[test]
+    fn totals_have_what_was_received_of_a_reply_that_broke_off() {
+        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+        turn.estimate.as_mut().unwrap().tokens = 950;
+        turn.reply[0].tokens = 60;
+        let sums = |turn: &Turn| {
+            let mut totals = Totals::default();
+            totals.add_turn(turn);
+            assert_eq!(totals.input + totals.output, totals.total);
+            (totals.input, totals.output, totals.estimated)
+        };
+        let reported =
+            |input, output, lower_bound| Usage { input, output, lower_bound, ..Usage::default() };
+        turn.usage = reported(Some(1_000), Some(100), false);
+        assert_eq!(sums(&turn), (1_000, 100, 0));
+        turn.outcome = Outcome::ClientLeft;
+        turn.usage = reported(Some(1_000), Some(1), true);
+        assert_eq!(sums(&turn), (1_000, 60, 59));
+        turn.usage = Usage::default();
+        assert_eq!(sums(&turn), (950, 60, 1_010), "it told nothing");
+        turn.reply.clear();
+        assert_eq!(sums(&turn), (0, 0, 0), "nothing was received");
     }
 
     #[test]

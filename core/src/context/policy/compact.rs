@@ -90,7 +90,7 @@ pub struct CompactPolicy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub focus: Option<String>,
     /// The model's reply to a summary, if a user message follows. `{type}` becomes `auto`, or `manual` if the
-    /// summary was requested; `{messages}` becomes the number of messages replaced. Empty: no reply, so that
+    /// summary was requested; `{messages}` becomes the number of messages before. Empty: no reply, so that
     /// two user messages follow each other. Providers accept that, some local models do not.
     pub boundary: String,
 }

@@ -22,6 +22,8 @@ fn outlook() -> CarryOutlook {
         may_strip_loop: false,
         puts_back: false,
         drops: false,
+        dropped_before: false,
+        anchor: None,
         thoughts: TokenSums { reasoning: 10, steered: 20, old: 30, ..TokenSums::default() },
         fixed: TokenSums::default(),
         newest: None,
@@ -61,6 +63,7 @@ fn a_reply_without_reasoning_carries_none_over() {
     {
         assert_eq!(back(&outlook(), letters), comes, "{letters}");
     }
+    assert_eq!(back(&outlook(), "T"), NOTHING, "nobody sends reasoning alone");
     let held = CarryOutlook { held: true, ..outlook() };
     assert_eq!(back(&held, "w"), ALL, "the provider holds it");
     assert_eq!(back(&CarryOutlook { dialect: Dialect::Gemini, ..held }, "w"), ALL);
@@ -106,7 +109,7 @@ fn gemini_reasoning_is_carried_over_with_its_signature() {
     assert_eq!(back(&gemini, "tW"), ALL);
     assert_eq!(back(&gemini, "tw"), (true, true, true));
     assert_eq!(
-        back(&gemini, "T"),
+        back(&gemini, "Tw"),
         (true, true, true),
         "a signature on the thoughts does not count"
     );
@@ -207,8 +210,9 @@ fn reasoning_that_policy_strips_is_not_in_the_carry_over() {
         assert_eq!(of(All, true, true, back), (0, 0, 0));
     }
     // Policy may keep the reasoning of the current turn and remove that of old turns, or the other way round.
-    assert_eq!(of(All, true, false, KEEPS), (10, 20, 0));
-    assert_eq!(of(All, false, true, KEEPS), (0, 0, 30));
+    // Since steered reasoning the user has spoken, so that it goes with that of old turns.
+    assert_eq!(of(All, true, false, KEEPS), (10, 0, 0));
+    assert_eq!(of(All, false, true, KEEPS), (0, 20, 30));
     assert_eq!(of(All, true, false, ends), (0, 0, 0));
     // The newest reasoning stays, unless the reply has newer reasoning.
     assert_eq!(of(AllButLast, true, true, LOSES), (7, 0, 0));
@@ -285,8 +289,13 @@ fn without_usage_the_reply_counts_by_the_rules() {
     turn.usage = Usage::default();
     let basis = Some(LastCall { input: 400, output: 100 });
     let of = |dialect, rules: &ClassicRules| {
-        let rules =
-            Some(RulesCount { rules: rules.clone(), before: 500, weight: 10.4, after: None });
+        let rules = Some(RulesCount {
+            rules: rules.clone(),
+            before: 500,
+            weight: 10.4,
+            stripped: 0.0,
+            after: None,
+        });
         let outlook = CarryOutlook { dialect, rules, basis, ..outlook() };
         let model = crate::dialect::models::Catalogue::default().model("gpt-5", "");
         let learned = EstimatorState::new(model.family);
@@ -366,7 +375,7 @@ fn a_client_that_drops_reasoning_is_detected() {
     let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
         let mut turn = turn();
         turn.carry = Some(CarryOver { returns, drops, ..CarryOver::default() });
-        has_dropped(now, Some(Anchor { turn: &turn, sketch: before }))
+        has_dropped(now, Some(Anchor { turn: &turn, sketch: before }), true)
     };
     let before = [text(1), thought(2)];
     assert!(of(&before, &[text(1), thought(2), text(3)], true, false));
@@ -379,10 +388,28 @@ fn a_client_that_drops_reasoning_is_detected() {
     let mut none = turn();
     (none.usage.reasoning, none.reply[0].tokens) = (None, 100);
     none.carry = Some(CarryOver { returns: true, ..CarryOver::default() });
-    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })), "it had none");
+    assert!(
+        !has_dropped(&before, Some(Anchor { turn: &none, sketch: &before }), true),
+        "it had none"
+    );
     none.carry = None;
-    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })));
-    assert!(!has_dropped(&before, None));
+    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before }), true));
+    assert!(!has_dropped(&before, None, true));
+}
+
+/// A client that repeats its request, or goes on without the reply, says nothing about the reply's reasoning.
+#[test]
+fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
+    let has = |letters: &str| {
+        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let reply = scene.reply(&json!([
+            {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}, {"type": "text", "text": "Aye."}]));
+        let turn = scene.turn(&reply);
+        let next = SessionFixture::of("claude-opus-4-6", &messages(letters));
+        has_reply(&next.conversation, &Anchor { turn: &turn, sketch: &[] })
+    };
+    assert!(has("uau"));
+    assert!(!has("u") && !has("uu"));
 }
 
 /// A turn stores the tokens by each way of counting, what its messages are made of, and the limits of the window.
@@ -425,4 +452,22 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
     let displayed =
         |ruled| CarryOver { tokens: 5, by_rules: 6, ruled, ..CarryOver::default() }.displayed();
     assert_eq!((displayed(false), displayed(true)), (5, 6));
+}
+
+/// Where no usage was reported, sent reasoning that policy removes next does not count: not in the open loop, where it
+/// has to stay.
+#[test]
+fn without_usage_reasoning_that_goes_does_not_count() {
+    let mut turn = turn();
+    turn.usage = Usage::default();
+    let shown = |letters: &str| {
+        let rules = ClassicRules::default();
+        let rules = RulesCount { rules, before: 0, weight: 90.0, stripped: 40.0, after: None };
+        let rules = Some(RulesCount { after: Some(turn.position.chain), ..rules });
+        let outlook = CarryOutlook { rules, strip: StripPolicy::All, ..outlook() };
+        let model = crate::dialect::models::Catalogue::default().model("gpt-5", "");
+        let learned = EstimatorState::new(model.family);
+        outlook.carry_over(&turn, &reply(letters), &model, &learned).by_rules
+    };
+    assert_eq!((shown("w"), shown("c")), (50, 90));
 }

@@ -116,3 +116,41 @@ fn history_held_by_the_provider_counts_as_reported() {
     assert_eq!((counted.method, counted.tokens, counted.new), (EstimateMethod::Held, 1_002, 2));
     assert_eq!(of(&ClassicRules::default(), &scene, None).method, EstimateMethod::Held);
 }
+
+/// System prompt and tools that grow or shrink between two calls are in the estimate at once, where the rules counted
+/// those of the earlier call.
+#[test]
+fn a_changed_system_prompt_counts_at_once() {
+    let scene = |system: &str| {
+        let body =
+            json!({"model": FREE, "max_tokens": 9, "system": system, "messages": messages("u")});
+        SessionFixture::read(Dialect::Anthropic, "/v1/messages", FREE, &body)
+    };
+    let short = scene("12345678");
+    let last = |method, ruled| {
+        let mut last = turn(&short);
+        let estimate = last.estimate.as_mut().unwrap();
+        // Capped: the breakdown says less than was counted.
+        estimate.breakdown = Breakdown { system: 1, head: Some([2, 0]), ..Breakdown::default() };
+        estimate.method = method;
+        last.carry = Some(CarryOver { by_rules: 940, ruled, ..CarryOver::default() });
+        last
+    };
+    let (estimated, anchored) = (EstimateMethod::Estimated, EstimateMethod::Anchored);
+    let with_head = ClassicRules::default();
+    let headless = ClassicRules { head: false, ..ClassicRules::default() };
+    let counted = |rules, system: &str, last: &Turn| {
+        let counted = of(rules, &scene(system), Some(last));
+        assert_eq!(1_000 - counted.gone + counted.new, counted.tokens, "{counted:?}");
+        (counted.tokens, counted.new, counted.gone)
+    };
+    let long = "1234".repeat(100);
+    for (rules, method) in [(&with_head, estimated), (&with_head, anchored), (&headless, anchored)]
+    {
+        assert_eq!(counted(rules, &long, &last(method, true)), (1_038, 98, 60));
+        assert_eq!(counted(rules, "1234", &last(method, true)), (939, 0, 61));
+        assert_eq!(counted(rules, "12345678", &last(method, true)), (940, 0, 60));
+        assert_eq!(counted(rules, &long, &last(method, false)), (940, 0, 60), "counted by us");
+    }
+    assert_eq!(counted(&headless, &long, &last(estimated, true)), (940, 0, 60), "never counted");
+}

@@ -322,6 +322,14 @@ fn the_message_tokens_of_a_breakdown_are_never_negative() {
     assert_eq!(measured.estimate.breakdown.messages, 0);
     check_sum(&measured);
     assert!(ContextView::after(&before.turn).to_string().contains("capped"), "the text says so");
+    // The parts of a capped breakdown are not taken for whole ones in the next views.
+    let mut turn = before.turn.clone();
+    turn.estimate = Some(measured.estimate);
+    for input in [100, 200] {
+        turn.usage = usage(input, 5);
+        let view = ContextView::after(&turn).breakdown;
+        assert!(view.capped && view.messages == 0, "{view:?}");
+    }
 }
 
 #[test]
