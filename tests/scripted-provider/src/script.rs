@@ -297,6 +297,11 @@ fn is_shell(name: &str) -> bool {
             | "run_shell_command"
             | "shell_command"
             | "local_shell"
+            | "terminal"
+            | "execute"
+            | "Execute"
+            | "run_commands"
+            | "Shell"
     )
 }
 
@@ -376,6 +381,7 @@ fn property_value(name: &str, property: &Value, command: &str) -> Value {
     match kind.to_ascii_lowercase().as_str() {
         "integer" | "number" => json!(1),
         "boolean" => json!(false),
+        "array" if name == "commands" => json!([command]),
         "array" if !command.is_empty() => json!(["bash", "-lc", command]),
         "array" => json!([]),
         "object" => schema_instance(property, command),
