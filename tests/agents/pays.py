@@ -130,7 +130,8 @@ def play(agent, window, way):
     if error:
         print(f"{agent.__name__} {window} {way}: {error}", file=sys.stderr, flush=True)
     summaries, cost = total["summaries"], total["money"]["spent"] + total["summaries"]["dollars"]
-    finished = "yes" if not error and len(turns) >= STEPS else "no"
+    # Most agents exit with 0 after a refusal, too.
+    finished = "yes" if not error and calls[-1]["outcome"] == "complete" and turns[-1]["stop"] == "end" else "no"
     cells = [finished, len(turns), len(calls), len(refused), summaries["written"], len(waits), len(sessions), f"${cost:.2f}", f"{total['net']:+.2f}"]
     return " | ".join(str(cell) for cell in cells)
 

@@ -140,12 +140,20 @@ impl ModelRequest {
         self.prompt.push(CountedText { hash: hash_of(text), tokens });
     }
 
-    /// Adds a user's text, which begins a new turn.
+    /// Adds a user's text, which begins a new turn, unless the client wrote it to remind the model of something.
     pub(crate) fn add_user_text(&mut self, text: &str) {
         self.add_text(text, 4);
-        self.user_text = text.to_owned();
-        self.tool_results = number_before(text, SUMMARISED).unwrap_or(0);
+        if text.starts_with("<system-reminder>") && !self.user_text.is_empty() {
+            return;
+        }
+        self.tool_results =
+            number_before(text, SUMMARISED).or_else(|| steps_told(text)).unwrap_or(0);
         self.all_results += self.tool_results;
+        // A summary that does not repeat the task continues it.
+        let continues = self.tool_results > 0 && requested_steps(text).is_none();
+        if !continues || text.contains(SUMMARY_TAG) || requested_steps(&self.user_text).is_none() {
+            self.user_text = text.to_owned();
+        }
     }
 
     pub(crate) fn add_tool_result(&mut self, text: &str, structure: u64) {
@@ -272,7 +280,7 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
     let tool = shell.or_else(|| request.tools.first()).filter(|_| request.tool_results < steps)?;
     let command = match COMMANDS.get(request.tool_results) {
         None if submits => format!("echo {SUBMIT_WORD}"),
-        None => format!("sed -n '{},+40p' build.log", 1 + 40 * request.tool_results),
+        None => format!("{READS}{},+40p' build.log", 1 + LINES_OF_STEP * request.tool_results),
         Some(command) => (*command).to_owned(),
     };
     let arguments = schema_instance(&tool.parameters, &command);
@@ -281,6 +289,9 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
 
 /// The commands of a shell, step by step.
 const COMMANDS: [&str; 3] = ["ls -la", "cat README.md", "tail -n 40 build.log"];
+/// How the commands of later steps begin, before the number of their first line.
+const READS: &str = "sed -n '";
+const LINES_OF_STEP: usize = 40;
 /// Some agents end when the model echoes this word, and their prompt says so.
 const SUBMIT_WORD: &str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT";
 
@@ -317,6 +328,12 @@ fn requested_steps(text: &str) -> Option<usize> {
 fn number_before(text: &str, words: &str) -> Option<usize> {
     let mut places = text.match_indices(words);
     places.find_map(|(at, _)| text[..at].rsplit(' ').next()?.parse().ok())
+}
+
+/// The steps that a text tells of: it quotes the commands.
+fn steps_told(text: &str) -> Option<usize> {
+    let lines = text.split(READS).skip(1).filter_map(|rest| rest.split(',').next()?.parse().ok());
+    lines.max().map(|line: usize| line / LINES_OF_STEP + 1)
 }
 
 fn reasoning_text(request: &ModelRequest) -> String {
@@ -431,6 +448,14 @@ mod tests {
         let summarised = "Look around in 5 steps. All in all 3 results were read so far.";
         assert!(reply(&request(summarised, 1), &mut memory).call.is_some());
         assert!(reply(&request(summarised, 2), &mut memory).call.is_none());
+        let mut told = request("Look around in 5 steps.", 2);
+        told.add_user_text(
+            "Done so far: bash(tail -n 40 build.log), bash(sed -n '121,+40p' build.log)",
+        );
+        let call = reply(&told, &mut memory).call.unwrap();
+        assert_eq!(call.arguments, json!({"command": "sed -n '161,+40p' build.log"}));
+        told.add_tool_result("a line", 6);
+        assert!(reply(&told, &mut memory).call.is_none());
     }
 
     #[test]
