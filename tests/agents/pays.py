@@ -33,6 +33,8 @@ AGENTS = {
     "kimi": Kimi, "qwen": Qwen, "cline": Cline, "droid": Droid, "hermes": Hermes, "deepagents": DeepAgents,
     "crewai": CrewAi, "adk": Adk,
 }
+# Not free software: `scripts/agents` installs them only on request.
+OPTIONAL = {"claude-code": "claude", "copilot": "copilot", "droid": "droid"}
 WINDOWS = ["60000", "80000", "200000", "1000000"]
 STEPS = 36
 TWIN_STEPS = 4
@@ -125,8 +127,6 @@ def play(agent, window, way):
         sessions = {event["session"] for event in calls if event.get("session")}
         refused = [event for event in calls if event["outcome"] not in ("complete", "client_left")]
         total = json.load(stack.get("/api/v1/savings"))["total"]
-    if keep := os.environ.get("PLIMSOLL_PAYS_EVENTS"):
-        pathlib.Path(keep, f"{agent.__name__}-{window}-{way}.json").write_text(json.dumps(listener.events))
     if error:
         print(f"{agent.__name__} {window} {way}: {error}", file=sys.stderr, flush=True)
     summaries, cost = total["summaries"], total["money"]["spent"] + total["summaries"]["dollars"]
@@ -159,7 +159,7 @@ def main(words):
         named = [name for name in all_names if name in words]
         return named or default
 
-    agents = chosen(AGENTS, AGENTS)
+    agents = [name for name in chosen(AGENTS, AGENTS) if name not in OPTIONAL or (workspaces.NPM_BIN / OPTIONAL[name]).exists()]
     if "twins" in words:
         for name in agents:
             print(f"| {name} | {play_twins(AGENTS[name])} |", flush=True)

@@ -462,3 +462,19 @@ async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
         }
     }
 }
+
+/// A summary that is due too soon after another one is not written. That is said once, until enough was added.
+#[tokio::test]
+async fn little_room_for_a_summary_is_said_once() {
+    let mut policy = policy();
+    policy.compact.lasting_share = 0.9;
+    let (mut play, _) = compacted_under(policy).await;
+    let (mut due, mut said) = (0, 0);
+    while play.take_summary_requests().is_empty() {
+        let scene = play.turn(play.history.len() / 2).await;
+        due += u64::from(tokens(&scene) >= THRESHOLD);
+        said += steps(&scene).iter().filter(|step| step.2 == DecisionReason::LittleRoom).count();
+    }
+    assert!(due > 2, "{due} requests were due");
+    assert_eq!(said, 1, "of {due} requests");
+}

@@ -32,6 +32,9 @@ pub(crate) struct ModelRequest {
     pub(crate) tools: Vec<ToolDefinition>,
     /// The newest user text.
     pub(crate) user_text: String,
+    /// Number of steps of the task that goes on, and of the newest one that says how many it has.
+    pub(crate) steps: Option<usize>,
+    pub(crate) last_steps: Option<usize>,
     /// Number of tool results since then, or of all that a summary in its place tells of.
     pub(crate) tool_results: usize,
     /// Number of all tool results, and of those that a summary tells of.
@@ -122,6 +125,8 @@ impl ModelRequest {
             prompt: Vec::new(),
             tools: Vec::new(),
             user_text: String::new(),
+            steps: None,
+            last_steps: None,
             tool_results: 0,
             all_results: 0,
             output_schema: None,
@@ -149,11 +154,10 @@ impl ModelRequest {
         self.tool_results =
             number_before(text, SUMMARISED).or_else(|| steps_told(text)).unwrap_or(0);
         self.all_results += self.tool_results;
-        // A summary that does not repeat the task continues it.
-        let continues = self.tool_results > 0 && requested_steps(text).is_none();
-        if !continues || text.contains(SUMMARY_TAG) || requested_steps(&self.user_text).is_none() {
-            self.user_text = text.to_owned();
-        }
+        // What tells of steps goes on with the task, whether or not it repeats it.
+        self.last_steps = requested_steps(text).or(self.last_steps);
+        self.steps = if self.tool_results > 0 { self.last_steps } else { requested_steps(text) };
+        self.user_text = text.to_owned();
     }
 
     pub(crate) fn add_tool_result(&mut self, text: &str, structure: u64) {
@@ -272,7 +276,7 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
     }
     let shell = request.tools.iter().find(|tool| is_shell(&tool.name));
     let submits = request.prompt.len() > 1 && request.user_text.contains(SUBMIT_WORD);
-    let steps = match (shell, requested_steps(&request.user_text)) {
+    let steps = match (shell, request.steps) {
         (_, Some(steps)) => steps,
         (Some(_), None) => COMMANDS.len() + usize::from(submits),
         (None, None) => 1,
@@ -348,12 +352,12 @@ fn reasoning_text(request: &ModelRequest) -> String {
 
 fn final_text(request: &ModelRequest) -> String {
     if request.user_text.contains(SUMMARY_TAG) {
-        return format!(
-            "<summary>The person wants to know why the build failed. All in all \
-             {}{SUMMARISED}, its logs among them: all steps compiled, some with warnings. What was \
-             asked last is still to be answered.</summary>",
-            request.all_results
-        );
+        return format!("<summary>{}</summary>", summary(request, request.all_results));
+    }
+    // Some clients send a history as text, without tools, and ask for its summary in words of their own.
+    let has_steps_left = request.steps.is_some_and(|steps| request.tool_results < steps);
+    if request.tools.is_empty() && request.tool_results > 0 && has_steps_left {
+        return summary(request, request.tool_results);
     }
     match request.tool_results {
         0 => format!(
@@ -364,6 +368,15 @@ fn final_text(request: &ModelRequest) -> String {
             format!("After {n} tool results I can answer: all that was asked for is in them.")
         }
     }
+}
+
+fn summary(request: &ModelRequest, results: usize) -> String {
+    let task = request.last_steps.map_or_else(String::new, |steps| format!(", in {steps} steps"));
+    format!(
+        "The person wants to know why the build failed{task}. All in all {results}{SUMMARISED}, its \
+         logs among them: all steps compiled, some with warnings. What was asked last is still to \
+         be answered."
+    )
 }
 
 /// As many words as fit in `limit` tokens.
