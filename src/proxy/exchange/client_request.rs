@@ -335,8 +335,7 @@ impl ClientRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         conversation.hints.clone_from(&identity.hints);
-        conversation.client_compacts =
-            request_origin::client_compacts(recorder.proxy.config.preset, &self.headers);
+        conversation.client_compacts = request_origin::compacts(&self.headers, &recorder.proxy);
         parsed.repeated_calls =
             parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;

@@ -24,7 +24,11 @@ pub(super) fn source(headers: &HeaderMap, connection: &MemoryShare) -> RequestSo
 
 /// Whether a client with these headers is left to compact its own history; `None` if that is for the session to show. A
 /// preset compacts where its document says, whoever sends.
-pub(super) fn client_compacts(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
+pub(super) fn compacts(headers: &HeaderMap, proxy: &Proxy) -> Option<bool> {
+    compacts_under(proxy.config.preset, headers)
+}
+
+fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
     match preset {
         Some(_) => Some(false),
         None => compacting_client::compacts_by_itself(headers).then_some(true),
@@ -72,8 +76,8 @@ mod tests {
     fn presets_compact_for_every_client() {
         let agent = HeaderValue::from_static("opencode/1.18.33");
         let headers = HeaderMap::from_iter([(USER_AGENT, agent)]);
-        assert_eq!(client_compacts(None, &headers), Some(true));
-        assert_eq!(client_compacts(Some(Preset::Opencode), &headers), Some(false));
-        assert_eq!(client_compacts(None, &HeaderMap::new()), None);
+        assert_eq!(compacts_under(None, &headers), Some(true));
+        assert_eq!(compacts_under(Some(Preset::Opencode), &headers), Some(false));
+        assert_eq!(compacts_under(None, &HeaderMap::new()), None);
     }
 }
