@@ -319,10 +319,7 @@ pub(super) fn context(
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
         };
-        return Some(ContextPage {
-            view: with_client_compaction(ledger, open_exchange.view.clone()),
-            compactions,
-        });
+        return Some(ContextPage { view: open_exchange.view.clone(), compactions });
     }
     let turns = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
@@ -335,16 +332,7 @@ pub(super) fn context(
     };
     let turn = measured(turns.iter().map(AsRef::as_ref))?;
     let compactions = compactions::of_turn(ledger, turn, prices);
-    Some(ContextPage {
-        view: with_client_compaction(ledger, ContextView::after(turn)),
-        compactions,
-    })
-}
-
-/// A view of a session's thread; if the client compacts by itself, that is left to it as long as the context
-/// fits.
-fn with_client_compaction(ledger: &Ledger, view: ContextView) -> ContextView {
-    if ledger.client_compacts() { view.where_the_client_compacts() } else { view }
+    Some(ContextPage { view: ContextView::after(turn), compactions })
 }
 
 /// The newest turn for which the size of its context is known.
@@ -422,7 +410,7 @@ impl SessionView {
         let threads = ledger.threads();
         let mut threads: Vec<_> = threads
             .iter()
-            .filter_map(|(id, turns)| ThreadView::of(ledger, id, turns.iter().map(AsRef::as_ref)))
+            .filter_map(|(id, turns)| ThreadView::of(id, turns.iter().map(AsRef::as_ref)))
             .collect();
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
         Some(Self {
@@ -460,7 +448,6 @@ impl SessionDetails {
 
 impl ThreadView {
     fn of<'t>(
-        ledger: &Ledger,
         id: &ThreadId,
         turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
     ) -> Option<Self> {
@@ -478,8 +465,7 @@ impl ThreadView {
             outcome: last.outcome,
             stop: last.stop,
             measured: turns.clone().rev().find_map(ExchangeView::of),
-            context: measured(turns)
-                .map(|turn| with_client_compaction(ledger, ContextView::after(turn))),
+            context: measured(turns).map(ContextView::after),
             request: last.exchange.clone(),
             provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: last.repeated_calls,

@@ -1,28 +1,48 @@
 """What rewriting costs and saves with real agents: each does a task of 36 steps in windows of several sizes, directly (the
 proxy only observes), under the default policy, and with cuts alone. Prints the table of docs/rewriting.md.
 
-`pays.py [AGENT|WINDOW…]` runs only these. The provider is scripted: in every step the model reads lines of a log; its
-counts, caches and overflows are those of the strict provider. Costs are those of `plimsoll savings`.
+`pays.py [AGENT|WINDOW|WAY…]` runs only these. The provider is scripted: in every step the model reads lines of a log; its
+counts, caches and overflows are those of the strict provider. Costs are those of `plimsoll savings`. In the way `cliff`
+CliffCompaction rewrites, and Plimsoll only observes what it sends.
+
+Each play is one conversation, so more sessions than one are splits. `twins` runs each agent twice at once, with the same
+prompt and key: fewer sessions than two are merges.
 """
 
+import collections
+import concurrent.futures
 import json
+import os
 import pathlib
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sdk/python"))
 
-from agent_commands import ClaudeCode, Codex, Gemini, Opencode, Session  # noqa: E402
+from agent_commands import ClaudeCode, Codex, Gemini, Opencode, Session, dummy_key  # noqa: E402
 from exchange_events import ExchangeEvents  # noqa: E402
+from other_agents import Adk, Cline, Copilot, CrewAi, DeepAgents, Droid, Hermes, Kimi, Pi, Qwen  # noqa: E402
 from stack import TestStack  # noqa: E402
 import workspace as workspaces  # noqa: E402
 
-AGENTS = {"opencode": Opencode, "gemini-cli": Gemini, "codex": Codex, "claude-code": ClaudeCode}
+AGENTS = {
+    "claude-code": ClaudeCode, "codex": Codex, "gemini-cli": Gemini, "opencode": Opencode, "copilot": Copilot, "pi": Pi,
+    "kimi": Kimi, "qwen": Qwen, "cline": Cline, "droid": Droid, "hermes": Hermes, "deepagents": DeepAgents,
+    "crewai": CrewAi, "adk": Adk,
+}
+# Not free software: `scripts/agents` installs them only on request.
+OPTIONAL = {"claude-code": "claude", "copilot": "copilot", "droid": "droid"}
 WINDOWS = ["60000", "80000", "200000", "1000000"]
 STEPS = 36
-PROMPT = f"Look at build.log in {STEPS} steps, 40 lines each time, and say in one sentence what went wrong. Change nothing."
-WAYS = {"direct": 'mode = "observe"\n', "default": "", "cuts only": '[compact]\nengine = "off"\n'}
+TWIN_STEPS = 4
+PROMPT = "Look at build.log in {} steps, 40 lines each time, and say in one sentence what went wrong. Change nothing."
+OBSERVE = 'mode = "observe"\n'
+WAYS = {"direct": OBSERVE, "default": "", "cuts-only": '[compact]\nengine = "off"\n', "cliff": OBSERVE}
+# Where nobody names a way.
+MAIN_WAYS = ["direct", "default", "cuts-only"]
 LINE = "[INFO] step {}/4000: " + "lexer, report and config were checked, all of it passed, on to the next; " * 4 + "{} ms\n"
 # How long an agent may take for its task.
 TIMEOUT_S = 400
@@ -45,34 +65,110 @@ class SmallWindow(TestStack):
         return super().start(command, ready, env)
 
 
+class Cliff:
+    """CliffCompaction in front of `upstream`, with the threshold that its documents advise: half of the window."""
+
+    def __init__(self, upstream, window):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.base = f"http://127.0.0.1:{port}"
+        flags = ["--port", port, "--threshold", int(window) // 2, "--anthropic-upstream", upstream, "--openai-upstream", upstream]
+        command = [workspaces.AGENTS / "cliff/bin/cliff", "serve", *flags]
+        self.home = tempfile.TemporaryDirectory(prefix="cliff-")
+        env = {"HOME": self.home.name, "PATH": os.environ["PATH"]}
+        self.child = subprocess.Popen([str(word) for word in command], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while self.child.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.child.terminate()
+        self.child.wait()
+        self.home.cleanup()
+
+
+def new_workspace(base, folder):
+    workspace = workspaces.Workspace(base, folder)
+    (workspace.project / "build.log").write_text("".join(LINE.format(n, n * 37 % 1000) for n in range(4000)))
+    return workspace
+
+
+def ask(session, prompt):
+    """Whether the agent ended, and how: it is killed after TIMEOUT_S."""
+    try:
+        done = session.ask(prompt)
+    except subprocess.TimeoutExpired as late:
+        return f"killed\n{late.stdout}"
+    return "" if done.returncode == 0 else f"{done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+
+
 def play(agent, window, way):
-    """The table's cells for one run, and what it cost in dollars."""
+    """The table's cells for one run."""
     config = f'{WAYS[way]}[model."{agent.model}"]\nwindow_tokens = {window}\n'
     with SmallWindow(window, config) as stack, tempfile.TemporaryDirectory(prefix="plimsoll-pays-", ignore_cleanup_errors=True) as folder:
         listener = ExchangeEvents(stack)
-        workspace = workspaces.Workspace(stack.proxy, folder)
-        log = "".join(LINE.format(n, n * 37 % 1000) for n in range(4000))
-        (workspace.project / "build.log").write_text(log)
-        done = Session(agent(workspace), workspace.base).ask(PROMPT)
+        if way == "cliff":
+            with Cliff(stack.proxy, window) as cliff:
+                error = ask(Session(agent(new_workspace(cliff.base, folder)), cliff.base), PROMPT.format(STEPS))
+        else:
+            error = ask(Session(agent(new_workspace(stack.proxy, folder)), stack.proxy), PROMPT.format(STEPS))
         # The last exchange may be recorded a little later.
         time.sleep(3)
-        turns = [event for event in listener.events if event["purpose"] == "turn" and event["outcome"] == "complete"]
-        waits = [event for event in listener.events if event.get("compaction_wait_us")]
+        calls = [event for event in listener.events if event["purpose"] != "warm_up" and event.get("model")]
+        turns = [event for event in calls if event["purpose"] == "turn" and event["outcome"] == "complete"]
+        waits = [event for event in calls if event.get("compaction_wait_us")]
+        sessions = {event["session"] for event in calls if event.get("session")}
+        refused = [event for event in calls if event["outcome"] not in ("complete", "client_left")]
         total = json.load(stack.get("/api/v1/savings"))["total"]
+    if error:
+        print(f"{agent.__name__} {window} {way}: {error}", file=sys.stderr, flush=True)
     summaries, cost = total["summaries"], total["money"]["spent"] + total["summaries"]["dollars"]
-    finished = "yes" if done.returncode == 0 and len(turns) >= STEPS else "no"
-    return f"{finished} | {len(turns)} | {len(listener.events)} | {summaries['written']} | {len(waits)} | ${cost:.2f} | {total['net']:+.2f}"
+    # Most agents exit with 0 after a refusal, too.
+    finished = "yes" if not error and calls[-1]["outcome"] == "complete" and turns[-1]["stop"] == "end" else "no"
+    cells = [finished, len(turns), len(calls), len(refused), summaries["written"], len(waits), len(sessions), f"${cost:.2f}", f"{total['net']:+.2f}"]
+    return " | ".join(str(cell) for cell in cells)
+
+
+def play_twins(agent):
+    """How many sessions an agent's two runs at once are."""
+    with SmallWindow("1000000", "") as stack, tempfile.TemporaryDirectory(prefix="plimsoll-pays-", ignore_cleanup_errors=True) as folder:
+        listener = ExchangeEvents(stack)
+        key, runs = dummy_key(), []
+        for name in ("one", "other"):
+            home = pathlib.Path(folder) / name
+            home.mkdir()
+            session = Session(agent(new_workspace(stack.proxy, home)), stack.proxy)
+            session.key = key
+            runs.append(session)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            errors = list(pool.map(lambda session: ask(session, PROMPT.format(TWIN_STEPS)), runs))
+        time.sleep(3)
+        sessions = collections.Counter(event["session"] for event in listener.events if event["purpose"] == "turn")
+    return f"{len(sessions)} sessions, turns {sorted(sessions.values())} {''.join(errors)}"
 
 
 def main(words):
-    print("| agent | window | | finished | turns | calls | summaries | waits | cost | net |\n|---|--:|---|---|--:|--:|--:|--:|--:|--:|", flush=True)
-    for name, agent in AGENTS.items():
-        is_wanted = not set(words) & set(AGENTS) or name in words
-        if not is_wanted or name == "claude-code" and not (workspaces.NPM_BIN / "claude").exists():
-            continue
-        for window in [window for window in WINDOWS if not set(words) & set(WINDOWS) or window in words]:
-            for way in WAYS:
-                print(f"| {name} | {window} | {way} | {play(agent, window, way)} |", flush=True)
+    def chosen(all_names, default):
+        named = [name for name in all_names if name in words]
+        return named or default
+
+    agents = [name for name in chosen(AGENTS, AGENTS) if name not in OPTIONAL or (workspaces.NPM_BIN / OPTIONAL[name]).exists()]
+    if "twins" in words:
+        for name in agents:
+            print(f"| {name} | {play_twins(AGENTS[name])} |", flush=True)
+        return
+    print("| agent | window | | finished | turns | calls | refused | summaries | waits | sessions | cost | net |\n|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    for name in agents:
+        for window in chosen(WINDOWS, WINDOWS[:1]):
+            for way in chosen(WAYS, MAIN_WAYS):
+                print(f"| {name} | {window} | {way} | {play(AGENTS[name], window, way)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import zlib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AGENTS = ROOT / ".tools/agents"
 NPM_BIN = AGENTS / "node_modules/.bin"
+# Some agents need a newer Node.js than machines have.
+NODE_BIN = AGENTS / "node_modules/.node/bin"
 PYTHON_BIN = AGENTS / "py/bin"
 KEY = "sk-dummy-0000000000000000"
 FIRST_PROMPT = "Look at this project: list the files, read README.md, check build.log, and say in one sentence what it does. Change nothing."
@@ -83,6 +85,7 @@ class Workspace:
 
     def environment(self, env):
         inherited = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+        inherited["PATH"] = f"{NODE_BIN}:{inherited['PATH']}" if NODE_BIN.exists() else inherited["PATH"]
         return inherited | {"HOME": str(self.home), "CI": "1", "NO_COLOR": "1"} | {name: str(value) for name, value in env.items()}
 
 

@@ -143,6 +143,7 @@ impl Play {
         let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
         let resolved = config::load(&sources).unwrap_or_else(|faults| panic!("{faults}")).config;
         let mut play = Self::of(resolved.policy.as_ref().clone()).await;
+        play.config.preset = resolved.preset;
         play.config.output_reserve = resolved.output_reserve;
         play.config.upstreams[0].window = Some(window);
         play.restart().await;

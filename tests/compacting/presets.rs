@@ -4,7 +4,8 @@
 use plimsoll::config::presets::Preset;
 use plimsoll::context::plan::{Change, Decision};
 use plimsoll::context::{CountingMethod, EstimateMethod};
-use serde_json::Value;
+use plimsoll::dialect::Purpose;
+use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, tokens};
 use crate::support::looking::Looking;
@@ -27,16 +28,22 @@ fn counted(scene: &Scene) -> u64 {
 async fn compacted(preset: Preset) -> (Play, Scene) {
     let mut play = Play::under(preset, "", WINDOW).await;
     play.write_every_summary(SUMMARY);
+    let scene = until_compacted(&mut play).await;
+    (play, scene)
+}
+
+/// The first exchange whose history is compacted.
+async fn until_compacted(play: &mut Play) -> Scene {
     for number in 0..30 {
         play.add_user_message(number, QUESTION_WORDS);
         let client = play.send_request().await;
         let scene = play.read_reply(client).await;
         let mut steps = scene.exchange.done.steps.iter();
         if steps.any(|step| (step.change, step.decision) == (Change::Compacted, Decision::New)) {
-            return (play, scene);
+            return scene;
         }
     }
-    panic!("{preset:?} compacts nothing")
+    panic!("nothing is compacted")
 }
 
 /// The context after the newest exchange, whose input the provider counted as `counted`: as JSON. The text must have
@@ -96,6 +103,22 @@ async fn agrees(preset: Preset, most_apart: f64) {
     assert_eq!(made.count(), 0, "{preset:?}: nothing is compacted again");
     let view = shown(&play, counted(&next)).await;
     assert!(view["total"].as_u64().unwrap().abs_diff(counted(&next) + OUTPUT) <= 10);
+}
+
+/// Its document says where it compacts, and not that others may do it.
+#[tokio::test]
+async fn a_preset_compacts_although_its_client_did() {
+    let mut play = Play::under(Preset::Dexto, "", WINDOW).await;
+    play.write_every_summary(SUMMARY);
+    play.turn(0).await;
+    let own = "Your task is to create a detailed summary of the conversation so far.";
+    play.history.push(json!({"role": "user", "content": own}));
+    let client = play.send_request().await;
+    let summary = play.read_reply(client).await;
+    assert_eq!(summary.exchange.purpose, Some(Purpose::Compaction));
+    play.history.clear();
+    let scene = until_compacted(&mut play).await;
+    assert!(scene.bytes.contains(SUMMARY));
 }
 
 #[tokio::test]

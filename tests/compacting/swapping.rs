@@ -462,3 +462,22 @@ async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
         }
     }
 }
+
+/// A summary that is due too soon after another one is not written. That is said once, until enough was added.
+#[tokio::test]
+async fn little_room_for_a_summary_is_said_once() {
+    let mut policy = policy();
+    policy.compact.prepare = 1.0;
+    (policy.compact.lasting_share, policy.compact.quote_tokens) = (0.9, 50);
+    let mut play = Play::of(policy).await;
+    let questions = play.write_every_summary(SUMMARY);
+    let (mut due, mut said) = (0, 0);
+    while questions.lock().unwrap().len() < 2 {
+        let scene = play.turn(play.history.len() / 2).await;
+        let is_second = scene.bytes.contains(SUMMARY) && tokens(&scene) >= THRESHOLD;
+        due += u64::from(is_second);
+        said += steps(&scene).iter().filter(|step| step.2 == DecisionReason::LittleRoom).count();
+    }
+    assert!(due > 2, "{due} requests were due");
+    assert_eq!(said, 1, "of {due} requests");
+}

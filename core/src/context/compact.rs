@@ -74,7 +74,7 @@ pub fn need_at(
     };
     match tokens {
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
-        _ if known.client_compacts || request.conversation.client_compacts => CompactionNeed::No,
+        _ if known.client_compacts => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
         _ if known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,

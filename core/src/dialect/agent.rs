@@ -212,15 +212,25 @@ pub fn display_name(text: &str) -> Option<Box<str>> {
     (!name.is_empty()).then(|| name.into())
 }
 
+/// How far before the word the verb may be.
+const TITLE_BYTES: usize = 40;
+
 /// Whether a call beside a conversation asks for its title: its instructions say so.
 pub fn asks_for_title(conversation: &Conversation, body: &[u8]) -> bool {
     let last = conversation.messages.last().into_iter().flat_map(|message| &message.parts);
     let last = last.flat_map(|part| &part.texts).map(|span| span.of(body));
     let last = last.map(|text| &text[..text.len().min(NEAR)]);
-    let words = [&b"title"[..], b"Title"];
-    instructions(conversation, body, NEAR)
-        .chain(last)
-        .any(|text| words.iter().any(|word| memmem::find(text, word).is_some()))
+    instructions(conversation, body, NEAR).chain(last).any(requests_title)
+}
+
+/// Whether a text says to write a title. Other calls only mention one.
+fn requests_title(text: &[u8]) -> bool {
+    let verbs = [&b"enerate"[..], b"rite", b"reate"];
+    memmem::find_iter(text, b"itle").any(|at| {
+        let before = &text[at.saturating_sub(TITLE_BYTES)..at];
+        let has_verb = verbs.iter().any(|verb| memmem::find(before, verb).is_some());
+        has_verb || text[at..].starts_with(b"itle generator")
+    })
 }
 
 /// The title in the reply to such a call: the whole text, or the member `title` of a JSON object.
@@ -261,6 +271,20 @@ mod tests {
     fn project(system: &str, user: &str) -> Option<String> {
         let (conversation, body) = read(system, user);
         project_path(&conversation, &body)
+    }
+
+    /// The prompts of opencode 1.18, Hermes 0.19 and of others that only mention titles.
+    #[test]
+    fn a_title_is_asked_for_with_a_verb() {
+        let asks = |system, user| {
+            let (conversation, body) = read(system, user);
+            asks_for_title(&conversation, &body)
+        };
+        assert!(asks("You are a title generator. You output ONLY a thread title.", "hi"));
+        assert!(asks("", "Generate a title for this conversation:"));
+        assert!(asks("Generate a short, descriptive title (3-7 words) for a conversation.", "hi"));
+        assert!(!asks("Choose the model for the next request.", "What is the title of this book?"));
+        assert!(!asks("Cite sources as `[descriptive source title](https://example.com)`.", "hi"));
     }
 
     #[test]

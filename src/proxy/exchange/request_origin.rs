@@ -22,14 +22,17 @@ pub(super) fn source(headers: &HeaderMap, connection: &ClientConnection) -> Requ
     RequestSource { connection: connection.number, agent: xxh3_64(agent) }
 }
 
-/// Whether a client with these headers is left to compact its own history. A preset compacts where its document says,
-/// whoever sends.
-pub(super) fn compacts(headers: &HeaderMap, proxy: &Proxy) -> bool {
+/// Whether a client with these headers is left to compact its own history; `None` if that is for the session to show. A
+/// preset compacts where its document says, whoever sends.
+pub(super) fn compacts(headers: &HeaderMap, proxy: &Proxy) -> Option<bool> {
     compacts_under(proxy.config.preset, headers)
 }
 
-fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> bool {
-    preset.is_none() && compacting_client::compacts_by_itself(headers)
+fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
+    match preset {
+        Some(_) => Some(false),
+        None => compacting_client::compacts_by_itself(headers).then_some(true),
+    }
 }
 
 /// Finds out which agent sends a request, and for which folder. Only where a thread begins: the turns after it say the same.
@@ -73,8 +76,8 @@ mod tests {
     fn presets_compact_for_every_client() {
         let agent = HeaderValue::from_static("opencode/1.18.33");
         let headers = HeaderMap::from_iter([(USER_AGENT, agent)]);
-        assert!(compacts_under(None, &headers));
-        assert!(!compacts_under(Some(Preset::Opencode), &headers));
-        assert!(!compacts_under(None, &HeaderMap::new()));
+        assert_eq!(compacts_under(None, &headers), Some(true));
+        assert_eq!(compacts_under(Some(Preset::Opencode), &headers), Some(false));
+        assert_eq!(compacts_under(None, &HeaderMap::new()), None);
     }
 }

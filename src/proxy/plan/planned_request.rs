@@ -539,8 +539,13 @@ impl PlannedRequest {
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
         let rewrites = prepared.may_rewrite() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
-        let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
+        let limits = self.limits(prepared);
         Some(CarryOutlook::new(&prepared.plan_request(), measured, self.anchor(), rewrites, limits))
+    }
+
+    fn limits(&self, prepared: &PreparedRequest) -> WindowLimits {
+        let decides = prepared.may_decide();
+        WindowLimits::of(&prepared.plan_request(), decides, self.known.client_compacts)
     }
 
     /// The estimated tokens that were sent.
@@ -559,7 +564,7 @@ impl PlannedRequest {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (prepared.model.window, prepared.reserve);
-        let limits = WindowLimits::of(&prepared.plan_request(), prepared.may_decide());
+        let limits = self.limits(prepared);
         let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         view.rewriting.compacted_from = self.compacted_from;

@@ -32,6 +32,9 @@ pub(crate) struct ModelRequest {
     pub(crate) tools: Vec<ToolDefinition>,
     /// The newest user text.
     pub(crate) user_text: String,
+    /// Number of steps of the task that goes on, and of the newest one that says how many it has.
+    pub(crate) steps: Option<usize>,
+    pub(crate) last_steps: Option<usize>,
     /// Number of tool results since then, or of all that a summary in its place tells of.
     pub(crate) tool_results: usize,
     /// Number of all tool results, and of those that a summary tells of.
@@ -122,6 +125,8 @@ impl ModelRequest {
             prompt: Vec::new(),
             tools: Vec::new(),
             user_text: String::new(),
+            steps: None,
+            last_steps: None,
             tool_results: 0,
             all_results: 0,
             output_schema: None,
@@ -140,12 +145,19 @@ impl ModelRequest {
         self.prompt.push(CountedText { hash: hash_of(text), tokens });
     }
 
-    /// Adds a user's text, which begins a new turn.
+    /// Adds a user's text, which begins a new turn, unless the client wrote it to remind the model of something.
     pub(crate) fn add_user_text(&mut self, text: &str) {
         self.add_text(text, 4);
-        self.user_text = text.to_owned();
-        self.tool_results = number_before(text, SUMMARISED).unwrap_or(0);
+        if text.starts_with("<system-reminder>") && !self.user_text.is_empty() {
+            return;
+        }
+        self.tool_results =
+            number_before(text, SUMMARISED).or_else(|| steps_told(text)).unwrap_or(0);
         self.all_results += self.tool_results;
+        // What tells of steps goes on with the task, whether or not it repeats it.
+        self.last_steps = requested_steps(text).or(self.last_steps);
+        self.steps = if self.tool_results > 0 { self.last_steps } else { requested_steps(text) };
+        self.user_text = text.to_owned();
     }
 
     pub(crate) fn add_tool_result(&mut self, text: &str, structure: u64) {
@@ -264,7 +276,7 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
     }
     let shell = request.tools.iter().find(|tool| is_shell(&tool.name));
     let submits = request.prompt.len() > 1 && request.user_text.contains(SUBMIT_WORD);
-    let steps = match (shell, requested_steps(&request.user_text)) {
+    let steps = match (shell, request.steps) {
         (_, Some(steps)) => steps,
         (Some(_), None) => COMMANDS.len() + usize::from(submits),
         (None, None) => 1,
@@ -272,7 +284,7 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
     let tool = shell.or_else(|| request.tools.first()).filter(|_| request.tool_results < steps)?;
     let command = match COMMANDS.get(request.tool_results) {
         None if submits => format!("echo {SUBMIT_WORD}"),
-        None => format!("sed -n '{},+40p' build.log", 1 + 40 * request.tool_results),
+        None => format!("{READS}{},+40p' build.log", 1 + LINES_OF_STEP * request.tool_results),
         Some(command) => (*command).to_owned(),
     };
     let arguments = schema_instance(&tool.parameters, &command);
@@ -281,6 +293,9 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
 
 /// The commands of a shell, step by step.
 const COMMANDS: [&str; 3] = ["ls -la", "cat README.md", "tail -n 40 build.log"];
+/// How the commands of later steps begin, before the number of their first line.
+const READS: &str = "sed -n '";
+const LINES_OF_STEP: usize = 40;
 /// Some agents end when the model echoes this word, and their prompt says so.
 const SUBMIT_WORD: &str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT";
 
@@ -297,6 +312,11 @@ fn is_shell(name: &str) -> bool {
             | "run_shell_command"
             | "shell_command"
             | "local_shell"
+            | "terminal"
+            | "execute"
+            | "Execute"
+            | "run_commands"
+            | "Shell"
     )
 }
 
@@ -314,6 +334,12 @@ fn number_before(text: &str, words: &str) -> Option<usize> {
     places.find_map(|(at, _)| text[..at].rsplit(' ').next()?.parse().ok())
 }
 
+/// The steps that a text tells of: it quotes the commands.
+fn steps_told(text: &str) -> Option<usize> {
+    let lines = text.split(READS).skip(1).filter_map(|rest| rest.split(',').next()?.parse().ok());
+    lines.max().map(|line: usize| line / LINES_OF_STEP + 1)
+}
+
 fn reasoning_text(request: &ModelRequest) -> String {
     match request.tool_results {
         0 => "The question is about the project. Its files come first, one look at a time."
@@ -326,12 +352,12 @@ fn reasoning_text(request: &ModelRequest) -> String {
 
 fn final_text(request: &ModelRequest) -> String {
     if request.user_text.contains(SUMMARY_TAG) {
-        return format!(
-            "<summary>The person wants to know why the build failed. All in all \
-             {}{SUMMARISED}, its logs among them: all steps compiled, some with warnings. What was \
-             asked last is still to be answered.</summary>",
-            request.all_results
-        );
+        return format!("<summary>{}</summary>", summary(request, request.all_results));
+    }
+    // Some clients send a history as text, without tools, and ask for its summary in words of their own.
+    let has_steps_left = request.steps.is_some_and(|steps| request.tool_results < steps);
+    if request.tools.is_empty() && request.tool_results > 0 && has_steps_left {
+        return summary(request, request.tool_results);
     }
     match request.tool_results {
         0 => format!(
@@ -342,6 +368,15 @@ fn final_text(request: &ModelRequest) -> String {
             format!("After {n} tool results I can answer: all that was asked for is in them.")
         }
     }
+}
+
+fn summary(request: &ModelRequest, results: usize) -> String {
+    let task = request.last_steps.map_or_else(String::new, |steps| format!(", in {steps} steps"));
+    format!(
+        "The person wants to know why the build failed{task}. All in all {results}{SUMMARISED}, its \
+         logs among them: all steps compiled, some with warnings. What was asked last is still to \
+         be answered."
+    )
 }
 
 /// As many words as fit in `limit` tokens.
@@ -376,6 +411,7 @@ fn property_value(name: &str, property: &Value, command: &str) -> Value {
     match kind.to_ascii_lowercase().as_str() {
         "integer" | "number" => json!(1),
         "boolean" => json!(false),
+        "array" if name == "commands" => json!([command]),
         "array" if !command.is_empty() => json!(["bash", "-lc", command]),
         "array" => json!([]),
         "object" => schema_instance(property, command),
@@ -425,6 +461,14 @@ mod tests {
         let summarised = "Look around in 5 steps. All in all 3 results were read so far.";
         assert!(reply(&request(summarised, 1), &mut memory).call.is_some());
         assert!(reply(&request(summarised, 2), &mut memory).call.is_none());
+        let mut told = request("Look around in 5 steps.", 2);
+        told.add_user_text(
+            "Done so far: bash(tail -n 40 build.log), bash(sed -n '121,+40p' build.log)",
+        );
+        let call = reply(&told, &mut memory).call.unwrap();
+        assert_eq!(call.arguments, json!({"command": "sed -n '161,+40p' build.log"}));
+        told.add_tool_result("a line", 6);
+        assert!(reply(&told, &mut memory).call.is_none());
     }
 
     #[test]

@@ -40,8 +40,9 @@ pub struct WindowLimits {
 const MANUAL_BUFFER: u64 = 500;
 
 impl WindowLimits {
-    /// The limits for `request`. `decides`: whether new decisions are made for its thread.
-    pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
+    /// The limits for `request`. `decides`: whether new decisions are made for its thread. `client_compacts`: whether
+    /// its client is left to compact by itself, so that only a request that its provider refused is compacted.
+    pub fn of(request: &PlanRequest<'_>, decides: bool, client_compacts: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
         let (fillable, known) = (request.fillable(), request.model.known);
@@ -61,8 +62,7 @@ impl WindowLimits {
             true if compacts => Some(window.saturating_sub(compacting)),
             true => Some(MANUAL_BUFFER.min(window)),
         };
-        // If the client compacts by itself, only a request that its provider refused is compacted.
-        let compacts = compacts && !request.conversation.client_compacts;
+        let compacts = compacts && !client_compacts;
         Self {
             fillable,
             pruning,
@@ -157,7 +157,7 @@ mod tests {
     fn limits(change: fn(&mut SessionFixture), decides: bool) -> WindowLimits {
         let mut scene = scene();
         change(&mut scene);
-        WindowLimits::of(&scene.request(), decides)
+        WindowLimits::of(&scene.request(), decides, false)
     }
 
     #[test]

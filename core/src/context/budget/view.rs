@@ -178,15 +178,6 @@ impl ContextView {
         Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
     }
 
-    /// Adapts the points to a client that compacts by itself: only a request that its provider refused is compacted.
-    #[must_use]
-    pub fn where_the_client_compacts(mut self) -> Self {
-        if let Some(thresholds) = &mut self.thresholds {
-            (thresholds.preparing, thresholds.compacting) = (None, None);
-        }
-        self
-    }
-
     /// A context as a request in flight will make it, after the rewrites `done`; `anchor` is the turn that
     /// the estimate is based on.
     pub fn before(

@@ -223,7 +223,7 @@ fn two_summaries_are_far_apart() {
 #[test]
 fn a_client_known_to_compact_is_left_to_do_it() {
     let mut scene = Scene::of("uau", keeping(1, 1));
-    scene.conversation.client_compacts = true;
+    scene.conversation.client_compacts = Some(true);
     let need = |tokens| need_at(&scene.request(), &scene.known(), tokens);
     assert_eq!([9_600, 10_000, 10_001].map(need), [No; 3]);
     let refused = schedule::ScheduleState { overflows: true, ..Default::default() };
