@@ -115,11 +115,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "header lines of a request or response over HTTP/1",
         &[("src/proxy/http/transport.rs", "MOST_HEADERS")],
     ),
-    (
-        "client connections, tunnels included; over HTTP/2 one counts as nine, for its window",
-        &[("src/config/raw.rs", "connections:")],
-    ),
-    ("memory of connections", &[("src/config/memory_limits.rs", "WHOLE * 7 / 32")]),
+    ("client connections, tunnels included", &[("src/config/memory_limits.rs", "CONNECTIONS")]),
     ("idle tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/http/transport.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/server/builder.rs", "STREAMS")]),

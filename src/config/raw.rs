@@ -168,9 +168,8 @@ pub struct RawTls {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLimits {
-    /// Client connections at once. Past it: new ones wait for a second, then get 503 with `x-plimsoll-error`. A connection
-    /// over HTTP/2 counts as nine if there is room. Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542
-    /// in 256 MiB. As many requests are served at once, or as many as connections if those are more.
+    /// Client connections at once. Past it: new ones wait for a second, then get 503 with `x-plimsoll-error`.
+    /// Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542 in 256 MiB. As many requests are served at once, or as many as connections if those are more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
     /// Bytes of request headers. Past it: 431.

@@ -15,10 +15,8 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// The same for all streams of a connection. h2 takes the more small frames at once the wider it is: with 256 KiB it
 /// closed a connection with 1,000 small requests.
 pub(super) const WIDE_WINDOW: u32 = 1024 * 1024;
-/// The same where connections are short: HTTP/2 has no smaller window.
+/// The same past the connections that may have a wide one: HTTP/2 has no smaller window.
 pub(super) const NARROW_WINDOW: u32 = 65_535;
-/// How many connections more an HTTP/2 connection counts as, for its window.
-pub(super) const WINDOW_PERMITS: u32 = 8;
 /// Most bytes of a response that are buffered for a slow client, per HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 

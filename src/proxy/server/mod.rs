@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 
-use self::builder::{NARROW_WINDOW, WIDE_WINDOW, WINDOW_PERMITS, header_time, server};
+use self::builder::{NARROW_WINDOW, WIDE_WINDOW, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
 use super::http::answer::ProxyError;
@@ -185,7 +185,7 @@ async fn serve_connection<S>(
     };
     let Ok(first) = first else { return };
     // Held until the connection ends.
-    let widened = || proxy.connections.clone().try_acquire_many_owned(WINDOW_PERMITS).ok();
+    let widened = || proxy.wide_windows.clone().try_acquire_owned().ok();
     let window = first.is_http2.then(widened).flatten();
     let builder = server(limits, if window.is_some() { WIDE_WINDOW } else { NARROW_WINDOW });
     let (activity, look_alike) = (Activity::default(), LookAlike::default());

@@ -33,6 +33,8 @@ use crate::store::lessons::LessonSource;
 use crate::telemetry::Telemetry;
 use crate::tls::TlsTerminator;
 
+/// One in this many connections may have a wide window: a MiB for bodies over HTTP/2.
+const WITH_WIDE_WINDOW: usize = 16;
 /// Refused connections that get a response at the same time.
 const REJECTED_AT_ONCE: usize = 64;
 
@@ -64,6 +66,8 @@ pub struct Proxy {
     pub(in crate::proxy) tls: Option<TlsTerminator>,
     /// Permits for clients' connections.
     pub(in crate::proxy) connections: Arc<Semaphore>,
+    /// Permits for wide windows of HTTP/2 connections.
+    pub(in crate::proxy) wide_windows: Arc<Semaphore>,
     /// How many connections there were so far.
     pub(in crate::proxy) connections_so_far: AtomicU64,
     pub(in crate::proxy) rejection_permits: Arc<Semaphore>,
@@ -158,6 +162,7 @@ impl Proxy {
             telemetry,
             tenant_key,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
+            wide_windows: Arc::new(Semaphore::new(config.limits.connections / WITH_WIDE_WINDOW)),
             connections_so_far: AtomicU64::new(0),
             rejection_permits: Arc::new(Semaphore::new(REJECTED_AT_ONCE)),
             exchanges: AtomicUsize::new(0),
