@@ -120,7 +120,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/http/transport.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/server/builder.rs", "STREAMS")]),
     (
-        "HTTP/2: what waits for a slow upstream",
+        "HTTP/2: what waits for slow upstreams",
         &[
             ("src/proxy/server/builder.rs", "STREAM_WINDOW"),
             ("src/proxy/server/builder.rs", "WIDE_WINDOW"),

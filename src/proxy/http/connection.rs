@@ -1,4 +1,6 @@
-//! A client's connection, as its exchanges know it.
+//! A client's connection, as its exchanges know it: its number and its permit.
+//!
+//! Must not know the socket, nor what is sent on it.
 
 use std::sync::{Arc, Weak};
 

@@ -1,4 +1,6 @@
 //! Pieces of a body that are being sent: few at once, so that a reader who is slow slows its sender down.
+//!
+//! A piece counts until the connection has written it. Must not know what the bytes are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -56,7 +56,7 @@ impl Drop for LargeReads {
 }
 
 /// A socket with small reads, and what is to be known of its peer.
-pub(crate) struct Transport<S> {
+pub(crate) struct ConnectionSocket<S> {
     inner: S,
     /// Bytes that were read before; they are returned first.
     first: Bytes,
@@ -78,7 +78,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl<S> Transport<S> {
+impl<S> ConnectionSocket<S> {
     /// A client's socket, from which `first` has already been read.
     pub(crate) fn of_client(inner: S, first: Bytes, reads: ReadSize) -> Self {
         Self { first, reads, ..Self::new(inner) }
@@ -155,7 +155,7 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
 }
 
-impl<S: Read + Write + Unpin> Read for Transport<S> {
+impl<S: Read + Write + Unpin> Read for ConnectionSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -195,7 +195,7 @@ impl<S: Read + Write + Unpin> Read for Transport<S> {
     }
 }
 
-impl<S: Write + Unpin> Write for Transport<S> {
+impl<S: Write + Unpin> Write for ConnectionSocket<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -263,7 +263,7 @@ impl<S: Write + Unpin> Write for Transport<S> {
     }
 }
 
-impl<S: Connection> Connection for Transport<S> {
+impl<S: Connection> Connection for ConnectionSocket<S> {
     fn connected(&self) -> Connected {
         self.inner.connected()
     }

@@ -1,4 +1,6 @@
 //! The settings for serving HTTP/1.1 and HTTP/2: limits of headers, streams, and buffered data.
+//!
+//! They bound what a connection holds, whatever its client does.
 
 use std::time::Duration;
 

@@ -30,7 +30,7 @@ use super::http::arriving::{ArrivingBody, ClientBody, UnreadRest};
 use super::http::connection::ClientConnection;
 use super::http::framing::{LookAlike, RefusalReplacer, framed};
 use super::http::opening;
-use super::http::transport::{ReadSize, Transport};
+use super::http::transport::{ConnectionSocket, ReadSize};
 use super::state::exchange_recorder::non_http_response;
 use super::state::{Proxy, ServingPhase};
 use super::turn::drafts;
@@ -194,7 +194,7 @@ async fn serve_connection<S>(
     let refusal = move |fault: &ProxyError| non_http_response(&refusing, fault);
     let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
     let reads = ReadSize::default();
-    let stream = Transport::of_client(stream, first.bytes, reads.clone());
+    let stream = ConnectionSocket::of_client(stream, first.bytes, reads.clone());
     let stall = Duration::from_secs(limits.body_s);
     let service = service_fn(|request: Request<Incoming>| {
         let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());

@@ -29,11 +29,11 @@ use super::limits::TCP_UNACKNOWLEDGED;
 use super::limits::{TCP_PROBE, TCP_PROBE_INTERVAL};
 use crate::config::Config;
 use crate::proxy::http::arriving::ConnectionError;
-use crate::proxy::http::transport::Transport;
+use crate::proxy::http::transport::ConnectionSocket;
 use crate::telemetry::{GaugeGuard, UpstreamMetrics};
 
 /// An open connection, with TLS or without; how much is read from it depends on the memory left.
-pub(super) type UpstreamTransport = Transport<MaybeHttpsStream<DialedTransport>>;
+pub(super) type UpstreamTransport = ConnectionSocket<MaybeHttpsStream<DialedTransport>>;
 
 /// The metrics of upstreams, by their address.
 pub(super) type UpstreamGauges = Arc<HashMap<Authority, UpstreamMetrics>>;
