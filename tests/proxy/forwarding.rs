@@ -275,6 +275,31 @@ async fn an_upstream_credential_replaces_the_client_credential() {
     assert_eq!(client.response().await.status(), 200);
 }
 
+/// A gateway may take trailers for headers, which are dropped beside the operator's credential.
+#[tokio::test]
+async fn trailers_do_not_join_an_upstream_credential() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.upstreams[0].credential =
+        Some((http::HeaderName::from_static("x-api-key"), Secret("own".into())));
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    for (path, body) in [("/v1/messages", "{\"a\":1}"), ("/v1/messages/count_tokens", "[]")] {
+        let length = body.len();
+        client
+            .send(format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\
+                 trailer: x-portkey-config\r\n\r\n{length:x}\r\n{body}\r\n0\r\nx-portkey-config: c\r\n\r\n"
+            ))
+            .await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.text(), body);
+        assert!(call.message.trailers.is_empty(), "{path}: {:?}", call.message.trailers);
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+}
+
 #[tokio::test]
 async fn a_plain_upstream_is_reached_through_http_proxy() {
     let relay = Provider::start().await;

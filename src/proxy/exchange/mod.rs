@@ -306,7 +306,8 @@ async fn prepare_request(
     body: ClientBody,
     recorder: &mut ExchangeRecorder,
 ) -> Result<ReadyRequest, ProxyError> {
-    // 3. Body.
+    // 3. Body. Beside the operator's credential, a client's trailers could say what its headers may not.
+    let body = if upstream.credential.is_some() { body.without_trailers() } else { body };
     let collected = match client_request.body_dialect() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;

@@ -71,6 +71,7 @@ pub(crate) struct ClientBody {
     state: Arc<Mutex<ClientBodyState>>,
     /// How much is read at once from its connection.
     reads: ReadSize,
+    drops_trailers: bool,
 }
 
 #[derive(Debug)]
@@ -87,7 +88,12 @@ impl ClientBody {
             true => ClientBodyState::Ended,
             false => ClientBodyState::Arriving(body),
         };
-        Self { state: Arc::new(Mutex::new(state)), reads }
+        Self { state: Arc::new(Mutex::new(state)), reads, drops_trailers: false }
+    }
+
+    /// The same body, which ends before its trailers.
+    pub(crate) fn without_trailers(self) -> Self {
+        Self { drops_trailers: true, ..self }
     }
 
     /// Reads much at once from its connection while the guard lives.
@@ -116,7 +122,10 @@ impl Body for ClientBody {
             ClientBodyState::Ended => return Poll::Ready(None),
             ClientBodyState::Unwanted => return Poll::Ready(Some(Err(UNWANTED.into()))),
         };
-        let frame = ready!(Pin::new(body).poll_frame(cx));
+        let mut frame = ready!(Pin::new(body).poll_frame(cx));
+        if self.drops_trailers {
+            frame = frame.filter(|frame| !frame.as_ref().is_ok_and(Frame::is_trailers));
+        }
         match &frame {
             Some(Ok(_)) => {}
             Some(Err(_)) => *state = ClientBodyState::Unwanted,
