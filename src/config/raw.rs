@@ -169,7 +169,8 @@ pub struct RawTls {
 #[serde(default, deny_unknown_fields)]
 pub struct RawLimits {
     /// Client connections at once. Past it: new ones wait for a second, then get 503 with `x-plimsoll-error`.
-    /// Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542 in 256 MiB. As many requests are served at once, or as many as connections if those are more.
+    /// Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542 in 256 MiB. Twice as
+    /// many requests are served at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
     /// Bytes of request headers. Past it: 431.

@@ -154,7 +154,8 @@ fn limits(raw: &RawConfig) -> ServerLimits {
     let connections = limits.connections.map(size);
     ServerLimits {
         connections: connections.unwrap_or(fitting),
-        requests: connections.map_or(fitting, |connections| connections.max(fitting)),
+        // A request counts until its turn is stored, and those on a WebSocket beside their connection.
+        requests: connections.unwrap_or(fitting).max(fitting).saturating_mul(2),
         header_bytes: size(limits.header_bytes),
         header_s: limits.header_s,
         body_bytes: size(limits.body_bytes),

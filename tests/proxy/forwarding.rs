@@ -256,13 +256,18 @@ async fn http1_in_and_http2_out_by_alpn() {
     client.expect("0\r\nx-sum: 3\r\n\r\n").await;
 }
 
-#[tokio::test]
-async fn an_upstream_credential_replaces_the_client_credential() {
-    let provider = Provider::start().await;
+/// A server whose upstream has the operator's key.
+async fn server_with_a_key(provider: &Provider) -> TestServer {
     let mut config = config(&provider.base());
     config.upstreams[0].credential =
         Some((http::HeaderName::from_static("x-api-key"), Secret("own".into())));
-    let server = TestServer::with(config).await;
+    TestServer::with(config).await
+}
+
+#[tokio::test]
+async fn an_upstream_credential_replaces_the_client_credential() {
+    let provider = Provider::start().await;
+    let server = server_with_a_key(&provider).await;
     let mut client = Wire::connect(server.address).await;
     client
         .send("GET /v1/models?key=c HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer c\r\nx-api-key: c\r\n\r\n")
@@ -279,10 +284,7 @@ async fn an_upstream_credential_replaces_the_client_credential() {
 #[tokio::test]
 async fn trailers_do_not_join_an_upstream_credential() {
     let provider = Provider::start().await;
-    let mut config = config(&provider.base());
-    config.upstreams[0].credential =
-        Some((http::HeaderName::from_static("x-api-key"), Secret("own".into())));
-    let server = TestServer::with(config).await;
+    let server = server_with_a_key(&provider).await;
     let mut client = Wire::connect(server.address).await;
     for (path, body) in [("/v1/messages", "{\"a\":1}"), ("/v1/messages/count_tokens", "[]")] {
         let length = body.len();

@@ -19,6 +19,22 @@ async fn ask(server: &TestServer, path: &str) -> Message {
 }
 
 #[tokio::test]
+async fn one_request_too_many_is_refused() {
+    let provider = Provider::start().await;
+    let mut config = config(&provider.base());
+    config.limits.requests = 1;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut call = provider.call().await;
+    let refused = ask(&server, "/v1/messages").await;
+    assert_eq!(code(&refused), (503, "too_many_requests_at_once"));
+    assert!(refused.text().contains("limits.process_bytes"), "{}", refused.text());
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
+#[tokio::test]
 async fn one_connection_too_many_is_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());

@@ -68,25 +68,10 @@ pub async fn serve(
     let mut shutdown = pin!(shutdown);
     let mut is_full = false;
     loop {
-        let next = async {
-            // While there is no permit, new connections wait in the kernel's queue, which is not told to anybody. So
-            // after a moment they are refused, as long as there is none.
-            let permit = match is_full {
-                false => {
-                    tokio::time::timeout(FULL, proxy.connections.clone().acquire_owned()).await.ok()
-                }
-                true => None,
-            };
-            (permit, listener.accept().await)
-        };
         tokio::select! {
             () = &mut shutdown => break,
-            (permit, accepted) = next => match accepted {
-                Ok((stream, _)) => {
-                    let permit = match permit {
-                        Some(permit) => permit.ok(),
-                        None => proxy.connections.clone().try_acquire_owned().ok(),
-                    };
+            accepted = accept(&proxy, &listener, is_full) => match accepted {
+                Ok((stream, permit)) => {
                     is_full = permit.is_none();
                     admit(&proxy, stream, permit, &watching);
                 }
@@ -107,6 +92,26 @@ pub async fn serve(
     compaction::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
     drained
+}
+
+/// The next connection, with its permit if there is one. While there is none, new connections wait in the kernel's queue,
+/// where nobody hears why: so if that lasted a moment (`is_full`), they are taken without, to be refused.
+async fn accept(
+    proxy: &Proxy,
+    listener: &TcpListener,
+    is_full: bool,
+) -> io::Result<(TcpStream, Option<OwnedSemaphorePermit>)> {
+    let permits = &proxy.connections;
+    let waited = match is_full {
+        true => None,
+        false => tokio::time::timeout(FULL, permits.clone().acquire_owned()).await.ok(),
+    };
+    let (stream, _) = listener.accept().await?;
+    let permit = match waited {
+        Some(permit) => permit.ok(),
+        None => permits.clone().try_acquire_owned().ok(),
+    };
+    Ok((stream, permit))
 }
 
 async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcome {
@@ -185,9 +190,12 @@ async fn serve_connection<S>(
     };
     let Ok(first) = first else { return };
     // Held until the connection ends.
-    let widened = || proxy.wide_windows.clone().try_acquire_owned().ok();
-    let window = first.is_http2.then(widened).flatten();
-    let builder = server(limits, if window.is_some() { WIDE_WINDOW } else { NARROW_WINDOW });
+    let wide_window = match first.is_http2 {
+        true => proxy.wide_windows.clone().try_acquire_owned().ok(),
+        false => None,
+    };
+    let window = if wide_window.is_some() { WIDE_WINDOW } else { NARROW_WINDOW };
+    let builder = server(limits, window);
     let (activity, look_alike) = (Activity::default(), LookAlike::default());
     let watching = phase.clone();
     let refusing = proxy.clone();
