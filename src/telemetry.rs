@@ -141,7 +141,7 @@ impl Telemetry {
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {
             tracing::warn!(
-                "request {}: its turn was not stored within limits.commit_ms; the reply ended without waiting longer",
+                "request {}: its turn was not stored in time; the reply ended without waiting longer",
                 exchange.id
             );
         }

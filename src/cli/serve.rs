@@ -59,7 +59,7 @@ pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
     runtime()?.block_on(async {
         let stop = signals()?;
         reload_on_hangup(sources.clone(), log.clone())?;
-        let connections = loaded.config.limits.connections;
+        let connections = loaded.config.limits.connections();
         let server = Server::build(loaded, log, Ports::Configured).await?;
         if let Some(too_few) = descriptors::allow(connections) {
             tracing::warn!("{too_few}");

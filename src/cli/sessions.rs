@@ -155,7 +155,7 @@ fn unkept(lines: &str) -> Option<String> {
         format!(
             "Of {} calls, {without} are without their text, {cut} have a part of it, {gaps} lack some text \
              from before; usage and sizes of all are complete. Text is stored only for calls that are made \
-             while content.keep = true, within content.exchange_bytes and content.session_bytes.",
+             while content.keep = true, up to 4 MiB of an exchange and 64 MiB of a session.",
             calls.len()
         )
     })

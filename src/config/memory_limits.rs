@@ -21,7 +21,7 @@ pub(super) fn process_bytes() -> u64 {
     of(granted(&own, |file| std::fs::read_to_string(file).ok()), machine.as_deref().and_then(total))
 }
 
-/// The default of `limits.memory_bytes` for a process with this much memory. Bodies use about twice what is
+/// What traffic may use of a process with this much memory. Bodies use about twice what is
 /// counted for them.
 pub(super) fn memory_bytes(process: u64) -> usize {
     size(process / 16 * 3)

@@ -13,6 +13,7 @@ use super::choices::{
     UpgradePolicy,
 };
 use super::presets::Preset;
+use super::settings::{ContentSettings, LessonSettings, Retention, ServerLimits};
 use crate::context::policy::{
     ClassicPolicy, CompactOverride, CompactPolicy, DiagnosisPolicy, Mode, PrunePolicy,
     ReasoningPolicy, ReasoningRule, RepairPolicy, ReportedUsage,
@@ -107,7 +108,7 @@ pub struct RawConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<RawTls>,
     /// Limits. Past each of them traffic continues, unless its text says otherwise.
-    pub limits: RawLimits,
+    pub limits: ServerLimits,
     /// Pruning: which old tool results may be replaced by a placeholder, and when.
     pub prune: PrunePolicy,
     /// Compaction: when a history fills the window, a summary replaces its beginning.
@@ -122,15 +123,15 @@ pub struct RawConfig {
     /// the provider's counting endpoint.
     pub estimate: ClassicPolicy,
     /// How long and how much is kept.
-    pub retention: RawRetention,
+    pub retention: Retention,
     /// The store: a file in the data folder.
     pub store: RawStore,
     /// The text of conversations: whether it is stored, in addition to usage and sizes.
-    pub content: RawContent,
+    pub content: ContentSettings,
     /// Lessons: what refusals of upstreams teach, such as a window or an unknown field. A lesson applies to the
     /// credential whose request was refused, and to all only if you share it. `plimsoll lessons` lists, shares and
     /// deletes them.
-    pub lessons: RawLessons,
+    pub lessons: LessonSettings,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are built in; yours come
     /// before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, RawUpstream>,
@@ -164,76 +165,6 @@ pub struct RawTls {
     pub admin: Option<bool>,
 }
 
-/// Limits for everything that could grow.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct RawLimits {
-    /// Client connections at once. Past it: new ones wait for a second, then get 503 with `x-plimsoll-error`.
-    /// Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542 in 256 MiB. Twice as
-    /// many requests are served at once.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub connections: Option<u64>,
-    /// Bytes of request headers. Past it: 431.
-    pub header_bytes: u64,
-    /// How long a client may take to send a request's headers, or the next request on a keep-alive connection.
-    /// Past it: the connection is closed. Set it longer than clients keep idle connections (90 s or less): then
-    /// the client closes first, and never sends on a closed connection.
-    pub header_s: u64,
-    /// Largest request body that is read. Past it: forwarded unread.
-    pub body_bytes: u64,
-    /// How long a request's body may stall. Past it: 408, and the connection to the upstream is closed.
-    pub body_s: u64,
-    /// Largest response body or event that is read. Past it: passed on unread.
-    pub reply_bytes: u64,
-    /// Memory that the whole process may use; the defaults of `memory_bytes` and `connections` follow from it.
-    /// Default: the memory limit of the container or service (its cgroup). Without one, an eighth of the machine's
-    /// memory, but at least 512 MiB.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub process_bytes: Option<u64>,
-    /// Memory that traffic may use: request bodies, parsed requests, replies and messages. Past it: bytes pass
-    /// unread. Default: 3/16 of `process_bytes`, 48 MiB of 256.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    /// How long the end of a reply waits until its turn is on disk, so that a turn whose end the client saw survives
-    /// a crash. It takes that long only if the disk hangs. Past it: the end is sent, counted and logged.
-    pub commit_ms: u64,
-    /// How long a request waits for everything that it reads from the store: its session, lessons, and
-    /// calibration. Past it: it continues without them, and nothing new is decided for it.
-    pub load_ms: u64,
-    /// Like `load_ms`, for the first request of a conversation that continues after a restart: its earlier cuts are
-    /// only in the store, and without them the provider's cache breaks. It also applies in `observe` and
-    /// `shadow`, because they repeat those cuts. Never less than `load_ms`; the wait ends when a shutdown
-    /// begins.
-    pub first_load_ms: u64,
-    /// How long a request waits for the turn before it to be recorded. Past it: it continues.
-    pub settle_ms: u64,
-    /// How long a request waits for its new decisions to be stored. Past it: it continues without them.
-    pub save_ms: u64,
-    /// How long an upstream may take to accept a connection. Past it: 504.
-    pub connect_s: u64,
-    /// How long an upstream may send nothing in an event stream, not even a comment or a ping. Past it: the
-    /// client gets an error event of its protocol and the stream ends. In the middle of an event the connection
-    /// is closed instead. A reasoning model may be silent for minutes. 0: no limit.
-    pub silent_stream_s: u64,
-    /// If an event stream is silent for this long, the client gets a comment (`: keep-alive`), and again after
-    /// each such time, so that neither the client nor a proxy in between gives up. Between events only. 0:
-    /// never.
-    pub keep_alive_s: u64,
-    /// How long streams may take to finish at shutdown. Past it: they are aborted.
-    pub drain_s: u64,
-}
-
-/// How long and how much is kept.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct RawRetention {
-    /// Days after its last use until a session is deleted, as a whole.
-    pub days: u64,
-    /// Bytes on disk past which sessions are deleted, least recently used first. The store may temporarily take
-    /// a tenth more, and 64 MiB for the WAL; the volumes in `deploy/` have room for that.
-    pub bytes: u64,
-}
-
 /// The store: the file in the data folder that facts are kept in.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -241,32 +172,6 @@ pub struct RawStore {
     /// What to do at the start if the file cannot be used: `serve` traffic, store nothing and try again
     /// until it works, or `exit`. A damaged file is renamed, never deleted.
     pub on_failure: OnFailure,
-}
-
-/// The text of conversations: whether it is stored, in addition to usage and sizes.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct RawContent {
-    /// Whether the text of each exchange from now on is kept with its session, in the data folder, for
-    /// `plimsoll export --content`: system prompt and tools, what each request adds, and the reply. Not
-    /// pictures and documents. It is deleted with the session; log and metrics never have it.
-    pub keep: bool,
-    /// Whether names that stand in the text of requests and replies are kept with a session and shown: of the folder
-    /// that the agent works in, and the title that its client asks the model for. Without it the folder is shown as a
-    /// hash, and the title not at all.
-    pub names: bool,
-    /// Most bytes of one exchange; of text that does not fit only the size is kept.
-    pub exchange_bytes: u64,
-    /// Most bytes of one session; past it no more of its text is kept.
-    pub session_bytes: u64,
-}
-
-/// Lessons, which refusals of upstreams teach: how long they apply.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct RawLessons {
-    /// Days until a lesson expires, 1 to 90. The next such refusal teaches it again.
-    pub days: u64,
 }
 
 /// A provider endpoint.
@@ -377,66 +282,19 @@ impl Default for RawConfig {
             output_reserve_tokens: 16_000,
             extra_ca: None,
             tls: None,
-            limits: RawLimits::default(),
+            limits: ServerLimits::default(),
             prune: PrunePolicy::default(),
             compact: CompactPolicy::default(),
             reasoning: ReasoningPolicy::default(),
             cache: DiagnosisPolicy::default(),
             heal: RepairPolicy::default(),
             estimate: ClassicPolicy::default(),
-            retention: RawRetention::default(),
+            retention: Retention::default(),
             store: RawStore::default(),
-            content: RawContent::default(),
-            lessons: RawLessons::default(),
+            content: ContentSettings::default(),
+            lessons: LessonSettings::default(),
             upstream: BTreeMap::new(),
             model: BTreeMap::new(),
         }
-    }
-}
-
-impl Default for RawLimits {
-    fn default() -> Self {
-        Self {
-            connections: None,
-            header_bytes: 32 * 1024,
-            header_s: 120,
-            body_bytes: 32 * 1024 * 1024,
-            body_s: 60,
-            reply_bytes: 16 * 1024 * 1024,
-            process_bytes: None,
-            memory_bytes: None,
-            commit_ms: 10_000,
-            load_ms: 150,
-            first_load_ms: 2000,
-            settle_ms: 50,
-            save_ms: 200,
-            connect_s: 10,
-            silent_stream_s: 0,
-            keep_alive_s: 0,
-            drain_s: 30,
-        }
-    }
-}
-
-impl Default for RawContent {
-    fn default() -> Self {
-        Self {
-            keep: false,
-            names: false,
-            exchange_bytes: 4 * 1024 * 1024,
-            session_bytes: 64 * 1024 * 1024,
-        }
-    }
-}
-
-impl Default for RawLessons {
-    fn default() -> Self {
-        Self { days: 7 }
-    }
-}
-
-impl Default for RawRetention {
-    fn default() -> Self {
-        Self { days: 30, bytes: 768 * 1024 * 1024 }
     }
 }

@@ -18,7 +18,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::errors::{ConfigErrors, ConfigPlace};
 use super::layers::{ConfigEntry, ConfigTree};
 use super::raw::{RawConfig, RawLogFormat};
-use super::settings::{Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits};
+use super::settings::{Config, Secret, ServerLimits};
 use super::sources::ConfigSources;
 use super::{memory_limits, permissions};
 use crate::dialect::models::ModelOverride;
@@ -99,11 +99,18 @@ pub(super) fn resolve(
         preset: raw.preset,
         upstreams,
         extra_ca,
-        limits: limits(&raw),
-        retention: Retention { days: raw.retention.days, bytes: raw.retention.bytes },
+        limits: ServerLimits {
+            // Read once: the container's limit does not change while the process runs.
+            process_bytes: raw
+                .limits
+                .process_bytes
+                .or_else(|| Some(memory_limits::process_bytes())),
+            ..raw.limits
+        },
+        retention: raw.retention,
         on_failure: raw.store.on_failure,
-        content: content(&raw),
-        lessons: lessons(&raw),
+        content: raw.content,
+        lessons: raw.lessons,
         count: raw.count,
         output_reserve: raw.output_reserve_tokens,
         policy: Arc::new(policy),
@@ -127,52 +134,8 @@ fn without(entry: &ConfigEntry, path: &str, errors: &ConfigErrors) -> ConfigEntr
     ConfigEntry { place: entry.place.clone(), tree: ConfigTree::Table(kept.collect()) }
 }
 
-/// With less memory than this for traffic, requests of a usual size pass unread.
-const LEAST_MEMORY: u64 = 8 << 20;
 /// With less than this, too little remains for traffic besides the process itself.
 const LEAST_PROCESS: u64 = 64 << 20;
-
-fn content(raw: &RawConfig) -> ContentSettings {
-    ContentSettings {
-        keep: raw.content.keep,
-        names: raw.content.names,
-        exchange_bytes: usize::try_from(raw.content.exchange_bytes).unwrap_or(usize::MAX),
-        session_bytes: raw.content.session_bytes,
-    }
-}
-
-fn lessons(raw: &RawConfig) -> LessonSettings {
-    LessonSettings { days: raw.lessons.days }
-}
-
-fn limits(raw: &RawConfig) -> ServerLimits {
-    let limits = &raw.limits;
-    let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-    let process = limits.process_bytes.unwrap_or_else(memory_limits::process_bytes);
-    let memory = limits.memory_bytes.map(size);
-    let fitting = memory_limits::connections(process);
-    let connections = limits.connections.map(size);
-    ServerLimits {
-        connections: connections.unwrap_or(fitting),
-        // A request counts until its turn is stored, and those on a WebSocket beside their connection.
-        requests: connections.unwrap_or(fitting).max(fitting).saturating_mul(2),
-        header_bytes: size(limits.header_bytes),
-        header_s: limits.header_s,
-        body_bytes: size(limits.body_bytes),
-        body_s: limits.body_s,
-        reply_bytes: size(limits.reply_bytes),
-        memory_bytes: memory.unwrap_or_else(|| memory_limits::memory_bytes(process)),
-        commit_ms: limits.commit_ms,
-        load_ms: limits.load_ms,
-        first_load_ms: limits.first_load_ms,
-        settle_ms: limits.settle_ms,
-        save_ms: limits.save_ms,
-        connect_s: limits.connect_s,
-        silent_stream_s: limits.silent_stream_s,
-        keep_alive_s: limits.keep_alive_s,
-        drain_s: limits.drain_s,
-    }
-}
 
 /// The expected content of a PEM file.
 #[derive(Clone, Copy)]
@@ -253,22 +216,17 @@ impl Resolver<'_> {
 
     fn limits(&mut self, raw: &RawConfig) {
         let limits = &raw.limits;
-        for (key, value) in [
-            ("connections", limits.connections.unwrap_or(1)),
-            ("header_bytes", limits.header_bytes),
-            ("header_s", limits.header_s),
-            ("body_bytes", limits.body_bytes),
-            ("body_s", limits.body_s),
-            ("reply_bytes", limits.reply_bytes),
-            ("connect_s", limits.connect_s),
+        for (key, is_zero) in [
+            ("connections", limits.connections == Some(0)),
+            ("header_bytes", limits.header_bytes == 0),
+            ("header_s", limits.header_s == 0),
+            ("body_bytes", limits.body_bytes == 0),
+            ("body_s", limits.body_s == 0),
+            ("connect_s", limits.connect_s == 0),
         ] {
-            if value == 0 {
+            if is_zero {
                 self.wrong(&["limits", key], "0 allows nothing", "Write 1 or more.");
             }
-        }
-        if limits.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
-            let remedy = "Write 8388608 (8 MiB) or more, or leave it out.";
-            self.wrong(&["limits", "memory_bytes"], "is too little to read anything", remedy);
         }
         if limits.process_bytes.is_some_and(|bytes| bytes < LEAST_PROCESS) {
             let remedy = "Write 67108864 (64 MiB) or more, or leave it out.";
@@ -287,15 +245,6 @@ impl Resolver<'_> {
                 &what,
                 "Write the number of days until a lesson expires.",
             );
-        }
-        let content = &raw.content;
-        for (key, value) in
-            [("exchange_bytes", content.exchange_bytes), ("session_bytes", content.session_bytes)]
-        {
-            if value == 0 {
-                let remedy = "Write 1 or more, or content.keep = false.";
-                self.wrong(&["content", key], "0 stores nothing", remedy);
-            }
         }
     }
 

@@ -13,11 +13,35 @@ use super::errors::{ConfigErrors, nearest};
 use super::layers::{ConfigEntry, ConfigTree};
 use super::raw::RawConfig;
 
-/// The JSON Schema, for editors.
+/// The JSON Schema of what users can set, for editors.
 pub fn schema() -> Value {
+    let mut schema = schema_with_presets();
+    remove_preset_keys(&mut schema);
+    schema
+}
+
+/// The JSON Schema with the keys that only presets set, which are marked in the types of the policies.
+fn schema_with_presets() -> Value {
     let mut settings = SchemaSettings::draft07();
     settings.inline_subschemas = true;
     settings.into_generator().into_root_schema_for::<RawConfig>().to_value()
+}
+
+fn remove_preset_keys(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            if let Some(Value::Object(keys)) = members.get_mut("properties") {
+                keys.retain(|_, key| !is_preset_key(key));
+            }
+            members.values_mut().for_each(remove_preset_keys);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_preset_keys),
+        _ => {}
+    }
+}
+
+fn is_preset_key(schema: &Value) -> bool {
+    schema["presetOnly"] == true
 }
 
 /// The leaves of the schema: the path of each, and its own schema.
@@ -114,6 +138,14 @@ fn check_leaf(
 }
 
 fn unknown(key: &str, path: &str, known: &Map<String, Value>) -> (String, String) {
+    if path
+        .split('.')
+        .try_fold(&schema_with_presets(), |at, key| properties(at)?.get(key))
+        .is_some()
+    {
+        let what = "only presets set this; its value belongs to the agent that they follow";
+        return (what.to_owned(), "Remove it, or choose another preset.".to_owned());
+    }
     if let Some(near) = nearest(key, known.keys().map(String::as_str)) {
         let what = format!("unknown key; the nearest known key is {near}");
         return (what, format!("Rename it to {near}, or remove it."));

@@ -6,10 +6,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::choices::{
     ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, ProviderCounting, Tenants,
     UpgradePolicy,
 };
+use super::memory_limits;
 use super::presets::Preset;
 use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
 use crate::dialect::Dialect;
@@ -155,71 +159,165 @@ impl Upstream {
     }
 }
 
-/// Limits. Past each of them traffic continues, unless its text says otherwise.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Limits for everything that could grow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct ServerLimits {
-    /// Client connections at once. Past it: 503 with our header.
-    pub connections: usize,
-    /// Requests at once, of which an HTTP/2 connection may have many. Past it: 503 with our header.
-    pub requests: usize,
-    /// Request header bytes. Past it: 431.
+    /// Client connections at once. Past it: new ones wait for a second, then get 503 with `x-plimsoll-error`.
+    /// Default: one for each 170 KiB of `process_bytes`, 4096 at most: 1542 in 256 MiB. Twice as
+    /// many requests are served at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<usize>,
+    /// Bytes of request headers. Past it: 431.
     pub header_bytes: usize,
-    /// How long a client may take to send a request's headers, or the next request on a keep-alive connection, s.
-    /// Past it: the connection is closed.
+    /// How long a client may take to send a request's headers, or the next request on a keep-alive connection.
+    /// Past it: the connection is closed. Set it longer than clients keep idle connections (90 s or less): then
+    /// the client closes first, and never sends on a closed connection.
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: usize,
-    /// How long a request's body may stall, s. Past it: 408.
+    /// How long a request's body may stall. Past it: 408, and the connection to the upstream is closed.
     pub body_s: u64,
-    /// Largest response body or event that is read. Past it: passed on unread.
+    /// Largest response body or event that is read. Past it: passed on unread. No key: what agents get fits by far.
+    #[serde(skip)]
     pub reply_bytes: usize,
-    /// Memory that traffic may use. Past it: bytes pass unread.
-    pub memory_bytes: usize,
-    /// How long the terminal event waits until its turn is durable, ms. Past it: it is sent.
-    pub commit_ms: u64,
-    /// How long a request waits for everything that it reads from the store, ms. Past it: it continues without.
-    pub load_ms: u64,
-    /// The same for the first request of a conversation that continues after a restart, ms. Never less.
+    /// Memory that the whole process may use; `connections` follows from it, and what traffic
+    /// may use: 3/16 of it for request bodies, parsed requests, replies and messages. Past that: bytes pass unread.
+    /// Default: the memory limit of the container or service (its cgroup). Without one, an eighth of the machine's
+    /// memory, but at least 512 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process_bytes: Option<u64>,
+    /// How long a request waits for the store, each time: until its session, lessons and calibration are read, until
+    /// the turn before it is recorded, and until its new decisions are stored. Past it: it continues without, and
+    /// nothing new is decided for it.
+    pub store_ms: u64,
+    /// Like `store_ms`, for the first request of a conversation that continues after a restart, ms; never less. Its
+    /// earlier cuts are only in the store, and without them the provider's cache breaks. It also applies in `observe`
+    /// and `shadow`, because they repeat those cuts. The wait ends when a shutdown begins. No key: a broken cache costs
+    /// more than this wait, and only a store that hangs takes so long.
+    #[serde(skip)]
     pub first_load_ms: u64,
-    /// How long a request waits for the turn before it to be recorded, ms. Past it: it continues.
-    pub settle_ms: u64,
-    /// How long a request waits for its new decisions to be stored, ms. Past it: it continues without them.
-    pub save_ms: u64,
-    /// How long an upstream may take to accept a connection, s. Past it: 504.
+    /// How long the end of a reply waits until its turn is on disk, ms, so that a turn whose end the client saw survives
+    /// a crash. Past it: the end is sent, counted and logged. No key: it takes that long only if the disk hangs.
+    #[serde(skip)]
+    pub commit_ms: u64,
+    /// How long an upstream may take to accept a connection. Past it: 504.
     pub connect_s: u64,
-    /// How long an upstream may send nothing in an event stream, s; 0: no limit. Past it: the stream is ended.
+    /// How long an upstream may send nothing in an event stream, not even a comment or a ping. Past it: the
+    /// client gets an error event of its protocol and the stream ends. In the middle of an event the connection
+    /// is closed instead. A reasoning model may be silent for minutes. 0: no limit.
     pub silent_stream_s: u64,
-    /// After how long a silence in an event stream the client gets a comment, s; 0: never.
+    /// If an event stream is silent for this long, the client gets a comment (`: keep-alive`), and again after
+    /// each such time, so that neither the client nor a proxy in between gives up. Between events only. 0:
+    /// never.
     pub keep_alive_s: u64,
-    /// How long streams may take to finish at shutdown, s. Past it: they are aborted.
+    /// How long streams may take to finish at shutdown. Past it: they are aborted.
     pub drain_s: u64,
 }
 
-/// How long and how much is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How long and how much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Retention {
-    /// Days after its last use until a session is deleted.
+    /// Days after its last use until a session is deleted, as a whole.
     pub days: u64,
-    /// Bytes on disk.
+    /// Bytes on disk past which sessions are deleted, least recently used first. The store may temporarily take
+    /// a tenth more, and 64 MiB for the WAL; the volumes in `deploy/` have room for that.
     pub bytes: u64,
 }
 
-/// How long lessons apply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Lessons, which refusals of upstreams teach: how long they apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct LessonSettings {
-    /// Days until a lesson expires.
+    /// Days until a lesson expires, 1 to 90. The next such refusal teaches it again.
     pub days: u64,
 }
 
-/// Whether the text of conversations is stored, and how much of it.
-#[derive(Clone, Copy, Debug)]
+/// The text of conversations: whether it is stored, in addition to usage and sizes.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct ContentSettings {
-    /// Whether it is stored at all.
+    /// Whether the text of each exchange from now on is kept with its session, in the data folder, for
+    /// `plimsoll export --content`: system prompt and tools, what each request adds, and the reply. Not
+    /// pictures and documents. It is deleted with the session; log and metrics never have it.
     pub keep: bool,
-    /// Whether names of folders and titles are kept in the clear.
+    /// Whether names that stand in the text of requests and replies are kept with a session and shown: of the folder
+    /// that the agent works in, and the title that its client asks the model for. Without it the folder is shown as a
+    /// hash, and the title not at all.
     pub names: bool,
-    /// Most of one exchange, bytes.
+    /// Most bytes of one exchange; of text that does not fit only the size is kept. No key: `retention.bytes` is the
+    /// limit that matters.
+    #[serde(skip)]
     pub exchange_bytes: usize,
-    /// Most of one session, bytes.
+    /// Most bytes of one session; past it no more of its text is kept.
+    #[serde(skip)]
     pub session_bytes: u64,
+}
+
+impl ServerLimits {
+    /// Client connections at once.
+    pub fn connections(&self) -> usize {
+        self.connections.unwrap_or_else(|| memory_limits::connections(self.process_bytes()))
+    }
+
+    /// Requests at once, of which an HTTP/2 connection may have many. Past it: 503 with our header.
+    pub fn requests(&self) -> usize {
+        let fitting = memory_limits::connections(self.process_bytes());
+        // A request counts until its turn is stored, and those on a WebSocket beside their connection.
+        self.connections().max(fitting).saturating_mul(2)
+    }
+
+    /// Memory that traffic may use. Past it: bytes pass unread.
+    pub fn memory_bytes(&self) -> usize {
+        memory_limits::memory_bytes(self.process_bytes())
+    }
+
+    fn process_bytes(&self) -> u64 {
+        self.process_bytes.unwrap_or_else(memory_limits::process_bytes)
+    }
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            connections: None,
+            header_bytes: 32 * 1024,
+            header_s: 120,
+            body_bytes: 32 * 1024 * 1024,
+            body_s: 60,
+            reply_bytes: 16 * 1024 * 1024,
+            process_bytes: None,
+            store_ms: 200,
+            first_load_ms: 2000,
+            commit_ms: 10_000,
+            connect_s: 10,
+            silent_stream_s: 0,
+            keep_alive_s: 0,
+            drain_s: 30,
+        }
+    }
+}
+
+impl Default for ContentSettings {
+    fn default() -> Self {
+        Self {
+            keep: false,
+            names: false,
+            exchange_bytes: 4 * 1024 * 1024,
+            session_bytes: 64 * 1024 * 1024,
+        }
+    }
+}
+
+impl Default for LessonSettings {
+    fn default() -> Self {
+        Self { days: 7 }
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { days: 30, bytes: 768 * 1024 * 1024 }
+    }
 }

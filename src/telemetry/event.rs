@@ -135,7 +135,7 @@ pub struct Exchange {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction_wait_us: Option<u64>,
     /// How long it waited for the stored data of its session, in µs; only if that was longer than
-    /// `limits.load_ms`.
+    /// `limits.store_ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_load_us: Option<u64>,
     /// The window that was assumed, in tokens.

@@ -402,7 +402,7 @@ impl MetricFamilies {
             lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
                 "Lessons that refusals could teach: `learned` by a tenant, or not learned because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).")?,
             session_load: make.histogram("plimsoll_session_load_seconds", FIRST_LOAD,
-                "How long requests waited for their session and its model to be loaded from the store; only requests that had to load. After a restart the first request of a session waits up to `limits.first_load_ms`.")?,
+                "How long requests waited for their session and its model to be loaded from the store; only requests that had to load. After a restart the first request of a session waits up to 2 s.")?,
             store: make.histograms("plimsoll_store_operation_seconds", &["operation"], FAST,
                 "How long operations of the store took.")?,
             store_failures: make.counters("plimsoll_store_failures_total", &["operation"],

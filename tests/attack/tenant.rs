@@ -316,7 +316,7 @@ async fn the_client_token_is_required_and_never_forwarded() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
-    config.limits.connections = 1;
+    config.limits.connections = Some(1);
     let mut server = TestServer::with(config).await;
     let body = r#"{"model":"claude-opus-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hm."}]}"#;
     let post = |target: &str, more: &str| {
@@ -377,7 +377,7 @@ async fn the_client_token_is_required_even_past_the_connection_limit() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
-    config.limits.connections = 1;
+    config.limits.connections = Some(1);
     let server = TestServer::with(config).await;
     let mut first = Wire::connect(server.address).await;
     first.send(format!("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-plimsoll-token: {TOKEN}\r\ncontent-length: 2\r\n\r\n{{}}")).await;

@@ -34,7 +34,7 @@ impl Replica {
         let config = data.join("plimsoll.toml");
         let settings = format!(
             "[model.\"{MODEL}\"]\nwindow_tokens = {WINDOW}\n\
-             [limits]\ncommit_ms = 10000\nload_ms = 10000\nsettle_ms = 10000\nsave_ms = 10000\n\
+             [limits]\nstore_ms = 10000\n\
              [compact]\nengine = \"summary\"\nthreshold = 0.6\nprepare = 0.6\nkeep_messages = 4\n\
              timeout_s = {LASTS_S}\ncool_down_s = 0\n"
         );

@@ -157,9 +157,7 @@ impl Running {
             .args(["--upstream", &format!("anthropic=http://{provider}")])
             .env_clear()
             // On a busy machine, too, this test must wait for the store.
-            .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
-            .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
-            .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
+            .env("PLIMSOLL_LIMITS_STORE_MS", "10000")
             .current_dir("/")
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -27,7 +27,7 @@ const POLICY: [(&str, &str); 6] = [
     ("PLIMSOLL_PRUNE_MIN_MESSAGES", "0"),
     ("PLIMSOLL_PRUNE_MIN_SAVING_TOKENS", "2000"),
     // The limit on this wait has tests of its own.
-    ("PLIMSOLL_LIMITS_FIRST_LOAD_MS", "10000"),
+    ("PLIMSOLL_LIMITS_STORE_MS", "10000"),
 ];
 
 /// The history that each session's client has.

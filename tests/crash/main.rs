@@ -98,8 +98,7 @@ async fn start(
         // The wait for a commit is limited (20 ms), and a busy disk may exceed that; this is reported, and tested
         // elsewhere. Here the promise is tested: a turn that was waited for is stored. The same holds for the wait for
         // a session's data (50 ms).
-        .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
-        .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
+        .env("PLIMSOLL_LIMITS_STORE_MS", "10000")
         .envs(environment.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -129,7 +129,7 @@ async fn idle_upstream_connections_are_limited_in_number() {
     const MANY: usize = KEPT + 12;
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    config.limits.connections = MANY;
+    config.limits.connections = Some(MANY);
     let server = TestServer::with(config).await;
     let (mut clients, mut calls) = (Vec::new(), Vec::new());
     for _ in 0..MANY {

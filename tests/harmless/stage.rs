@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::{Config, ServerLimits};
+use plimsoll::config::Config;
 use plimsoll::store::Store;
 use scripted_provider::strict::{StrictProvider, StrictServer};
 use serde_json::Value;
@@ -42,9 +42,8 @@ impl Stage {
     ) -> Self {
         // A busy machine must not cause timeouts here. Timeouts are tested with a controlled clock
         // (`tests/rewriting/trouble.rs`).
-        let ServerLimits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
-        (*load_ms, *settle_ms) = (STORE_TIMEOUT_MS, STORE_TIMEOUT_MS);
-        (*save_ms, *commit_ms) = (STORE_TIMEOUT_MS, STORE_TIMEOUT_MS);
+        config.limits.store_ms = STORE_TIMEOUT_MS;
+        config.limits.commit_ms = STORE_TIMEOUT_MS;
         let server = open(&store, &config).await;
         let client = Wire::connect(server.address).await;
         let gives_hints = false;

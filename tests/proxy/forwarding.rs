@@ -374,7 +374,7 @@ async fn more_streams_than_an_http2_connection_allows_go_on_together() {
     const STREAMS: usize = 220;
     let mut provider = h2::Provider::start().await;
     let mut config = provider.config();
-    config.limits.connections = STREAMS;
+    config.limits.connections = Some(STREAMS);
     let server = TestServer::with(config).await;
     let mut open = Vec::new();
     for _ in 0..STREAMS {

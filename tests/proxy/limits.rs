@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use http::Request;
+
 use crate::support::http1::{Message, Provider, Wire};
 use crate::support::server::{TestServer, config};
 use crate::support::{h2, within};
@@ -22,23 +24,30 @@ async fn ask(server: &TestServer, path: &str) -> Message {
 async fn one_request_too_many_is_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    config.limits.requests = 1;
+    // Room for one connection, and so for two requests at once, which an HTTP/2 connection can have.
+    config.limits.process_bytes = Some(170 << 10);
+    config.limits.connections = Some(1);
     let server = TestServer::with(config).await;
-    let mut client = Wire::connect(server.address).await;
-    client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-    let mut call = provider.call().await;
-    let refused = ask(&server, "/v1/messages").await;
-    assert_eq!(code(&refused), (503, "too_many_requests_at_once"));
-    assert!(refused.text().contains("limits.process_bytes"), "{}", refused.text());
-    call.answer("200 OK", "{}").await;
-    assert_eq!(client.response().await.status(), 200);
+    let mut client = h2::Client::connect(server.address).await;
+    let get = |body| Request::get("http://localhost/v1/models").body(body).unwrap();
+    let first = tokio::spawn(client.sender.send_request(get(h2::whole("").await)));
+    let mut first_call = provider.call().await;
+    let second = tokio::spawn(client.sender.send_request(get(h2::whole("").await)));
+    let mut second_call = provider.call().await;
+    let refused = client.request(get(h2::whole("").await)).await;
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["x-plimsoll-error"], "too_many_requests_at_once");
+    first_call.answer("200 OK", "{}").await;
+    second_call.answer("200 OK", "{}").await;
+    assert_eq!(first.await.unwrap().unwrap().status(), 200);
+    assert_eq!(second.await.unwrap().unwrap().status(), 200);
 }
 
 #[tokio::test]
 async fn one_connection_too_many_is_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    config.limits.connections = 1;
+    config.limits.connections = Some(1);
     let server = TestServer::with(config).await;
     let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
@@ -72,7 +81,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     const MANY: usize = 100;
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    config.limits.connections = 1;
+    config.limits.connections = Some(1);
     let server = TestServer::with(config).await;
     let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
@@ -110,7 +119,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
 async fn each_503_past_the_limit_has_the_headers_of_our_other_errors() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    (config.limits.connections, config.request_id_header) = (1, true);
+    (config.limits.connections, config.request_id_header) = (Some(1), true);
     let mut server = TestServer::with(config).await;
     let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;

@@ -300,7 +300,7 @@ async fn what_an_upstream_ends_is_not_the_clients_doing() {
 async fn a_large_websocket_request_is_metered() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    config.limits.memory_bytes = 8 << 20;
+    config.limits.process_bytes = Some(48 << 20);
     let mut server = TestServer::with(config).await;
     let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
@@ -452,7 +452,7 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     const AT_ONCE: usize = 32;
     let (provider, store) = (Provider::start().await, Held::new());
     let mut config = config(&provider.base());
-    config.limits.load_ms = 60_000;
+    config.limits.store_ms = 60_000;
     let mut server = TestServer::over(store.clone(), config, Matcher::builder().build()).await;
     let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;

@@ -13,7 +13,7 @@ use crate::pruned::{eager, history};
 use crate::support::held::Held;
 
 const MODEL: &str = "claude-sonnet-4-5";
-/// By how much the store is late: more than `load_ms`, less than `first_load_ms`.
+/// By how much the store is late: more than `store_ms`, less than `first_load_ms`.
 const LATE: Duration = Duration::from_secs(1);
 const LOAD_MS: u64 = 150;
 /// More than a busy machine takes, and less than a first load that does not end.
@@ -32,7 +32,7 @@ async fn restarted(session: &'static str, mode: Mode) -> (Play, Arc<Held>, Scene
     let before = play.exchange(&anthropic_request(MODEL, &history(6)), &reply()).await;
     assert!(before.exchange.done.made.cut > 0);
     play.config.mode = mode;
-    play.config.limits.load_ms = LOAD_MS;
+    play.config.limits.store_ms = LOAD_MS;
     play.config.limits.first_load_ms = 60_000;
     play.restart().await;
     store.hold_reads(true);
@@ -83,7 +83,7 @@ async fn the_first_request_after_a_restart_waits_for_its_stored_cuts() {
 /// A store that never answers delays each session once by `first_load_ms`. Its later requests wait as long as for
 /// anything else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_store_delays_each_session_once_by_first_load_ms() {
+async fn a_silent_store_delays_each_session_once_by_the_first_load() {
     for session in ["11111111-2222-3333-4444-555555555555", ""] {
         let (mut play, _store, _) = restarted(session, Mode::Active).await;
         play.config.limits.first_load_ms = 1_000;

@@ -178,7 +178,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let path = folder.path().join("p.db");
     let store = Arc::new(SqliteStore::open(&path).unwrap());
     let mut play = Play::over(store, "/v1/messages", Mode::Active, eager()).await;
-    play.config.limits.save_ms = 200;
+    play.config.limits.store_ms = 200;
     play.restart().await;
     let in_the_way = rusqlite::Connection::open(&path).unwrap();
     in_the_way.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -212,7 +212,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
         answers: Notify::new(),
     });
     let mut play = Play::over(store.clone(), "/v1/messages", Mode::Active, eager()).await;
-    play.config.limits.save_ms = 100;
+    play.config.limits.store_ms = 100;
     play.restart().await;
     let request = anthropic_request(MODEL, &history(6));
     let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;

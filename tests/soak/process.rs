@@ -51,8 +51,7 @@ impl Running {
             .env("PLIMSOLL_RETENTION_BYTES", plan.bound.to_string())
             // A busy machine may exceed the wait for a commit, which is tested elsewhere. Here turns that were waited
             // for are looked up.
-            .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
-            .env("PLIMSOLL_LIMITS_LOAD_MS", "10000")
+            .env("PLIMSOLL_LIMITS_STORE_MS", "10000")
             .env("PLIMSOLL_LOG_FILTER", "warn")
             .current_dir("/")
             .stdout(Stdio::piped())

@@ -14,7 +14,7 @@ use crate::support::within;
 
 async fn server(provider: &Provider, store: Arc<dyn Store>) -> TestServer {
     let mut config = config(&provider.base());
-    config.limits.load_ms = 5;
+    config.limits.store_ms = 5;
     TestServer::over(store, config, Matcher::builder().build()).await
 }
 

@@ -45,9 +45,8 @@ fn streams() -> usize {
 
 /// The configurable waits in the table, ms.
 struct Table {
-    load: u64,
+    store: u64,
     first_load: u64,
-    settle: u64,
     commit: u64,
     drain: u64,
     broken: u64,
@@ -66,10 +65,9 @@ impl Table {
         };
         let keyed = |key: &str| wait(&|row| row[3] == format!("`limits.{key}`"));
         Self {
-            load: keyed("load_ms"),
-            first_load: keyed("first_load_ms"),
-            settle: keyed("settle_ms"),
-            commit: keyed("commit_ms"),
+            store: keyed("store_ms"),
+            first_load: wait(&|row| row[1].contains("the first load of its session")),
+            commit: wait(&|row| row[1].starts_with("the end of a reply")),
             drain: keyed("drain_s"),
             broken: wait(&|row| row[1].starts_with("aborted streams")),
         }
@@ -77,12 +75,12 @@ impl Table {
 
     /// The table's sum for a small request without decisions.
     fn before_it_is_sent(&self) -> Duration {
-        Duration::from_millis(self.load + self.settle)
+        Duration::from_millis(2 * self.store)
     }
 
     /// The same for the first request of a session that can be rewritten.
     fn before_the_first_is_sent(&self) -> Duration {
-        Duration::from_millis(self.first_load + self.settle)
+        Duration::from_millis(self.first_load + self.store)
     }
 }
 
@@ -95,9 +93,8 @@ async fn server_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Ta
     let mut config: Config = config(&provider.base());
     config.mode = mode;
     config.limits.first_load_ms = table.first_load;
-    config.limits.connections = 4 * streams();
-    config.limits.load_ms = table.load;
-    config.limits.settle_ms = table.settle;
+    config.limits.connections = Some(4 * streams());
+    config.limits.store_ms = table.store;
     config.limits.commit_ms = table.commit;
     config.limits.drain_s = 1;
     TestServer::over(store, config, Matcher::builder().build()).await

@@ -115,9 +115,10 @@ pub struct ClassicPolicy {
     /// that count, too.
     pub classic: bool,
     /// What that count is used for: `nothing`, or the `budget`: which tool results are cut, and when histories
-    /// are compacted. It is then also the number that is shown. `decisions` is an old name of `budget`.
+    /// are compacted. It is then also the number that is shown.
     pub decides: ClassicRole,
     /// The rules of that other count.
+    #[schemars(extend("presetOnly" = true))]
     pub rules: ClassicRules,
     /// When the provider's own counting endpoint is asked, with the client's credentials. The request never
     /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the usable
@@ -202,8 +203,6 @@ pub enum ClassicRole {
     /// Nothing: it stands beside ours.
     #[default]
     Nothing,
-    /// As `budget`: what decides is shown. An older word for it.
-    Decisions,
     /// What is cut, what is compacted, and what is shown.
     Budget,
 }
@@ -242,12 +241,14 @@ pub struct PrunePolicy {
     pub protect_tokens: u64,
     /// Which tokens count for `protect_tokens`: `all` of the history, or only the `results` that could be cut. With
     /// `results` the tokens of the placeholder are not subtracted from the saving of a cut.
+    #[schemars(extend("presetOnly" = true))]
     pub protect_counts: ProtectUnit,
     /// How many of the newest messages are never cut.
     pub protect_messages: u32,
     /// In a small window less is protected: `protect_tokens` and `protect_messages` reach over at most this share
     /// of the room above system prompt and tools, and a cut need save no more than that share. The newest four
     /// messages stay whole. 1: there is no such limit.
+    #[schemars(extend("presetOnly" = true))]
     pub protect_share: f64,
     /// How many of the newest turns are never cut. A turn begins with a message of the user.
     pub protect_turns: u32,
@@ -267,12 +268,15 @@ pub struct PrunePolicy {
     /// newest protected, counted among the results. A text replaces each picture.
     pub media: bool,
     /// Whether results before a summary are left alone.
+    #[schemars(extend("presetOnly" = true))]
     pub stop_at_summary: bool,
     /// Whether results before one that Plimsoll or the client cut earlier are left alone.
+    #[schemars(extend("presetOnly" = true))]
     pub stop_at_cut: bool,
     /// The text that replaces a cut result. `{tool}` and `{tokens}` are filled in.
     pub placeholder: String,
     /// The number of turns within which a cut must pay for itself, with the gates `pays_back` and `pressure`.
+    #[serde(skip)]
     pub horizon_turns: u32,
     /// A single result larger than this is cut to its head and tail when it is first seen. Without this key,
     /// only a result that does not fit the window is cut so.
@@ -566,8 +570,6 @@ mod tests {
         let mine = || Some("mine".to_owned());
         assert_eq!(of(false, ClassicRole::Nothing), (None, None));
         assert_eq!(of(true, ClassicRole::Nothing), (mine(), None));
-        for decides in [ClassicRole::Decisions, ClassicRole::Budget] {
-            assert_eq!(of(false, decides), (mine(), mine()));
-        }
+        assert_eq!(of(false, ClassicRole::Budget), (mine(), mine()));
     }
 }

@@ -3,7 +3,7 @@
 //! A preset's values are checked together with the settings that override them; a fault names the place of
 //! the setting.
 
-use super::{LONGEST_NAME, Resolver};
+use super::Resolver;
 use crate::config::raw::RawConfig;
 use crate::context::policy::{
     ClassicPolicy, ClassicRole, CompactOverride, Policy, PruneGate, PruneMethod, ReinjectPolicy,
@@ -14,12 +14,8 @@ use crate::tokens::bpe;
 /// The longest time that a request may wait for a summary, in seconds: the shortest timeout of clients for
 /// the first byte is 60 s (`docs/protocols.md` 10.4), and the response itself takes time.
 const LONGEST_WAIT: u64 = 45;
-/// Fewer tokens are no useful reply.
-const LEAST_OUTPUT: u64 = 256;
 /// Fewer tokens have no room for a head, a note and a tail.
 const SMALLEST_RESULT: u64 = 200;
-/// No character has more tokens than this.
-const MOST_TOKENS_PER_CHAR: f64 = 100.0;
 
 impl Resolver<'_> {
     /// Checks that a policy does not contradict itself.
@@ -28,7 +24,6 @@ impl Resolver<'_> {
         let shares = [
             ("pressure", prune.pressure),
             ("low_water", prune.low_water),
-            ("protect_share", prune.protect_share),
             ("hold_out", prune.hold_out),
         ];
         for (key, value) in shares {
@@ -83,10 +78,6 @@ impl Resolver<'_> {
                  the keys that remove reasoning win. Remove one of them.",
             );
         }
-        if raw.heal.min_output < LEAST_OUTPUT {
-            let what = "leaves no room for an answer";
-            self.wrong(&["heal", "min_output"], what, "Write 256 or more.");
-        }
         self.estimate(&raw.estimate);
         self.compact(raw);
         Policy {
@@ -119,13 +110,11 @@ impl Resolver<'_> {
     pub(super) fn compact_over(&mut self, of: &str, name: &str, raw: Option<&CompactOverride>) {
         let Some(over) = raw else { return };
         let table = [of, name, "compact"];
-        self.shares(&table, &[("threshold", over.threshold), ("prepare", over.prepare)]);
-        self.wait(&table, over.wait_s.unwrap_or(0));
+        self.shares(&table, &[("threshold", over.threshold)]);
         self.one_threshold(
             &table,
             &[
                 ("threshold_tokens", over.threshold_tokens.is_some()),
-                ("threshold_buffer_tokens", over.threshold_buffer_tokens.is_some()),
                 ("threshold", over.threshold.is_some()),
             ],
         );
@@ -163,13 +152,7 @@ impl Resolver<'_> {
         let compact = &raw.compact;
         self.shares(
             &["compact"],
-            &[
-                ("threshold", Some(compact.threshold)),
-                ("prepare", Some(compact.prepare)),
-                ("keep_share", Some(compact.keep_share)),
-                ("lasting_share", Some(compact.lasting_share)),
-                ("keep_history", compact.keep_history),
-            ],
+            &[("threshold", Some(compact.threshold)), ("prepare", Some(compact.prepare))],
         );
         let share = self.is_set(&["compact"], "threshold");
         self.one_threshold(
@@ -184,11 +167,9 @@ impl Resolver<'_> {
             let what = "is empty: the model gets no instruction";
             self.wrong(&["compact", "prompt"], what, "Write a few words, or remove it.");
         }
-        for (key, number) in [("timeout_s", compact.timeout_s), ("max_bytes", compact.max_bytes)] {
-            if number == 0 {
-                let what = "leaves nothing";
-                self.wrong(&["compact", key], what, "Write 1 or more, or engine = \"off\".");
-            }
+        if compact.timeout_s == 0 {
+            let remedy = "Write 1 or more, or engine = \"off\".";
+            self.wrong(&["compact", "timeout_s"], "leaves nothing", remedy);
         }
         self.wait(&["compact"], compact.wait_s);
         if let Some(upstream) = &compact.upstream
@@ -199,29 +180,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Checks that the rules yield numbers, and are used.
+    /// Checks that a count that decides is not turned off.
     fn estimate(&mut self, raw: &ClassicPolicy) {
-        let rules = &raw.rules;
-        for (key, rate) in [
-            ("text_tokens_per_char", rules.text_tokens_per_char),
-            ("other_tokens_per_char", rules.other_tokens_per_char),
-            ("json_tokens_per_char", rules.json_tokens_per_char),
-            ("result_tokens_per_char", rules.result_tokens_per_char),
-            ("factor", rules.factor),
-        ] {
-            if !(0.0..=MOST_TOKENS_PER_CHAR).contains(&rate) {
-                let path = ["estimate", "rules", key];
-                self.wrong(&path, "is not a usable factor", "Write a number from 0 to 100.");
-            }
-        }
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        if rules.name.is_empty()
-            || rules.name.len() > LONGEST_NAME
-            || !rules.name.bytes().all(plain)
-        {
-            let todo = "Use up to 40 letters, digits, `-`, `_`, `.`.";
-            self.wrong(&["estimate", "rules", "name"], "cannot be a metric's label", todo);
-        }
         let is_off = !raw.classic && self.is_set(&["estimate"], "classic");
         if is_off && raw.decides != ClassicRole::Nothing {
             self.wrong(

@@ -431,7 +431,7 @@ impl ClientRequest {
         recorder: &ExchangeRecorder,
     ) -> ReadBudget {
         let limits = &recorder.proxy.config.limits;
-        let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
+        let reads = ReadBudget::new(Duration::from_millis(limits.store_ms));
         let goes_on = conversation.held.is_some()
             || conversation.parts().any(|part| part.role == Role::Assistant);
         if !goes_on || !can_change || self.is_signed() {
@@ -474,7 +474,7 @@ impl ClientRequest {
             client_thread: identity.thread.as_deref(),
             exchange: &basis.exchange,
             decisions: basis.mode.decisions(),
-            timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
+            timeout: Duration::from_millis(recorder.proxy.config.limits.store_ms),
             reads,
             source: request_origin::source(&self.headers, &recorder.connection),
         }

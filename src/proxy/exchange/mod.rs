@@ -80,7 +80,7 @@ pub(super) async fn run(
     if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
         return error_response(&fault, dialect, recorder);
     }
-    if proxy.exchanges.load(Ordering::Relaxed) > proxy.config.limits.requests {
+    if proxy.exchanges.load(Ordering::Relaxed) > proxy.config.limits.requests() {
         return error_response(&ProxyError::TooManyRequests, dialect, recorder);
     }
     // 2. Route.

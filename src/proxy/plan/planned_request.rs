@@ -274,7 +274,7 @@ pub(crate) async fn save(
     new: Vec<Fact>,
     epoch: Option<DecisionEpoch>,
 ) -> Result<Vec<Fact>, DecisionError> {
-    let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+    let timeout = Duration::from_millis(proxy.config.limits.store_ms);
     let trims: Vec<PartKey> = new.iter().filter_map(trimmed).collect();
     let new = opened.after_suspension(new, epoch);
     let mut saved = proxy.ledgers.decide(opened, new, timeout).await?;

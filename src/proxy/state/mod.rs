@@ -141,8 +141,8 @@ impl Proxy {
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(TlsTerminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
-        let wide_windows = config.limits.connections.div_ceil(WITH_WIDE_WINDOW);
-        let memory = MemoryBudget::new(config.limits.memory_bytes, telemetry.clone());
+        let wide_windows = config.limits.connections().div_ceil(WITH_WIDE_WINDOW);
+        let memory = MemoryBudget::new(config.limits.memory_bytes(), telemetry.clone());
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
             pool: upstream::UpstreamPool::new(&config, matcher, &telemetry)?,
@@ -162,7 +162,7 @@ impl Proxy {
             ledgers,
             telemetry,
             tenant_key,
-            connections: Arc::new(Semaphore::new(config.limits.connections)),
+            connections: Arc::new(Semaphore::new(config.limits.connections())),
             wide_windows: Arc::new(Semaphore::new(wide_windows)),
             connections_so_far: AtomicU64::new(0),
             rejection_permits: Arc::new(Semaphore::new(REJECTED_AT_ONCE)),

@@ -177,7 +177,7 @@ impl PendingExchange {
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
         let info = RequestInfo::of(&self.prepared);
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
-        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
             proxy.learn(&info.lesson_source(), Lesson::Window(window), Some(believed)).await;
         });
@@ -226,7 +226,7 @@ impl PendingExchange {
         let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
         proxy.count_quoted(&self.prepared.upstream.name, taught);
         let Some(most) = most else { return };
-        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
             proxy.learn(&info.lesson_source(), Lesson::MaxOutput(most), None).await;
         });
@@ -433,7 +433,7 @@ impl PendingExchange {
     /// Queues the messages of a request without a response again. The client waits for our response, so the
     /// wait for the store is as short as for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
-        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let (handle, messages) = (self.opened.handle(), self.unsent_messages());
         let keeping = async {
             for fact in messages {

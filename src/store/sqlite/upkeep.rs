@@ -19,7 +19,7 @@ use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 
 /// How long a transaction waits for another program that writes to the file: longer than the end of a reply
-/// waits by default (`limits.commit_ms`), so that a late turn is stored all the same.
+/// waits by default, so that a late turn is stored all the same.
 pub(super) const LOCKED: Duration = Duration::from_secs(30);
 /// How long a step should take; the size of the next one is adapted.
 const STEP: Duration = Duration::from_millis(2);

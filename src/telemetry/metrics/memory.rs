@@ -25,7 +25,7 @@ impl MemoryMetrics {
         let held = MemoryKind::ALL.map(|kind| held.with_label_values(&[&variant_name(kind)]));
         let limit = make.gauge(
             "plimsoll_memory_limit_bytes",
-            "Most memory that traffic may use (limits.memory_bytes); past it bytes pass unread.",
+            "Most memory that traffic may use (3/16 of limits.process_bytes); past it bytes pass unread.",
         )?;
         let kept = make.gauges("plimsoll_kept_bytes", &["what"],
             "Memory for what is kept after its exchange: sessions, the newest request of each, the write queue. session_decisions is that of the session that has most.")?;

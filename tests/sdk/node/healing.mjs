@@ -11,7 +11,7 @@ import OpenAI from 'openai';
 const KEY = 'sk-dummy-0000000000000000';
 const HEALED_HEADER = 'x-plimsoll-healed';
 // Plimsoll heals nothing if it cannot save the change in time. With these timeouts a slow disk does not fail the test.
-export const SLOW_DISK_ENV = { PLIMSOLL_LIMITS_SAVE_MS: '10000', PLIMSOLL_LIMITS_LOAD_MS: '10000' };
+export const SLOW_DISK_ENV = { PLIMSOLL_LIMITS_STORE_MS: '10000' };
 const LARGE_PNG = Buffer.concat([Buffer.from('\x89PNG\r\n\x1a\n', 'latin1'), randomBytes(96 * 1024)]).toString('base64');
 const LARGE_PNG_URL = `data:image/png;base64,${LARGE_PNG}`;
 

@@ -14,7 +14,7 @@ from drivers import KEY
 
 HEALED_HEADER = "x-plimsoll-healed"
 # Plimsoll heals nothing if it cannot save the change in time. With these timeouts a slow disk does not fail the test.
-SLOW_DISK_ENV = {"PLIMSOLL_LIMITS_SAVE_MS": "10000", "PLIMSOLL_LIMITS_LOAD_MS": "10000"}
+SLOW_DISK_ENV = {"PLIMSOLL_LIMITS_STORE_MS": "10000"}
 LARGE_PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + os.urandom(96 * 1024)).decode()
 LARGE_PNG_URL = f"data:image/png;base64,{LARGE_PNG}"
 REFUSAL_ERRORS = (anthropic.BadRequestError, openai.BadRequestError, errors.ClientError)

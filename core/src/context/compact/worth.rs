@@ -7,7 +7,7 @@ use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
 
 /// Whether a summary at this place is worth writing: by its assumed size the request fits with it, and since the
-/// summary in use enough was added (`compact.lasting_share`). Another one is written only if somebody asks for it,
+/// summary in use enough was added (`lasting_share`). Another one is written only if somebody asks for it,
 /// or if the provider says that the request does not fit.
 pub fn is_worth_writing(
     request: &PlanRequest<'_>,

@@ -262,7 +262,7 @@ impl DecisionReason {
                 ("the provider's cache is cold or empty, so that a cut breaks nothing", OLD_RESULTS)
             }
             Self::PaysBack => {
-                ("the saving pays for the broken cache within prune.horizon_turns", OLD_RESULTS)
+                ("the saving pays for the broken cache within a few turns", OLD_RESULTS)
             }
             Self::Always => ("the policy cuts whenever a cut saves enough", OLD_RESULTS),
             Self::TooLarge => (
@@ -300,10 +300,9 @@ impl DecisionReason {
             Self::LittleRoom => {
                 ("it would not bring the request down to prune.low_water", OLD_RESULTS)
             }
-            Self::NoGain => (
-                "the broken cache would cost more than is saved within prune.horizon_turns",
-                OLD_RESULTS,
-            ),
+            Self::NoGain => {
+                ("the broken cache would cost more than is saved within a few turns", OLD_RESULTS)
+            }
             Self::Suspended => (
                 "the provider refused a rewrite: nothing new is changed in this branch for now",
                 ALWAYS,

@@ -29,10 +29,12 @@ pub struct CompactPolicy {
     pub threshold_buffer_tokens: Option<u64>,
     /// Whether the part of the window past the threshold is shown as its own category, `Autocompact
     /// buffer`, where free space ends (as Claude Code does). If nothing is compacted it is 500 tokens.
+    #[schemars(extend("presetOnly" = true))]
     pub show_buffer: bool,
     /// What is compared with the threshold: the `estimate` of the next request, or the `last_call` as
     /// its provider reported it, less what it wrote to its cache (as opencode does). Whether a request
     /// fits the window is always decided by its estimate.
+    #[schemars(extend("presetOnly" = true))]
     pub watches: ThresholdBasis,
     /// Past this share of the threshold the summary is written in the background. 1: only when it is
     /// needed.
@@ -46,22 +48,27 @@ pub struct CompactPolicy {
     /// Most tokens of the messages that stay word for word.
     pub keep_tokens: u64,
     /// Largest share of the fillable window for the messages that stay word for word.
+    #[schemars(extend("presetOnly" = true))]
     pub keep_share: f64,
     /// Between two summaries of a thread at least this share of the threshold is added to it. So fewer messages stay
     /// word for word where a summary would leave less than this free. If a summary is due sooner, none is written
     /// until the provider says that the request does not fit. 0: there is no such limit.
+    #[schemars(extend("presetOnly" = true))]
     pub lasting_share: f64,
     /// Instead of `keep_messages`, `keep_tokens` and `keep_share`: the newest part of the history stays, this
     /// share of it by length, beginning with a message of the user (as Gemini CLI does).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("presetOnly" = true))]
     pub keep_history: Option<f64>,
     /// Whether the user's first message is quoted together with the summary, up to 2,000 bytes of it.
+    #[schemars(extend("presetOnly" = true))]
     pub keep_first: bool,
     /// Messages of the user that contain one of these texts are quoted together with the summary.
     pub pinned: Vec<String>,
     /// Most tokens of the user's newest messages before the cut that are quoted together with the summary; at
     /// most a sixteenth of the fillable window, and up to 2,000 bytes of each message. 0: only the first message
     /// and those with a pinned text.
+    #[schemars(extend("presetOnly" = true))]
     pub quote_tokens: u64,
     /// How long a request that does not fit the window waits for summaries, in all. At most 45: some clients
     /// give up after 60 s. Plimsoll cannot send them anything meanwhile, because the status is not known before
@@ -70,10 +77,12 @@ pub struct CompactPolicy {
     /// How long writing a summary may take.
     pub timeout_s: u64,
     /// Most bytes of a summary; a longer one is thrown away.
+    #[serde(skip)]
     pub max_bytes: u64,
     /// Seconds to wait after a failed summary before the thread asks for another.
     pub cool_down_s: u64,
     /// After this many failures in a row no summary is asked for in the thread until it shrinks.
+    #[serde(skip)]
     pub max_failures: u32,
     /// The upstream that writes summaries, with its own `credential`, instead of the request's upstream. It
     /// must speak the same protocol.
@@ -108,29 +117,12 @@ pub struct CompactOverride {
     /// Instead of `threshold`: a summary replaces the beginning past this many tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_tokens: Option<u64>,
-    /// Instead of `threshold`: a summary replaces the beginning once fewer tokens than this are left of the
-    /// fillable window.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub threshold_buffer_tokens: Option<u64>,
-    /// The share of the threshold past which the summary is written in the background.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prepare: Option<f64>,
-    /// Most of the newest messages that stay word for word.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub keep_messages: Option<u32>,
-    /// Most of their tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub keep_tokens: Option<u64>,
-    /// How long a request that does not fit waits for a summary.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub wait_s: Option<u64>,
 }
 
 impl CompactOverride {
     /// Whether it sets the threshold.
     fn has_threshold(&self) -> bool {
-        let tokens = self.threshold_tokens.is_some() || self.threshold_buffer_tokens.is_some();
-        tokens || self.threshold.is_some()
+        self.threshold_tokens.is_some() || self.threshold.is_some()
     }
 }
 
@@ -250,14 +242,10 @@ impl CompactPolicy {
         let mut compact = self.clone();
         if over.has_threshold() {
             compact.threshold_tokens = over.threshold_tokens;
-            compact.threshold_buffer_tokens = over.threshold_buffer_tokens;
+            compact.threshold_buffer_tokens = None;
             compact.threshold = over.threshold.unwrap_or(compact.threshold);
         }
         compact.engine = over.engine.unwrap_or(compact.engine);
-        compact.prepare = over.prepare.unwrap_or(compact.prepare);
-        compact.keep_messages = over.keep_messages.unwrap_or(compact.keep_messages);
-        compact.keep_tokens = over.keep_tokens.unwrap_or(compact.keep_tokens);
-        compact.wait_s = over.wait_s.unwrap_or(compact.wait_s);
         compact
     }
 
@@ -324,8 +312,7 @@ mod tests {
         );
         let share = CompactOverride { threshold: Some(0.5), ..CompactOverride::default() };
         assert_eq!(base.with(&share).threshold(180_000), 90_000);
-        let buffer =
-            CompactOverride { threshold_buffer_tokens: Some(1), ..CompactOverride::default() };
+        let buffer = CompactOverride { threshold_tokens: Some(1), ..CompactOverride::default() };
         assert_eq!(base.with(&share).with(&buffer).threshold(180_000), 179_999);
         assert_eq!(base.with(&CompactOverride::default()), base);
     }

@@ -27,6 +27,7 @@ pub struct RepairPolicy {
     pub causes: Vec<RepairCause>,
     /// If prompt and `max_tokens` together are too large, `max_tokens` is lowered before any history is cut,
     /// but not below this number of tokens.
+    #[serde(skip)]
     pub min_output: u64,
     /// What replaces a picture that has too many bytes or pixels: `text` that describes it, or `shrink`: a smaller
     /// picture of the same type, which Plimsoll decodes and encodes again.

@@ -154,7 +154,7 @@ impl RefusalLessons {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
-        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let keeping = tokio::spawn(self.store(proxy.clone(), info.clone()));
         let _ = tokio::time::timeout(timeout, keeping).await;
     }
