@@ -314,7 +314,7 @@ async fn prepare_request(
             let timeout = Duration::from_secs(body_s);
             body::collect(body, body_bytes, timeout, &recorder.proxy.memory).await
         }
-        None => body::collect_unread(body, &recorder.proxy.memory).await,
+        None => CollectOutcome::Unread(OutgoingBody::request(body)),
     };
     let body_complete_at = Instant::now();
     let mut plan = RequestPlan::default();

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::arriving::{ArrivingBody, BodyRest, ClientBody, ConnectionError, NextFrame};
 use super::headers;
@@ -368,26 +368,12 @@ const SMALL: usize = 1 << 20;
 /// How long it waits at most; then it streams through.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// A body that need not be read is collected if it declares at most this many bytes.
-const UNREAD: usize = 64 * 1024;
-/// How long it may take to arrive; then it streams through.
-const AT_HAND: Duration = Duration::from_millis(10);
-
 /// Collects a body of at most `limit` bytes, if there is memory. While a body stalls, it holds no memory that
 /// others need.
 pub(crate) async fn collect(
-    body: ClientBody,
-    limit: usize,
-    timeout: Duration,
-    memory: &Arc<MemoryBudget>,
-) -> CollectOutcome {
-    collect_within(body, limit, BodyTimeout::GiveUp(timeout), memory).await
-}
-
-async fn collect_within(
     mut body: ClientBody,
     limit: usize,
-    timeout: BodyTimeout,
+    timeout: Duration,
     memory: &Arc<MemoryBudget>,
 ) -> CollectOutcome {
     let expected = body.size_hint().lower();
@@ -414,7 +400,6 @@ async fn collect_within(
                 body.abandon();
                 return CollectOutcome::TimedOut;
             }
-            CollectStep::Slow => return CollectOutcome::Unread(collecting.through(body)),
         };
         let data = match frame.into_data() {
             Ok(data) => data,
@@ -441,34 +426,6 @@ async fn collect_within(
     CollectOutcome::Whole { bytes, trailers }
 }
 
-/// Collects a body that need not be read, if it has at most [`UNREAD`] bytes and arrives within [`AT_HAND`],
-/// so that it can be sent again if the connection turns out to be closed. Any other streams through.
-pub(crate) async fn collect_unread(body: ClientBody, memory: &Arc<MemoryBudget>) -> CollectOutcome {
-    let length = body.size_hint().exact().unwrap_or(u64::MAX);
-    if body.is_end_stream() || length > UNREAD as u64 {
-        return CollectOutcome::Unread(OutgoingBody::request(body));
-    }
-    match collect_within(body, UNREAD, BodyTimeout::PassOn(Instant::now() + AT_HAND), memory).await
-    {
-        CollectOutcome::Whole { bytes, trailers } => {
-            CollectOutcome::Unread(OutgoingBody::slices(vec![bytes], trailers))
-        }
-        CollectOutcome::TooLarge(body) | CollectOutcome::NoMemory(body) => {
-            CollectOutcome::Unread(body)
-        }
-        other => other,
-    }
-}
-
-/// How long a body is waited for.
-#[derive(Clone, Copy)]
-enum BodyTimeout {
-    /// It is aborted if it stalls for this long.
-    GiveUp(Duration),
-    /// It streams through if it is not complete by then.
-    PassOn(Instant),
-}
-
 /// The next step of a body.
 enum CollectStep {
     /// A frame, or the end.
@@ -477,20 +434,10 @@ enum CollectStep {
     NoMemory,
     /// It stalled for too long.
     TimedOut,
-    /// It did not arrive in time.
-    Slow,
 }
 
-async fn next(body: &mut ClientBody, timeout: BodyTimeout, memory: &MemoryBudget) -> CollectStep {
+async fn next(body: &mut ClientBody, timeout: Duration, memory: &MemoryBudget) -> CollectStep {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
-    let timeout = match timeout {
-        BodyTimeout::GiveUp(timeout) => timeout,
-        BodyTimeout::PassOn(by) => {
-            return tokio::time::timeout_at(by, frame)
-                .await
-                .map_or(CollectStep::Slow, CollectStep::Came);
-        }
-    };
     if let Ok(came) = tokio::time::timeout(STALL.min(timeout), frame.as_mut()).await {
         return CollectStep::Came(came);
     }

@@ -6,7 +6,6 @@ pub(super) mod answer;
 pub(super) mod arriving;
 pub(super) mod body;
 pub(super) mod client_access;
-mod close;
 pub(super) mod connection;
 pub(super) mod framing;
 pub(super) mod headers;

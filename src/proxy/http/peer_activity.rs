@@ -1,13 +1,12 @@
-//! Whether an HTTP/2 upstream reads its connection, by the frames that are read from it, and whether it is still there.
+//! Whether an HTTP/2 upstream is still there, and how many interim responses its frames bring.
 //!
-//! Counted where bytes are read, so that no request learns of the connection's end before a frame that came
-//! earlier counts. hyper pings by a timer only; so that no request is sent on a dead connection, a ping is
+//! hyper pings by a timer only; so that no request is sent on a dead connection, a ping is
 //! written here, between two of its frames. h2 ignores the answer to a ping that is not its own. Must not know
 //! what the frames contain.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -26,8 +25,6 @@ const PREFACE: usize = 24;
 const HEADERS: u8 = 1;
 /// Whether a frame of headers is the last of its stream (RFC 9113, 6.2).
 const END_STREAM: u8 = 1;
-/// The types of frames that a peer sends whatever it was sent: SETTINGS and PING (RFC 9113, 6.5, 6.7).
-const ANY_TIME: [u8; 2] = [4, 6];
 /// A ping (RFC 9113, 6.7).
 const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0plimsoll";
 /// How long a sign of life counts.
@@ -39,8 +36,6 @@ pub(super) struct PeerActivity(Arc<SeenFrames>);
 
 #[derive(Debug, Default)]
 struct SeenFrames {
-    has_answered: AtomicBool,
-    telling: AtomicUsize,
     /// When a byte last came, ms since the machine started.
     last_heard: AtomicU64,
     /// Notified when a byte comes.
@@ -52,16 +47,6 @@ struct SeenFrames {
 }
 
 impl PeerActivity {
-    /// Whether it has begun a response.
-    pub(super) fn has_answered(&self) -> bool {
-        self.0.has_answered.load(Ordering::Acquire)
-    }
-
-    /// How many frames show that it reads: responses, credit, resets, and the announcement that the connection ends.
-    pub(super) fn count(&self) -> usize {
-        self.0.telling.load(Ordering::Acquire)
-    }
-
     /// Whether its last sign of life is too old to rely on.
     pub(super) fn is_silent(&self) -> bool {
         let last = Duration::from_millis(self.0.last_heard.load(Ordering::Relaxed));
@@ -108,17 +93,10 @@ pub(super) struct ConnectionFrames {
 impl ConnectionFrames {
     /// Called with all bytes that are read, in order.
     pub(super) fn read(&mut self, bytes: &[u8]) {
-        let SeenFrames { has_answered, telling, .. } = &*self.activity.0;
         self.read.advance(bytes, |kind, flags| {
-            if kind == HEADERS {
-                has_answered.store(true, Ordering::Release);
-                // Trailers end the stream.
-                if flags & END_STREAM == 0 {
-                    self.interim.use_one();
-                }
-            }
-            if !ANY_TIME.contains(&kind) {
-                telling.fetch_add(1, Ordering::Release);
+            // Trailers end the stream.
+            if kind == HEADERS && flags & END_STREAM == 0 {
+                self.interim.use_one();
             }
         });
         self.activity.heard();
@@ -201,23 +179,19 @@ mod tests {
         [&[0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream], payload].concat()
     }
 
-    /// Settings and a ping, which contains what looks like headers, show nothing.
+    /// What looks like a frame inside another one is none.
     #[test]
-    fn telling_frames_are_counted_however_the_bytes_are_split() {
-        let quiet = [frame(4, 0, &[]), frame(6, 0, &frame(1, 1, &[]))].concat();
-        let [credit, end] = [frame(8, 0, &[1; 4]), frame(7, 0, &[0; 8])];
-        let unanswered = [&*quiet, &credit, &end].concat();
-        let answered = [&*unanswered, &frame(HEADERS, 1, &[0x88]), &quiet].concat();
-        for (bytes, expected) in [(quiet, 0), (unanswered, 2), (answered, 3)] {
-            for cut in 0..bytes.len() {
-                let activity = PeerActivity::default();
-                let (mut reader, (one, two)) =
-                    (activity.connection(InterimAllowance::default()), bytes.split_at(cut));
-                reader.read(one);
-                reader.read(two);
-                let found = (activity.count(), activity.has_answered());
-                assert_eq!(found, (expected, expected == 3), "cut at {cut}");
-            }
+    fn frames_are_found_however_the_bytes_are_split() {
+        let ping = frame(6, 0, &frame(HEADERS, 1, &[]));
+        let bytes =
+            [frame(4, 0, &[]), ping, frame(HEADERS, 1, &[0x88]), frame(7, 0, &[0; 8])].concat();
+        for cut in 0..bytes.len() {
+            let mut frames = FrameCutter::default();
+            let mut kinds = Vec::new();
+            let (one, two) = bytes.split_at(cut);
+            frames.advance(one, |kind, _| kinds.push(kind));
+            frames.advance(two, |kind, _| kinds.push(kind));
+            assert_eq!(kinds, [4, 6, HEADERS, 7], "cut at {cut}");
         }
     }
 }

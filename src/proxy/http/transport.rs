@@ -7,14 +7,13 @@ use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 
-use super::close::CloseTimer;
 use super::interim::InterimAllowance;
 use super::peer_activity::ConnectionFrames;
 
@@ -63,8 +62,8 @@ pub(crate) struct ConnectionSocket<S> {
     reads: ReadSize,
     /// The peer is an upstream over HTTP/1, which may answer and close before it has read the request.
     may_answer_first: bool,
-    /// For an upstream over HTTP/1: whether it had read the request when it closes.
-    close: Option<CloseTimer>,
+    /// Set whenever bytes are read.
+    has_read: Arc<AtomicBool>,
     /// An upstream over HTTP/1 has closed its side: what is written is dropped.
     is_unread: bool,
     /// How many 1xx an upstream may still send.
@@ -95,7 +94,7 @@ impl<S> ConnectionSocket<S> {
             first: Bytes::new(),
             reads: ReadSize::default(),
             may_answer_first: false,
-            close: None,
+            has_read: Arc::default(),
             is_unread: false,
             interim: InterimAllowance::default(),
             activity: None,
@@ -107,10 +106,9 @@ impl<S> ConnectionSocket<S> {
         self.interim.clone()
     }
 
-    /// Attaches the timer that judges a close.
-    pub(super) fn watched(mut self, close: CloseTimer) -> Self {
-        self.close = Some(close);
-        self
+    /// A flag that is set whenever bytes are read.
+    pub(super) fn has_read(&self) -> Arc<AtomicBool> {
+        self.has_read.clone()
     }
 
     /// Attaches what sees the frames.
@@ -121,18 +119,9 @@ impl<S> ConnectionSocket<S> {
 
     /// Records bytes that were read.
     fn record_read(&mut self, bytes: &[u8]) {
-        if let Some(close) = &mut self.close {
-            close.read();
-        }
+        self.has_read.store(true, Ordering::Release);
         if let Some(activity) = &mut self.activity {
             activity.read(bytes);
-        }
-    }
-
-    /// Records that bytes are about to be written.
-    fn record_write(&mut self, cx: &mut Context<'_>) {
-        if let Some(close) = &mut self.close {
-            close.wrote(cx);
         }
     }
 
@@ -180,11 +169,7 @@ impl<S: Read + Write + Unpin> Read for ConnectionSocket<S> {
                 scratch.resize(most, 0);
             }
             let mut buffer = ReadBuf::new(&mut scratch[..most]);
-            let read = Pin::new(&mut this.inner).poll_read(cx, buffer.unfilled());
-            if let (Poll::Pending, Some(close)) = (&read, &mut this.close) {
-                close.poll(cx);
-            }
-            ready!(read)?;
+            ready!(Pin::new(&mut this.inner).poll_read(cx, buffer.unfilled()))?;
             let filled = buffer.filled();
             into.put_slice(filled);
             if !filled.is_empty() {
@@ -204,7 +189,6 @@ impl<S: Write + Unpin> Write for ConnectionSocket<S> {
         if self.is_unread {
             return Poll::Ready(Ok(bytes.len()));
         }
-        self.record_write(cx);
         let this = &mut *self;
         if let Some(activity) = &mut this.activity {
             ready!(activity.poll_ping(&mut this.inner, cx));
@@ -245,7 +229,6 @@ impl<S: Write + Unpin> Write for ConnectionSocket<S> {
         if self.is_unread {
             return Poll::Ready(Ok(length));
         }
-        self.record_write(cx);
         let this = &mut *self;
         if let Some(activity) = &mut this.activity {
             ready!(activity.poll_ping(&mut this.inner, cx));

@@ -9,7 +9,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::Uri;
 use http::uri::Authority;
@@ -105,7 +105,7 @@ pub(super) struct Dialer {
 impl Dialer {
     pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: UpstreamGauges) -> Self {
         let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let proxies = proxies.enable_http1().wrap_connector(connector(DnsResolver::default()));
+        let proxies = proxies.enable_http1().wrap_connector(connector(DnsResolver));
         Self { proxies, matcher: Arc::new(matcher), gauges }
     }
 }
@@ -127,7 +127,6 @@ pub(crate) struct DialedTransport {
     stream: DialStream,
     /// A plain HTTP proxy reads our requests itself.
     relayed: bool,
-    round_trip: Duration,
     _open: Option<GaugeGuard>,
 }
 
@@ -153,63 +152,42 @@ impl Service<Uri> for Dialer {
             Some(proxy) => (relay(self.proxies.clone(), &proxy), true),
         };
         Box::pin(async move {
-            let (stream, round_trip) = dialling.await?;
+            let stream = dialling.await?;
             let open = metrics.map(|metrics| metrics.connection());
-            Ok(DialedTransport { stream, relayed, round_trip, _open: open })
+            Ok(DialedTransport { stream, relayed, _open: open })
         })
     }
 }
 
-/// A connection and its round-trip time, which is how long connecting took after the name was resolved.
-type TimedConnection = (DialStream, Duration);
-
-fn direct(to: Uri) -> DialFuture<TimedConnection> {
-    let names = DnsResolver::default();
-    let connecting = connector(names.clone()).call(to);
-    let since = Instant::now();
-    Box::pin(async move {
-        let stream = MaybeHttpsStream::Http(connecting.await?);
-        Ok((stream, names.answered().unwrap_or(since).elapsed()))
-    })
+fn direct(to: Uri) -> DialFuture<DialStream> {
+    let connecting = connector(DnsResolver).call(to);
+    Box::pin(async move { Ok(MaybeHttpsStream::Http(connecting.await?)) })
 }
 
 fn tunnel(
     connector: HttpsConnector<HttpConnector<DnsResolver>>,
     proxy: &Intercept,
     to: Uri,
-) -> DialFuture<TimedConnection> {
+) -> DialFuture<DialStream> {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
     if let Some(credential) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(credential.clone());
     }
     let connecting = tunnel.call(to);
-    let since = Instant::now();
-    Box::pin(async move { Ok((connecting.await?, since.elapsed())) })
+    Box::pin(async move { Ok(connecting.await?) })
 }
 
 fn relay(
     mut connector: HttpsConnector<HttpConnector<DnsResolver>>,
     proxy: &Intercept,
-) -> DialFuture<TimedConnection> {
+) -> DialFuture<DialStream> {
     let connecting = connector.call(proxy.uri().clone());
-    let since = Instant::now();
-    Box::pin(async move { Ok((connecting.await?, since.elapsed())) })
-}
-
-/// The round-trip time of a connection.
-#[derive(Clone)]
-struct RoundTrip(Duration);
-
-/// The round-trip time of this connection when it was opened.
-pub(super) fn round_trip(connected: &Connected) -> Duration {
-    let mut extras = http::Extensions::new();
-    connected.get_extras(&mut extras);
-    extras.get::<RoundTrip>().map_or(Duration::ZERO, |it| it.0)
+    Box::pin(connecting)
 }
 
 impl Connection for DialedTransport {
     fn connected(&self) -> Connected {
-        self.stream.connected().proxy(self.relayed).extra(RoundTrip(self.round_trip))
+        self.stream.connected().proxy(self.relayed)
     }
 }
 

@@ -8,9 +8,7 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use hyper_util::client::legacy::connect::dns::Name;
 use tokio::sync::Semaphore;
@@ -21,18 +19,9 @@ const AT_ONCE: usize = 8;
 
 static PERMITS: Semaphore = Semaphore::const_new(AT_ONCE);
 
-/// The system's resolver, for one connection.
-#[derive(Clone, Default)]
-pub(super) struct DnsResolver {
-    answered: Arc<OnceLock<Instant>>,
-}
-
-impl DnsResolver {
-    /// When it first answered; `None` if it was not asked or has not answered.
-    pub(super) fn answered(&self) -> Option<Instant> {
-        self.answered.get().copied()
-    }
-}
+/// The system's resolver.
+#[derive(Clone)]
+pub(super) struct DnsResolver;
 
 type Addresses = std::vec::IntoIter<SocketAddr>;
 
@@ -46,16 +35,13 @@ impl Service<Name> for DnsResolver {
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let answered = self.answered.clone();
         Box::pin(async move {
             let permit = PERMITS.acquire().await.map_err(io::Error::other)?;
             let lookup = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
                 (name.as_str(), 0).to_socket_addrs()
             });
-            let addresses = lookup.await.map_err(io::Error::other)?;
-            answered.get_or_init(Instant::now);
-            addresses
+            lookup.await.map_err(io::Error::other)?
         })
     }
 }
@@ -67,8 +53,7 @@ mod tests {
     #[tokio::test]
     async fn host_names_are_resolved_and_permits_are_released() {
         for _ in 0..3 * AT_ONCE {
-            let mut found =
-                DnsResolver::default().call("localhost".parse().unwrap()).await.unwrap();
+            let mut found = DnsResolver.call("localhost".parse().unwrap()).await.unwrap();
             assert!(found.any(|address| address.ip().is_loopback()));
         }
     }
@@ -77,7 +62,7 @@ mod tests {
     #[tokio::test]
     async fn past_the_limit_a_query_waits_for_a_permit() {
         let permits = PERMITS.acquire_many(AT_ONCE as u32).await.unwrap();
-        let mut lookup = DnsResolver::default().call("localhost".parse().unwrap());
+        let mut lookup = DnsResolver.call("localhost".parse().unwrap());
         let soon = std::time::Duration::from_millis(20);
         assert!(tokio::time::timeout(soon, &mut lookup).await.is_err());
         drop(permits);

@@ -3,7 +3,7 @@
 //! Says whether it was too slow or failed; never what was sent.
 
 use std::error::Error;
-use std::io::{self, ErrorKind};
+use std::io;
 
 use crate::telemetry::RepeatCause;
 
@@ -52,13 +52,4 @@ pub(super) fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
         Some(h2::Reason::REFUSED_STREAM) => Some(RepeatCause::RefusedStream),
         _ => None,
     }
-}
-
-/// Whether the connection broke without an HTTP/2 error.
-pub(super) fn is_broken(error: &hyper::Error) -> bool {
-    let source = error.source();
-    // hyper passes an I/O error of the connection on without the HTTP/2 error around it.
-    let broken = source.and_then(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
-    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
-    error.is_closed() || error.is_canceled() || broken.is_some_and(|kind| ends.contains(&kind))
 }

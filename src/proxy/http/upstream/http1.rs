@@ -1,14 +1,15 @@
 //! HTTP/1.1 to upstreams: keeps connections between requests, and decides which requests are sent again.
 //!
-//! A request is sent again only if it was never sent, or if a kept connection closed within the time in which a
-//! close and a request can cross ([`crate::proxy::http::close`]). A connection that was opened to find out an
-//! upstream's protocol is used, not dropped.
+//! A request is sent again only if it was never sent, or if a kept connection closed so soon after it, without a byte
+//! of a response, that the two crossed. A connection that was opened to find out an upstream's protocol is used, not
+//! dropped.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error as _;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,13 +21,12 @@ use hyper_util::client::legacy::connect::Connection as _;
 use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
-use super::dial::{Connector, UpstreamGauges, UpstreamTransport, round_trip};
+use super::dial::{Connector, UpstreamGauges, UpstreamTransport};
 use super::error::{UpstreamError, unanswered};
 use super::limits::{ATTEMPTS, IDLE};
 use crate::clock::since_boot;
 use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
 use crate::proxy::http::interim::InterimAllowance;
 use crate::proxy::http::transport::{BUFFER, MOST_HEADERS};
 use crate::proxy::http::upload::{SendingTask, UploadGuard};
@@ -34,6 +34,9 @@ use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Idle connections kept to one upstream; further ones are closed.
 const IDLE_CONNECTIONS: usize = 128;
+/// How soon after a request a kept connection closes if its upstream had closed it before the request arrived: longer
+/// than most round trips, and shorter than providers work on a request.
+const CROSSING: Duration = Duration::from_millis(100);
 /// How many connections are kept that were opened but not used yet.
 const SPARES: usize = 16;
 /// How long they are kept.
@@ -67,7 +70,8 @@ impl SendError {
 /// An open connection.
 struct Http1Connection {
     requests: SendRequest<OutgoingBody>,
-    watch: Arc<CloseWatch>,
+    /// Set when bytes come; cleared when a request is sent on it once more.
+    has_read: Arc<AtomicBool>,
     /// How many 1xx it may still bring.
     interim: InterimAllowance,
     /// A plain HTTP proxy reads its requests.
@@ -103,15 +107,14 @@ impl Http1 {
                 // Boxed, because few requests open a connection and the future is large.
                 None => Box::pin(self.open(&uri)).await.map_err(SendError::Connect)?,
             };
-            let Http1Connection { mut requests, watch, interim, is_relayed, mut task } = connection;
+            let Http1Connection { mut requests, has_read, interim, is_relayed, mut task } =
+                connection;
             *request.uri_mut() = target(&uri, is_relayed);
             let (head, mut body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
             let sent = Instant::now();
             let sending_progress = body.begins();
-            if is_kept {
-                watch.begin();
-            }
+            has_read.store(false, Ordering::Release);
             let mut sent_request = Request::from_parts(head, body);
             interim.add_request(0);
             let counted = interim.clone();
@@ -125,7 +128,7 @@ impl Http1 {
                     let guard = UploadGuard::new(sending_progress, sending_task);
                     if let Some(requests) = requests {
                         let connection =
-                            Http1Connection { requests, watch, interim, is_relayed, task };
+                            Http1Connection { requests, has_read, interim, is_relayed, task };
                         let metrics = uri.authority().and_then(|to| self.gauges.get(to));
                         self.idle.keep(origin, connection, metrics.cloned());
                     }
@@ -138,8 +141,10 @@ impl Http1 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
-            let is_unread =
-                is_kept && watch.is_unread() && may_have_crossed(sent) && is_close(&error);
+            let is_unread = is_kept
+                && !has_read.load(Ordering::Acquire)
+                && sent.elapsed() < CROSSING
+                && is_close(&error);
             let (cause, retry) = match (unsent, copy) {
                 (Some(unsent), _) => (RepeatCause::NotSent, unsent),
                 (None, Some(copy)) if is_unread => (RepeatCause::ClosedWhileIdle, copy),
@@ -167,17 +172,16 @@ impl Http1 {
         };
         let connected = transport.connected();
         let interim = transport.interim_allowance();
-        let watch = Arc::new(CloseWatch::default());
-        let timer = CloseTimer::new(watch.clone(), crossing_time(round_trip(&connected)));
+        let has_read = transport.has_read();
         let (requests, connection) = Builder::new()
             .preserve_header_case(true)
             .max_buf_size(BUFFER)
             .max_headers(MOST_HEADERS)
-            .handshake(transport.watched(timer))
+            .handshake(transport)
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
         let is_relayed = connected.is_proxied();
-        Ok(Http1Connection { requests, watch, interim, is_relayed, task })
+        Ok(Http1Connection { requests, has_read, interim, is_relayed, task })
     }
 }
 

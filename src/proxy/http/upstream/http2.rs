@@ -23,8 +23,8 @@ use hyper_util::rt::TokioTimer;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::dial::{Connector, UpstreamTransport, round_trip};
-use super::error::{UpstreamError, is_broken, unanswered, unprocessed};
+use super::dial::{Connector, UpstreamTransport};
+use super::error::{UpstreamError, unanswered, unprocessed};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
 use super::limits::{
@@ -33,7 +33,6 @@ use super::limits::{
 use crate::clock::since_boot;
 use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::http::close::crossing_time;
 use crate::proxy::http::peer_activity::PeerActivity;
 use crate::proxy::http::upload::{SendingTask, StartingCall, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
@@ -93,28 +92,7 @@ struct Sender {
     requests: SendRequest<OutgoingBody>,
     /// What shows that the peer reads it.
     activity: PeerActivity,
-    /// Its streams since it was last idle.
-    burst: Arc<Mutex<Burst>>,
-    /// How long after a request was sent a close means that the request was not read.
-    crossing_time: Duration,
     watch: Arc<LimitWatch>,
-}
-
-/// The streams of a connection since it was last idle.
-#[derive(Clone, Copy)]
-struct Burst {
-    since: Instant,
-    /// Whether the peer had answered before.
-    had_answered: bool,
-    /// The peer's activity before. If there was more since, the peer was still there.
-    activity: usize,
-}
-
-impl Burst {
-    fn begins(activity: &PeerActivity) -> Self {
-        let (had_answered, activity) = (activity.has_answered(), activity.count());
-        Self { since: Instant::now(), had_answered, activity }
-    }
 }
 
 impl Http2 {
@@ -156,16 +134,13 @@ impl Http2 {
             };
             let (head, body) = request.into_parts();
             let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
-            let Sender { mut requests, activity, burst, crossing_time, watch, .. } = sender;
+            let Sender { mut requests, watch, .. } = sender;
             // The peer counts the stream until request and response have both ended.
             let mut body = body.of_stream(stream.0.clone());
             let sending_progress = body.begins();
             let task = SendingTask::default();
             let (starting, has_body) = (task.clone(), !http_body::Body::is_end_stream(&body));
             let body = body.calling(StartingCall(Box::new(move || watch.sends_next(starting))));
-            if self.lanes().streams_on(stream.id()) == 1 {
-                *lock(&burst) = Burst::begins(&activity);
-            }
             let sending = requests.try_send_request(Request::from_parts(head, body));
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
             // dropped.
@@ -181,16 +156,9 @@ impl Http2 {
                 Some(Err(mut failed)) => {
                     let unsent = failed.take_message();
                     let error = failed.into_error();
-                    // Its close may have crossed with all requests that were sent since it was idle.
-                    let burst = *lock(&burst);
-                    let may_have_crossed =
-                        burst.activity == activity.count() && burst.since.elapsed() < crossing_time;
-                    let was_idle = may_have_crossed && burst.had_answered && is_broken(&error);
                     let cause = match &unsent {
                         Some(_) => Some(RepeatCause::NotSent),
-                        None => {
-                            unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle))
-                        }
+                        None => unprocessed(&error),
                     };
                     (cause, unsent.or(retry), unanswered(&error))
                 }
@@ -453,9 +421,7 @@ impl Http2 {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(transport.counting(frames))
             .await?;
-        let crossing_time = crossing_time(round_trip(&connected));
-        let burst = Arc::new(Mutex::new(Burst::begins(&activity)));
-        let sender = Sender { requests, activity, burst, crossing_time, watch: watch.clone() };
+        let sender = Sender { requests, activity, watch: watch.clone() };
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 

@@ -230,11 +230,6 @@ impl<C: Clone, W> Lanes<C, W> {
         self.lanes.iter().filter(|lane| lane.is_idle()).count()
     }
 
-    /// The number of streams on a connection.
-    pub(super) fn streams_on(&self, id: LaneId) -> usize {
-        self.lanes.iter().find(|lane| lane.id == id).map_or(0, |lane| lane.live)
-    }
-
     fn lane(&mut self, id: LaneId) -> Option<&mut Lane<C>> {
         self.lanes.iter_mut().find(|lane| lane.id == id)
     }
