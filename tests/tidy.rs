@@ -599,7 +599,7 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
 
 /// Documents whose claims name their tests, and the least number of tests in each.
 const TABLES_OF_TESTS: &[(&str, usize)] = &[
-    ("docs/architecture.md", 15),
+    ("docs/reviewing.md", 14),
     ("docs/keeping.md", 1),
     ("docs/limits.md", 50),
     ("docs/presets.md", 50),

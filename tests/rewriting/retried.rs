@@ -1,4 +1,4 @@
-//! Retries over sockets: what each response of the provider leads to (`docs/architecture.md` "Retries"), if that
+//! Retries over sockets: what each response of the provider leads to (`core/src/context/attempt/README.md`), if that
 //! depends on the status, on a response in pieces or on an earlier response.
 
 use plimsoll::context::policy::{Policy, SummaryEngine};

@@ -1,5 +1,4 @@
-//! Compacts a request: performs what `context/compact/schedule.rs` decides (`docs/architecture.md`
-//! "Compaction").
+//! Compacts a request: performs what `context/compact/schedule.rs` decides.
 //!
 //! From the prepare mark on, a summary is written in the background: one at a time per thread, also across
 //! replicas. The request that crosses the threshold uses it. A request that would not fit waits for it, up to

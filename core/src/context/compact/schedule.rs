@@ -3,7 +3,7 @@
 //! [`next`] returns the action; the caller performs it, and returns with its result ([`ScheduleEvent`]) and the
 //! request as it is planned by then ([`ScheduleContext`]). A request uses [`MOST_SUMMARIES`] summaries at most,
 //! reads the store once at most, and waits only if it does not fit. [`WriterState`] says who writes the
-//! summary of a thread. Pure: time is an argument (`docs/architecture.md` "Compaction").
+//! summary of a thread. Pure: time is an argument (`core/src/context/compact/README.md`).
 
 use super::{CompactionNeed, highest_need, is_compactable, need_at, policy_allows, propose};
 use crate::context::Millis;
