@@ -74,7 +74,7 @@ bench: ## Performance compared with a bare reverse proxy, by stage and per event
 fuzz: ## Each fuzz function for SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
-mutants: ## Mutation testing of the code that decides, a shard at a time (SHARD=k/n; all of it takes many hours): docs/mutants.md has the score
+mutants: ## Mutation testing of the code that decides, a shard at a time (SHARD=k/n; all of it takes many hours): scripts/mutation/README.md has the score
 	scripts/mutants $(SHARD)
 
 image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every mutant that cargo-mutants lists, with one build; docs/mutants.md explains it and has the score.
+"""Runs every mutant that cargo-mutants lists, with one build; scripts/mutation/README.md explains it and has the score.
 
   run.py list           lists the mutants with cargo-mutants
   run.py build          builds the copy of the tree with all switches, and its test programs (`switch.py`). TESTS= builds
