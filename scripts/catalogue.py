@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Makes config/models.toml from LiteLLM's public price file and the few rules below.
+"""Makes config/models.toml from two public tables and the few rules below.
 
-    pip download --no-deps litellm && python3 scripts/catalogue.py litellm-*.whl > config/models.toml
+    pip download --no-deps litellm genai-prices
+    python3 scripts/catalogue.py litellm-*.whl genai_prices-*.whl > config/models.toml
 
-Windows, limits and prices come from LiteLLM (MIT). Tokenizer family, binding, reasoning and cache rules are in this
-script (`docs/protocols.md` 1.5, 3.5, 7; `docs/estimates.md` 1.3, 2), because no public file has them.
+Windows and limits come from LiteLLM (MIT). Prices come from genai-prices (MIT), which has the makers' own, with the day
+from which each holds; else from LiteLLM. Tokenizer family, binding, reasoning and cache rules are in this script
+(`docs/protocols.md` 1.5, 3.5, 7; `docs/estimates.md` 1.3, 2), because no public file has them.
 """
 
 import datetime
 import json
 import re
 import sys
+import types
 import zipfile
 
 DATA = "litellm/model_prices_and_context_window_backup.json"
@@ -28,15 +31,40 @@ MAKERS = [
     ("minimax", "MiniMax", "minimax/"),
     ("dashscope", "Alibaba", "dashscope/"),
     ("meta_llama", "Meta", "meta_llama/"),
+    ("meta", "Meta", "meta/"),
+    ("xiaomi_mimo", "Xiaomi", "xiaomi_mimo/"),
     ("cohere_chat", "Cohere", ""),
 ]
+
+# The same makers in genai-prices.
+PRICED_BY = {
+    "Anthropic": "anthropic",
+    "OpenAI": "openai",
+    "Google": "google",
+    "DeepSeek": "deepseek",
+    "xAI": "x-ai",
+    "Mistral": "mistral",
+    "Moonshot": "moonshotai",
+    "Z.ai": "zai",
+    "MiniMax": "minimax",
+    "Meta": "meta",
+    "Cohere": "cohere",
+}
 
 # Models that are not chat models, or that another company resells: those are listed under their maker.
 EXCLUDED = re.compile(
     r"^ft:|audio|-tts|lyria|learnlm|container|realtime|voxtral|^zai-|^mistral/|robotics|streaming"
-    r"|rosalind|daybreak|beta|experimental|gv2|labs-|vibe-cli|-omni-|^gemini-exp|^gemini-gemma"
+    r"|beta|experimental|gv2|labs-|vibe-cli|-omni-|^gemini-exp|^gemini-gemma|muse-voice|muse-image"
 )
 RESOLD = {"dashscope": re.compile(r"^(deepseek|glm|kimi)"), "mistral": re.compile(r"^(zai|glm|deepseek)")}
+
+def long_gpt(input_price, output_price):
+    """OpenAI's price from GPT-6.1 on: above 272,000 tokens, input costs twice as much, and output half as much again."""
+    read, write = input_price / 20, input_price * 1.25
+    base = {"input": input_price, "output": output_price, "cache_read": read, "cache_write": write}
+    doubled = {"input": 2 * input_price, "output": 1.5 * output_price, "cache_read": 2 * read, "cache_write": 2 * write}
+    return {**base, "long": {"above": 272_000, **doubled}}
+
 
 # Models that LiteLLM does not list (retired, or open weights that people serve themselves):
 # window, max output, prices (input, output, cache read, cache write).
@@ -62,6 +90,10 @@ BY_HAND = {
         "codex-mini-latest": (200_000, 100_000, (1.5, 6, 0.375, 1.5)),
         "gpt-5.3-codex-spark": (128_000, 128_000, None),
         "gpt-4.5-preview": (128_000, 16_384, (75, 150, 37.5, 75)),
+        "gpt-5.5-cyber": (272_000, 128_000, None),
+        # Input and output from OpenAI's model pages (November 2026); the rest in the ratios of GPT-6.1.
+        "gpt-6.2-sol": (922_000, 128_000, long_gpt(2, 10)),
+        "gpt-6.2-astra": (922_000, 128_000, long_gpt(8, 40)),
         "o1-mini": (128_000, 65_536, (1.1, 4.4, 0.55, 1.1)),
         "o1-preview": (128_000, 32_768, (15, 60, 7.5, 15)),
     },
@@ -80,7 +112,22 @@ BY_HAND = {
         "grok-3": (131_072, 131_072, (3, 15, 0.75, 3)),
         "grok-3-mini": (131_072, 131_072, (0.3, 0.5, 0.07, 0.3)),
     },
-    "Moonshot": {"kimi-k2": (262_144, 262_144, None), "kimi-latest": (131_072, 131_072, None)},
+    "Moonshot": {
+        "kimi-k2": (262_144, 262_144, None),
+        "kimi-k2.7-code-highspeed": (262_144, 262_144, None),
+        "kimi-latest": (131_072, 131_072, None),
+    },
+    # pi-ai 1.5.2 (2026-11-10) for the windows; the prices are genai-prices'.
+    "MiniMax": {
+        "minimax-m2.7": (204_800, 131_072, None),
+        "minimax-m2.7-highspeed": (204_800, 131_072, None),
+        "minimax-m3.1-flash": (1_000_000, 131_072, None),
+    },
+    "DeepSeek": {"deepseek-v4.1-flash": (1_000_000, 384_000, None)},
+    "Z.ai": {
+        "glm-5.3-flashx": (1_000_000, 128_000, None),
+        "glm-5-turbo": (200_000, 128_000, None),
+    },
     "Alibaba": {
         "qwen3": (40_960, 32_768, None),
         "qwen3.5": (262_144, 65_536, None),
@@ -89,8 +136,14 @@ BY_HAND = {
         "qwen2.5": (32_768, 8_192, None),
         "qwen2.5-coder": (32_768, 8_192, None),
         "qwq": (131_072, 32_768, None),
+        # pi-ai 1.5.2 (2026-11-10).
+        "qwen3.6-plus": (1_000_000, 65_536, None),
+        "qwen3.6-flash": (1_000_000, 65_536, None),
     },
     "Mistral": {
+        "mistral-medium-2505": (131_072, 131_072, None),
+        "mistral-medium-2508": (131_072, 131_072, None),
+        "devstral-2512": (262_144, 32_768, None),
         "mistral-small-2506": (128_000, 8_191, (0.1, 0.3, 0.01, 0.1)),
         "mistral-small-3.2": (131_072, 32_768, None),
         "mistral-small-3-2": (131_072, 32_768, None),
@@ -240,6 +293,12 @@ def number(value):
     return f"{round(value, 6):g}"
 
 
+def prices_text(prices):
+    named = ((key, value) for key, value in prices.items() if key != "long")
+    text = ", ".join(f"{key} = {value:_}" if key == "above" else f"{key} = {number(value)}" for key, value in named)
+    return f"{{ {text}, long = {prices_text(prices['long'])} }}" if prices.get("long") else f"{{ {text} }}"
+
+
 def line(maker, name, window, output, price):
     least, ttl = cache(maker, name)
     window = next((fits for start, fits in WINDOWS.items() if re.match(start, name)), window)
@@ -258,19 +317,86 @@ def line(maker, name, window, output, price):
         fields.append(f"tool_offering = {tool_offering(name)}")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
-        names = ("input", "output", "cache_read", "cache_write")
-        prices = ", ".join(f"{key} = {number(value)}" for key, value in zip(names, price))
-        fields.append(f"price = {{ {prices} }}")
+        fields.append(f"price = {prices_text(price)}")
     return f'"{name}" = {{ {", ".join(fields)} }}'
 
 
+def with_defaults(prices):
+    """Without a price of its own, reading from the cache and writing to it cost what input costs."""
+    input_price, output_price, read, write = prices
+    return {
+        "input": input_price,
+        "output": output_price,
+        "cache_read": read or input_price,
+        "cache_write": write or input_price,
+    }
+
+
 def price(entry):
-    per_million = lambda key: entry.get(key) and entry[key] * 1e6
-    input_price, output_price = per_million("input_cost_per_token"), per_million("output_cost_per_token")
-    if not input_price or not output_price:
+    """LiteLLM's price; `long`: that of a prompt above a number of tokens."""
+
+    def at(suffix=""):
+        keys = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost", "cache_creation_input_token_cost")
+        return [entry.get(key + suffix) and entry[key + suffix] * 1e6 for key in keys]
+
+    base = at()
+    if not base[0] or not base[1]:
         return None
-    read = per_million("cache_read_input_token_cost") or input_price
-    return input_price, output_price, read, per_million("cache_creation_input_token_cost") or input_price
+    found = with_defaults(base)
+    steps = [re.fullmatch(r"input_cost_per_token_above_(\d+)k_tokens", key) for key in entry]
+    above = min((int(step[1]) for step in steps if step), default=None)
+    if above:
+        long = with_defaults([value or base[at] for at, value in enumerate(at(f"_above_{above}k_tokens"))])
+        found["long"] = {"above": above * 1000, **long}
+    return found
+
+
+def makers_prices(wheel, today):
+    """The prices in genai-prices by maker and model name: those that hold today, at the hour at which they are lowest."""
+    # It wants an HTTP client, which nothing here uses.
+    sys.modules["httpx2"] = types.ModuleType("httpx2")
+    sys.modules["httpx2"].__getattr__ = lambda name: type(name, (), {})
+    sys.path.insert(0, wheel)
+    from genai_prices.data import providers
+
+    def of_today(prices):
+        if not isinstance(prices, list):
+            return prices
+        held = [prices[0].prices]
+        for one in prices[1:]:
+            starts = getattr(one.constraint, "start_date", None)
+            if starts and starts <= today:
+                held.append(one.prices)
+        return held[-1]
+
+    def both(value):
+        """The price, the number of tokens above which it is another one, and that one."""
+        tiers = getattr(value, "tiers", None)
+        if not tiers:
+            return (value and float(value), None, None)
+        return float(value.base), tiers[0].start, float(tiers[0].price)
+
+    def found(model):
+        now = of_today(model.prices)
+        parts = [both(getattr(now, f"{key}_mtok", None)) for key in ("input", "output", "cache_read", "cache_write")]
+        if not parts[0][0] or not parts[1][0]:
+            return None
+        priced = with_defaults([base for base, _, _ in parts])
+        above = next((above for _, above, _ in parts if above), None)
+        if above:
+            long = with_defaults([long or base for base, _, long in parts])
+            priced["long"] = {"above": above, **long}
+        return priced
+
+    by_maker = {provider.id: provider.models for provider in providers}
+
+    def look(maker, name):
+        models = by_maker.get(PRICED_BY.get(maker), [])
+        exact = [model for model in models if model.id.lower() == name]
+        fitting = exact or [model for model in models if model.match.is_match(name)]
+        return found(fitting[0]) if fitting else None
+
+    return look
 
 
 def models_of(data, provider, prefix):
@@ -294,15 +420,16 @@ def models_of(data, provider, prefix):
 
 
 def main():
-    wheel = zipfile.ZipFile(sys.argv[1])
-    data = json.loads(wheel.read(DATA))
-    version = sys.argv[1].split("/")[-1].split("-")[1]
+    data = json.loads(zipfile.ZipFile(sys.argv[1]).read(DATA))
+    today = datetime.date.today()
+    makers_price = makers_prices(sys.argv[2], today)
+    version, other_version = (path.split("/")[-1].split("-")[1] for path in sys.argv[1:3])
     print(f"""# The model catalogue. Made by scripts/catalogue.py; do not edit. If you know a value better, set it in your
 # configuration ([model.NAME]), or change the script.
 #
-# Source: LiteLLM {version} ({DATA}), MIT,
-#   Copyright (c) 2023 Berri AI; retired and open models, tokenizer families, binding, reasoning and
-#   cache rules by hand. Date: {datetime.date.today()}.
+# Sources: LiteLLM {version} ({DATA}), MIT,
+#   Copyright (c) 2023 Berri AI; prices of genai-prices {other_version}, MIT, Copyright (c) 2025 Pydantic Services;
+#   retired and open models, tokenizer families, binding, reasoning and cache rules by hand. Date: {today}.
 #
 # window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix" if
 # reasoning becomes invalid once anything before it changes; keeps_reasoning: the reasoning of earlier
@@ -310,7 +437,7 @@ def main():
 # a turn's reasoning is dropped if text comes with tool results; plain_results: tool results cost no more
 # than their text and their tool's name; tool_offering: what the first tool costs beside itself;
 # cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
-# tokens, lowest tier.
+# tokens at the standard tier and the cheapest hour; long: what all tokens of a prompt above so many cost.
 
 [models]""")
     makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))
@@ -321,7 +448,10 @@ def main():
                 found.update(models_of(data, provider, prefix))
         print(f"\n# {maker}")
         for name in sorted(found):
-            print(line(maker, name, *found[name]))
+            window, output, listed = found[name]
+            if isinstance(listed, tuple):
+                listed = with_defaults(listed)
+            print(line(maker, name, window, output, makers_price(maker, name) or listed))
     print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")
     for start, (window, output) in FAMILIES.items():

@@ -293,8 +293,7 @@ fn links_between_documents_lead_to_headings() {
 #[test]
 fn every_invariant_has_the_test_that_is_named() {
     let page = read("docs/reviewing.md");
-    let table =
-        page.split("## Invariants").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let table = page.split("## Invariants").nth(1).and_then(|rest| rest.split("\n## ").next());
     let rows: Vec<&str> = table
         .unwrap()
         .lines()

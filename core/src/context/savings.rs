@@ -157,8 +157,8 @@ impl<'a> SavingsInput<'a> {
     }
 
     fn money(&self, reprocessed: u64) -> Option<Money> {
-        let price = self.price?;
         let usage = self.usage;
+        let price = self.price?.of_prompt(usage.input.unwrap_or(0));
         let spent = self.spent?;
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
@@ -268,6 +268,7 @@ pub fn billed_cost(
 /// The cost of a model call at catalogue prices, US dollars; `None` if its input was not reported.
 pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
     let input = usage.input?;
+    let price = price.of_prompt(input);
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
     let plain = input - read - written;

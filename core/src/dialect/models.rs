@@ -104,6 +104,43 @@ pub struct Price {
     pub cache_read: f64,
     /// Input written to the cache.
     pub cache_write: f64,
+    /// What all tokens of a long prompt cost instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub long: Option<LongPrice>,
+}
+
+/// What all tokens of a call cost if its prompt is long, US dollars per million: OpenAI from GPT-5.4 on above 272,000
+/// tokens, Gemini and xAI above 200,000, Claude Haiku 5.5 above 100,000 (their price pages, 2026-11).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LongPrice {
+    /// A prompt with more tokens than this is long; those from the cache count.
+    pub above: u64,
+    /// Uncached input.
+    pub input: f64,
+    /// Output.
+    pub output: f64,
+    /// Input read from the cache.
+    pub cache_read: f64,
+    /// Input written to the cache.
+    pub cache_write: f64,
+}
+
+impl Price {
+    /// The price of a call whose prompt has this many tokens.
+    #[must_use]
+    pub fn of_prompt(self, tokens: u64) -> Self {
+        match self.long {
+            Some(long) if tokens > long.above => Self {
+                input: long.input,
+                output: long.output,
+                cache_read: long.cache_read,
+                cache_write: long.cache_write,
+                long: None,
+            },
+            _ => self,
+        }
+    }
 }
 
 /// The user's settings for models whose name matches.
@@ -266,17 +303,13 @@ impl ModelOverride {
 /// Looks for the exact name, then for its other spellings, then for its start.
 fn find(name: &str) -> Model {
     let file = built_in();
-    let listed = |name: &str| {
-        let mut starts = cuts(name).filter_map(|end| name.get(..end));
-        starts.find_map(|start| file.models.get(start))
-    };
     // Most names are spelled as in the catalogue.
     if let Some(model) = listed(name) {
-        return model.clone().with_pictures(&[name.to_owned()]);
+        return model.with_pictures(&[name.to_owned()]);
     }
     let spellings = spellings(name);
     if let Some(model) = spellings.iter().skip(1).find_map(|name| listed(name)) {
-        return model.clone().with_pictures(&spellings);
+        return model.with_pictures(&spellings);
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));
@@ -287,6 +320,81 @@ fn find(name: &str) -> Model {
         None => Model::unknown(),
     };
     model.with_pictures(&spellings)
+}
+
+/// The model of the catalogue that this name or its start means. If what is cut off may name a product of its own
+/// (`-highspeed`, `-cyber`, `-flashx`), the rest is a guess, and the price is unknown.
+fn listed(name: &str) -> Option<Model> {
+    for end in cuts(name) {
+        let (start, suffix) = name.split_at(end);
+        let Some(model) = built_in().models.get(start) else { continue };
+        let model = model.clone();
+        return Some(match is_alias(suffix) {
+            // Mistral changes the price with the month in the name.
+            true if has_month(suffix) => Model { price: None, ..model },
+            true => model,
+            false => Model { known: false, price: None, ..model },
+        });
+    }
+    None
+}
+
+/// Words after a model's name that name the same model: how it is served, not what it is.
+const SAME_MODEL: &[&str] = &[
+    "latest",
+    "preview",
+    "beta",
+    "exp",
+    "experimental",
+    "instruct",
+    "it",
+    "chat",
+    "versatile",
+    "instant",
+    "maas",
+    "tee",
+    "v1",
+    "v2",
+    "hf",
+    "gguf",
+    "awq",
+    "gptq",
+    "mlx",
+    "bf16",
+    "fp8",
+    "fp16",
+    "int4",
+    "int8",
+    "k",
+    "m",
+    "s",
+    "l",
+    "xs",
+    "non",
+    "reasoning",
+    "thinking",
+];
+
+/// The words of a suffix, up to a tag.
+fn words(suffix: &str) -> impl Iterator<Item = &str> {
+    let end = suffix.find([':', '@', '[']).unwrap_or(suffix.len());
+    suffix[..end].split(['-', '_']).filter(|word| !word.is_empty())
+}
+
+/// Whether a suffix leaves the model the same: tags, dates, sizes (`70b`, `a17b`), quantization (`q4_k_m`), [`SAME_MODEL`].
+fn is_alias(suffix: &str) -> bool {
+    words(suffix).all(|word| {
+        let digits = word.trim_start_matches(['a', 'e', 'q']).trim_end_matches('b');
+        let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
+            && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        is_number || SAME_MODEL.contains(&word)
+    })
+}
+
+/// Whether a suffix has a month as its only date: `-2505`.
+fn has_month(suffix: &str) -> bool {
+    let mut numbers = words(suffix).filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
+    numbers.next().is_some_and(|word| word.len() == 4) && numbers.next().is_none()
 }
 
 /// Names of vendors and clouds that are put before a model's name with a dash.

@@ -312,8 +312,8 @@ mod tests {
         );
         let share = CompactOverride { threshold: Some(0.5), ..CompactOverride::default() };
         assert_eq!(base.with(&share).threshold(180_000), 90_000);
-        let buffer = CompactOverride { threshold_tokens: Some(1), ..CompactOverride::default() };
-        assert_eq!(base.with(&share).with(&buffer).threshold(180_000), 179_999);
+        let tokens = CompactOverride { threshold_tokens: Some(7), ..CompactOverride::default() };
+        assert_eq!(base.with(&share).with(&tokens).threshold(180_000), 7);
         assert_eq!(base.with(&CompactOverride::default()), base);
     }
 }

@@ -299,7 +299,8 @@ fn tokens_and_reasoning_after_the_oldest_cut_are_counted() {
 }
 
 /// The prices of a model: a read costs an eighth of input, a write a quarter more, so all sums are exact.
-const PRICE: Price = Price { input: 8.0, output: 40.0, cache_read: 1.0, cache_write: 10.0 };
+const PRICE: Price =
+    Price { input: 8.0, output: 40.0, cache_read: 1.0, cache_write: 10.0, long: None };
 
 /// After how many turns a cut of 1,000 tokens with `stays` tokens behind it is paid back.
 fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -> Option<u32> {

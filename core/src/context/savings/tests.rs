@@ -7,7 +7,8 @@ use crate::dialect::refusal::RefusalCause;
 use crate::dialect::{PartIndex, Span};
 
 /// Anthropic's ratios at 10 dollars a million: a read costs a tenth, a write a quarter more.
-const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 };
+const PRICE: Price =
+    Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5, long: None };
 
 fn cut(why: DecisionReason, decision: Decision, tokens: u64) -> PlanStep {
     let declined =
@@ -458,7 +459,7 @@ fn summaries_are_subtracted_from_what_was_saved() {
 /// A part of the cache writes is for a long life and costs more, by each provider's multiple of the input price.
 #[test]
 fn cache_writes_of_mixed_lifetimes_are_priced_by_their_shares() {
-    let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0 };
+    let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0, long: None };
     let of = |written, long, dialect| {
         let usage =
             Usage { cache_write: Some(written), cache_write_long: Some(long), ..Usage::default() };

@@ -19,6 +19,7 @@ fn the_model_catalogue_can_be_read() {
             output: 0.0,
             cache_read: 0.0,
             cache_write: 0.0,
+            long: None,
         });
         assert!((0.0..=1000.0).contains(&price.output), "{name}");
     }
@@ -339,4 +340,64 @@ fn the_largest_window_is_the_catalogues_or_the_users() {
     assert_eq!(catalogue.largest_window("gpt-5", Some(9_000_000)), Some(9_000_000));
     assert_eq!(catalogue.largest_window("unheard-of", None), None);
     assert_eq!(catalogue.largest_window("unheard-of", Some(5_000)), Some(5_000));
+}
+
+/// OpenAI's rule since GPT-5.4: above 272,000 tokens of input the whole call costs more.
+#[test]
+fn a_long_prompt_has_another_price() {
+    let price = model("gpt-6.1-sol").price.unwrap();
+    assert!((price.of_prompt(272_000).input - 2.0).abs() < 1e-9, "at the step");
+    let long = price.of_prompt(272_001);
+    assert!((long.input - 4.0).abs() < 1e-9 && (long.output - 15.0).abs() < 1e-9, "{long:?}");
+    assert!((model("claude-haiku-5-5").price.unwrap().of_prompt(100_001).input - 0.5).abs() < 1e-9);
+}
+
+/// A suffix that may be a product of its own has no price of another product.
+#[test]
+fn an_unknown_suffix_is_a_guess_without_a_price() {
+    for name in ["gpt-6-sol-cyber", "kimi-k3-highspeed", "glm-5.3-ultrax", "mistral-large-4-spark"]
+    {
+        let model = model(name);
+        assert!(!model.known && model.price.is_none(), "{name}: {model:?}");
+        assert!(model.window > 100_000, "{name} keeps its family's window");
+    }
+    for name in ["gpt-6-sol-2026-08-01", "gpt-6-sol-latest", "llama-3.3-70b-instruct-fp8"] {
+        assert!(model(name).known, "{name}");
+    }
+}
+
+/// Facts that public tables of 2026-11 agree on and earlier versions of this catalogue had wrong, or not at all.
+#[test]
+fn corrected_prices_and_windows_stay_corrected() {
+    for (name, input, output) in [
+        ("mistral-large-4", 0.7, 2.1),
+        ("mistral-medium-2505", 0.4, 2.0),
+        ("gpt-5.5-cyber", 12.5, 75.0),
+        ("kimi-k3.1-pro-highspeed", 4.0, 20.0),
+        ("glm-5.3-flashx", 0.37, 1.25),
+        ("gpt-6.2-sol", 2.0, 10.0),
+        ("gpt-6.2-astra", 8.0, 40.0),
+        ("claude-fable-5-2", 8.0, 40.0),
+        ("gemini-4-hydrogen", 1.5, 7.5),
+    ] {
+        let price = model(name).price.unwrap_or_else(|| panic!("{name} has no price"));
+        assert!(
+            (price.input - input).abs() < 1e-9 && (price.output - output).abs() < 1e-9,
+            "{name}: {price:?}"
+        );
+    }
+    for (name, window) in [
+        ("gpt-6.2-sol", 922_000),
+        ("muse-spark-1.3", 1_048_576),
+        ("mimo-v2.6-pro", 1_048_576),
+        ("minimax-m2.7", 204_800),
+        ("deepseek-v4.1-flash", 1_000_000),
+        ("qwen3.6-plus", 1_000_000),
+        ("mistral-small-2506", 128_000),
+        ("gpt-5.3-codex-spark", 128_000),
+    ] {
+        let model = model(name);
+        assert!(model.known, "{name}");
+        assert_eq!(model.window, window, "{name}");
+    }
 }
