@@ -13,7 +13,7 @@ use memchr::memmem;
 use plimsoll::dialect::lesson::Lesson;
 use plimsoll::store::lessons::LessonSource;
 use plimsoll::telemetry::Exchange;
-use scripted_provider::strict::{Dialect, LoggedRequest};
+use scripted_provider::strict::{Dialect, LoggedRequest, Operation};
 use serde_json::{Value, json};
 
 use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolResult};
@@ -76,7 +76,7 @@ pub struct Hostile {
     history: Vec<HistoryItem>,
     /// Reasoning that each of its keys received: the same request as the first tenant's can get the same reasoning.
     replies_seen: HashMap<&'static str, HashSet<String>>,
-    /// All that it has sent: a summary of its own session can be written after a later move.
+    /// All that it has sent: a summary or a count of its own session can be written after a later move.
     sent: Vec<u8>,
     pub moves: u64,
 }
@@ -252,10 +252,10 @@ impl MoveResult {
             if occurs_in(self.answer.as_bytes()) && !is_its_own {
                 return Err(format!("a hostile tenant received {secret:?}: {}", self.answer));
             }
-            let is_summarized = occurs_in(&self.sent_so_far);
-            let sent = log.iter().filter(|entry| {
-                !(is_from_victim(entry) || is_summarized && is_summary_request(entry))
-            });
+            let was_sent = occurs_in(&self.sent_so_far);
+            let sent = log
+                .iter()
+                .filter(|entry| !(is_from_victim(entry) || was_sent && is_written_later(entry)));
             if let Some(entry) = sent.into_iter().find(|entry| occurs_in(&entry.request.bytes)) {
                 let bytes = String::from_utf8_lossy(&entry.request.bytes);
                 let headers = &entry.request.headers;
@@ -270,6 +270,11 @@ impl MoveResult {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a request is one of our own, which may go out after a later move: a summary or a count.
+fn is_written_later(entry: &LoggedRequest) -> bool {
+    is_summary_request(entry) || entry.request.operation == Operation::CountTokens
 }
 
 /// Whether a request was asked with the first tenant's key.

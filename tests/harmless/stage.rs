@@ -119,11 +119,37 @@ impl Stage {
         let _ = within("the answer to end", client.stream.read_to_end(&mut read)).await;
         // Where nothing was streamed, the next answer does not break off.
         self.provider.cut_next_stream_after(usize::MAX);
+        let end = read.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+        let head = String::from_utf8_lossy(&read[..end]).to_ascii_lowercase();
+        let body = match head.contains("\r\ntransfer-encoding: chunked") {
+            true => without_chunks(&read[end + 4..]),
+            false => read[end + 4..].to_vec(),
+        };
         // It may break off in the middle of a character; what is not whole of an event is not read.
-        let text = String::from_utf8_lossy(&read);
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        let body = String::from_utf8_lossy(&body).into_owned();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
     }
+}
+
+/// A chunked body without its framing, as far as it came.
+fn without_chunks(mut framed: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(end) = framed.windows(2).position(|bytes| bytes == b"\r\n") {
+        let size = usize::from_str_radix(str::from_utf8(&framed[..end]).unwrap(), 16).unwrap();
+        let rest = &framed[end + 2..];
+        body.extend_from_slice(&rest[..size.min(rest.len())]);
+        framed = rest.get(size + 2..).unwrap_or_default();
+    }
+    body
+}
+
+/// An event may be split between two chunks.
+#[test]
+fn a_body_that_breaks_off_is_read_without_its_chunks() {
+    let framed = b"8\r\ndata: {}\r\n2\r\n\n\n\r\n10\r\ndata: {\"a";
+    assert_eq!(without_chunks(framed), b"data: {}\n\ndata: {\"a");
+    assert_eq!(without_chunks(b"2\r\nab\r\n0\r\n\r\n"), b"ab");
+    assert_eq!(without_chunks(b"1"), b"");
 }
 
 /// What a client sends beside its body, as far as the provider reads it.

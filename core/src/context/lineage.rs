@@ -11,7 +11,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
 use super::{ExchangeId, Outcome, Position, PromptSection, SketchPart, ThreadId, Turn};
-use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role, StopReason};
+use crate::dialect::{
+    Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Purpose, Role, StopReason,
+};
 
 /// How a request relates to its parent turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +138,7 @@ struct AncestorMatch<'l> {
 /// Finds the parent turn in three ways. The match that covers most of the request is used. Of equals a prefix
 /// (way 1, then 3) wins over a boundary:
 /// 1. *reply*: a prefix of the request is a known turn's request and reply;
-/// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with a unique id, a
+/// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with its unique id, a
 ///    long text), or a run of parts across the end of a turn's request and the start of its reply
 ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
 ///    its whole first message), or dropped the text beside a tool call;
@@ -286,17 +288,23 @@ fn last_boundary<'l>(
     position: &Position,
     covered: usize,
 ) -> Option<AncestorMatch<'l>> {
-    let keyed: Vec<(PartKey, Role)> =
-        conversation.parts().filter_map(|part| Some((part.key?, part.role))).collect();
-    let keys: Vec<PartKey> = keyed.iter().map(|(key, _)| *key).collect();
+    let parts: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
+    let keys: Vec<PartKey> = parts.iter().filter_map(|part| part.key).collect();
     let others = OtherAgents::new(ledger, position);
     (covered..keys.len()).rev().find_map(|index| {
-        let (key, Role::Assistant) = keyed[index] else { return None };
+        let (part, key) = (parts[index], keys[index]);
+        if !is_reply(part) {
+            return None;
+        }
         let before = index.checked_sub(1).map(|before| BoundaryHash::of(keys[before], key));
         let met = before
             .into_iter()
             .flat_map(|boundary| ledger.turns_at_boundary(boundary).take(CANDIDATES));
-        let marked = ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES);
+        // Another call may be the same but for its id, which is in no key of Gemini's.
+        let mark = (part.kind != PartKind::ToolCall || part.id.is_some())
+            .then(|| BoundaryHash::of_anchor_key(key));
+        let marked =
+            mark.into_iter().flat_map(|mark| ledger.turns_at_boundary(mark).take(CANDIDATES));
         let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
         let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
         let proven = measured.filter(|(turn, marked, run)| {

@@ -28,19 +28,34 @@ impl Play {
         outcome: Outcome,
         client_thread: Option<&str>,
     ) -> Placement {
+        let id = format!("msg_{}", self.count + 1);
+        let reply = format!(
+            r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#
+        );
+        let api = (Dialect::Anthropic, "/v1/messages");
+        self.exchange(api, body, &reply, outcome, client_thread)
+    }
+
+    fn exchange(
+        &mut self,
+        (dialect, path): (Dialect, &str),
+        body: &str,
+        reply: &str,
+        outcome: Outcome,
+        client_thread: Option<&str>,
+    ) -> Placement {
         self.count += 1;
         let exchange: ExchangeId = format!("req-{}", self.count).into();
-        let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let conversation = dialect::read(dialect, path, body.as_bytes());
         let placed = place(&self.ledger, &conversation, &exchange, client_thread);
         let sent = conversation.parts().filter_map(|part| part.key);
-        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
-        let id = format!("msg_{}", self.count);
-        reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
+        let mut reading = ResponseReader::new(dialect, 200, Framing::Json, 1 << 20);
+        reading.push(reply.as_bytes());
         let reply = reading.finish(BodyEnd::Whole);
         let after = reply.chain_after(placed.position.chain);
         let at = 10 * self.count as u64 - self.behind;
         let origin = ReplyOrigin {
-            dialect: Dialect::Anthropic,
+            dialect,
             after,
             prefix: placed.position.chain,
             order: None,
@@ -61,7 +76,7 @@ impl Play {
             at,
             ended: at + 5,
             upstream: "a".into(),
-            dialect: Dialect::Anthropic,
+            dialect,
             model: "m".into(),
             family: Family::Claude,
             purpose: conversation.purpose,
@@ -450,6 +465,34 @@ fn a_client_that_drops_text_beside_a_call_stays_on_its_thread() {
     let second = play.say(&[user("hi"), dropped, result("toolu_1")].join(","), &words("done"));
     assert_eq!(second.position.thread, first.position.thread);
     assert_eq!(second.growth, Growth::Grows);
+}
+
+/// Gemini's calls have no id in their keys. A request was sent again and answered with the same text and call, this time
+/// without an id; its client edits the text. The call alone does not tell the two turns apart.
+#[test]
+fn a_call_without_its_id_identifies_no_reply() {
+    let call = |id: &str| format!(r#"{{"functionCall":{{"name":"ls","args":{{"at":1}}{id}}}}}"#);
+    let parts = |text: &str, id: &str| format!(r#"[{{"text":"{text}"}},{}]"#, call(id));
+    let contents = |more: &str| {
+        format!(r#"{{"contents":[{{"role":"user","parts":[{{"text":"Look."}}]}}{more}]}}"#)
+    };
+    let api = (Dialect::Gemini, "/v1beta/models/gemini-3-pro:generateContent");
+    let own_id = r#","id":"AbCdEfGh12345678""#;
+    for (id, turn) in [("", "req-2"), (own_id, "req-1")] {
+        let mut play = Play::default();
+        let mut ask = |more: &str, parts: &str| {
+            let reply = format!(
+                r#"{{"candidates":[{{"content":{{"parts":{parts}}},"finishReason":"STOP"}}]}}"#
+            );
+            play.exchange(api, &contents(more), &reply, Outcome::Complete, None)
+        };
+        ask("", &parts("Aye.", own_id));
+        ask("", &parts("Aye.", ""));
+        let edited = parts("Aye. Written by a model.", id);
+        let result = r#"{"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}}]}"#;
+        let next = ask(&format!(r#",{{"role":"model","parts":{edited}}},{result}"#), "[]");
+        assert_eq!(parent(&next), Some(turn));
+    }
 }
 
 #[test]

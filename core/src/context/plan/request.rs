@@ -86,12 +86,12 @@ impl PlanRequest<'_> {
         self.conversation.messages.iter().rposition(turn_start::is_users).unwrap_or(0)
     }
 
-    /// Whether the model is in the middle of a tool loop: the last parts are calls or their results. Images
-    /// are skipped, because they come with results as well as with text.
+    /// Whether the model is in the middle of a tool loop: the newest of the texts, calls and results is a call or a
+    /// result. Other parts (images, references to tools) come with results as well as with text.
     pub(crate) fn is_in_loop(&self) -> bool {
-        let beside = [PartKind::Reasoning, PartKind::Image, PartKind::Document];
-        let counts = |part: &&Part| !beside.contains(&part.kind) && part.key.is_some();
+        let decides = [PartKind::Text, PartKind::ToolCall, PartKind::ToolResult];
+        let counts = |part: &&Part| decides.contains(&part.kind) && part.key.is_some();
         let last = self.conversation.parts().rev().find(counts);
-        last.is_some_and(|part| matches!(part.kind, PartKind::ToolResult | PartKind::ToolCall))
+        last.is_some_and(|part| part.kind != PartKind::Text)
     }
 }

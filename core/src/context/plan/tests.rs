@@ -591,6 +591,8 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     all[2]["content"].as_array_mut().unwrap().push(picture);
     let scene = SessionFixture::of(FREE, &all);
     assert!(scene.request().is_in_loop(), "pictures come with results");
+    all[2]["content"][0]["content"] = json!([{"type": "tool_reference", "tool_name": "ls"}]);
+    assert!(SessionFixture::of(FREE, &all).request().is_in_loop(), "so do references to tools");
     let request = scene.request();
     assert_eq!([0, 1, 2, 3].map(|at| request.is_models(at)), [false, true, false, false]);
     assert_eq!(PlanRequest { reserve: 1_000, ..request }.usable(), scene.model.window - 1_000);
@@ -622,6 +624,12 @@ fn a_stand_in_goes_where_it_is_demanded() {
     assert!(proposed(&scene).is_empty(), "once");
     assert_eq!(sent(&scene)["messages"][1]["reasoning_content"], " ");
     assert_eq!(scene.plan().steps[0].change, Change::StandIn);
+    scene.reasoning_rule = ReasoningRule::Unwanted;
+    assert!(
+        scene.plan().edits.is_empty(),
+        "its request was refused: no turn tells for which model"
+    );
+    scene.reasoning_rule = ReasoningRule::Demanded;
     scene.conversation.thinks = Some(false);
     assert!(proposed(&scene).is_empty());
     let mut deepseek = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-chat", &body);

@@ -63,11 +63,14 @@ impl<'l> Branch<'l> {
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
-        let is_reply = |keyed: &&KeyedPart| {
-            keyed.role == Role::Assistant
-                && parent.is_some_and(|parent| parent.has_in_reply(keyed.key))
+        let reply = match covered.last() {
+            // Its client may have edited the parts of the reply before the one that it was found by.
+            Some(last) if parent.is_some_and(|parent| parent.has_in_reply(last.key)) => {
+                covered.iter().rev().take_while(is_models).count()
+            }
+            _ => 0,
         };
-        let covers = covered.len() - covered.iter().rev().take_while(is_reply).count();
+        let covers = covered.len() - reply;
         let (line, keys) = Default::default();
         let client_thread = placed.position.client_thread.as_deref();
         Self { ledger, exchange: &placed.exchange, client_thread, parent, sent, covers, line, keys }
@@ -204,9 +207,9 @@ impl<'l> Branch<'l> {
         !(was_there || is_for_another) || self.has_thought(reasoning)
     }
 
-    /// Whether a decision was made for this model. True if its turn is unknown.
+    /// Whether a decision is known to have been made for this model: a refused request leaves decisions, but no turn.
     pub(super) fn is_of_model(&self, decision: &ReasoningDecision, model: Option<&str>) -> bool {
-        self.ledger.turn(&decision.exchange).is_none_or(|turn| Some(&*turn.model) == model)
+        self.ledger.turn(&decision.exchange).is_some_and(|turn| Some(&*turn.model) == model)
     }
 
     /// Decisions of other branches to remove reasoning that do not apply here, because this branch has sent that

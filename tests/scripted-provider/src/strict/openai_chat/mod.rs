@@ -207,8 +207,18 @@ fn find_reply(store: &ReplyStore, message: &Value) -> Option<usize> {
             Some(content) => content.to_owned(),
             None => items(&message["content"]).map(|part| text(&part["text"])).collect(),
         };
-        store.find_reply(DIALECT, "text", &full_text)
+        // Several replies may say the same: it is the one with its reasoning.
+        let whole = message_reasoning(message).map(|it| format!("{it}\n{full_text}"));
+        whole
+            .and_then(|whole| store.find_reply(DIALECT, "reasoning and text", &whole))
+            .or_else(|| store.find_reply(DIALECT, "text", &full_text))
     })
+}
+
+/// The reasoning of a message, under any of its names.
+fn message_reasoning(message: &Value) -> Option<&str> {
+    let names = ["reasoning_content", "reasoning", "reasoning_text"];
+    names.iter().find_map(|name| message[*name].as_str())
 }
 
 /// Requests with different keys share no cache (`docs/protocols.md` 7.2, the reasons that the API gives for a

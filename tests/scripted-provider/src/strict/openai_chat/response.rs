@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use super::DIALECT;
+use super::{DIALECT, message_reasoning};
 use crate::strict::prompt::{hash, items, measure, measure_text, text};
 use crate::strict::reply::{ScriptedPart, ScriptedReply};
 use crate::strict::reply_store::{
@@ -213,11 +213,13 @@ pub(crate) fn record_reply(
         };
         store.add_signature(DIALECT, signature, record);
     }
+    let reasoning = message_reasoning(message);
     if let Some(content) = message["content"].as_str().filter(|text| !text.is_empty()) {
         store.add_reply_key(DIALECT, "text", content);
+        if let Some(reasoning) = reasoning {
+            store.add_reply_key(DIALECT, "reasoning and text", &format!("{reasoning}\n{content}"));
+        }
     }
-    let reasoning = ["reasoning_content", "reasoning"];
-    let reasoning = reasoning.iter().find_map(|name| message[*name].as_str());
     store.add_reply(IssuedReply {
         signatures,
         reasoning_hash: reasoning.filter(|text| !text.is_empty()).map(|text| hash(&[text])),

@@ -180,6 +180,24 @@ fn reasoning_is_required_by_some() {
     client.refuse(&kimi, Rule::ReasoningMissing, "at index 2");
 }
 
+/// The model says the same again, after other reasoning: the first reply still has its own.
+#[test]
+fn replies_with_the_same_text_are_told_apart_by_their_reasoning() {
+    let client = client();
+    let mut body = open_loop(&client, "kimi-k2.6");
+    push(&mut body, "messages", json!({"role": "user", "content": "And?"}));
+    let says = |thought: &str| ScriptedReply::thinking(thought, 70).with_text("It is the parser.");
+    let first = client.reply_to(&body, says("The first."));
+    client.reply_to(&body, says("The second."));
+    push(&mut body, "messages", first["choices"][0]["message"].clone());
+    push(&mut body, "messages", json!({"role": "user", "content": "So?"}));
+    assert_eq!(client.accept(&body).losses, []);
+    let newest = body["messages"].as_array().unwrap().len() - 2;
+    body["messages"][newest]["reasoning_content"] = json!("A third.");
+    let changed = Loss::ReasoningChanged { place: Place::Message { message: newest, block: 0 } };
+    assert_eq!(client.accept(&body).losses, [changed]);
+}
+
 #[test]
 fn reasoning_is_refused_by_others() {
     for model in ["gpt-5.5", "mistral-large", "deepseek-r1", "never-seen"] {

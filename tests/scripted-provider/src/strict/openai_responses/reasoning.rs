@@ -138,7 +138,9 @@ pub(super) fn check(
             .map(|(_, signature)| signature.reply)
             .or_else(|| find_reply(store, list, at));
         if let Some(reply) = reply {
-            if found.last().is_none_or(|last| last.reply != reply) {
+            // A reply that says what an earlier one said has no item beside that one's.
+            let goes_on = at > 0 && list[at - 1].is_output();
+            if !goes_on || found.last().is_none_or(|last| last.reply != reply) {
                 found.push(FoundReply {
                     reply,
                     place: at,

@@ -383,6 +383,26 @@ fn replies_with_the_same_text_are_told_apart_by_their_calls() {
     assert_eq!(client.accept(&without(&body, &[1])).losses, [absent]);
 }
 
+/// Two replies with the same text, before and after a question: the reasoning of the second one is missed.
+#[test]
+fn a_reply_ends_before_the_next_question() {
+    let client = client();
+    let mut body = first("gpt-5.5");
+    let says = || ScriptedReply::thinking("Hm.", 50).with_text("I will look.");
+    let answer = client.reply_to(&body, says());
+    grow(&mut body, &answer);
+    push(&mut body, "input", json!({"role": "user", "content": "Go on."}));
+    let answer = client.reply_to(&body, says().with_call("read", json!({"path": "a"})));
+    grow(&mut body, &answer);
+    for item in body["input"].as_array_mut().unwrap() {
+        item.as_object_mut().unwrap().remove("id");
+    }
+    let absent = Loss::ReasoningAbsent { place: place(3), issued: 1, present: 0, readable: true };
+    // The text alone does not tell that the first one ended its turn: its phase counts as wrong.
+    let losses = client.accept(&without(&body, &[1, 4])).losses;
+    assert!(losses.contains(&absent), "{losses:?}");
+}
+
 #[test]
 fn a_request_past_the_window_is_refused() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::context::policy::DecisionMode;
-use crate::context::scene::{SessionFixture, messages};
+use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     Fact, InjectionPlace, InjectionState, ReasoningBlock, ReasoningDecision, Revocation,
 };
@@ -237,7 +237,7 @@ fn a_decision_revoked_twice_is_given_up_in_its_branch() {
     assert_eq!(given_up(&[("here", None, Never)]), HashSet::from_iter([7, 100]));
 }
 
-/// A decision belongs to the model of its turn. If its turn is not known, it may be of any model.
+/// A decision belongs to the model of its turn. A refused request leaves decisions and no turn: they are of no model.
 #[test]
 fn a_decision_belongs_to_the_model_of_its_turn() {
     let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
@@ -246,8 +246,30 @@ fn a_decision_belongs_to_the_model_of_its_turn() {
         let one = reasoning_decision(request, ReasoningAction::PutBack, DecisionReason::Birth);
         branch(&scene.ledger, None).is_of_model(&one, model)
     };
-    assert!(is("r1", Some("claude-opus-4-6")) && is("unknown", Some("other")));
-    assert!(!is("r1", Some("other")) && !is("r1", None));
+    assert!(is("r1", Some("claude-opus-4-6")));
+    assert!(!is("r1", Some("other")) && !is("r1", None) && !is("refused", Some("other")));
+}
+
+/// The client edited the text of a reply before its call. The reasoning before that text is new, though the parent turn
+/// sent reasoning that is the same to the letter.
+#[test]
+fn reasoning_of_an_edited_reply_is_new() {
+    let id = "toolu_03AbCdEfGh03";
+    let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"n": 3}});
+    let reply = |text: &str| json!([thinking(1), {"type": "text", "text": text}, call]);
+    let mut all = messages("utr");
+    let mut scene = SessionFixture::of("claude-opus-4-6", &all);
+    scene.answered(&reply("Aye."));
+    let result = json!([{"type": "tool_result", "tool_use_id": id, "content": "So."}]);
+    all.as_array_mut().unwrap().extend([
+        json!({"role": "assistant", "content": reply("Aye. Written by a model.")}),
+        json!({"role": "user", "content": result}),
+    ]);
+    scene.send(&all);
+    let (placed, known) = (scene.placed(), scene.known());
+    let branch = Branch::of(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
+    let own = branch.own_reasoning(&scene.conversation);
+    assert_eq!((own.sent.len(), own.left_out.len()), (1, 0));
 }
 
 /// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
