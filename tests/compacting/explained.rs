@@ -1,6 +1,7 @@
 //! The context view and the explanation of a request show what was compacted: when, by whom, why, how much of it is
 //! left, and what that cost.
 
+use plimsoll::context::policy::Policy;
 use serde_json::{Value, json};
 
 use crate::play::{MARK, MODEL, Play, Scene, policy, send_summary, tokens};
@@ -10,6 +11,13 @@ const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
 
 fn explain(scene: &Scene) -> String {
     format!("/api/v1/requests/{}/explain", scene.exchange.id)
+}
+
+/// A policy under which one summary may follow another at once.
+fn without_a_pause() -> Policy {
+    let mut policy = policy();
+    policy.compact.lasting_share = 0.0;
+    policy
 }
 
 /// Plays turns until this summary is used.
@@ -32,7 +40,7 @@ async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
 
 #[tokio::test]
 async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
-    let mut play = Play::of(policy()).await;
+    let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
     let looking = Looking::at(&play.server, &play.config).await;
     let before = looking.json(CONTEXT).await;
@@ -104,7 +112,7 @@ async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
 /// The cost of summaries is subtracted from the savings, in a session and in the total.
 #[tokio::test]
 async fn the_cost_of_summaries_is_subtracted_from_the_savings() {
-    let mut play = Play::of(policy()).await;
+    let mut play = Play::of(without_a_pause()).await;
     compacted(&mut play, "Numbered questions.", 1).await;
     let last = compacted(&mut play, "Both of them.", 2).await;
     let looking = Looking::at(&play.server, &play.config).await;
