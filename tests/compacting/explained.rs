@@ -1,23 +1,15 @@
 //! The context view and the explanation of a request show what was compacted: when, by whom, why, how much of it is
 //! left, and what that cost.
 
-use plimsoll::context::policy::Policy;
 use serde_json::{Value, json};
 
-use crate::play::{MARK, MODEL, Play, Scene, policy, send_summary, tokens};
+use crate::play::{MARK, MODEL, Play, Scene, policy, send_summary, tokens, without_a_pause};
 use crate::support::looking::Looking;
 
 const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
 
 fn explain(scene: &Scene) -> String {
     format!("/api/v1/requests/{}/explain", scene.exchange.id)
-}
-
-/// A policy under which one summary may follow another at once.
-fn without_a_pause() -> Policy {
-    let mut policy = policy();
-    policy.compact.lasting_share = 0.0;
-    policy
 }
 
 /// Plays turns until this summary is used.
