@@ -460,6 +460,7 @@ impl<'a> Session<'a> {
             reasoning_rule: reasoning::rule(self.dialect, "", self.name),
             compaction_refused: false,
             policy: &self.config.policy,
+            client_compacts: None,
             mode: Mode::Active,
             clears_past: None,
             tokenizer: Tokenizer::whole(self.model.family),

@@ -206,6 +206,16 @@ fn one_cut_makes_room_for_several_turns() {
     assert!(report.0 > 20 && report.1 * 2 <= report.0 && report.3 < 0.8 * report.2, "{report:?}");
 }
 
+/// Without a price cuts wait until a summary would be used otherwise. Until then none is prepared for them.
+#[test]
+fn no_summary_is_prepared_while_a_cut_waits() {
+    let session = session_of(("a-model-of-mine", "openai"), 60, 60, 2_000);
+    let window = "[model.\"a-model-of-mine\"]\nwindow_tokens = 60000\n";
+    let report = played_of("waiting", window, &session);
+    assert!(report.declined["no_gain"] > 5 && report.results_cut > 10, "{report:?}");
+    assert_eq!(report.summaries, 0, "{report:?}");
+}
+
 /// A new cut breaks the cache from its place in what is sent, not in what came.
 #[test]
 fn a_new_cut_breaks_the_cache_from_its_place_in_the_sent_request() {
@@ -218,16 +228,16 @@ fn a_new_cut_breaks_the_cache_from_its_place_in_the_sent_request() {
     assert!(report.savings.reprocessed > late * 3_000, "{}", report.savings.reprocessed);
 }
 
-/// As in the proxy: a request that does not fit uses the prepared summary, which covers one result, before another one
-/// is written. The next one is written if the request is still too large.
+/// As in the proxy: a request that does not fit uses the prepared summary, which covers one result. The next one is not
+/// written before more was added.
 #[test]
 fn a_prepared_summary_is_used_before_another_is_written() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\nprepare = 0.5\n";
     let report = played_of("prepared", policy, &session_of(("gpt-4.1", "openai"), 8, 8, 15_000));
     let before: Vec<(u64, u64)> =
         report.events.iter().map(|event| (event.call, event.tokens_before)).collect();
-    let is_one = |(_, tokens): &(u64, u64)| (15_000..20_000).contains(tokens);
-    assert!(before.len() >= 3 && before.iter().all(is_one), "{before:?}");
+    assert!(before.len() >= 3 && (15_000..20_000).contains(&before[0].1), "{before:?}");
+    assert!(before.is_sorted_by(|one, next| one.0 < next.0), "one in each request: {before:?}");
 }
 
 /// As in the proxy, the reason is reported if a compaction cannot be made.

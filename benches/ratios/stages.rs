@@ -158,6 +158,7 @@ impl Bench {
             reasoning_rule: ReasoningRule::Wanted,
             compaction_refused: false,
             policy: &self.policy,
+            client_compacts: None,
             mode: Mode::Active,
             clears_past: None,
             tokenizer: Tokenizer::now(self.model.family),

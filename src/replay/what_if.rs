@@ -173,6 +173,7 @@ impl<'l> WhatIfSession<'l> {
                 reasoning_rule: reasoning::rule(dialect, "", &line.model),
                 compaction_refused: false,
                 policy: &options.policy,
+                client_compacts: None,
                 mode: Mode::Active,
                 clears_past: None,
                 tokenizer: Tokenizer::whole(model.family),
@@ -250,7 +251,9 @@ impl<'l> WhatIfSession<'l> {
         let mut event = ScheduleEvent::Planned;
         loop {
             let tokens = decided.measured.estimate.tokens;
-            let need = state.need(request, &decided.known, Some(tokens), false);
+            let waiting = plan::waiting_savings(&decided.declined);
+            let sent_soon = tokens.saturating_sub(waiting);
+            let need = state.need(request, &decided.known, Some(sent_soon), false);
             let context = ScheduleContext {
                 need,
                 mode: request.mode,

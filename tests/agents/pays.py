@@ -14,6 +14,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -106,7 +107,20 @@ def ask(session, prompt):
         done = session.ask(prompt)
     except subprocess.TimeoutExpired as late:
         return f"killed\n{late.stdout}"
+    finally:
+        end_processes(session.agent.workspace.home)
     return "" if done.returncode == 0 else f"{done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+
+
+def end_processes(home):
+    """Ends what an agent left running, such as Cline's hub: the processes that have this home folder."""
+    for environment in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"HOME={home}".encode() in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGTERM)
+        except OSError:
+            # It ended, or is another user's.
+            pass
 
 
 def play(agent, window, way):

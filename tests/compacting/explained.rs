@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::play::{MARK, MODEL, Play, Scene, policy, send_summary, tokens};
+use crate::play::{MARK, MODEL, Play, Scene, policy, send_summary, tokens, without_a_pause};
 use crate::support::looking::Looking;
 
 const CONTEXT: &str = "/api/v1/sessions/s/threads/latest/context";
@@ -32,7 +32,7 @@ async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
 
 #[tokio::test]
 async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
-    let mut play = Play::of(policy()).await;
+    let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
     let looking = Looking::at(&play.server, &play.config).await;
     let before = looking.json(CONTEXT).await;
@@ -104,7 +104,7 @@ async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
 /// The cost of summaries is subtracted from the savings, in a session and in the total.
 #[tokio::test]
 async fn the_cost_of_summaries_is_subtracted_from_the_savings() {
-    let mut play = Play::of(policy()).await;
+    let mut play = Play::of(without_a_pause()).await;
     compacted(&mut play, "Numbered questions.", 1).await;
     let last = compacted(&mut play, "Both of them.", 2).await;
     let looking = Looking::at(&play.server, &play.config).await;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::play::{
     DEMANDS, HOLDS, MARK, Play, TOO_LONG, UNTOLD, USABLE, WHOLE, answer, policy, send_summary,
-    tokens,
+    tokens, without_a_pause,
 };
 use crate::support::http1::Call;
 
@@ -196,7 +196,7 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
 /// A summary that a provider refused is not used again on that branch, and does not prevent a new one.
 #[tokio::test]
 async fn after_a_refused_summary_the_history_is_summarised_again() {
-    let mut play = Play::of(policy()).await;
+    let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
     send_summary(question, "The person asks numbered questions.").await;
     play.wait_until_written(1).await;

@@ -109,6 +109,13 @@ pub fn policy() -> Policy {
     Policy { compact, ..Policy::default() }
 }
 
+/// A policy under which one summary may follow another at once.
+pub fn without_a_pause() -> Policy {
+    let mut policy = policy();
+    policy.compact.lasting_share = 0.0;
+    policy
+}
+
 impl Play {
     pub async fn of(policy: Policy) -> Self {
         Self::over(Arc::new(MemoryStore::default()), policy, Mode::Active).await

@@ -11,7 +11,9 @@ use plimsoll::tokens::bpe;
 use plimsoll::tokens::classic::SentContent;
 use serde_json::{Value, json};
 
-use crate::play::{MARK, Play, Scene, THRESHOLD, USABLE, policy, send_summary, tokens};
+use crate::play::{
+    MARK, Play, Scene, THRESHOLD, USABLE, policy, send_summary, tokens, without_a_pause,
+};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -31,7 +33,7 @@ fn prefix(scene: &Scene) -> &str {
 
 /// A play whose summary is written, and used in the returned exchange.
 async fn compacted() -> (Play, Scene) {
-    compacted_under(policy()).await
+    compacted_under(without_a_pause()).await
 }
 
 async fn compacted_under(policy: Policy) -> (Play, Scene) {
@@ -402,7 +404,7 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
 #[tokio::test]
 async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
     const QUEUED: &str = "Mind the tide.";
-    let mut play = Play::of(policy()).await;
+    let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
     send_summary(question, SUMMARY).await;
     play.wait_until_written(1).await;

@@ -130,6 +130,7 @@ fn request<'a>(
         reasoning_rule: ReasoningRule::Wanted,
         compaction_refused: false,
         policy,
+        client_compacts: None,
         mode: Mode::Active,
         clears_past: None,
         tokenizer: Tokenizer::now(model.family),

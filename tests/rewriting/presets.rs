@@ -525,6 +525,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
         reasoning_rule: ReasoningRule::Unwanted,
         compaction_refused: false,
         policy: &config.policy,
+        client_compacts: None,
         mode: Mode::Active,
         clears_past: None,
         tokenizer: Tokenizer::now(model.family),

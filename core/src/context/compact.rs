@@ -3,10 +3,11 @@
 //!
 //! A summary is written first, and used later by the request that crosses the threshold: two facts. Pure:
 //! nothing here asks for a summary. What is done when is in `compact/schedule.rs`, the exact rules of known agents
-//! in `compact/agents.rs`, quotes of the user in `compact/quotes.rs`, tools that stay loaded in `compact/loaded.rs`,
-//! reports in `compact/report.rs`.
+//! in `compact/agents.rs`, clients that compact by themselves in `compact/clients.rs`, quotes of the user in
+//! `compact/quotes.rs`, tools that stay loaded in `compact/loaded.rs`, reports in `compact/report.rs`.
 
 pub mod agents;
+mod clients;
 mod loaded;
 mod quotes;
 pub mod report;
@@ -14,6 +15,7 @@ pub mod schedule;
 mod worth;
 
 pub use agents::is_worth_it;
+pub use clients::{compacts_by_itself, is_left_to_client};
 pub use quotes::most_quoted;
 pub use worth::{SummarySizes, is_accepted, is_worth_writing};
 
@@ -74,7 +76,7 @@ pub fn need_at(
     };
     match tokens {
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
-        _ if known.client_compacts => CompactionNeed::No,
+        _ if is_left_to_client(request, known.client_compacted) => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
         _ if known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,

@@ -33,7 +33,7 @@ pub fn wanted(request: &PlanRequest<'_>) -> Option<ContextEditing> {
     }
     // Below this, no cut is large enough.
     let least = prune.protect_tokens.saturating_add(prune.min_saving_tokens).max(1);
-    let pressure = prune.threshold(request.usable()) as u64;
+    let pressure = prune.threshold(request.fillable()) as u64;
     let trigger = match prune.gate.as_slice() {
         gates if gates.contains(&PruneGate::Always) => least,
         // Without a known window, the pressure is unknown.
@@ -98,6 +98,7 @@ mod tests {
             reasoning_rule: ReasoningRule::Wanted,
             compaction_refused: false,
             policy: &policy,
+            client_compacts: None,
             mode,
             clears_past: None,
             tokenizer: Tokenizer::now(model.family),
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn the_default_policy_gives_the_expected_context_editing() {
         let editing = editing_of(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
-        // 0.6 of the usable window, which is 200,000 less 16,000.
+        // 0.6 of the fillable window, which is 200,000 less 16,000.
         let expected =
             ContextEditing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
         assert_eq!(editing, expected);

@@ -59,7 +59,7 @@ pub struct Ledger {
     /// Summaries that were written.
     summaries: Decisions<CompactionRecord>,
     /// The session's client compacts by itself.
-    client_compacts: bool,
+    client_compacted: bool,
     /// Queued messages, and what happened to them, by id.
     queued: HashMap<Box<str>, Arc<QueuedMessage>>,
     injected: HashMap<Box<str>, Arc<InjectedMessage>>,
@@ -119,7 +119,7 @@ impl Ledger {
         other.repairs.all().for_each(|one| self.bytes += self.repairs.add(one.clone()));
         other.summaries.all().for_each(|one| self.bytes += self.summaries.add(one.clone()));
         other.compacts.all().for_each(|one| self.bytes += self.compacts.add(one.clone()));
-        self.client_compacts |= other.client_compacts;
+        self.client_compacted |= other.client_compacted;
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
         other.injected.values().for_each(|message| self.add_injected(message.clone()));
         other.suspensions.iter().for_each(|suspended| self.add_suspension(suspended.clone()));
@@ -248,7 +248,7 @@ impl Ledger {
         }
         let index = self.turns.len();
         self.bytes += bytes_of(&turn);
-        self.client_compacts |= turn.purpose == Purpose::Compaction;
+        self.client_compacted |= turn.purpose == Purpose::Compaction;
         self.by_exchange.insert(turn.exchange.clone(), index);
         self.by_end.entry(turn.position.chain).or_default().push(index);
         self.find_by_reply(index, &turn);
@@ -400,8 +400,8 @@ impl Ledger {
     }
 
     /// Whether the session's client has compacted by itself before.
-    pub fn client_compacts(&self) -> bool {
-        self.client_compacts
+    pub fn client_compacted(&self) -> bool {
+        self.client_compacted
     }
 
     /// Queued messages that no request took yet, in order.

@@ -25,7 +25,7 @@ pub(crate) use report::NewTokens;
 pub(in crate::context) use report::is_default;
 pub use report::{ChangeCounts, MOST_STORED_STEPS, RemovedTokens, RewriteSummary};
 pub use request::PlanRequest;
-pub use step::{Change, Decision, DecisionReason, PlanStep};
+pub use step::{Change, Decision, DecisionReason, PlanStep, waiting_savings};
 
 use super::policy::SummaryAuthor;
 use crate::dialect::{Chain, PartKey};

@@ -121,8 +121,8 @@ pub struct ClassicPolicy {
     #[schemars(extend("presetOnly" = true))]
     pub rules: ClassicRules,
     /// When the provider's own counting endpoint is asked, with the client's credentials. The request never
-    /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the usable
-    /// window); `media` (requests with pictures or documents, as Gemini CLI does); `sample:0.01` (this share of
+    /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the
+    /// fillable window); `media` (requests with pictures or documents, as Gemini CLI does); `sample:0.01` (this share of
     /// the rewritten requests, counted as the client sent them, so that the provider checks what was saved).
     pub count: CountSchedule,
     /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not ship: the `tokenizer.model` or
@@ -140,7 +140,7 @@ pub enum CountSchedule {
     Off,
     /// If there is no anchor.
     Cold,
-    /// Near the end of the usable window.
+    /// Near the end of the fillable window.
     NearThreshold,
     /// If there are images or documents.
     Media,
@@ -227,15 +227,16 @@ pub struct PrunePolicy {
     /// expired or is empty, so that a cut costs nothing), `pays_back` (the saving pays for the broken cache
     /// within `horizon_turns`), `always`. Empty: never.
     pub gate: Vec<PruneGate>,
-    /// There is pressure past this share of the usable window (the window less the output reserve).
+    /// There is pressure past this share of the fillable window (the window less the output reserve, or
+    /// less a quarter if the reserve is half of it or more).
     pub pressure: f64,
-    /// Instead of `pressure`: there is pressure when fewer tokens than this are left of the usable window.
+    /// Instead of `pressure`: there is pressure when fewer tokens than this are left of the fillable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
     /// Under pressure a cut must make room for several turns: of the room above what no cut takes away (system
     /// prompt, tools, the newest messages) at most this share may stay filled. It must also pay for the broken
-    /// cache within `horizon_turns`, until a summary would be prepared. Otherwise Plimsoll waits. It stops waiting
-    /// when the request does not fit the usable window. 1: it never waits.
+    /// cache within `horizon_turns`, until a summary would be used. Otherwise Plimsoll waits. It stops waiting
+    /// when the request does not fit the fillable window. 1: it never waits.
     pub low_water: f64,
     /// How many of the newest tokens of the history are never cut.
     pub protect_tokens: u64,
@@ -450,18 +451,18 @@ impl ReasoningPolicy {
 }
 
 impl PrunePolicy {
-    /// The token count above which there is pressure, in a window of which `usable` may be filled.
-    pub fn threshold(&self, usable: u64) -> f64 {
+    /// The token count above which there is pressure, if a request may fill `fillable` of the window.
+    pub fn threshold(&self, fillable: u64) -> f64 {
         match self.pressure_buffer_tokens {
-            Some(buffer) => usable.saturating_sub(buffer) as f64,
-            None => self.pressure * usable as f64,
+            Some(buffer) => fillable.saturating_sub(buffer) as f64,
+            None => self.pressure * fillable as f64,
         }
     }
 
-    /// The most tokens that a cut may leave under pressure, if `uncuttable` of a window's `usable` tokens cannot be
-    /// cut.
-    pub(super) fn low_water(&self, usable: u64, uncuttable: u64) -> u64 {
-        let room = usable.saturating_sub(uncuttable);
+    /// The most tokens that a cut may leave under pressure, if `uncuttable` of the `fillable` tokens of a window
+    /// cannot be cut.
+    pub(super) fn low_water(&self, fillable: u64, uncuttable: u64) -> u64 {
+        let room = fillable.saturating_sub(uncuttable);
         uncuttable + (self.low_water * room as f64) as u64
     }
 

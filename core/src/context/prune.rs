@@ -259,8 +259,8 @@ impl<'a> PruneCandidates<'a> {
     }
 
     /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
-    /// broken cache within the horizon. Where a summary would be prepared, it need not pay; if the request does
-    /// not fit, both conditions are dropped.
+    /// broken cache within the horizon. Where a summary would be used, it need not pay; if the request does not
+    /// fit, both conditions are dropped.
     fn relieves(
         &self,
         request: &PlanRequest<'_>,
@@ -268,15 +268,15 @@ impl<'a> PruneCandidates<'a> {
         cost: RequestCost<'_>,
         cold: bool,
     ) -> Result<DecisionReason, DecisionReason> {
-        let (policy, usable) = (&request.policy.prune, request.usable());
+        let (policy, fillable) = (&request.policy.prune, request.fillable());
         let after = cost.tokens.saturating_sub(self.saving());
-        let is_full = cost.tokens >= request.policy.compact.prepare_threshold(request.fillable());
-        let low_water = policy.low_water(usable, self.uncuttable);
-        if cost.tokens as f64 <= policy.threshold(usable) {
+        let is_full = cost.tokens >= request.policy.compact.threshold(fillable);
+        let low_water = policy.low_water(fillable, self.uncuttable);
+        if cost.tokens as f64 <= policy.threshold(fillable) {
             Err(DecisionReason::NoGate)
         } else if !request.model.known {
             Err(DecisionReason::UnknownWindow)
-        } else if cost.tokens > usable || policy.low_water >= 1.0 {
+        } else if cost.tokens > fillable || policy.low_water >= 1.0 {
             Ok(DecisionReason::Pressure)
         } else if after > low_water {
             Err(DecisionReason::LittleRoom)
@@ -316,16 +316,16 @@ impl<'a> PruneCandidates<'a> {
         let Proposal { mut facts, mut declined } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
         // A window that is only a guess decides nothing.
-        let fits = !request.model.known || cost.tokens <= request.usable();
+        let fits = !request.model.known || cost.tokens <= request.fillable();
         let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
         let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
         let mut counter = counter(request);
         for newborn in &self.newborn {
             let CutTarget { at, part, tokens, .. } = *newborn;
-            let room = request.usable().saturating_sub(cost.tokens.saturating_sub(tokens));
+            let room = request.fillable().saturating_sub(cost.tokens.saturating_sub(tokens));
             let too_large = match limit {
                 Some(limit) => tokens > limit,
-                None => !fits && tokens > request.usable() / 2,
+                None => !fits && tokens > request.fillable() / 2,
             };
             if !too_large || tokens < LEAST_TRIMMED {
                 continue;
@@ -340,7 +340,7 @@ impl<'a> PruneCandidates<'a> {
                 ));
                 continue;
             }
-            let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
+            let target = limit.unwrap_or(u64::MAX).min(room.max(request.fillable() / SMALLEST));
             let Some(result) = CutCandidate::trimmed(*newborn, request.body, target, &mut counter)
             else {
                 declined.push(PlanStep::declined(
@@ -508,7 +508,7 @@ impl ProtectedTail {
     fn of(request: &PlanRequest<'_>, head: u64) -> Self {
         let (policy, messages) = (&request.policy.prune, &request.conversation.messages);
         // A window that is only a guess limits nothing.
-        let room = request.usable().saturating_sub(head);
+        let room = request.fillable().saturating_sub(head);
         Self {
             from: first_protected(policy, messages),
             newest: messages.len().saturating_sub(NEWEST_MESSAGES),

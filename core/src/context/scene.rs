@@ -83,6 +83,7 @@ impl SessionFixture {
             reasoning_rule: self.reasoning_rule,
             compaction_refused: false,
             policy: &self.policy,
+            client_compacts: None,
             mode: self.mode,
             clears_past: self.clears_past,
             tokenizer: Tokenizer::whole(self.model.family),

@@ -72,9 +72,6 @@ pub struct Conversation {
     pub clears_past: Option<u64>,
     /// What the client says of the request in headers.
     pub hints: Option<Box<ClientHints>>,
-    /// Whether its client is left to compact by itself: one that is known to do it
-    /// ([`compacting_client`](super::compacting_client)) is, under a preset none is. `None`: once it was seen to.
-    pub client_compacts: Option<bool>,
     /// Anthropic: it repeats a declined request on another model (`fallback_credit_token`), and has to be the same.
     pub redeems_credit: bool,
     /// What was unexpected.
@@ -119,7 +116,6 @@ impl Conversation {
             reasoning_context: None,
             clears_past: None,
             hints: None,
-            client_compacts: None,
             redeems_credit: false,
             notes: Vec::new(),
         }

@@ -9,7 +9,6 @@ pub mod anthropic;
 mod audience;
 mod backend;
 pub mod cache;
-pub mod compacting_client;
 mod conversation;
 mod count;
 pub mod counting;

@@ -19,7 +19,7 @@ use crate::context::compact::schedule::{
     WrittenSummary,
 };
 use crate::context::compact::{self, CompactionNeed, HistoryChunk, SummaryFocus};
-use crate::context::plan::{Change, DecisionReason, PlanStep};
+use crate::context::plan::{self, Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
@@ -147,6 +147,8 @@ impl<'a> CompactionContext<'a> {
         let (request, known) = (self.prepared.plan_request(), &self.planned.known);
         let measured = self.planned.measured.as_ref();
         let tokens = measured.map(|measured| self.prepared.cost(measured).tokens);
+        let tokens = tokens
+            .map(|tokens| tokens.saturating_sub(plan::waiting_savings(&self.planned.declined)));
         let is_requested = self.has_pending_compaction();
         let need = state.need(&request, known, tokens, is_requested);
         let max_failures = request.policy.compact.max_failures;

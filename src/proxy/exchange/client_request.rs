@@ -335,7 +335,6 @@ impl ClientRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         conversation.hints.clone_from(&identity.hints);
-        conversation.client_compacts = request_origin::compacts(&self.headers, &recorder.proxy);
         parsed.repeated_calls =
             parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
@@ -404,6 +403,7 @@ impl ClientRequest {
             reasoning_rule,
             compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
             policy: proxy.policy(upstream, name),
+            client_compacts: request_origin::compacts(&self.headers, &proxy),
             max_output,
             reserve: model.reserve(proxy.config.output_reserve),
             lesson_model: lesson_model.into(),

@@ -7,10 +7,10 @@ use http::header::{HeaderValue, USER_AGENT};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::presets::Preset;
+use crate::context::compact;
 use crate::context::lineage::Growth;
 use crate::dialect::Purpose;
 use crate::dialect::agent::{self, Agent};
-use crate::dialect::compacting_client;
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::Proxy;
@@ -31,7 +31,7 @@ pub(super) fn compacts(headers: &HeaderMap, proxy: &Proxy) -> Option<bool> {
 fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
     match preset {
         Some(_) => Some(false),
-        None => compacting_client::compacts_by_itself(headers).then_some(true),
+        None => compact::compacts_by_itself(headers).then_some(true),
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) struct PlannedRequest {
     /// The tokens that its new summary was decided by.
     compacted_from: Option<u64>,
     /// What was decided against.
-    declined: Vec<PlanStep>,
+    pub(crate) declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
     anchor: Option<Arc<AnchorTurn>>,
     pub(crate) done: RewriteSummary,
@@ -545,7 +545,7 @@ impl PlannedRequest {
 
     fn limits(&self, prepared: &PreparedRequest) -> WindowLimits {
         let decides = prepared.may_decide();
-        WindowLimits::of(&prepared.plan_request(), decides, self.known.client_compacts)
+        WindowLimits::of(&prepared.plan_request(), decides, self.known.client_compacted)
     }
 
     /// The estimated tokens that were sent.

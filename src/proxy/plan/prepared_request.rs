@@ -45,6 +45,8 @@ pub(crate) struct ModelFacts {
     pub(crate) reasoning_rule: ReasoningRule,
     pub(crate) compaction_refused: bool,
     pub(crate) policy: Arc<Policy>,
+    /// As in [`plan::PlanRequest`].
+    pub(crate) client_compacts: Option<bool>,
     pub(crate) max_output: Option<u64>,
     pub(crate) reserve: u64,
     /// What lessons about the model are kept under.
@@ -80,6 +82,8 @@ pub(crate) struct PreparedRequest {
     /// The provider refused to compact contexts of this model.
     pub(crate) compaction_refused: bool,
     pub(crate) policy: Arc<Policy>,
+    /// As in [`plan::PlanRequest`].
+    pub(crate) client_compacts: Option<bool>,
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
     /// The store did not return its session or the lessons in time: nothing new is decided without them.
@@ -154,6 +158,7 @@ impl RequestBasis {
             reasoning_rule,
             compaction_refused,
             policy,
+            client_compacts,
             max_output,
             reserve,
             lesson_model,
@@ -172,6 +177,7 @@ impl RequestBasis {
             reasoning_rule,
             compaction_refused,
             policy,
+            client_compacts,
             mode,
             held_out,
             store_missed: lessons_missed || store_missed,
@@ -232,6 +238,7 @@ impl PreparedRequest {
             reasoning_rule: self.reasoning_rule,
             compaction_refused: self.compaction_refused,
             policy: &self.policy,
+            client_compacts: self.client_compacts,
             mode: self.mode,
             clears_past: self.added.iter().find_map(|added| match added.kind {
                 AddedOptionKind::Editing { trigger } => Some(trigger),

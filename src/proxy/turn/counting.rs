@@ -85,7 +85,7 @@ pub(super) fn request_count(
     head: &request::Parts,
     sent: &OutgoingBody,
 ) -> Option<PendingCount> {
-    let near = prepared.plan_request().usable() as f64 * NEAR;
+    let near = prepared.plan_request().fillable() as f64 * NEAR;
     let count = prepared.policy.estimate.count;
     let wanted = match count {
         CountSchedule::Off => false,

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::line::grouped;
+use crate::context::compact::is_left_to_client;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::{PruneGate, SummaryEngine};
 
@@ -40,21 +41,21 @@ pub struct WindowLimits {
 const MANUAL_BUFFER: u64 = 500;
 
 impl WindowLimits {
-    /// The limits for `request`. `decides`: whether new decisions are made for its thread. `client_compacts`: whether
-    /// its client is left to compact by itself, so that only a request that its provider refused is compacted.
-    pub fn of(request: &PlanRequest<'_>, decides: bool, client_compacts: bool) -> Self {
+    /// The limits for `request`. `decides`: whether new decisions are made for its thread. `client_compacted`: whether its
+    /// client was seen to compact.
+    pub fn of(request: &PlanRequest<'_>, decides: bool, client_compacted: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
-        let (fillable, known) = (request.fillable(), request.model.known);
+        let (fillable, is_known) = (request.fillable(), request.model.known);
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&PruneGate::Always) => Some(0),
-            gate if known && gate.contains(&PruneGate::Pressure) => {
-                Some(prune.threshold(request.usable()) as u64)
+            gate if is_known && gate.contains(&PruneGate::Pressure) => {
+                Some(prune.threshold(fillable) as u64)
             }
             _ => None,
         };
-        let compacts = decides && known && compact.engine != SummaryEngine::Off;
+        let compacts = decides && is_known && compact.engine != SummaryEngine::Off;
         let (prepare_threshold, compacting) =
             (compact.prepare_threshold(fillable), compact.threshold(fillable));
         let buffer = match compact.show_buffer {
@@ -62,13 +63,14 @@ impl WindowLimits {
             true if compacts => Some(window.saturating_sub(compacting)),
             true => Some(MANUAL_BUFFER.min(window)),
         };
-        let compacts = compacts && !client_compacts;
+        // Only a request that its provider refused is compacted then.
+        let compacts = compacts && !is_left_to_client(request, client_compacted);
         Self {
             fillable,
             pruning,
             preparing: (compacts && prepare_threshold < compacting).then_some(prepare_threshold),
             compacting: compacts.then_some(compacting),
-            refusing: known.then_some(window),
+            refusing: is_known.then_some(window),
             buffer,
         }
     }
@@ -174,6 +176,8 @@ mod tests {
         assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::Always]), Some(0));
         assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::ColdCache]), None);
         assert_eq!(limits(|scene| scene.policy.compact.show_buffer = false, true).buffer, None);
+        let large = limits(|scene| scene.reserve = 5_000, true);
+        assert_eq!((large.fillable, large.pruning), (7_500, Some(3_750)), "a share of the same");
     }
 
     /// If nothing may be decided or the window is unknown, no limit is shown. The buffer, room for a user's own

@@ -77,6 +77,7 @@ impl Scene {
             reasoning_rule: self.reasoning_rule,
             compaction_refused: false,
             policy: &self.policy,
+            client_compacts: None,
             mode: Mode::Active,
             clears_past: None,
             tokenizer: Tokenizer::now(self.model.family),
@@ -218,16 +219,32 @@ fn two_summaries_are_far_apart() {
     assert_eq!([None, Some(3_850), Some(3_851)].map(&mut is_worth), [true, true, false]);
 }
 
+/// Nor is one ordered by the request that is the first to use a summary: nothing was added since.
+#[test]
+fn a_summary_just_put_to_use_is_not_followed_by_another() {
+    let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauauauau"));
+    scene.model.window = 10_000;
+    scene.ledger.add(Fact::Summary(Box::new(written(&scene, 2))));
+    let (request, mut known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
+    let is_worth = |known: &RecordedDecisions| {
+        let choice = choose(&request, known, &parts, 9_600, SummaryAuthor::Summary).unwrap();
+        is_worth_writing(&request, known, &choice, 9_600, Must)
+    };
+    assert!(is_worth(&known));
+    known.add(propose(&request, &known, Must).unwrap());
+    assert!(known.compact().is_some() && !is_worth(&known));
+}
+
 /// A client that compacts by itself is left to do it until its provider refuses a request, also before it did so for the
 /// first time.
 #[test]
 fn a_client_known_to_compact_is_left_to_do_it() {
-    let mut scene = Scene::of("uau", keeping(1, 1));
-    scene.conversation.client_compacts = Some(true);
-    let need = |tokens| need_at(&scene.request(), &scene.known(), tokens);
+    let scene = Scene::of("uau", keeping(1, 1));
+    let request = PlanRequest { client_compacts: Some(true), ..scene.request() };
+    let need = |tokens| need_at(&request, &scene.known(), tokens);
     assert_eq!([9_600, 10_000, 10_001].map(need), [No; 3]);
     let refused = schedule::ScheduleState { overflows: true, ..Default::default() };
-    assert_eq!(refused.need(&scene.request(), &scene.known(), Some(10_001), false), Must);
+    assert_eq!(refused.need(&request, &scene.known(), Some(10_001), false), Must);
 }
 
 /// For a summary written by the provider, the cut is between messages of different roles.
@@ -338,7 +355,7 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
         CompactionNeed::Must,
     ];
     let (mut compacts, mut suspended) = (scene.known(), scene.known());
-    (compacts.client_compacts, suspended.is_suspended) = (true, true);
+    (compacts.client_compacted, suspended.is_suspended) = (true, true);
     assert_eq!(of(&suspended), alone);
     assert_eq!(of(&compacts), [No; 6], "its provider has not refused it");
     let unknown = Scene {

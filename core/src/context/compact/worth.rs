@@ -19,9 +19,22 @@ pub fn is_worth_writing(
     let (policy, fillable) = (&request.policy.compact, request.fillable());
     let threshold = policy.threshold(fillable);
     let most = if due == CompactionNeed::Must { fillable } else { threshold };
-    let added = known.compacted_to.map(|before| tokens.saturating_sub(before));
+    let added = added_since_summary(request, known, tokens);
     preview(request, SummaryAuthor::Summary, choice, tokens).after <= most
         && added.is_none_or(|added| added as f64 >= policy.lasting_share * threshold as f64)
+}
+
+/// Tokens that were added since the summary in use was first sent: none to the request that is the first to use it.
+/// `None`: there is no summary, or the turn that sent it is no longer known.
+fn added_since_summary(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    tokens: u64,
+) -> Option<u64> {
+    if known.compact().is_some_and(|(_, summary)| summary.exchange == *request.exchange) {
+        return Some(0);
+    }
+    known.compacted_to.map(|before| tokens.saturating_sub(before))
 }
 
 /// What a summary saves of a request, in tokens.

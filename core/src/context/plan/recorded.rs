@@ -82,8 +82,8 @@ pub struct RecordedDecisions {
     pub(in crate::context) compacted_to: Option<u64>,
     /// Summaries written for it and not in use, each with the index of the first message that stays.
     pub summaries: Vec<(usize, Arc<CompactionRecord>)>,
-    /// Its client is left to compact by itself.
-    pub client_compacts: bool,
+    /// Its client was seen to compact by itself.
+    pub client_compacted: bool,
     /// Injected messages, each with the number of the keyed part that it follows.
     injected: Vec<(usize, Arc<InjectedMessage>)>,
     /// Messages that wait for injection, in order, if this request can take them.
@@ -124,9 +124,7 @@ impl RecordedDecisions {
             epoch: placed.position.suspended.map(DecisionEpoch::of_suspension),
             is_suspended: placed.position.suspended.is_some()
                 || ledger.is_suspended(&placed.position.thread, placed.parent.as_deref()),
-            client_compacts: conversation
-                .client_compacts
-                .unwrap_or_else(|| ledger.client_compacts()),
+            client_compacted: ledger.client_compacted(),
             waiting: inject::waiting(ledger, placed),
             thread: placed.position.thread.clone(),
             exchange: placed.exchange.clone(),

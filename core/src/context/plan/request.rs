@@ -29,6 +29,10 @@ pub struct PlanRequest<'a> {
     pub compaction_refused: bool,
     /// What may be changed.
     pub policy: &'a Policy,
+    /// Whether its client is left to compact by itself: one that is known to do it
+    /// ([`compacts_by_itself`](crate::context::compact::compacts_by_itself)) is, under a preset none is. `None`: once
+    /// it was seen to.
+    pub client_compacts: Option<bool>,
     /// The mode: observe, shadow or active.
     pub mode: Mode,
     /// The provider is asked to clear old tool results instead of us, past this many input tokens.
@@ -50,14 +54,9 @@ impl PlanRequest<'_> {
         signs && self.model.binding == ReasoningBinding::Prefix
     }
 
-    /// Tokens that may be filled: the window less the reserve.
-    pub fn usable(&self) -> u64 {
-        self.model.window.saturating_sub(self.reserve)
-    }
-
-    /// Tokens of the window that may be filled before the history must be compacted: the window less the
-    /// reserve. If the reserve is half of the window or more, it is not meant literally, and a quarter is
-    /// reserved instead; [`Self::usable`], by which results are cut, takes it literally.
+    /// Tokens of the window that the request may fill: the window less the reserve. If the reserve is half of the
+    /// window or more, it is not meant literally, and a quarter is reserved instead. By this number results are cut
+    /// and histories compacted.
     pub fn fillable(&self) -> u64 {
         let (window, reserve) = (self.model.window, self.reserve);
         let is_sensible = reserve.saturating_mul(2) < window;

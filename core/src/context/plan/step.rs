@@ -197,3 +197,12 @@ impl PlanStep {
         self.tokens_before.saturating_sub(self.tokens_after)
     }
 }
+
+/// Tokens that cuts will save which wait until they pay, or until a summary would be used otherwise. No summary is
+/// prepared for them.
+pub fn waiting_savings(declined: &[PlanStep]) -> u64 {
+    let waiting = declined
+        .iter()
+        .filter(|step| step.change == Change::Cut && step.why == DecisionReason::NoGain);
+    waiting.map(|step| step.tokens_before).sum()
+}

@@ -595,7 +595,7 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     assert!(SessionFixture::of(FREE, &all).request().is_in_loop(), "so do references to tools");
     let request = scene.request();
     assert_eq!([0, 1, 2, 3].map(|at| request.is_models(at)), [false, true, false, false]);
-    assert_eq!(PlanRequest { reserve: 1_000, ..request }.usable(), scene.model.window - 1_000);
+    assert_eq!(PlanRequest { reserve: 1_000, ..request }.fillable(), scene.model.window - 1_000);
     let bound = |name| SessionFixture::of(name, &messages("u")).request().is_bound();
     assert!(bound(BOUND) && !bound(FREE));
 }

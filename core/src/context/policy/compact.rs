@@ -36,8 +36,8 @@ pub struct CompactPolicy {
     /// fits the window is always decided by its estimate.
     #[schemars(extend("presetOnly" = true))]
     pub watches: ThresholdBasis,
-    /// Past this share of the threshold the summary is written in the background. 1: only when it is
-    /// needed.
+    /// Past this share of the threshold the summary is written in the background, unless cuts that wait will make
+    /// enough room. 1: only when it is needed.
     pub prepare: f64,
     /// Most of the newest messages that stay word for word; the newest step always stays. Calls and their
     /// results stay together.

@@ -446,6 +446,17 @@ fn the_first_open_gate_is_why() {
     assert_eq!(of(&[ColdCache, Pressure], full + 1), Ok(Some(DecisionReason::Pressure)));
 }
 
+/// Cuts and summaries share the room that may be filled: of a window with a reserve of half of it, three quarters.
+#[test]
+fn pressure_is_a_share_of_the_room_that_summaries_have() {
+    let mut scene = scene("ucra", PrunePolicy { gate: vec![PruneGate::Pressure], ..eased() });
+    (scene.model.window, scene.reserve) = (1_000, 500);
+    (scene.policy.prune.pressure, scene.policy.prune.low_water) = (0.8, 1.0);
+    let known = scene.grown_from(|_| {});
+    assert_eq!(gate(&scene, &known, 600), Err(DecisionReason::NoGate));
+    assert_eq!(gate(&scene, &known, 601), Ok(Some(DecisionReason::Pressure)));
+}
+
 /// A cut must make room for several turns and pay for what it breaks. Neither matters if the request no longer fits.
 #[test]
 fn pressure_cuts_where_that_makes_room_and_pays() {
@@ -484,12 +495,12 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     scene.policy.prune.horizon_turns = 0;
     assert_eq!(gate(&scene, &known, 500), Err(DecisionReason::NoGain));
     assert_eq!(gate(&scene, &known, 801), pressure, "the request no longer fits");
-    // Without a price nothing is cut for money: only where a summary would be prepared otherwise.
+    // Without a price nothing is cut for money: only where a summary would be used otherwise.
     for price in [None, Some(Price { input: 0.0, ..PRICE })] {
         scene.model.price = price;
         assert_eq!(gate(&scene, &known, 500), Err(DecisionReason::NoGain));
-        assert_eq!(gate(&scene, &known, 683), Err(DecisionReason::NoGain));
-        assert_eq!(gate(&scene, &known, 684), pressure);
+        assert_eq!(gate(&scene, &known, 759), Err(DecisionReason::NoGain));
+        assert_eq!(gate(&scene, &known, 760), pressure);
     }
     // A cold cache need not pay.
     scene.model.price = Some(PRICE);
