@@ -12,7 +12,7 @@ use std::borrow::Cow;
 
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
-pub(crate) use strings::text_of;
+pub(crate) use strings::{text_of, unescape};
 use strings::{append_unescaped, closing_quote, meaning};
 
 /// A byte range of a body, `start..end`.

@@ -83,7 +83,9 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
     };
     // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
     // count is used. Not if hosted tools ran, whose content is no output.
-    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT && is_written_by_model(reply);
+    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT
+        && reply.forms().any(has_parallel_calls)
+        && is_written_by_model(reply);
     // So it is if the report is more than the text can be: the rest was reasoning that is neither sent nor reported.
     let is_long =
         visible > most(texts, counter.counting()).saturating_add(around) && shows_all_output(reply);
@@ -118,6 +120,11 @@ fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPar
         SketchPart { key, tokens, place: PromptSection::History, by_length: false }
     });
     keyed.collect()
+}
+
+/// Whether a form of a reply has several calls.
+fn has_parallel_calls(parts: &[ReplyPart]) -> bool {
+    parts.iter().filter(|part| part.kind == PartKind::ToolCall).count() > 1
 }
 
 /// Whether the model itself wrote all of it.
