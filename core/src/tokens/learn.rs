@@ -75,8 +75,8 @@ pub struct Observation {
     pub counting: CountingMethod,
     /// Whether a stream is requested: Gemini's retention differs then.
     pub streams: bool,
-    /// Whether the last call's cache read was whole blocks, or nothing ([`CacheBlocks`]): Gemini's retention
-    /// depends on it. `None` for other models.
+    /// In a thread's second call: what the first call read from its cache, on which Gemini's retention depends.
+    /// `None` for later calls and other models.
     pub cache: Option<CacheBlocks>,
     /// Whether the history changed in another way than by growing: then the call teaches only how large such
     /// errors are.

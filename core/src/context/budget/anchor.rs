@@ -17,10 +17,11 @@ pub struct Anchor<'a> {
     pub sketch: &'a [SketchPart],
 }
 
-/// What a turn of Gemini read from its cache; `None` for other models.
+/// What a thread's first turn of Gemini read from its cache; `None` for other turns and models.
 pub(super) fn cache_blocks(turn: &Turn) -> Option<CacheBlocks> {
-    let is_gemini = turn.family == Family::Gemini;
-    is_gemini.then(|| CacheBlocks::of(turn.usage.cache_read.unwrap_or(0)))
+    let is_first = turn.sketch.base.is_none();
+    (is_first && turn.family == Family::Gemini)
+        .then(|| CacheBlocks::of(turn.usage.cache_read.unwrap_or(0)))
 }
 
 /// What a turn of the thread has shown about the model's reasoning retention.

@@ -155,10 +155,12 @@ fn what_gemini_read_from_its_cache_are_whole_blocks_or_not() {
     use crate::tokens::retention::CacheBlocks::{Split, Whole};
     let scene = followed("claude-opus-4-6");
     let turn = scene.placed().parent.unwrap();
-    let of = |family, cache_read| {
+    let after = |base: Option<&str>, family, cache_read| {
+        let sketch = Sketch { base: base.map(Into::into), ..Sketch::default() };
         let usage = Usage { cache_read, ..Usage::default() };
-        cache_blocks(&Turn { family, usage, ..Turn::clone(&turn) })
+        cache_blocks(&Turn { family, sketch, usage, ..Turn::clone(&turn) })
     };
+    let of = |family, cache_read| after(None, family, cache_read);
     let gemini = |read| of(Family::Gemini, Some(read));
     for (read, blocks) in [(0, Whole), (4_096, Whole), (8_121, Whole), (16_235, Whole)] {
         assert_eq!(gemini(read), Some(blocks), "{read}");
@@ -166,4 +168,5 @@ fn what_gemini_read_from_its_cache_are_whole_blocks_or_not() {
     assert_eq!((gemini(4_839), gemini(24_287)), (Some(Split), Some(Split)));
     assert_eq!((of(Family::Gemini, None), of(Family::Claude, Some(4_839))), (Some(Whole), None));
     assert_eq!(gemini(u64::MAX), Some(Whole));
+    assert_eq!(after(Some("r0"), Family::Gemini, Some(8_121)), None, "it is not the first");
 }
