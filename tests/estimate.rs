@@ -40,6 +40,8 @@ struct Pair {
     actual: u64,
     /// A tool ran at the provider, or the model reasoned invisibly, before this call.
     hidden: bool,
+    /// The reported input is in the band.
+    held: bool,
     cold: Option<FirstCall>,
 }
 
@@ -134,6 +136,24 @@ fn recorded_conversations_are_estimated_within_the_error_bounds() {
         let median = at(&percents(&these, |pair| pair.estimate), 0.5);
         assert!(median < bar, "{dialect:?}: median error {median:.2} %");
     }
+}
+
+/// The band of a later call must hold nine times in ten, too.
+#[test]
+fn the_band_of_a_follow_up_holds_nine_times_in_ten() {
+    let pairs = played(conversations);
+    let check = |name: &str, of: &dyn Fn(&Pair) -> bool| {
+        let anchored = pairs.iter().filter(|it| it.method == EstimateMethod::Anchored && of(it));
+        let held: Vec<bool> = anchored.map(|pair| pair.held).collect();
+        let share = held.iter().filter(|held| **held).count() as f64 / held.len() as f64;
+        println!("{name}: {} calls, {:.0} % in their band", held.len(), share * 100.0);
+        // Fewer calls would show chance, not the band.
+        assert!(held.len() < 40 || share >= 0.84, "{name}: {share:.2} of {}", held.len());
+    };
+    for (dialect, name) in DIALECTS {
+        check(name, &|pair| pair.dialect == dialect);
+    }
+    check("all", &|_| true);
 }
 
 /// A first call has no anchor. Its band says how wrong the estimate may be, and must hold nine times in ten, by
@@ -318,7 +338,7 @@ fn how_an_upstream_counts_reasoning_is_learned_from_one_clear_pair() {
             let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
             let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{at}.jsonl"));
             std::fs::write(&path, text).unwrap();
-            play(dialect, name, &calls(dialect, &path), &mut learned, &mut pairs);
+            play(dialect, name, name, &calls(dialect, &path), &mut learned, &mut pairs);
         }
         let grown = pairs.iter().filter(|pair| pair.method == EstimateMethod::Anchored);
         let errors: Vec<u64> = grown.map(|pair| pair.estimate.abs_diff(pair.actual)).collect();
@@ -337,7 +357,7 @@ fn played(recordings: fn(&str) -> Vec<PathBuf>) -> Vec<Pair> {
         for path in recordings(name) {
             let name = path.file_name().unwrap().to_str().unwrap();
             let source = name.split("__").nth(1).unwrap_or(name);
-            play(dialect, source, &calls(dialect, &path), &mut learned, &mut pairs);
+            play(dialect, source, name, &calls(dialect, &path), &mut learned, &mut pairs);
         }
     }
     pairs
@@ -361,6 +381,7 @@ type Known = HashMap<String, EstimatorState>;
 fn play(
     dialect: Dialect,
     source: &str,
+    file: &str,
     calls: &[Call],
     learned: &mut Known,
     pairs: &mut Vec<Pair>,
@@ -402,25 +423,12 @@ fn play(
                 guess: fresh.guess(seen, ByRetention::default()),
                 actual,
             });
-            pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, cold });
+            let guess = &measured.estimate.guess;
+            let held = (guess.low..=guess.high).contains(&actual);
+            pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, held, cold });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
-                let guess = &measured.estimate.guess;
-                println!(
-                    "{dialect:?} {name} {method:?} {estimate} {actual} {} {:?} {:?} {:?} {:?}",
-                    call.target,
-                    guess.by_retention,
-                    guess.retention,
-                    guess.expert,
-                    measured.seen.as_ref().map(|s| (
-                        s.counted,
-                        s.new_content.tokens,
-                        s.new_content.results,
-                        s.new_content.texts,
-                        s.new_content.calls,
-                        s.new_content.media,
-                        s.streams
-                    ))
-                );
+                let seen = measured.seen.as_ref().map(|seen| &seen.new_content);
+                println!("{file} {dialect:?} {name} {method:?} {actual} {guess:?} {seen:?}");
             }
         }
         hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);

@@ -88,7 +88,7 @@ fn estimate_bands_hold_for_each_model_and_size_of_new_input() {
             if calls >= 40 {
                 checked += 1;
                 assert!(
-                    (0.84..=0.99).contains(&share),
+                    (0.88..=0.99).contains(&share),
                     "{model}, below {below}: {share:.3} of {calls}"
                 );
             }
@@ -137,6 +137,38 @@ fn unrecorded_input_is_proven_by_a_cheaper_identical_call() {
     assert_eq!(excesses(&[other(40), other(99), other(100)]), [None, None, Some(60)]);
     // Equal calls with the same high cost prove nothing.
     assert_eq!(excesses(&[more.clone(), more]), [None, None]);
+}
+
+/// Gemini may read the reasoning of its last reply or not, and reports it beside the output. What it may have read proves
+/// nothing.
+#[test]
+fn a_call_that_may_have_read_reasoning_is_not_proven_to_have_hidden_input() {
+    let excesses = |calls: &[(u64, u64)]| {
+        let mut input = 9_000;
+        let mut texts = Vec::new();
+        for (cost, next) in calls {
+            let parts = match texts.is_empty() {
+                true => serde_json::json!([{ "role": "user", "kind": "text", "text": "Go." }]),
+                false => serde_json::json!([
+                    { "role": "assistant", "kind": "thinking", "text": "", "reply": true },
+                    { "role": "assistant", "kind": "tool_use", "name": "replace", "text": "{}", "reply": true },
+                    { "role": "user", "kind": "tool_result", "text": "The file has been updated." },
+                ]),
+            };
+            input += cost;
+            let usage =
+                serde_json::json!({ "input_total": input, "output": 50, "reasoning": next });
+            let line = serde_json::json!({ "session": "s", "model": "gemini-3-pro-preview", "provider": "gemini",
+                "new_parts": parts, "usage": usage });
+            texts.push(line.to_string());
+        }
+        played(&texts, &[]).iter().map(|pair| pair.excess).collect::<Vec<_>>()
+    };
+    // Each reply thinks for so many tokens, which the next call reads, or does not.
+    let read = [(0, 100), (50 + 40 + 100, 300), (50 + 40 + 300, 300), (50 + 40, 7)];
+    assert_eq!(excesses(&read), [None; 3]);
+    // 75 tokens more than all of it.
+    assert_eq!(excesses(&[(0, 0), (50 + 40, 100), (50 + 40 + 175, 7)]), [None, Some(75)]);
 }
 
 /// The usage and the text of a session's last call change no earlier estimate.

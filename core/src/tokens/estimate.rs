@@ -13,7 +13,7 @@ use super::features::ClassCounts;
 use super::media;
 use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
 use crate::dialect::{Audience, Conversation, Dialect, Part, PartKind, ReplyPart, Span};
-use crate::wire::json::text_of;
+use crate::wire::json::{text_of, unescape};
 
 /// The most bytes of text that are tokenised for one request, at some 30 MB/s; past it, tokens are estimated
 /// from the length.
@@ -145,7 +145,7 @@ impl TokenCounter<'_> {
                 guess
             });
         }
-        let mut count: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
+        let mut count: u32 = part.texts.iter().map(|text| self.literal(*text, part.kind)).sum();
         if part.kind == PartKind::Reasoning && count == 0 {
             // Encrypted reasoning is about as long as its text.
             count =
@@ -194,7 +194,7 @@ impl TokenCounter<'_> {
     /// back.
     pub fn reply_part(&mut self, part: &ReplyPart) -> u32 {
         let name = part.name.as_deref().map_or(0, |name| self.text(name));
-        self.text(&part.text) + name
+        self.content(&part.text, part.kind) + name
     }
 
     /// What a request that continues another one costs in addition to its parts; `results`: the number of
@@ -269,12 +269,19 @@ impl TokenCounter<'_> {
 
     /// Tokens of a JSON value as a model reads it: a string without quotes and escapes, anything else as
     /// written.
-    fn literal(&mut self, at: Span) -> u32 {
+    fn literal(&mut self, at: Span, kind: PartKind) -> u32 {
         let raw = at.of(self.body);
-        if raw.first() != Some(&b'"') {
-            return self.text(&String::from_utf8_lossy(raw));
+        let text = Some(raw).filter(|raw| raw.first() == Some(&b'"')).and_then(text_of);
+        self.content(&text.unwrap_or_else(|| String::from_utf8_lossy(raw)), kind)
+    }
+
+    /// Tokens of the text of a part. Claude writes the arguments of a call without the escapes of JSON.
+    fn content(&mut self, text: &str, kind: PartKind) -> u32 {
+        let is_claude = matches!(self.tokenizer.family, Family::Claude | Family::ClaudeNew);
+        match kind == PartKind::ToolCall && is_claude && text.contains('\\') {
+            true => self.text(&unescape(text.as_bytes())),
+            false => self.text(text),
         }
-        self.text(&text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)))
     }
 
     /// Tokens of a text that may not be in the prompt: it is not added to the totals and classes.

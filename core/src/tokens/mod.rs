@@ -8,6 +8,7 @@ pub mod bpe;
 pub mod classic;
 mod cold;
 pub mod costs;
+mod errors;
 pub mod estimate;
 pub(crate) mod features;
 mod fitted;

@@ -33,27 +33,45 @@ impl ReasoningRetention {
     }
 
     /// What is known of a model beforehand: how likely each retention is, in doublings of error. `streams`
-    /// says whether the request asks for a stream; for `began_cached` see
-    /// [`Observation::began_cached`](super::learn::Observation::began_cached).
-    pub(crate) fn of(model: &Model, streams: bool, began_cached: Option<bool>) -> ByRetention<f32> {
+    /// says whether the request asks for a stream.
+    pub(crate) fn of(model: &Model, streams: bool, cache: Option<CacheBlocks>) -> ByRetention<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
-            // Either is as frequent, and constant within a session. Gemini 2.5 reads the reasoning behind its
-            // signatures if it streams (15 of 15 recorded pairs), and does not otherwise (59 of 63).
-            (reads, false) if model.family == Family::Gemini && (reads || streams) => {
-                match began_cached {
-                    // More than one session of the other kind can show.
-                    Some(true) => [-2.0, 0.6, 0.5, 2.0],
-                    Some(false) => [-2.0, 2.0, 0.5, 0.6],
-                    None => [-2.0, 1.0, 0.5, 0.8],
-                }
-            }
-            // If a user message came with tool results, 32 dropped it and 27 kept it. Assume what the thread
+            // Gemini 2.5 reads the reasoning behind its signatures if it streams (15 of 15 recorded pairs), and
+            // does not otherwise (59 of 63).
+            (reads, false) if model.family == Family::Gemini && (reads || streams) => match cache {
+                Some(CacheBlocks::Split) => [-2.0, 0.0, 0.0, 2.5],
+                Some(CacheBlocks::Whole) if reads => [-2.0, 2.5, 0.5, 0.0],
+                _ => [-2.0, 1.0, 0.5, 0.8],
+            },
+            // If a user message came with tool results, 50 dropped it and 34 kept it. Assume what the thread
             // showed last, and before that what recorded calls of the model say.
             (true, false) if model.drops_steered => [0.0, 3.8, 4.0, 0.0],
             (true, false) => [0.0, 4.0, 3.8, 0.0],
             (false, _) => [0.0, 0.0, 0.0, 4.0],
         }
+    }
+}
+
+/// What a call of Gemini read from its cache: there are two ways of serving, and only one of them reads
+/// reasoning that is sent back. Which one served a call shows in the size of what it read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheBlocks {
+    /// Nothing, or whole blocks: reasoning was read after 118 of 133 recorded calls of Gemini 3.
+    Whole,
+    /// Something else: reasoning was not read after 245 of 252.
+    Split,
+}
+
+/// Tokens of a cache block, and how many fewer are reported for some blocks.
+const BLOCK: u64 = 4_096;
+const SHORT_OF_BLOCKS: u64 = 200;
+
+impl CacheBlocks {
+    /// For a call that read so many tokens from the cache.
+    pub(crate) fn of(cache_read: u64) -> Self {
+        let short = (BLOCK - cache_read % BLOCK) % BLOCK;
+        if short < SHORT_OF_BLOCKS { Self::Whole } else { Self::Split }
     }
 }
 
@@ -144,22 +162,23 @@ mod tests {
         assert_eq!((of(true, true, false), of(true, true, true)), (Keeps, Keeps));
         assert_eq!((of(false, true, false), of(false, true, true)), (Loops, Turns));
         assert_eq!((of(false, false, false), of(true, false, true)), (Drops, Drops));
-        let gemini = |reads_reasoning, streams, began_cached| {
+        let gemini = |reads_reasoning, streams, cache| {
             let gemini = model(Family::Gemini);
             let model = Model { keeps_reasoning: false, reads_reasoning, ..gemini };
-            ReasoningRetention::of(&model, streams, began_cached)
+            ReasoningRetention::of(&model, streams, cache)
         };
         // A Gemini that reads reasoning at all depends on the session: no retention is certain, and none keeps it for
         // good.
+        let [split, whole] = [CacheBlocks::Split, CacheBlocks::Whole].map(Some);
         for (reads, streams) in [(true, false), (true, true), (false, true)] {
-            for (began, retention) in [(None, Loops), (Some(false), Loops), (Some(true), Drops)] {
+            for (began, retention) in [(None, Loops), (whole, Loops), (split, Drops)] {
                 let belief = gemini(reads, streams, began);
                 assert_eq!(best(&belief), retention, "{began:?}");
                 assert!(belief[Keeps as usize] < 0.0);
                 assert_eq!(ReadingEvidence(9.0).belief(&belief), [0.0; RETENTIONS]);
             }
         }
-        assert_eq!(best(&gemini(false, false, Some(false))), Drops);
+        assert_eq!(best(&gemini(false, false, whole)), Drops);
     }
 
     /// A call that costs 1,400 tokens if reasoning is read, 1,000 if it is not.

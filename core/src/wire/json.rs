@@ -12,8 +12,8 @@ use std::borrow::Cow;
 
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
-pub(crate) use strings::text_of;
 use strings::{append_unescaped, closing_quote, meaning};
+pub(crate) use strings::{text_of, unescape};
 
 /// A byte range of a body, `start..end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

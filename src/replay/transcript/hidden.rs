@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{AddedPart, TranscriptLine};
+use crate::dialect::Dialect;
 
 /// Reports of two identical calls differ by a few tokens, and by 24 or so in some clients; what is hidden is
 /// larger.
@@ -56,17 +57,24 @@ impl TranscriptLine {
         self.is_visible().then(|| digest.digest())
     }
 
-    /// What the call cost beyond the call before it and its reply, both as reported.
-    fn cost_after(&self, before: &Self) -> Option<i64> {
+    /// What the call cost beyond the call before it and its reply, both as reported: at least, and at most,
+    /// because a recording does not say whether the reasoning of that reply was read.
+    fn cost_after(&self, before: &Self) -> Option<(i64, i64)> {
         let base = before.usage.input_total.checked_add(before.usage.output)?;
         let is_base = before.is_measured() && before.model == self.model;
         let cost = self.actual().filter(|_| is_base)?.checked_signed_diff(base)?;
-        (cost > 0).then_some(cost)
+        let reasoning = i64::try_from(before.usage.reasoning.unwrap_or(0)).ok()?;
+        // Gemini reports reasoning beside the output, the others as a part of it.
+        let range = match self.dialect()? {
+            Dialect::Gemini => (cost.saturating_sub(reasoning), cost),
+            _ => (cost, cost.saturating_add(reasoning)),
+        };
+        (range.1 > 0).then_some(range)
     }
 }
 
 /// For each of `lines` (sessions may alternate): how many tokens more than the cheapest identical call of its
-/// session it cost, if they are many.
+/// session it cost, whatever became of reasoning, if they are many.
 pub(crate) fn excesses(lines: &[TranscriptLine]) -> Vec<Option<u64>> {
     let mut latest: HashMap<&str, &TranscriptLine> = HashMap::new();
     let mut least: HashMap<(&str, u64), i64> = HashMap::new();
@@ -76,9 +84,9 @@ pub(crate) fn excesses(lines: &[TranscriptLine]) -> Vec<Option<u64>> {
             let before = latest.insert(&line.session, line)?;
             let cost = line.cost_after(before)?;
             let of = (line.session.as_str(), line.added()?);
-            let cheapest = least.entry(of).or_insert(cost);
-            *cheapest = cost.min(*cheapest);
-            Some((of, cost))
+            let cheapest = least.entry(of).or_insert(cost.1);
+            *cheapest = cost.1.min(*cheapest);
+            Some((of, cost.0))
         })
         .collect();
     let excess = |it: Option<((&str, u64), i64)>| {

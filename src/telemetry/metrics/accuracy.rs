@@ -114,7 +114,7 @@ impl AccuracyMetrics {
             lessons: make.gauges("plimsoll_calibration_lessons", &["upstream", "model"],
                 "Replies that the estimator has learned from; it falls when learning restarts.")?,
             band: make.gauges("plimsoll_calibration_band", &["upstream", "model"],
-                "How wide the band of estimates is, in multiples of the expected error; it adapts to how often the actual count is outside.")?,
+                "How wide the band of estimates usually is, in multiples of the expected error; it follows the last errors.")?,
             error_ratio: make.histograms("plimsoll_estimate_error_ratio", &["family", "method", "context"], ERROR_RATIO,
                 "(estimate - actual) / actual, by how large the context was. Below 0 the estimate was too low; the sum is signed and may fall.")?,
             error_tokens: make.histograms("plimsoll_estimate_error_tokens", by, ERROR_TOKENS,

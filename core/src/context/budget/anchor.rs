@@ -3,8 +3,9 @@
 //! The provider reported what it cost, so an estimate has to count only what changed since.
 
 use crate::context::{SketchPart, Turn};
+use crate::dialect::models::Family;
 use crate::tokens::learn;
-use crate::tokens::retention::ByRetention;
+use crate::tokens::retention::{ByRetention, CacheBlocks};
 
 /// The turn that an estimate is based on, and all parts of its request (`Ledger::anchor_at`,
 /// `Ledger::sketch`).
@@ -16,9 +17,11 @@ pub struct Anchor<'a> {
     pub sketch: &'a [SketchPart],
 }
 
-/// For a thread's first turn: whether it read anything from a cache.
-pub(super) fn began_cached(turn: &Turn) -> Option<bool> {
-    turn.sketch.base.is_none().then(|| turn.usage.cache_read.is_some_and(|read| read > 0))
+/// What a thread's first turn of Gemini read from its cache; `None` for other turns and models.
+pub(super) fn cache_blocks(turn: &Turn) -> Option<CacheBlocks> {
+    let is_first = turn.sketch.base.is_none();
+    (is_first && turn.family == Family::Gemini)
+        .then(|| CacheBlocks::of(turn.usage.cache_read.unwrap_or(0)))
 }
 
 /// What a turn of the thread has shown about the model's reasoning retention.

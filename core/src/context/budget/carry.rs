@@ -7,7 +7,7 @@
 
 use foldhash::HashSet;
 
-use super::anchor::{Anchor, began_cached, evidence_of, sum};
+use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
 use super::classic::first_new;
 use super::contents::MessageTokens;
 use super::limits::WindowLimits;
@@ -166,10 +166,10 @@ impl CarryOutlook {
             self.drops = self.dropped_before;
         }
         let back = self.comes_back(reply);
-        let began_cached = began_cached(turn);
-        let belief = ReasoningRetention::of(model, self.streams, began_cached);
+        let cache = cache_blocks(turn);
+        let belief = ReasoningRetention::of(model, self.streams, cache);
         let streams = self.streams;
-        let seen = Observation { belief, streams, began_cached, ..Observation::default() };
+        let seen = Observation { belief, streams, cache, ..Observation::default() };
         let retention = learned.retention(&seen, evidence_of(turn));
         let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
         let mut carry = self.carried(turn, back, retention, learned.counts_unsent(self.streams));

@@ -6,7 +6,7 @@
 use foldhash::HashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::anchor::{Anchor, began_cached, evidence_of, sum};
+use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
 use super::classic::ClassicEstimate;
 use super::contents::MessageTokens;
 use super::known::KnownCosts;
@@ -72,9 +72,14 @@ pub fn measure(
     };
     let clears_past = sent.clears_past().or(conversation.clears_past);
     let history_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
-    let observation = scale.observation(model, anchor, same, history_left, clears_past, learned);
+    let mut observation =
+        scale.observation(model, anchor, same, history_left, clears_past, learned);
     let method = scale.method();
     let evidence = same.map(|anchor| evidence_of(anchor.turn)).unwrap_or_default();
+    let plain = learned.guess(&observation, evidence);
+    observation.is_changed = same.is_some_and(|anchor| {
+        scale.is_changed(&anchor, plain.tokens, observation.counted[plain.retention as usize])
+    });
     let predicted = learned.guess(&observation, evidence);
     let guess = match (method, same) {
         (EstimateMethod::Anchored, Some(anchor)) if clears_past.is_none() => {
@@ -352,32 +357,38 @@ impl<'a> PartScale<'a> {
             (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
             (None, None) => all,
         });
-        let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
+        let cache = anchor.and_then(|anchor| cache_blocks(anchor.turn));
         Observation {
             counted,
-            belief: ReasoningRetention::of(model, streams, began_cached),
+            belief: ReasoningRetention::of(model, streams, cache),
             new_content: self.new_content(anchor),
             counting: self.counter.counting(),
             streams,
-            began_cached,
+            cache,
+            is_changed: false,
             unsent,
         }
     }
 
-    /// Whether the error of this estimate says something about the new parts. It does not in six cases: the anchor
-    /// was counted by another family's tokenizer, the provider holds the history, a summary was just inserted, a
-    /// part can only be read by the provider, more than reasoning was removed, or the model's messages include
-    /// some that no known reply contained.
+    /// Whether the error of this estimate says something. It does not in four cases: the anchor was counted by
+    /// another family's tokenizer, the provider holds the history, a summary was just inserted, or a part can
+    /// only be read by the provider.
     fn is_instructive(
         &self,
         estimate: &Estimate,
         anchor: Option<Anchor<'_>>,
         same: Option<Anchor<'_>>,
     ) -> bool {
-        let plain = matches!(estimate.method, EstimateMethod::Anchored | EstimateMethod::Estimated)
-            && !estimate.encrypted_compaction;
-        let is_shortened = same.is_some_and(|anchor| estimate.gone > thoughts(&anchor) + FEW);
-        plain && !is_shortened && !self.is_poor && same.is_some() == anchor.is_some()
+        matches!(estimate.method, EstimateMethod::Anchored | EstimateMethod::Estimated)
+            && !estimate.encrypted_compaction
+            && same.is_some() == anchor.is_some()
+    }
+
+    /// Whether more than reasoning was removed, or the model's messages include some that no known reply
+    /// contained: an error of the estimate says nothing about the new parts then.
+    fn is_changed(&self, anchor: &Anchor<'_>, tokens: u64, counted: u64) -> bool {
+        let (_, gone) = moved(anchor, counted, tokens, self.sums.new);
+        self.is_poor || gone > thoughts(anchor) + FEW
     }
 
     /// Describes the new parts by number, kind and tokens.

@@ -65,11 +65,13 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
         all.clone().map(|parts| counted(parts, &mut counter)).collect();
     let Some(context) = reply.usage.context() else { return choices };
     let texts: u64 = choices.iter().map(|parts| sum(parts)).sum();
+    // A text that is counted with the model's own tokenizer costs that, and little more.
+    let each = if counter.counting() == CountingMethod::Exact { AROUND_EXACT } else { AROUND };
     let around = all.flatten().map(|part| match part.kind {
         PartKind::ToolCall => AROUND_CALL,
-        _ => AROUND,
+        _ => each,
     });
-    let around = around.fold(AROUND, u64::saturating_add);
+    let around = around.fold(each, u64::saturating_add);
     let marks = match tokenizer.family {
         Family::O200k => 2 * thoughts as u64, // the tokens around each block
         _ => 0,
@@ -83,7 +85,9 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
     };
     // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
     // count is used. Not if hosted tools ran, whose content is no output.
-    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT && is_written_by_model(reply);
+    let is_short = texts > visible.saturating_mul(3) / 2 + SHORT
+        && reply.forms().any(has_parallel_calls)
+        && is_written_by_model(reply);
     // So it is if the report is more than the text can be: the rest was reasoning that is neither sent nor reported.
     let is_long =
         visible > most(texts, counter.counting()).saturating_add(around) && shows_all_output(reply);
@@ -108,6 +112,7 @@ fn most(texts: u64, counting: CountingMethod) -> u64 {
 
 /// The most tokens around a text or a whole reply, and around a call, which some models write with a tag for each argument.
 const AROUND: u64 = 24;
+const AROUND_EXACT: u64 = 8;
 const AROUND_CALL: u64 = 80;
 
 /// The keyed parts of one form of a reply, with the tokens of their text.
@@ -118,6 +123,11 @@ fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPar
         SketchPart { key, tokens, place: PromptSection::History, by_length: false }
     });
     keyed.collect()
+}
+
+/// Whether a form of a reply has several calls.
+fn has_parallel_calls(parts: &[ReplyPart]) -> bool {
+    parts.iter().filter(|part| part.kind == PartKind::ToolCall).count() > 1
 }
 
 /// Whether the model itself wrote all of it.

@@ -36,8 +36,8 @@ pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)
     }
 }
 
-/// Resolves JSON escapes; an invalid escape stays as it is.
-fn unescape(raw: &[u8]) -> String {
+/// Resolves JSON escapes, in a string's content or in all strings of a value; an invalid escape stays as it is.
+pub(crate) fn unescape(raw: &[u8]) -> String {
     let mut out = Vec::with_capacity(raw.len());
     append_unescaped(raw, &mut out);
     String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())

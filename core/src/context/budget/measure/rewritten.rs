@@ -148,18 +148,25 @@ fn reasoning_put_back_costs_as_much_as_in_its_reply() {
     assert_eq!(place("ucru", true), [PromptSection::SteeredReasoning]);
 }
 
+/// Two of the sizes that Gemini reported while it kept reasoning, and two of those while it did not.
 #[test]
-fn a_thread_began_cached_if_its_first_turn_read_the_cache() {
+fn what_gemini_read_from_its_cache_are_whole_blocks_or_not() {
+    use crate::dialect::models::Family;
+    use crate::tokens::retention::CacheBlocks::{Split, Whole};
     let scene = followed("claude-opus-4-6");
     let turn = scene.placed().parent.unwrap();
-    let of = |base: Option<&str>, read| {
+    let after = |base: Option<&str>, family, cache_read| {
         let sketch = Sketch { base: base.map(Into::into), ..Sketch::default() };
-        let usage = Usage { cache_read: read, ..Usage::default() };
-        began_cached(&Turn { sketch, usage, ..Turn::clone(&turn) })
+        let usage = Usage { cache_read, ..Usage::default() };
+        cache_blocks(&Turn { family, sketch, usage, ..Turn::clone(&turn) })
     };
-    assert_eq!(
-        (of(None, Some(1)), of(None, Some(0)), of(None, None)),
-        (Some(true), Some(false), Some(false))
-    );
-    assert_eq!(of(Some("r0"), Some(1)), None, "it is not the first");
+    let of = |family, cache_read| after(None, family, cache_read);
+    let gemini = |read| of(Family::Gemini, Some(read));
+    for (read, blocks) in [(0, Whole), (4_096, Whole), (8_121, Whole), (16_235, Whole)] {
+        assert_eq!(gemini(read), Some(blocks), "{read}");
+    }
+    assert_eq!((gemini(4_839), gemini(24_287)), (Some(Split), Some(Split)));
+    assert_eq!((of(Family::Gemini, None), of(Family::Claude, Some(4_839))), (Some(Whole), None));
+    assert_eq!(gemini(u64::MAX), Some(Whole));
+    assert_eq!(after(Some("r0"), Family::Gemini, Some(8_121)), None, "it is not the first");
 }
