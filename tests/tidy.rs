@@ -599,7 +599,7 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
 
 /// Documents whose claims name their tests, and the least number of tests in each.
 const TABLES_OF_TESTS: &[(&str, usize)] = &[
-    ("docs/reviewing.md", 65),
+    ("docs/reviewing.md", 100),
     ("docs/presets.md", 50),
     ("docs/rewriting.md", 15),
     ("docs/seeds.md", 120),
