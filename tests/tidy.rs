@@ -599,9 +599,8 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
 
 /// Documents whose claims name their tests, and the least number of tests in each.
 const TABLES_OF_TESTS: &[(&str, usize)] = &[
-    ("docs/reviewing.md", 100),
+    ("docs/reviewing.md", 160),
     ("docs/presets.md", 45),
-    ("docs/rewriting.md", 15),
     ("docs/seeds.md", 140),
     ("docs/threats.md", 60),
 ];
