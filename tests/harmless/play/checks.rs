@@ -1,4 +1,4 @@
-//! What must hold after every exchange of a conversation (`docs/rewriting.md` "How it is tested").
+//! What must hold after every exchange of a conversation (`docs/reviewing.md` "Rewriting").
 //!
 //! Each check compares what the client sent with what went out, and what the provider made of both. None asks
 //! the product what it should have done.
