@@ -34,7 +34,7 @@ const SUMMARIZED: usize = 50;
 const STORED_WITHIN: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The variables from which known clients read their base URLs (`docs/protocols.md` 10.11). `ROOTED` ones
+/// The variables from which known clients read their base URLs (`docs/clients.md`). `ROOTED` ones
 /// stand before the provider's whole path; those of the OpenAI family include the version.
 const ROOTED: &[&str] =
     &["ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
