@@ -512,7 +512,9 @@ impl<'a> Session<'a> {
                     let call = (1..self.calls).find(|call| parent.exchange == exchange_of(*call));
                     let then = &self.learned[call.unwrap()];
                     let by_then = budget::estimate(&request, &plan.sent, &known, grown, then);
-                    let (seen, guess) = (by_then.seen.as_ref()?, &by_then.estimate.guess);
+                    // What is taken away besides is not known when the number is shown.
+                    let seen = by_then.seen.as_ref().filter(|seen| !seen.is_changed)?;
+                    let guess = &by_then.estimate.guess;
                     by = by_then.estimate.tokens;
                     let counted = seen.counted[guess.retention as usize] as i64;
                     let new = seen.new_content.tokens + self.results_read(&read, guess.retention);

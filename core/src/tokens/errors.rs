@@ -5,8 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::learn::NewContent;
-
 /// The kinds of calls whose errors are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallKind(u8);
@@ -19,16 +17,15 @@ impl CallKind {
     /// The kind of a call whose history changed in another way than by growing.
     pub(super) const CHANGED: Self = Self(KINDS - 1);
 
-    /// The kind of a call that adds this: the error does not grow in proportion to the text, and what a user
-    /// writes moves reasoning, too.
-    pub(super) fn of(new: &NewContent) -> Self {
-        let size = match new.tokens {
+    /// The kind of a call that adds so many tokens: the error does not grow in proportion to the text. `is_results`: it
+    /// adds nothing but tool results; what a user writes moves reasoning, too.
+    pub(super) fn new(tokens: u64, is_results: bool) -> Self {
+        let size = match tokens {
             ..100 => 0,
             100..500 => 1,
             500..3_000 => 2,
             _ => 3,
         };
-        let is_results = new.results > 0 && (new.texts, new.media) == (0, 0);
         Self(size + if is_results { 0 } else { SIZES })
     }
 
@@ -93,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_width_is_the_second_largest_of_the_last_errors_of_a_kind() {
-        let small = CallKind::of(&NewContent { tokens: 99, results: 1, ..NewContent::default() });
+        let small = CallKind::new(99, true);
         let mut errors = RecentErrors::default();
         assert_eq!((errors.width(small, 3.0), errors.usual(3.0)), (3.0, 3.0));
         errors.keep(small, 70.0);
@@ -116,12 +113,10 @@ mod tests {
 
     #[test]
     fn calls_are_told_apart_by_size_and_by_what_they_add() {
-        let of = |tokens, results, texts, media| {
-            CallKind::of(&NewContent { tokens, results, texts, media, ..NewContent::default() }).0
-        };
-        let sizes = [0, 99, 100, 499, 500, 2_999, 3_000].map(|tokens| of(tokens, 1, 0, 0));
+        let sizes =
+            [0, 99, 100, 499, 500, 2_999, 3_000].map(|tokens| CallKind::new(tokens, true).0);
         assert_eq!(sizes, [0, 0, 1, 1, 2, 2, 3]);
-        assert_eq!([of(9, 2, 0, 0), of(9, 1, 1, 0), of(9, 0, 1, 0), of(9, 1, 0, 5)], [0, 4, 4, 4]);
-        assert!(of(9_999, 0, 1, 0) < CallKind::CHANGED.0);
+        assert_eq!(CallKind::new(9, false).0, 4);
+        assert!(CallKind::new(9_999, false).0 < CallKind::CHANGED.0);
     }
 }

@@ -98,10 +98,11 @@ impl Observation {
 
     /// The kind of call whose errors say how wide the range must be.
     fn kind(&self) -> CallKind {
-        match self.is_changed {
-            true => CallKind::CHANGED,
-            false => CallKind::of(&self.new_content),
+        if self.is_changed {
+            return CallKind::CHANGED;
         }
+        let NewContent { tokens, results, texts, media, .. } = self.new_content;
+        CallKind::new(tokens, results > 0 && texts == 0 && media == 0)
     }
 }
 
@@ -368,7 +369,8 @@ impl EstimatorState {
             self.observations += 1;
             return self;
         }
-        let actual = self.learn_unsent(seen, guess.tokens, actual);
+        let actual =
+            if seen.is_changed { actual } else { self.learn_unsent(seen, guess.tokens, actual) };
         if seen.counting == CountingMethod::Length {
             // The error of a count by length says nothing about a count with a vocabulary.
             return self;

@@ -324,11 +324,11 @@ mod tests {
     fn a_new_model_starts_with_the_band_of_a_sibling_model() {
         let one = TenantId::from("one");
         let mut all = ModelMap::default();
-        for (for_tenant, width) in [(None, 2.0), (Some(&one), 4.0)] {
+        for (for_tenant, width) in [(None, 20), (Some(&one), 40)] {
             let key = CalibrationKey::of("up", "a", for_tenant);
             let mut taught = serde_json::json!(EstimatorState::new(Family::Claude));
             taught["lessons"] = 100.into();
-            taught["widths"] = serde_json::json!(vec![width; 4]);
+            taught["errors"][0] = serde_json::json!([width]);
             let learned = Arc::new(serde_json::from_value(taught).unwrap());
             let known = ModelCalibration::new(&key, Family::Claude, &all);
             let known = ModelCalibration { learned, ..known };
