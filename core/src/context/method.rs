@@ -5,8 +5,20 @@
 use serde::{Deserialize, Serialize};
 
 /// The method of an estimate; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::AsRefStr,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum EstimateMethod {
     /// The provider's own count of an earlier turn, plus what is new.
     Anchored,

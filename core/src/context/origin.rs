@@ -8,8 +8,11 @@ use strum::EnumIter;
 use crate::dialect::agent::Agent;
 
 /// What decided which session a request belongs to. All of them count only within one credential's sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, strum::AsRefStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum SessionWitness {
     /// The client names the session.
     Client,

@@ -38,8 +38,11 @@ pub fn draw(id: &str) -> f64 {
     Serialize,
     Deserialize,
     JsonSchema,
+    strum::AsRefStr,
+    strum::EnumIter,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Mode {
     /// Decide nothing new. What a thread was rewritten to before is repeated, because its cache and
     /// its reasoning rest on it.

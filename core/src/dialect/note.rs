@@ -5,13 +5,26 @@
 use serde::{Deserialize, Serialize};
 
 /// Something unexpected found while reading; a closed set, so that it can be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::AsRefStr,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Note {
     /// The body is not JSON.
     NotJson,
     /// The body is JSON, but not in this dialect's form.
     #[serde(rename = "unknown_shape")]
+    #[strum(serialize = "unknown_shape")]
     UnknownStructure,
     /// A part of an unknown kind, which is opaque.
     UnknownPart,

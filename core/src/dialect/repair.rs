@@ -48,8 +48,10 @@ pub use reading::{Refusal, RefusedAnswer, read};
     Deserialize,
     JsonSchema,
     strum::EnumIter,
+    strum::AsRefStr,
 )]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RepairCause {
     /// A picture or document is too large, one too many, or none that the model reads; or the request has too
     /// many bytes.
@@ -72,24 +74,6 @@ pub enum RepairCause {
     Field,
     /// `max_tokens` is more than the model writes, or than the window has room for.
     MaxTokens,
-}
-
-impl RepairCause {
-    /// Its name in the configuration and in metrics.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Media => "media",
-            Self::Empty => "empty",
-            Self::Prefill => "prefill",
-            Self::Unicode => "unicode",
-            Self::ToolPairs => "tool_pairs",
-            Self::ToolIds => "tool_ids",
-            Self::Reasoning => "reasoning",
-            Self::CacheMarks => "cache_marks",
-            Self::Field => "field",
-            Self::MaxTokens => "max_tokens",
-        }
-    }
 }
 
 /// An edit of a request, as it is stored: the same edit of the same bytes always gives the same bytes.

@@ -20,8 +20,21 @@ use crate::wire::json::{text_of, unescape};
 const EXACT_BYTES: usize = 2 << 20;
 
 /// How the tokens of new parts were counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::AsRefStr,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum CountingMethod {
     /// With the model's own tokenizer.
     Exact,

@@ -8,8 +8,20 @@ use crate::context::{Estimate, EstimateMethod};
 use crate::dialect::Usage;
 
 /// Why the input of an exchange could not be known before it was reported; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::AsRefStr,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum HiddenInput {
     /// Tools ran at the provider: their results are in no request, and several calls are reported as one.
     HostedTools,

@@ -10,8 +10,20 @@ use crate::context::budget::grouped;
 use crate::dialect::overflow::Overflow;
 
 /// How an overflow shows; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::AsRefStr,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum OverflowSign {
     /// The provider refused the request.
     Refused,

@@ -5,8 +5,21 @@
 use serde::{Deserialize, Serialize};
 
 /// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    strum::AsRefStr,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Family {
     /// GPT-4o and later: public, exact.
     O200k,
