@@ -88,7 +88,7 @@ pub(crate) enum MemoryKind {
 }
 
 /// What is cached in memory beyond its exchange; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum CacheKind {
     /// Sessions with their turns and decisions.
@@ -103,7 +103,7 @@ pub(crate) enum CacheKind {
 
 /// Why a request was sent to its upstream again: the upstream had not processed it, certainly or, for one cause, almost
 /// certainly; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum RepeatCause {
     /// It had not been sent when its connection closed.
@@ -118,7 +118,7 @@ pub(crate) enum RepeatCause {
 }
 
 /// The outcome of a call to a provider's counting endpoint; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum CountOutcome {
     /// It was answered.
@@ -151,7 +151,7 @@ pub enum CountEstimate {
 }
 
 /// Why the admin API refused a request; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum AdminRefusal {
     /// It has no token.
@@ -171,7 +171,7 @@ pub(crate) enum AdminRefusal {
 }
 
 /// The outcome of a lesson that a refusal could teach; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum LessonOutcome {
     /// It holds for the tenant that received the refusal.
@@ -221,7 +221,7 @@ pub(crate) enum RejectedConnection {
 }
 
 /// What a client took too long for; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum ClientTimeout {
     /// The first request on a new connection.
@@ -253,7 +253,7 @@ pub enum SummaryOutcome {
 }
 
 /// What tokens were; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum TokenKind {
     /// The whole prompt.
