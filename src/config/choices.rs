@@ -3,6 +3,7 @@
 //! Their names are part of the configuration and never change.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use crate::context::policy::Mode;
 
@@ -108,8 +109,8 @@ pub enum OnFailure {
     Serialize,
     Deserialize,
     schemars::JsonSchema,
-    strum::AsRefStr,
-    strum::EnumIter,
+    AsRefStr,
+    EnumIter,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]

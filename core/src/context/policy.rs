@@ -11,6 +11,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::tokens::classic::ClassicRules;
@@ -38,8 +39,8 @@ pub fn draw(id: &str) -> f64 {
     Serialize,
     Deserialize,
     JsonSchema,
-    strum::AsRefStr,
-    strum::EnumIter,
+    AsRefStr,
+    EnumIter,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]

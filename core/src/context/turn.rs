@@ -5,6 +5,7 @@
 //! numbers are made by `budget`.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::budget::{MessageTokens, SectionTokens, WindowLimits};
 use super::plan::{self, RewriteSummary};
@@ -77,18 +78,7 @@ pub struct Breakdown {
 }
 
 /// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    strum::AsRefStr,
-    strum::EnumIter,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Outcome {

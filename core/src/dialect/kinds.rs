@@ -4,6 +4,7 @@
 //! new comes last.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 /// One wire protocol. A closed set: differences are `match` arms without a default.
 #[derive(
@@ -16,8 +17,8 @@ use serde::{Deserialize, Serialize};
     Serialize,
     Deserialize,
     schemars::JsonSchema,
-    strum::AsRefStr,
-    strum::EnumIter,
+    AsRefStr,
+    EnumIter,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -70,17 +71,7 @@ pub enum PartKind {
 
 /// The purpose of a request. Only turns continue a conversation.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    strum::AsRefStr,
-    strum::EnumIter,
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

@@ -22,6 +22,7 @@ mod unicode;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::{Dialect, PartKey};
 use crate::wire::json::{Document, Kind};
@@ -47,8 +48,8 @@ pub use reading::{Refusal, RefusedAnswer, read};
     Serialize,
     Deserialize,
     JsonSchema,
-    strum::EnumIter,
-    strum::AsRefStr,
+    EnumIter,
+    AsRefStr,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

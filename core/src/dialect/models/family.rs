@@ -3,6 +3,7 @@
 //! What a family's tokens cost is in `tokens`.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 /// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
 #[derive(
@@ -15,8 +16,8 @@ use serde::{Deserialize, Serialize};
     Serialize,
     Deserialize,
     schemars::JsonSchema,
-    strum::AsRefStr,
-    strum::EnumIter,
+    AsRefStr,
+    EnumIter,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
