@@ -255,7 +255,7 @@ pub enum SummaryOutcome {
 /// What tokens were; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
-pub(crate) enum TokenKind {
+pub(crate) enum UsageKind {
     /// The whole prompt.
     Input,
     /// The whole reply.
@@ -269,12 +269,12 @@ pub(crate) enum TokenKind {
 }
 
 /// The tokens that were reported, by kind.
-pub(super) fn tokens_by_kind(usage: &Usage) -> [(TokenKind, Option<u64>); 5] {
+pub(super) fn tokens_by_kind(usage: &Usage) -> [(UsageKind, Option<u64>); 5] {
     [
-        (TokenKind::Input, usage.input),
-        (TokenKind::Output, usage.output),
-        (TokenKind::Reasoning, usage.reasoning),
-        (TokenKind::CacheRead, usage.cache_read),
-        (TokenKind::CacheWrite, usage.cache_write),
+        (UsageKind::Input, usage.input),
+        (UsageKind::Output, usage.output),
+        (UsageKind::Reasoning, usage.reasoning),
+        (UsageKind::CacheRead, usage.cache_read),
+        (UsageKind::CacheWrite, usage.cache_write),
     ]
 }

@@ -23,7 +23,9 @@ use self::accuracy::AccuracyMetrics;
 use self::compacting::{CompactionMetrics, SummaryLabels};
 #[cfg(test)]
 pub(super) use self::family::MetricRow;
-use self::family::{Family, FamilyTable, NONE, families, labels};
+use self::family::{
+    FamilyTable, MetricFamily, ModelLabels, NONE, UpstreamLabels, families, labels,
+};
 use self::memory::MemoryMetrics;
 use self::rewriting::{RefusedLabels, RewriteMetrics};
 use self::store::{OperationLabels, StoreMetrics};
@@ -43,16 +45,7 @@ pub(super) const MODELS: usize = 50;
 /// The longest model name that becomes a label; a longer one is `other`.
 const LONGEST: usize = 80;
 
-/// From 10 µs to 1 s: our own time.
-const OWN_TIME: &[f64] =
-    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
-/// From 1 ms to 5 min: the time that providers take.
-const SECONDS: &[f64] =
-    &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
-
 labels! {
-    UpstreamLabels<'a> { upstream: &'a str }
-    ModelLabels<'a> { upstream: &'a str, model: &'a str }
     RejectionLabels { end: RejectedConnection }
     TimeoutLabels { kind: ClientTimeout }
     AdminRefusalLabels { reason: AdminRefusal }
@@ -66,17 +59,17 @@ families! {
             "Client connections that are open.";
         streams: IntGauge = "plimsoll_active_streams",
             "Responses in flight to clients; on WebSockets, requests that wait for their replies.";
-        rejected: Family<RejectionLabels, IntCounter> = "plimsoll_connections_turned_total",
+        rejected: MetricFamily<RejectionLabels, IntCounter> = "plimsoll_connections_turned_total",
             "Client connections past `limits.connections`: `answered` with 503, or `closed`.";
-        timeouts: Family<TimeoutLabels, IntCounter> = "plimsoll_client_timeouts_total",
+        timeouts: MetricFamily<TimeoutLabels, IntCounter> = "plimsoll_client_timeouts_total",
             "Clients that took too long to send a first request on a connection (`silent`), the next request (`idle`, `limits.header_s`) or more of a request's body (`body`, `limits.body_s`).";
         log_dropped: IntCounter = "plimsoll_log_lines_dropped_total",
             "Log lines dropped because the reader of the log was too slow.";
-        admin_refusals: Family<AdminRefusalLabels, IntCounter> = "plimsoll_admin_refusals_total",
+        admin_refusals: MetricFamily<AdminRefusalLabels, IntCounter> = "plimsoll_admin_refusals_total",
             "Requests that the admin listener refused, by reason.";
         blocking_threads: IntGauge = "plimsoll_blocking_threads",
             "Threads for long work, beside the async workers: large bodies, loading sessions, DNS look-ups. At most 16.";
-        build_info: Family<BuildLabels<'static>, IntGauge> = "plimsoll_build_info",
+        build_info: MetricFamily<BuildLabels<'static>, IntGauge> = "plimsoll_build_info",
             "Always 1; which build this is.";
     }
 }
@@ -239,8 +232,4 @@ impl Metrics {
         models.insert(model.into());
         model
     }
-}
-
-fn seconds(us: u64) -> f64 {
-    us as f64 / 1e6
 }

@@ -6,11 +6,10 @@
 use prometheus::{Gauge, Histogram, IntCounter, IntGauge};
 use strum::AsRefStr;
 
-use super::ModelLabels;
-use super::family::{Family, families, labels};
+use super::family::{MetricFamily, ModelLabels, families, labels};
 use crate::context::EstimateMethod;
 use crate::context::budget::HiddenInput;
-use crate::dialect::models::Family as TokenizerFamily;
+use crate::dialect::models::Family;
 use crate::telemetry::event::Exchange;
 use crate::tokens::learn::Expert;
 
@@ -47,47 +46,47 @@ impl PromptSize {
 }
 
 labels! {
-    MethodLabels { family: TokenizerFamily, method: EstimateMethod }
-    SizeLabels { family: TokenizerFamily, method: EstimateMethod, context: PromptSize }
-    ClassicLabels<'a> { rules: &'a str, family: TokenizerFamily, method: EstimateMethod, context: PromptSize }
-    ExpertLabels { family: TokenizerFamily, expert: Expert }
-    HiddenLabels { family: TokenizerFamily, hidden_input: HiddenInput }
+    MethodLabels { family: Family, method: EstimateMethod }
+    SizeLabels { family: Family, method: EstimateMethod, context: PromptSize }
+    ClassicLabels<'a> { rules: &'a str, family: Family, method: EstimateMethod, context: PromptSize }
+    ExpertLabels { family: Family, expert: Expert }
+    HiddenLabels { family: Family, hidden_input: HiddenInput }
 }
 
 families! {
     /// All metrics of the accuracy of estimates.
     pub(super) struct AccuracyMetrics {
-        estimated: Family<MethodLabels, IntCounter> = "plimsoll_estimated_input_tokens_total",
+        estimated: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimated_input_tokens_total",
             "Input tokens predicted before sending, for the exchanges that could be compared.";
-        actual: Family<MethodLabels, IntCounter> = "plimsoll_actual_input_tokens_total",
+        actual: MetricFamily<MethodLabels, IntCounter> = "plimsoll_actual_input_tokens_total",
             "Input tokens that the provider reported for the same exchanges.";
-        comparable: Family<MethodLabels, IntCounter> = "plimsoll_estimates_comparable_total",
+        comparable: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_comparable_total",
             "Exchanges with an estimate and an exact report.";
-        exact: Family<MethodLabels, IntCounter> = "plimsoll_estimates_exact_total",
+        exact: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_exact_total",
             "Exchanges whose estimate was right to the token.";
-        within_band: Family<MethodLabels, IntCounter> = "plimsoll_estimates_within_band_total",
+        within_band: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_within_band_total",
             "Exchanges whose reported input was within the band of the estimate; nine in ten should be.";
-        corrected: Family<ExpertLabels, IntCounter> = "plimsoll_estimates_corrected_total",
+        corrected: MetricFamily<ExpertLabels, IntCounter> = "plimsoll_estimates_corrected_total",
             "The same exchanges by what corrected the estimate: nothing (`counted`), earlier results of the same tool (`tool`), or a regression on the kinds of text (`regression`).";
-        missed: Family<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_missed_tokens_total",
+        missed: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_missed_tokens_total",
             "Tokens by which estimates were wrong, |estimate - actual|, by the model of the request.";
-        over: Family<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_over_tokens_total",
+        over: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_over_tokens_total",
             "The share of plimsoll_estimate_missed_tokens_total by which estimates were too high; the rest is by how much they were too low.";
-        compared: Family<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_compared_tokens_total",
+        compared: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_compared_tokens_total",
             "Input tokens that the provider reported for the same exchanges; plimsoll_estimate_missed_tokens_total divided by this is the error.";
-        lessons: Family<ModelLabels<'static>, IntGauge> = "plimsoll_calibration_lessons",
+        lessons: MetricFamily<ModelLabels<'static>, IntGauge> = "plimsoll_calibration_lessons",
             "Replies that the estimator has learned from; it falls when learning restarts.";
-        band: Family<ModelLabels<'static>, Gauge> = "plimsoll_calibration_band",
+        band: MetricFamily<ModelLabels<'static>, Gauge> = "plimsoll_calibration_band",
             "How wide the band of estimates usually is, in multiples of the expected error; it follows the last errors.";
-        error_ratio: Family<SizeLabels, Histogram> = "plimsoll_estimate_error_ratio" in ERROR_RATIO,
+        error_ratio: MetricFamily<SizeLabels, Histogram> = "plimsoll_estimate_error_ratio" in ERROR_RATIO,
             "(estimate - actual) / actual, by how large the context was. Below 0 the estimate was too low; the sum is signed and may fall.";
-        error_tokens: Family<MethodLabels, Histogram> = "plimsoll_estimate_error_tokens" in ERROR_TOKENS,
+        error_tokens: MetricFamily<MethodLabels, Histogram> = "plimsoll_estimate_error_tokens" in ERROR_TOKENS,
             "|estimate - actual|. The first bucket holds the exact ones.";
-        new_error_ratio: Family<MethodLabels, Histogram> = "plimsoll_estimate_new_error_ratio" in ERROR_RATIO,
+        new_error_ratio: MetricFamily<MethodLabels, Histogram> = "plimsoll_estimate_new_error_ratio" in ERROR_RATIO,
             "The same error relative to what was new since the last call, if that was more than 100 tokens; only for method `anchored`.";
-        classic_error: Family<ClassicLabels<'static>, Histogram> = "plimsoll_classic_error_ratio" in ERROR_RATIO,
+        classic_error: MetricFamily<ClassicLabels<'static>, Histogram> = "plimsoll_classic_error_ratio" in ERROR_RATIO,
             "The same error of the classic count: what a known agent would have predicted. Only if a preset or estimate.classic turns it on.";
-        hidden_error: Family<HiddenLabels, Histogram> = "plimsoll_hidden_input_error_tokens" in ERROR_TOKENS,
+        hidden_error: MetricFamily<HiddenLabels, Histogram> = "plimsoll_hidden_input_error_tokens" in ERROR_TOKENS,
             "|estimate - actual| of exchanges whose input could not be known in advance. No other metric of accuracy counts them: tools ran at the provider (`hosted_tools`), the provider summarised or cleared the history or called other models for the reply (`provider_edit`), another model than the requested one answered (`other_model`), or the provider stores a history that did not pass through Plimsoll (`continuation`).";
     }
 }
@@ -96,7 +95,7 @@ impl AccuracyMetrics {
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
         let Some(actual) = exchange.actual() else { return };
-        let family = exchange.family.unwrap_or(TokenizerFamily::Other);
+        let family = exchange.family.unwrap_or(Family::Other);
         if let (Some(hidden_input), Some(error)) = (exchange.hidden_input(), exchange.own_error()) {
             let labels = HiddenLabels { family, hidden_input };
             self.hidden_error.get(labels).observe(error.unsigned_abs() as f64);

@@ -6,9 +6,8 @@
 
 use prometheus::{Histogram, IntCounter};
 
-use super::family::{Family, families, labels};
+use super::family::{MetricFamily, SECONDS, UpstreamLabels, families, labels, seconds};
 use super::traffic::TokenLabels;
-use super::{SECONDS, UpstreamLabels, seconds};
 use crate::context::policy::SummaryAuthor;
 use crate::telemetry::event::{Compaction, Exchange};
 use crate::telemetry::labels::{SummaryOutcome, tokens_by_kind};
@@ -16,23 +15,23 @@ use crate::telemetry::labels::{SummaryOutcome, tokens_by_kind};
 labels! {
     pub(super) SummaryLabels<'a> { upstream: &'a str, engine: SummaryAuthor, outcome: SummaryOutcome }
     EngineLabels<'a> { upstream: &'a str, engine: SummaryAuthor }
-    SizeLabels<'a> { upstream: &'a str, model: &'a str, engine: SummaryAuthor }
+    SummarySizeLabels<'a> { upstream: &'a str, model: &'a str, engine: SummaryAuthor }
 }
 
 families! {
     /// All metrics of compaction.
     pub(super) struct CompactionMetrics {
-        pub(super) written: Family<SummaryLabels<'static>, IntCounter> = "plimsoll_compactions_total",
+        pub(super) written: MetricFamily<SummaryLabels<'static>, IntCounter> = "plimsoll_compactions_total",
             "Summaries that were requested, by who writes them and outcome: `written`, or why there is none. When a summary is first used, `plimsoll_edits_total{kind=\"compacted\"}` counts it, with the reason.";
-        before: Family<SizeLabels<'static>, IntCounter> = "plimsoll_compacted_before_tokens_total",
+        before: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_before_tokens_total",
             "Tokens of history that written summaries replace, estimated.";
-        after: Family<SizeLabels<'static>, IntCounter> = "plimsoll_compacted_after_tokens_total",
+        after: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_after_tokens_total",
             "Tokens of these summaries, estimated.";
-        time: Family<EngineLabels<'static>, Histogram> = "plimsoll_compaction_seconds" in SECONDS,
+        time: MetricFamily<EngineLabels<'static>, Histogram> = "plimsoll_compaction_seconds" in SECONDS,
             "How long a summary took to be written, or to fail.";
-        cost: Family<TokenLabels<'static>, IntCounter> = "plimsoll_compaction_tokens_total",
+        cost: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_compaction_tokens_total",
             "Tokens that writing summaries cost, as reported; they are in no other count.";
-        waits: Family<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_wait_seconds" in SECONDS,
+        waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_wait_seconds" in SECONDS,
             "How long requests waited for a summary; only requests that waited.";
     }
 }
@@ -44,7 +43,7 @@ impl CompactionMetrics {
         self.written.get(SummaryLabels { upstream, engine, outcome: compaction.outcome }).inc();
         self.time.get(EngineLabels { upstream, engine }).observe(compaction.seconds);
         if let Some(after) = compaction.after {
-            let labels = SizeLabels { upstream, model, engine };
+            let labels = SummarySizeLabels { upstream, model, engine };
             self.before.get(labels).inc_by(compaction.before);
             self.after.get(labels).inc_by(after);
         }

@@ -14,6 +14,10 @@ use prometheus::{
 /// The label value of something unknown.
 pub(super) const NONE: &str = "none";
 
+/// From 1 ms to 5 min: the time that providers take.
+pub(super) const SECONDS: &[f64] =
+    &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+
 /// One line of the table of metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MetricRow {
@@ -62,12 +66,12 @@ pub(super) trait LabelSet: Copy {
 
 /// A metric with one series for each set of labels.
 #[derive(Clone)]
-pub(super) struct Family<L, M: Metric> {
+pub(super) struct MetricFamily<L, M: Metric> {
     series: M::Series,
     labels: PhantomData<L>,
 }
 
-impl<L: LabelSet, M: Metric> Family<L, M> {
+impl<L: LabelSet, M: Metric> MetricFamily<L, M> {
     /// The series of these labels; it begins at 0.
     pub(super) fn get(&self, labels: L) -> M {
         M::get(&self.series, labels.values().as_ref())
@@ -128,7 +132,7 @@ pub(super) trait Registered {
     fn from_series(series: <Self::Metric as Metric>::Series) -> Self;
 }
 
-impl<L: LabelSet, M: Metric> Registered for Family<L, M> {
+impl<L: LabelSet, M: Metric> Registered for MetricFamily<L, M> {
     type Metric = M;
     const LABELS: &'static [&'static str] = L::NAMES;
 
@@ -202,3 +206,13 @@ macro_rules! families {
 }
 
 pub(super) use {families, labels};
+
+labels! {
+    pub(super) UpstreamLabels<'a> { upstream: &'a str }
+    pub(super) ModelLabels<'a> { upstream: &'a str, model: &'a str }
+}
+
+/// Seconds of microseconds.
+pub(super) fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}

@@ -6,8 +6,7 @@
 use prometheus::{Counter, IntCounter};
 use strum::AsRefStr;
 
-use super::family::{Family, NONE, OrNone, families, labels};
-use super::{ModelLabels, UpstreamLabels};
+use super::family::{MetricFamily, ModelLabels, NONE, OrNone, UpstreamLabels, families, labels};
 use crate::context::overflow::{OverflowReport, OverflowSign};
 use crate::context::plan::{Change, ChangeCounts, Decision, DecisionReason, RewriteSummary};
 use crate::context::policy::Mode;
@@ -73,37 +72,37 @@ labels! {
 families! {
     /// All metrics of rewriting.
     pub(super) struct RewriteMetrics {
-        edits: Family<EditLabels, IntCounter> = "plimsoll_edits_total",
+        edits: MetricFamily<EditLabels, IntCounter> = "plimsoll_edits_total",
             "Edits of requests by kind, reason, decision (`new`, `replayed`, `refused`) and mode; in mode `shadow` none of them was sent. A batch of refused cuts counts once; replayed edits have no reason (`none`).";
-        pruned: Family<PrunedLabels<'static>, IntCounter> = "plimsoll_pruned_tokens_total",
+        pruned: MetricFamily<PrunedLabels<'static>, IntCounter> = "plimsoll_pruned_tokens_total",
             "Tokens of tool results that were not sent (estimated), counted again on every turn without them; in mode `shadow`, that would not have been sent.";
-        reprocessed: Family<ModelLabels<'static>, IntCounter> = "plimsoll_cache_broken_tokens_total",
+        reprocessed: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_broken_tokens_total",
             "Tokens that were in the provider's cache after the place of a new cut and had to be processed again, as the provider reported.";
-        checked: Family<CheckedLabels<'static>, IntCounter> = "plimsoll_savings_checked_tokens_total",
+        checked: MetricFamily<CheckedLabels<'static>, IntCounter> = "plimsoll_savings_checked_tokens_total",
             "For exchanges whose saving was checked by a sample: tokens that Plimsoll says were not sent (`claimed`: cut results, and what summaries replaced), and the provider's own count of the request as it came (`came`) and as it was sent (`sent`).";
-        saved: Family<ModelLabels<'static>, Counter> = "plimsoll_pruned_dollars_total",
+        saved: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_pruned_dollars_total",
             "What the pruned tokens would have cost at catalogue prices, as cache reads where the exchange read from the cache. The cost of broken caches is not subtracted.";
-        broken: Family<ModelLabels<'static>, Counter> = "plimsoll_cache_broken_dollars_total",
+        broken: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_cache_broken_dollars_total",
             "Cost at catalogue prices of the caches that new cuts broke; subtract it from the pruned dollars for the net.";
-        pub(super) refused: Family<RefusedLabels<'static>, IntCounter> = "plimsoll_rewrites_refused_total",
+        pub(super) refused: MetricFamily<RefusedLabels<'static>, IntCounter> = "plimsoll_rewrites_refused_total",
             "Requests that the provider refused as rewritten, and then accepted in the original form or in the last accepted form, by what the refusal named.";
-        pub(super) set_aside: Family<UpstreamLabels<'static>, IntCounter> = "plimsoll_threads_set_aside_total",
+        pub(super) set_aside: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_threads_set_aside_total",
             "Threads in which nothing new is rewritten, because the provider refused a rewritten request and accepted it without the rewrite.";
-        healed: Family<HealedLabels, IntCounter> = "plimsoll_healed_total",
+        healed: MetricFamily<HealedLabels, IntCounter> = "plimsoll_healed_total",
             "Requests that the provider refused, and answered after Plimsoll changed them and sent them once more, and requests that Plimsoll changed before it sent them because another request was refused, by what was refused.";
-        refusals: Family<RefusalLabels<'static>, IntCounter> = "plimsoll_refusals_total",
+        refusals: MetricFamily<RefusalLabels<'static>, IntCounter> = "plimsoll_refusals_total",
             "Refusals that blame the request, by the HTTP status that the client saw (`none`: another), by what is refused (`unknown`: an unknown message) and by outcome: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that does not exist), `not_kept`, `possible` (a repair was possible in mode `active`), `unknown`.";
-        withheld: Family<EditedLabels<'static>, IntCounter> = "plimsoll_reasoning_withheld_total",
+        withheld: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_reasoning_withheld_total",
             "Exchanges in which the provider removed reasoning from the request before the model read it (`input_transformations`), by whether the request was changed.";
-        input: Family<EditedLabels<'static>, IntCounter> = "plimsoll_cache_input_tokens_total",
+        input: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_cache_input_tokens_total",
             "Input tokens of exchanges that reported what was read from the cache, by whether the request was changed: `no`, `replayed` (earlier decisions alone), `new`.";
-        read: Family<EditedLabels<'static>, IntCounter> = "plimsoll_cache_read_tokens_total",
+        read: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_cache_read_tokens_total",
             "Those of plimsoll_cache_input_tokens_total that were read from the cache.";
-        misses: Family<MissLabels<'static>, IntCounter> = "plimsoll_cache_misses_total",
+        misses: MetricFamily<MissLabels<'static>, IntCounter> = "plimsoll_cache_misses_total",
             "Cache misses that the provider explained, by what differed; only if the client asks for the explanation, or `cache.diagnose` does.";
-        overflows: Family<OverflowLabels<'static>, IntCounter> = "plimsoll_overflows_total",
+        overflows: MetricFamily<OverflowLabels<'static>, IntCounter> = "plimsoll_overflows_total",
             "Requests that did not fit the window, by how that was detected (`refused`, `in_reply`, `window_full`, `empty`, `truncated`) and outcome: `saved` (Plimsoll made room and the provider answered) or `lost`.";
-        cleared_tokens: Family<ModelLabels<'static>, IntCounter> = "plimsoll_provider_cleared_tokens_total",
+        cleared_tokens: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_provider_cleared_tokens_total",
             "Input tokens that the provider cleared, as it reported; they are in no other count.";
     }
 }

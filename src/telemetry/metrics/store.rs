@@ -7,7 +7,7 @@ use std::time::Duration;
 use prometheus::{Histogram, IntCounter, IntGauge};
 use strum::AsRefStr;
 
-use super::family::{Family, families, labels};
+use super::family::{MetricFamily, families, labels};
 use crate::telemetry::{StoreOperation, StoreState};
 
 /// From 0.1 ms to 1 s: the time of an operation.
@@ -34,9 +34,9 @@ families! {
     pub(in crate::telemetry) struct StoreMetrics {
         session_load: Histogram = "plimsoll_session_load_seconds" in FIRST_LOAD,
             "How long requests waited for their session and its model to be loaded from the store; only requests that had to load. After a restart the first request of a session waits up to 2 s.";
-        operations: Family<OperationLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
+        operations: MetricFamily<OperationLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
             "How long operations of the store took.";
-        pub(super) failures: Family<OperationLabels, IntCounter> = "plimsoll_store_failures_total",
+        pub(super) failures: MetricFamily<OperationLabels, IntCounter> = "plimsoll_store_failures_total",
             "Times the store failed.";
         unusable: IntGauge = "plimsoll_store_unusable",
             "1 while nothing can be stored: the store could not be opened, its file is gone, or the last write or read failed. Traffic continues.";
@@ -44,7 +44,7 @@ families! {
             "Size of the store on disk, with its WAL.";
         restarts: IntGauge = "plimsoll_store_restarts",
             "How often the thread that writes to the store restarted after a panic.";
-        waiting: Family<QueueLabels, IntGauge> = "plimsoll_store_waiting",
+        waiting: MetricFamily<QueueLabels, IntGauge> = "plimsoll_store_waiting",
             "Operations that wait for the store: writes (`write`), reads for traffic (`traffic`) and reads for the admin API (`look`).";
         pub(in crate::telemetry) forgotten: IntCounter = "plimsoll_store_forgotten_sessions_total",
             "Sessions that were deleted by retention.days or retention.bytes.";

@@ -3,17 +3,21 @@
 
 use prometheus::{Histogram, IntCounter};
 
-use super::family::{Family, NONE, OrNone, families, labels};
-use super::{ModelLabels, OWN_TIME, SECONDS, UpstreamLabels, seconds};
+use super::family::{
+    MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
+};
 use crate::context::Outcome;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::hints::{AgentType, RequestClass};
 use crate::dialect::{Dialect, Note, Usage};
 use crate::telemetry::event::Exchange;
 use crate::telemetry::labels::{
-    CountEstimate, CountOutcome, FailOpen, LessonOutcome, TokenKind, tokens_by_kind,
+    CountEstimate, CountOutcome, FailOpen, LessonOutcome, UsageKind, tokens_by_kind,
 };
 
+/// From 10 µs to 1 s: our own time.
+const OWN_TIME: &[f64] =
+    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
 /// From 1 to 5 µs, and outliers: our own time per event.
 const EVENT: &[f64] = &[1e-6, 2e-6, 5e-6, 1e-5, 1e-4, 1e-3];
 /// Shares of the window.
@@ -22,7 +26,7 @@ const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 
 labels! {
     EndLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect>, outcome: Outcome, status: &'a str }
     DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
-    pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: TokenKind }
+    pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
     pub(super) FailOpenLabels { reason: FailOpen }
     ErrorLabels<'a> { upstream: &'a str, kind: ErrorKind }
     NoteLabels { note: Note }
@@ -35,43 +39,43 @@ labels! {
 families! {
     /// All metrics of traffic.
     pub(super) struct TrafficMetrics {
-        requests: Family<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
+        requests: MetricFamily<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
             "Exchanges that ended, by how they ended and the class of the status the client saw.";
-        first_byte: Family<DialectLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
+        first_byte: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
             "From the request's arrival to the first byte of the response body.";
-        duration: Family<DialectLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
+        duration: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
             "From the request's arrival to the end of the exchange.";
-        overhead: Family<UpstreamLabels<'static>, Histogram> = "plimsoll_overhead_request_seconds" in OWN_TIME,
+        overhead: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_overhead_request_seconds" in OWN_TIME,
             "Time that Plimsoll added before it forwarded a request: reading, estimating, waiting for the turn before it. It does not include the wait for a summary, which is `plimsoll_compaction_wait_seconds`.";
         event: Histogram = "plimsoll_overhead_event_seconds" in EVENT,
             "Time that Plimsoll spent on one frame of a response body: the mean of each exchange.";
-        tokens: Family<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
+        tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
             "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself (compaction, advisor, a fallback) are included; a refusal that is not billed is not.";
-        cache_reported: Family<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
+        cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
             "Exchanges for which the provider reported how much of the prompt came from its cache.";
-        cache_hits: Family<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
+        cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
             "Exchanges in which some of the prompt came from the provider's cache.";
-        fill: Family<ModelLabels<'static>, Histogram> = "plimsoll_context_fill_ratio" in FILL,
+        fill: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_context_fill_ratio" in FILL,
             "How full the context window was: input tokens (reported, or else estimated) divided by the window.";
-        longest_gap: Family<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in SECONDS,
+        longest_gap: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in SECONDS,
             "Longest time between two chunks of a streamed reply from the upstream; the first chunk is timed from the last byte of the request.";
-        silent: Family<UpstreamLabels<'static>, IntCounter> = "plimsoll_silent_streams_total",
+        silent: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_silent_streams_total",
             "Streams that were ended because their upstream sent nothing for `limits.silent_stream_s`.";
-        repeated_calls: Family<ModelLabels<'static>, IntCounter> = "plimsoll_repeated_calls_total",
+        repeated_calls: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_repeated_calls_total",
             "Requests of an agent that seems to be in a loop: its newest tool call, with the same arguments, had the same result in four or more of its last ten turns.";
-        pub(super) fail_open: Family<FailOpenLabels, IntCounter> = "plimsoll_fail_open_total",
+        pub(super) fail_open: MetricFamily<FailOpenLabels, IntCounter> = "plimsoll_fail_open_total",
             "Exchanges in which Plimsoll failed open, by reason: the client got what it would have got without Plimsoll. `unknown_credential` (a header may be a credential that Plimsoll does not know: see `tenant_headers`) and `no_credential` (on a listener that others can reach) were measured, but nothing about them was stored.";
-        errors: Family<ErrorLabels<'static>, IntCounter> = "plimsoll_provider_errors_total",
+        errors: MetricFamily<ErrorLabels<'static>, IntCounter> = "plimsoll_provider_errors_total",
             "Errors that providers reported, by a status or inside a success, by kind.";
-        notes: Family<NoteLabels, IntCounter> = "plimsoll_notes_total",
+        notes: MetricFamily<NoteLabels, IntCounter> = "plimsoll_notes_total",
             "Unexpected things found while reading requests and replies, by kind.";
-        clients: Family<ClientLabels<'static>, IntCounter> = "plimsoll_client_requests_total",
+        clients: MetricFamily<ClientLabels<'static>, IntCounter> = "plimsoll_client_requests_total",
             "Requests whose client says what they are for (Claude Code's hint headers), by class (`main`, `subagent`, `workflow`, `compaction`, `auxiliary`, `other`) and kind of sub-agent.";
-        pub(super) questions: Family<QuestionLabels<'static>, IntCounter> = "plimsoll_estimate_questions_total",
+        pub(super) questions: MetricFamily<QuestionLabels<'static>, IntCounter> = "plimsoll_estimate_questions_total",
             "Requests to counting endpoints that the configuration asks for (`estimate.count`), by outcome.";
-        counts_estimated: Family<CountEstimateLabels<'static>, IntCounter> = "plimsoll_token_estimates_total",
+        counts_estimated: MetricFamily<CountEstimateLabels<'static>, IntCounter> = "plimsoll_token_estimates_total",
             "Token counting requests of clients that Plimsoll answered with its estimate: because the configuration says so (`configured`), because the upstream answered that it has no such endpoint (`missing`), or because it had answered so before (`learned`).";
-        pub(super) lessons: Family<LessonLabels<'static>, IntCounter> = "plimsoll_lessons_total",
+        pub(super) lessons: MetricFamily<LessonLabels<'static>, IntCounter> = "plimsoll_lessons_total",
             "Lessons that refusals could teach: `learned` by a tenant, or not learned because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).";
     }
 }

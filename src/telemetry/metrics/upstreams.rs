@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntGauge};
 
-use super::UpstreamLabels;
-use super::family::{Family, families, labels};
+use super::family::{MetricFamily, UpstreamLabels, families, labels};
 use crate::telemetry::labels::RepeatCause;
 use crate::telemetry::open::GaugeGuard;
 
@@ -22,15 +21,15 @@ labels! {
 families! {
     /// All metrics of connections to upstreams.
     pub(in crate::telemetry) struct UpstreamConnections {
-        connections: Family<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_connections",
+        connections: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_connections",
             "Connections to an upstream that are open, idle ones included.";
-        idle: Family<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_idle_connections",
+        idle: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_idle_connections",
             "Idle connections to an upstream, kept in the pool for the next request.";
-        streams: Family<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_streams",
+        streams: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_streams",
             "HTTP/2 streams to an upstream that are open.";
-        waits: Family<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
+        waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
             "How long requests waited for a new HTTP/2 connection or for a free stream; only requests that waited.";
-        repeats: Family<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
+        repeats: MetricFamily<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
             "Requests that were retried on another connection, by cause. The upstream certainly had not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly: an idle connection closed so soon after the request that it was hardly read (`closed_while_idle`).";
     }
 }
@@ -58,7 +57,7 @@ pub(crate) struct UpstreamMetrics {
     streams: IntGauge,
     waits: Histogram,
     upstream: Box<str>,
-    repeats: Family<RepeatLabels<'static>, IntCounter>,
+    repeats: MetricFamily<RepeatLabels<'static>, IntCounter>,
 }
 
 impl UpstreamMetrics {
