@@ -5,7 +5,6 @@
 //! prompt, reply or credential is in an event (invariant 9).
 
 mod event;
-mod gaps;
 mod labels;
 mod live;
 pub mod log;
@@ -23,7 +22,6 @@ use tokio::sync::broadcast;
 
 pub(crate) use self::event::StoreState;
 pub use self::event::{Compaction, Exchange, OpenExchange};
-pub(crate) use self::gaps::StreamGaps;
 pub(crate) use self::labels::{
     AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind,
     RejectedConnection, RepeatCause, StoreOperation,
@@ -161,7 +159,9 @@ impl Telemetry {
 
     /// Creates the series of the configured upstreams with 0, so that the first event shows as an increase.
     pub(crate) fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
-        upstreams.into_iter().for_each(|upstream| self.metrics.begin_at_zero(upstream));
+        for upstream in upstreams {
+            self.metrics.begin_upstream_at_zero(upstream);
+        }
     }
 
     /// A connection past `limits.connections` was rejected.
@@ -171,12 +171,7 @@ impl Telemetry {
 
     /// A request waited for the stored data of its session.
     pub(crate) fn session_loaded(&self, waited: Duration) {
-        self.metrics.session_loaded(waited);
-    }
-
-    /// Sets whether lessons cannot be stored or read, although the store was opened.
-    pub(crate) fn set_store_failing(&self, fails: bool) {
-        self.metrics.set_store_failing(fails);
+        self.metrics.store.session_loaded(waited);
     }
 
     /// A client took too long.
@@ -186,12 +181,12 @@ impl Telemetry {
 
     /// Expired data could not be deleted.
     pub(crate) fn retention_failed(&self) {
-        self.metrics.retention_failures.inc();
+        self.metrics.store.retention_failures.inc();
     }
 
     /// `count` exchanges were in flight when an earlier process ended without a shutdown.
     pub(crate) fn found_interrupted(&self, count: u64) {
-        self.metrics.interrupted.inc_by(count);
+        self.metrics.store.interrupted.inc_by(count);
     }
 
     /// Something happened to a queued message.
@@ -223,22 +218,12 @@ impl Telemetry {
 
     /// Counts a client connection as open while the guard is held.
     pub(crate) fn connection(&self) -> GaugeGuard {
-        GaugeGuard::of(self.metrics.connections.clone())
+        GaugeGuard::of(self.metrics.connections())
     }
 
-    /// Counts a response as streaming while the guard is held.
+    /// Counts a response, or a request on a WebSocket, as in flight while the guard is held.
     pub(crate) fn stream(&self) -> GaugeGuard {
-        GaugeGuard::of(self.metrics.streams.clone())
-    }
-
-    /// Counts a WebSocket request as in flight while the guard is held.
-    pub(crate) fn websocket_request(&self) -> GaugeGuard {
-        GaugeGuard::of(self.metrics.websocket_requests.clone())
-    }
-
-    /// Counts an export of a session while the guard is held.
-    pub(crate) fn export(&self) -> GaugeGuard {
-        GaugeGuard::of(self.metrics.exports.clone())
+        GaugeGuard::of(self.metrics.streams())
     }
 
     /// The metrics of the connections to an upstream.
@@ -250,7 +235,7 @@ impl Telemetry {
     pub(crate) fn compacted(&self, compaction: &Compaction) {
         self.metrics.count_compaction(compaction);
         let Compaction { upstream, outcome, before, after, seconds, .. } = compaction;
-        let outcome = log::variant_name(outcome);
+        let outcome = outcome.as_ref();
         match after {
             Some(after) => tracing::info!(
                 "{upstream}: a summary was written in {seconds:.1} s: {after} tokens in place of {before}; a later \
@@ -280,7 +265,7 @@ impl Telemetry {
 
     /// The store took this long to answer or to fail.
     pub(crate) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
-        self.metrics.store_took(operation, took, succeeded);
+        self.metrics.store.took(operation, took, succeeded);
     }
 
     /// Sets the limit of a kind of cached data, bytes.
@@ -295,7 +280,7 @@ impl Telemetry {
 
     /// Sets the state of the store; `None` if it cannot be used.
     pub(crate) fn set_store_state(&self, state: Option<&StoreState>) {
-        self.metrics.set_store_state(state);
+        self.metrics.store.set_state(state);
     }
 
     /// The number of threads that run blocking work.
@@ -305,7 +290,7 @@ impl Telemetry {
 
     /// This many sessions were deleted, because they expired or the store was full.
     pub(crate) fn sessions_expired(&self, sessions: u64) {
-        self.metrics.sessions_expired(sessions);
+        self.metrics.store.forgotten.inc_by(sessions);
     }
 
     /// The admin listener refused a request.
@@ -361,7 +346,7 @@ impl Telemetry {
         if is_new {
             tracing::warn!(
                 "{upstream}: model {:?}: system prompt and tools are estimated larger than the whole, so that messages \
-                 are shown as 0 (request {}; others of this model are only counted for an hour)",
+                 are shown as 0 (request {}; others of this model are not named for an hour)",
                 log::clean(model),
                 exchange.id
             );

@@ -468,10 +468,9 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Admi
         .then(|| export::SessionContent::new(admin.ledgers.clone(), scope.clone(), &threads));
     let key = admin.ledgers.tenant_key().await?;
     let lines = export::ExportLines::new(key, scope, threads, content);
-    let held = (permit, admin.telemetry.export());
-    let frames = stream::unfold((lines, held), |(mut lines, held)| async move {
+    let frames = stream::unfold((lines, permit), |(mut lines, permit)| async move {
         let line = lines.next().await?;
-        Some((line.map(Frame::data), (lines, held)))
+        Some((line.map(Frame::data), (lines, permit)))
     });
     Ok(with_hardening("application/x-ndjson", StreamBody::new(frames).boxed_unsync()))
 }

@@ -291,7 +291,7 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Re
 pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPeer) {
     admin.telemetry.admin_refused(refusal);
     if let Some(before) = admin.wrong_tokens.line(Instant::now()) {
-        let why = crate::telemetry::log::variant_name(refusal);
+        let why = refusal.as_ref();
         tracing::warn!(
             "the admin listener refused a request from {peer}: {why}; {before} others since the last such line"
         );

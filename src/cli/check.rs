@@ -13,7 +13,6 @@ use super::serve;
 use crate::config::errors::ConfigErrors;
 use crate::config::{self, Config, ConfigSources, LoadedConfig};
 use crate::store::{folder, sqlite};
-use crate::telemetry::log::variant_name;
 use crate::tls::TlsTerminator;
 
 /// Prints the verdict.
@@ -107,13 +106,13 @@ fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let _ = writeln!(out, "admin:     {scheme}://{admin} (token {token})");
     let size = if kept.bytes > 0 { format!(" ({} MiB)", kept.bytes >> 20) } else { String::new() };
     let _ = writeln!(out, "data:      {}{size}", data.display());
-    let _ = writeln!(out, "mode:      {}", variant_name(mode));
+    let _ = writeln!(out, "mode:      {}", mode.as_ref());
     if let Some(preset) = loaded.config.preset {
         let _ = writeln!(out, "preset:    {}", preset.name());
     }
     let _ = writeln!(out, "upstreams, in the order in which they are tried:");
     for upstream in upstreams {
-        let dialects: Vec<_> = upstream.dialects.iter().map(variant_name).collect();
+        let dialects: Vec<_> = upstream.dialects.iter().map(AsRef::as_ref).collect();
         let dialects = if dialects.is_empty() {
             "only by name, prefix or host".into()
         } else {

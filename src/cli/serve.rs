@@ -37,7 +37,7 @@ use crate::store::folder;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonTerms;
 use crate::telemetry::Telemetry;
-use crate::telemetry::log::{Log, LogFormat, variant_name};
+use crate::telemetry::log::{Log, LogFormat};
 use crate::tls::TlsTerminator;
 use crate::tokens::bpe;
 use start_timer::StartTimer;
@@ -402,7 +402,7 @@ fn warn_of_room(config: &Config) {
 
 /// The log level of everything except the exchanges.
 fn log_level(config: &Config) -> String {
-    std::env::var(LOG_LEVEL).unwrap_or_else(|_| variant_name(config.log_level))
+    std::env::var(LOG_LEVEL).unwrap_or_else(|_| config.log_level.as_ref().to_owned())
 }
 
 /// Reads the configuration again at each SIGHUP, and applies what can change at run time.

@@ -288,14 +288,14 @@ fn thread_row(thread: &ThreadView, now: Millis) -> [String; 9] {
     let purpose = match thread.purpose {
         Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
             None => String::new(),
-            Some(kind) => format!(" ({})", crate::telemetry::log::variant_name(kind)),
+            Some(kind) => format!(" ({})", kind.as_ref()),
         },
-        other => format!(" ({})", crate::telemetry::log::variant_name(other)),
+        other => format!(" ({})", other.as_ref()),
     };
     let model = format!("{}{purpose}", short(&thread.model));
     let (name, agent, project) = Default::default();
     let (last, turns) = (age(now, thread.newest), thread.turns.to_string());
-    let ended = crate::telemetry::log::variant_name(thread.outcome);
+    let ended = thread.outcome.as_ref().to_owned();
     [name, last, model, turns, fill(thread), error(thread), ended, agent, project]
 }
 

@@ -3,6 +3,7 @@
 //! Their names are part of the configuration and never change.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use crate::context::policy::Mode;
 
@@ -99,9 +100,20 @@ pub enum OnFailure {
 
 /// Which diagnostics are logged, in addition to the exchanges.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    AsRefStr,
+    EnumIter,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum LogLevel {
     /// Errors inside Plimsoll.
     Error,

@@ -4,11 +4,10 @@
 
 use serde::Serialize;
 
-use super::gaps::StreamGaps;
 use super::labels::{CountEstimate, FailOpen, SummaryOutcome};
 use super::refusal::RefusalReport;
 use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
-use crate::context::plan::{DecisionReason, RewriteSummary};
+use crate::context::plan::RewriteSummary;
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{
@@ -26,22 +25,20 @@ use crate::dialect::{Dialect, Note, Purpose, StopReason, Usage};
 pub(crate) struct StoreState {
     /// Writes that wait.
     pub writes: usize,
-    /// Bytes of the waiting writes.
-    pub write_bytes: usize,
     /// Reads for traffic that wait.
     pub traffic: usize,
     /// Reads for the admin API that wait.
     pub admin: usize,
-    /// The store's threads of the operating system.
-    pub threads: usize,
     /// How often the writing thread was restarted after a panic.
     pub restarts: usize,
     /// Bytes on disk.
     pub bytes: u64,
+    /// Whether nothing can be stored although it is open.
+    pub is_failing: bool,
 }
 
 /// The report of writing one summary.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Compaction {
     /// The upstream that was called.
     pub upstream: Box<str>,
@@ -49,8 +46,6 @@ pub struct Compaction {
     pub model: Box<str>,
     /// Who writes the summary.
     pub engine: SummaryAuthor,
-    /// The reason for it.
-    pub why: DecisionReason,
     /// How it ended.
     pub outcome: SummaryOutcome,
     /// Tokens of the history that it replaces.
@@ -160,9 +155,6 @@ pub struct Exchange {
     /// when the last byte of the request was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_us: Option<u64>,
-    /// All such times of the stream.
-    #[serde(skip)]
-    pub gaps: Option<Box<StreamGaps>>,
     /// Whether the stream was broken off because the upstream sent nothing for `limits.silent_stream_s`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub silent_stream: bool,
@@ -230,7 +222,6 @@ impl Exchange {
             headers_us: None,
             first_byte_us: None,
             longest_gap_us: None,
-            gaps: None,
             silent_stream: false,
             duration_us: 0,
             refusal: None,

@@ -3,11 +3,14 @@
 //! They know nothing about the metrics; `docs/metrics.md` is generated from where they are used.
 
 use serde::Serialize;
-use strum::EnumIter;
+use strum::{AsRefStr, EnumIter};
+
+use crate::dialect::Usage;
 
 /// Why an exchange was forwarded without some of our functions; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum FailOpen {
     /// The request body is larger than the limit for analysis.
     BodyTooLarge,
@@ -46,8 +49,9 @@ pub enum FailOpen {
 }
 
 /// The outcome of a refusal that blames the request's content; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RefusalOutcome {
     /// The request was changed, sent once more, and answered with a response.
     Healed,
@@ -70,8 +74,8 @@ pub enum RefusalOutcome {
 }
 
 /// What memory is used for; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum MemoryKind {
     /// Request bodies, as received and decoded.
     Request,
@@ -83,14 +87,9 @@ pub(crate) enum MemoryKind {
     Message,
 }
 
-impl MemoryKind {
-    /// All of them, in the order in which they are declared.
-    pub(super) const ALL: [Self; 4] = [Self::Request, Self::Analysis, Self::Reply, Self::Message];
-}
-
 /// What is cached in memory beyond its exchange; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum CacheKind {
     /// Sessions with their turns and decisions.
     Sessions,
@@ -104,8 +103,8 @@ pub(crate) enum CacheKind {
 
 /// Why a request was sent to its upstream again: the upstream had not processed it, certainly or, for one cause, almost
 /// certainly; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum RepeatCause {
     /// It had not been sent when its connection closed.
     NotSent,
@@ -119,8 +118,8 @@ pub(crate) enum RepeatCause {
 }
 
 /// The outcome of a call to a provider's counting endpoint; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum CountOutcome {
     /// It was answered.
     Answered,
@@ -139,8 +138,9 @@ pub(crate) enum CountOutcome {
 }
 
 /// Why a client's token count was answered with our estimate; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum CountEstimate {
     /// The configuration requires it.
     Configured,
@@ -151,8 +151,8 @@ pub enum CountEstimate {
 }
 
 /// Why the admin API refused a request; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum AdminRefusal {
     /// It has no token.
     NoToken,
@@ -171,8 +171,8 @@ pub(crate) enum AdminRefusal {
 }
 
 /// The outcome of a lesson that a refusal could teach; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum LessonOutcome {
     /// It holds for the tenant that received the refusal.
     Learned,
@@ -187,8 +187,8 @@ pub(crate) enum LessonOutcome {
 }
 
 /// An operation of the store; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum StoreOperation {
     /// Saves new facts.
     Put,
@@ -211,8 +211,8 @@ pub(crate) enum StoreOperation {
 }
 
 /// How a connection past `limits.connections` ended; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum RejectedConnection {
     /// With a 503 response that says what to do.
     Answered,
@@ -221,8 +221,8 @@ pub(crate) enum RejectedConnection {
 }
 
 /// What a client took too long for; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum ClientTimeout {
     /// The first request on a new connection.
     Silent,
@@ -233,8 +233,8 @@ pub(crate) enum ClientTimeout {
 }
 
 /// How writing a summary ended; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
+#[strum(serialize_all = "snake_case")]
 pub enum SummaryOutcome {
     /// It was written.
     Written,
@@ -250,4 +250,31 @@ pub enum SummaryOutcome {
     TooLarge,
     /// The store could not save it, or another replica was to write it and did not.
     NotKept,
+}
+
+/// What tokens were; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum UsageKind {
+    /// The whole prompt.
+    Input,
+    /// The whole reply.
+    Output,
+    /// The part of the reply that was reasoning.
+    Reasoning,
+    /// The part of the prompt that was read from the cache.
+    CacheRead,
+    /// The part of the prompt that was written to the cache.
+    CacheWrite,
+}
+
+/// The tokens that were reported, by kind.
+pub(super) fn tokens_by_kind(usage: &Usage) -> [(UsageKind, Option<u64>); 5] {
+    [
+        (UsageKind::Input, usage.input),
+        (UsageKind::Output, usage.output),
+        (UsageKind::Reasoning, usage.reasoning),
+        (UsageKind::CacheRead, usage.cache_read),
+        (UsageKind::CacheWrite, usage.cache_write),
+    ]
 }

@@ -15,6 +15,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::reload;
 
 use super::event::Exchange;
+use super::labels::tokens_by_kind;
 use super::refusal::RefusalReport;
 use super::terminal;
 use crate::context::budget::grouped;
@@ -352,9 +353,9 @@ impl LogLine {
         self.push_number(tenths % 10);
     }
 
-    /// Writes the name that a unit variant serialises to.
-    fn push_variant(&mut self, variant: impl Serialize) {
-        self.push_display(VariantName(variant));
+    /// Writes the name of a variant.
+    fn push_variant(&mut self, variant: impl AsRef<str>) {
+        self.push(&[variant.as_ref()]);
     }
 
     fn push_display(&mut self, value: impl fmt::Display) {
@@ -364,15 +365,9 @@ impl LogLine {
 
 fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
     let usage = &exchange.usage;
-    for (name, value) in [
-        ("input", usage.input),
-        ("output", usage.output),
-        ("reasoning", usage.reasoning),
-        ("cache_read", usage.cache_read),
-        ("cache_write", usage.cache_write),
-    ] {
-        if let Some(value) = value {
-            line.push_name(name).push_number(value);
+    for (kind, tokens) in tokens_by_kind(usage) {
+        if let Some(tokens) = tokens {
+            line.push_name(kind.as_ref()).push_number(tokens);
         }
     }
     if usage.lower_bound {
@@ -476,7 +471,7 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     }
     if let Some(OverflowReport { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
-        line.push_name("overflow").push_display(format_args!("{} ({end})", VariantName(sign)));
+        line.push_name("overflow").push(&[sign.as_ref(), " (", end, ")"]);
     }
     if done.held_out {
         line.push_name("held_out").push(&["true"]);
@@ -565,20 +560,6 @@ impl<'a> From<&'a Exchange> for LogFields<'a> {
             classic_error: exchange.classic_error(),
             classic_error_ratio: exchange.classic_error_ratio(),
         }
-    }
-}
-
-/// The name that a unit variant serialises to, as labels and log lines use it.
-pub(crate) fn variant_name(variant: impl Serialize) -> String {
-    VariantName(variant).to_string()
-}
-
-struct VariantName<T>(T);
-
-impl<T: Serialize> fmt::Display for VariantName<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // serde writes the names of unit variants, and fails for variants with fields.
-        self.0.serialize(&mut *f).or_else(|_| f.write_str("other"))
     }
 }
 

@@ -19,7 +19,7 @@ pub struct RefusalReport {
 impl RefusalReport {
     /// The causes of changes that were accepted after refusals, or that avoided one; separated by commas.
     pub(crate) fn healed(&self) -> Option<String> {
-        let names: Vec<&str> = self.causes.iter().map(|cause| cause.word()).collect();
+        let names: Vec<&str> = self.causes.iter().map(AsRef::as_ref).collect();
         let is_changed = matches!(self.outcome, RefusalOutcome::Healed | RefusalOutcome::Spared);
         is_changed.then(|| names.join(","))
     }

@@ -250,7 +250,7 @@ async fn a_deleted_store_file_is_reported_by_log_api_and_commands() {
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
     std::fs::remove_file(serving.data.path().join("plimsoll.db")).unwrap();
     serving.wait_for_log("nothing is stored for now").await;
-    serving.wait_for_metrics("plimsoll_store_failing 1").await;
+    serving.wait_for_metrics("plimsoll_store_unusable 1").await;
     let ready = serving.ask("/readyz").await;
     assert_eq!(ready.status(), 200);
     assert!(

@@ -47,6 +47,19 @@ async fn every_dialect_is_metered_and_logged() {
     }
 }
 
+/// Each series costs its scraper memory for as long as it lives.
+#[tokio::test]
+async fn a_start_with_three_upstreams_has_few_series() {
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &[]).await;
+    // Once the store has been asked for what is expired, it has done all of a start.
+    let metrics = serving
+        .wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"expire\"}")
+        .await;
+    let series: Vec<_> = metrics.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(series.len() <= 238, "{}:\n{}", series.len(), series.join("\n"));
+}
+
 #[tokio::test]
 async fn sessions_and_contexts_are_shown() {
     let provider = Provider::start().await;

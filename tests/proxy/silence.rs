@@ -49,7 +49,7 @@ async fn a_silent_stream_is_ended_with_an_error_event_of_its_dialect() {
         call.wire.gone().await;
         let exchange = server.next_exchange().await;
         assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{}", script.path);
-        assert!(exchange.silent_stream && exchange.gaps.is_some());
+        assert!(exchange.silent_stream && exchange.longest_gap_us.is_some());
         let metrics = server.telemetry.render();
         assert!(metrics.contains("plimsoll_silent_streams_total{upstream=\"up\"} 1"), "{metrics}");
     }
@@ -99,12 +99,12 @@ async fn keep_alive_comments_are_inserted_into_a_silent_stream() {
             exchange.longest_gap_us
         );
         let metrics = server.telemetry.render();
-        let line = "plimsoll_stream_gap_seconds_count{model=";
+        let line = "plimsoll_stream_longest_gap_seconds_count{model=";
         assert!(metrics.contains(line), "{metrics}");
     }
 }
 
-/// By default nothing is inserted, no stream is ended, and the gaps are counted.
+/// By default nothing is inserted, no stream is ended, and the longest gap is measured.
 #[tokio::test]
 async fn without_silence_limits_a_stream_is_forwarded_unchanged() {
     for script in wire::all() {
@@ -117,8 +117,6 @@ async fn without_silence_limits_a_stream_is_forwarded_unchanged() {
         assert_eq!(client.chunk().await, b"");
         let exchange = server.next_exchange().await;
         assert_eq!((exchange.outcome, exchange.silent_stream), (Outcome::Complete, false));
-        let gaps: u32 = exchange.gaps.as_ref().unwrap().means().map(|(count, _)| count).sum();
-        assert!(gaps as usize >= script.events.len() - 1, "{gaps} of {}", script.events.len());
         assert!(exchange.longest_gap_us.is_some());
     }
 }

@@ -469,7 +469,7 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
         assert_eq!(server.next_exchange().await.fail_open, [FailOpen::AnalysisBudget]);
     }
     server.expect_no_exchange();
-    let under_way = format!("plimsoll_websocket_requests {AT_ONCE}\n");
+    let under_way = format!("plimsoll_active_streams {AT_ONCE}\n");
     assert!(server.telemetry.render().contains(&under_way));
     store.hold_reads(false);
     // Of the waiting requests, only the newest sixteen were kept, so there is room again.

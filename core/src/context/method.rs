@@ -3,10 +3,12 @@
 //! Shown with each estimate, and the key under which its error is learned and shown.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 /// The method of an estimate; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum EstimateMethod {
     /// The provider's own count of an earlier turn, plus what is new.
     Anchored,

@@ -3,13 +3,14 @@
 //! It is stored with the turn and shown with the session. Every value is bounded and without control characters. Pure.
 
 use serde::{Deserialize, Serialize};
-use strum::EnumIter;
+use strum::{AsRefStr, EnumIter};
 
 use crate::dialect::agent::Agent;
 
 /// What decided which session a request belongs to. All of them count only within one credential's sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum SessionWitness {
     /// The client names the session.
     Client,

@@ -11,6 +11,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::tokens::classic::ClassicRules;
@@ -38,8 +39,11 @@ pub fn draw(id: &str) -> f64 {
     Serialize,
     Deserialize,
     JsonSchema,
+    AsRefStr,
+    EnumIter,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Mode {
     /// Decide nothing new. What a thread was rewritten to before is repeated, because its cache and
     /// its reasoning rest on it.

@@ -3,13 +3,15 @@
 //! Keys and numbers only, no text. It is stored with the request's turn.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::ExchangeId;
 use crate::dialect::PartKey;
 
 /// Where a part stands in the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum PromptSection {
     /// The system prompt.
     System,

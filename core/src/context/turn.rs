@@ -5,6 +5,7 @@
 //! numbers are made by `budget`.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::budget::{MessageTokens, SectionTokens, WindowLimits};
 use super::plan::{self, RewriteSummary};
@@ -77,8 +78,9 @@ pub struct Breakdown {
 }
 
 /// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Outcome {
     /// The whole response arrived, or the client left after its terminal event.
     Complete,
@@ -91,6 +93,7 @@ pub enum Outcome {
     /// Plimsoll answered itself (no permit, no route, headers too large, forbidden by policy), closed an idle
     /// tunnel, or ended the exchange at the deadline of a drain.
     #[serde(rename = "turned")]
+    #[strum(serialize = "turned")]
     EndedByProxy,
     /// The process ended during the exchange, or the reply is still being made in the background; the record has what was
     /// known until then.

@@ -5,6 +5,7 @@
 //! Reads these reports; must not know what was changed in a request.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::count::Count;
 use crate::wire::json::Value;
@@ -23,8 +24,9 @@ pub struct CacheMiss {
 }
 
 /// What differs from the previous request; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum CacheMissCause {
     /// The model differs.
     Model,

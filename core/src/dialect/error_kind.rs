@@ -4,12 +4,14 @@
 //! what happens next.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::{ProviderError, Reply, StopReason};
 
 /// The kind of an error; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ErrorKind {
     /// The provider is overloaded.
     Overloaded,

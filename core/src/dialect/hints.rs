@@ -5,14 +5,15 @@
 
 use http::HeaderMap;
 use serde::{Deserialize, Serialize};
-use strum::EnumIter;
+use strum::{AsRefStr, EnumIter};
 
 use super::ids::is_name;
 use super::percent::decoded;
 
 /// What kind of request it is; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RequestClass {
     /// A turn of the main conversation.
     Main,
@@ -29,8 +30,9 @@ pub enum RequestClass {
 }
 
 /// The kind of a sub-agent; a metric label. Names that users choose are never sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum AgentType {
     /// Built in: it searches the code.
     Explore,
@@ -49,8 +51,9 @@ pub enum AgentType {
 }
 
 /// Why the client compacts; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum CompactionCause {
     /// The window is nearly full.
     Auto,

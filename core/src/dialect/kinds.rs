@@ -4,10 +4,24 @@
 //! new comes last.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 /// One wire protocol. A closed set: differences are `match` arms without a default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    AsRefStr,
+    EnumIter,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Dialect {
     /// Anthropic Messages, `POST /v1/messages` (`docs/protocols.md` 1).
     Anthropic,
@@ -56,8 +70,11 @@ pub enum PartKind {
 }
 
 /// The purpose of a request. Only turns continue a conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Purpose {
     /// A step of a conversation.
     #[default]

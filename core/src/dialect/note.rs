@@ -3,15 +3,18 @@
 //! The caller turns notes into events. What they are about is forwarded as it came.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 /// Something unexpected found while reading; a closed set, so that it can be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Note {
     /// The body is not JSON.
     NotJson,
     /// The body is JSON, but not in this dialect's form.
     #[serde(rename = "unknown_shape")]
+    #[strum(serialize = "unknown_shape")]
     UnknownStructure,
     /// A part of an unknown kind, which is opaque.
     UnknownPart,

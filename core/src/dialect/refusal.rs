@@ -5,12 +5,14 @@
 //! result. The message itself is not kept.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::overflow::{ErrorResponse, overflow};
 
 /// The cause of a refusal; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RefusalCause {
     /// Calls and results do not match, or something is empty, out of order, or duplicated.
     Structure,

@@ -22,6 +22,7 @@ mod unicode;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::{Dialect, PartKey};
 use crate::wire::json::{Document, Kind};
@@ -47,9 +48,11 @@ pub use reading::{Refusal, RefusedAnswer, read};
     Serialize,
     Deserialize,
     JsonSchema,
-    strum::EnumIter,
+    EnumIter,
+    AsRefStr,
 )]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RepairCause {
     /// A picture or document is too large, one too many, or none that the model reads; or the request has too
     /// many bytes.
@@ -72,24 +75,6 @@ pub enum RepairCause {
     Field,
     /// `max_tokens` is more than the model writes, or than the window has room for.
     MaxTokens,
-}
-
-impl RepairCause {
-    /// Its name in the configuration and in metrics.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Media => "media",
-            Self::Empty => "empty",
-            Self::Prefill => "prefill",
-            Self::Unicode => "unicode",
-            Self::ToolPairs => "tool_pairs",
-            Self::ToolIds => "tool_ids",
-            Self::Reasoning => "reasoning",
-            Self::CacheMarks => "cache_marks",
-            Self::Field => "field",
-            Self::MaxTokens => "max_tokens",
-        }
-    }
 }
 
 /// An edit of a request, as it is stored: the same edit of the same bytes always gives the same bytes.

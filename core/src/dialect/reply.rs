@@ -4,6 +4,7 @@
 
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::audience::Audience;
 use super::key::{Chain, Keyer, PartKey, ToolArguments};
@@ -61,8 +62,9 @@ impl KeptSize {
 }
 
 /// Why a reply ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum StopReason {
     /// The model had finished.
     End,

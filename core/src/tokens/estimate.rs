@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::bpe::{self, Encoding};
 use super::costs::{self, Costs, FamilyCosts};
@@ -20,8 +21,11 @@ use crate::wire::json::{text_of, unescape};
 const EXACT_BYTES: usize = 2 << 20;
 
 /// How the tokens of new parts were counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum CountingMethod {
     /// With the model's own tokenizer.
     Exact,

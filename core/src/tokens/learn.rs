@@ -7,6 +7,7 @@
 //! nothing.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use super::band::Band;
 use super::cold::cold_band;
@@ -23,8 +24,11 @@ use crate::dialect::Chain;
 use crate::dialect::models::Family;
 
 /// Which expert corrected the count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Expert {
     /// None: the count stands.
     #[default]

@@ -12,7 +12,7 @@ use crate::context::budget::grouped;
 use crate::context::plan::Decision;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{Outcome, SessionId, ThreadId};
-use crate::telemetry::log::{clean, variant_name};
+use crate::telemetry::log::clean;
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,7 +39,7 @@ impl fmt::Display for Explanation {
                 "Loop: the newest call had the same result in {times} of the last 10 turns"
             )?;
         }
-        writeln!(f, "Mode: {}{}", variant_name(self.mode), self.but())?;
+        writeln!(f, "Mode: {}{}", self.mode.as_ref(), self.but())?;
         if let Some(overflow) = self.overflow {
             writeln!(f, "Overflow: {overflow}")?;
         }
@@ -76,14 +76,14 @@ impl Explanation {
         match (self.mode, self.resent, self.revoked) {
             (_, Some(cause), _) => format!(
                 "; the provider refused the rewrite ({}), and the original request was sent",
-                variant_name(cause)
+                cause.as_ref()
             ),
             (_, None, Some(cause)) => format!(
                 "; the provider refused the new changes ({}), and the last accepted form was sent",
-                variant_name(cause)
+                cause.as_ref()
             ),
             _ if !self.healed.is_empty() => {
-                let causes: Vec<&str> = self.healed.iter().map(|cause| cause.word()).collect();
+                let causes: Vec<&str> = self.healed.iter().map(AsRef::as_ref).collect();
                 format!(
                     "; the provider refused the request ({}), and accepted it after a repair",
                     causes.join(", ")
@@ -149,7 +149,7 @@ impl fmt::Display for CacheEffect {
             write!(f, "  expected: {share:.0}% of the turn before is unchanged")?;
             write!(f, " ({} of {} tokens)", grouped(kept), grouped(of))?;
             match self.breaks_in {
-                Some(place) => writeln!(f, ", to a change in the {}", variant_name(place))?,
+                Some(place) => writeln!(f, ", to a change in the {}", place.as_ref())?,
                 None => writeln!(f)?,
             }
         }
@@ -158,7 +158,7 @@ impl fmt::Display for CacheEffect {
             writeln!(f, "  turn before ({}): {before}", before.request)?;
         }
         if let Some(miss) = self.miss {
-            write!(f, "  the provider says what differs: {}", variant_name(miss.cause))?;
+            write!(f, "  the provider says what differs: {}", miss.cause.as_ref())?;
             match miss.tokens {
                 Some(tokens) => writeln!(f, " ({} tokens not read)", grouped(tokens))?,
                 None => writeln!(f)?,
@@ -178,12 +178,12 @@ impl fmt::Display for CacheReport {
 
 impl fmt::Display for ExplainedEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = variant_name(self.method);
+        let method = self.method.as_ref();
         write!(
             f,
             "Estimate: {} tokens ({method}, {})",
             grouped(self.tokens),
-            variant_name(self.counting)
+            self.counting.as_ref()
         )?;
         match self.actual {
             Some(actual) => writeln!(f, ", reported {}", grouped(actual)),

@@ -9,7 +9,6 @@ use crate::cli::print::{self, CliError};
 use crate::config::{self, ConfigSources};
 use crate::replay::transcript::TranscriptLine;
 use crate::replay::what_if::{self, WhatIfCosts, WhatIfEvent, WhatIfOptions, WhatIfReport};
-use crate::telemetry::log::variant_name;
 
 /// The most changes that are listed individually; JSON has all.
 const MOST: usize = 40;
@@ -117,8 +116,8 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
             when(first.at),
             first.session,
             first.call,
-            variant_name(first.change),
-            variant_name(first.why),
+            first.change.as_ref(),
+            first.why.as_ref(),
         );
     }
     if batches.len() > MOST {

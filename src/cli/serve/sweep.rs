@@ -63,14 +63,13 @@ pub(super) async fn run(
         is_paused &= began.elapsed() < GRACE;
         let before = if is_paused { 0 } else { clock.now.saturating_sub(age) };
         let gone = ledgers.expire(before, retention.bytes).await;
-        let state = state(&store);
-        telemetry.set_store_state(state.as_ref());
-        let cached = ledgers.cached();
-        let queue = state.as_ref().map_or(0, |state| state.write_bytes);
-        report_cached(cached, queue, |what, bytes| telemetry.set_cached(what, bytes));
-        telemetry.blocking_threads(threads::blocking());
         let failure = store.failure();
-        telemetry.set_store_failing(failure.is_some());
+        let load = store.load();
+        let state = load.as_ref().map(|load| state(load, failure.is_some()));
+        telemetry.set_store_state(state.as_ref());
+        let queue = load.map_or(0, |load| load.write_bytes);
+        report_cached(ledgers.cached(), queue, |what, bytes| telemetry.set_cached(what, bytes));
+        telemetry.blocking_threads(threads::blocking());
         notices.report_store(failure.as_ref());
         let pause = match gone {
             Ok(gone) => {
@@ -104,11 +103,9 @@ fn report_cached(of_sessions: CacheBytes, queue: usize, report: impl Fn(CacheKin
     report(CacheKind::StoreQueue, queue);
 }
 
-/// The state of the store; `None` if it is not open.
-fn state(store: &DeferredStore) -> Option<StoreState> {
-    let load = store.load()?;
-    let StoreLoad { writes, write_bytes, traffic, admin, threads, restarts, bytes } = load;
-    Some(StoreState { writes, write_bytes, traffic, admin, threads, restarts, bytes })
+fn state(load: &StoreLoad, is_failing: bool) -> StoreState {
+    let &StoreLoad { writes, traffic, admin, restarts, bytes, .. } = load;
+    StoreState { writes, traffic, admin, restarts, bytes, is_failing }
 }
 
 /// Whether all sessions are expired.

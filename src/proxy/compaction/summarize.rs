@@ -246,7 +246,6 @@ impl SummaryJob {
             upstream: upstream.into(),
             model: model.into(),
             engine: choice.by,
-            why: self.why(),
             outcome: match written {
                 Ok(_) => SummaryOutcome::Written,
                 Err(SummaryError::Upstream | SummaryError::Bound { .. }) => {

@@ -16,7 +16,6 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::dialect::Dialect;
 use crate::dialect::reading::Framing;
 use crate::proxy::http::answer::ProxyError;
-use crate::telemetry::StreamGaps;
 
 /// A comment, which every client of event streams ignores (HTML, Server-sent events).
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -55,7 +54,8 @@ pub(crate) struct StreamSilence {
     timer: Option<Pin<Box<Sleep>>>,
     /// How long the headers took once the request was sent, which counts as part of the first gap.
     before: Duration,
-    pub(crate) gaps: StreamGaps,
+    /// The longest time before data came; `None` if none came.
+    pub(crate) longest_gap: Option<Duration>,
 }
 
 impl StreamSilence {
@@ -84,7 +84,7 @@ impl StreamSilence {
             kept_alive: None,
             timer: None,
             before,
-            gaps: StreamGaps::default(),
+            longest_gap: None,
         })
     }
 
@@ -93,7 +93,8 @@ impl StreamSilence {
         let waited = self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
         (self.kept_alive, self.timer) = (None, None);
         if is_data {
-            self.gaps.add(waited + std::mem::take(&mut self.before));
+            let gap = waited + std::mem::take(&mut self.before);
+            self.longest_gap = self.longest_gap.max(Some(gap));
         }
     }
 

@@ -313,9 +313,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
         self.recorder.stream = None;
         if let Some(silence) = &self.actions.silence {
-            let longest = silence.gaps.longest().map(|gap| gap.as_micros() as u64);
+            let longest = silence.longest_gap.map(|gap| gap.as_micros() as u64);
             self.recorder.event.longest_gap_us = longest;
-            self.recorder.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
         }
         self.recorder.event.outcome = outcome;
         if let Some(list) = self.actions.model_list.take().filter(|_| outcome == Outcome::Complete)

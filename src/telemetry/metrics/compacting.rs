@@ -2,63 +2,54 @@
 //! for them.
 //!
 //! The cost of writing is overhead: it is in no exchange's tokens. Tokens before and after count when a
-//! summary is written; how often it is used is among the edits.
+//! summary is written; how often it is used, and why, is among the edits.
 
-use prometheus::{HistogramVec, IntCounterVec};
+use prometheus::{Histogram, IntCounter};
 
-use super::make::{MetricRegistrar, SECONDS};
+use super::family::{MetricFamily, SECONDS, UpstreamLabels, families, labels, seconds};
+use super::traffic::TokenLabels;
+use crate::context::policy::SummaryAuthor;
 use crate::telemetry::event::{Compaction, Exchange};
-use crate::telemetry::log::variant_name;
+use crate::telemetry::labels::{SummaryOutcome, tokens_by_kind};
 
-/// All metrics of compaction.
-pub(super) struct CompactionMetrics {
-    pub(super) written: IntCounterVec,
-    before: IntCounterVec,
-    after: IntCounterVec,
-    seconds: HistogramVec,
-    overhead: IntCounterVec,
-    waited: HistogramVec,
+labels! {
+    pub(super) SummaryLabels<'a> { upstream: &'a str, engine: SummaryAuthor, outcome: SummaryOutcome }
+    EngineLabels<'a> { upstream: &'a str, engine: SummaryAuthor }
+    SummarySizeLabels<'a> { upstream: &'a str, model: &'a str, engine: SummaryAuthor }
+}
+
+families! {
+    /// All metrics of compaction.
+    pub(super) struct CompactionMetrics {
+        pub(super) written: MetricFamily<SummaryLabels<'static>, IntCounter> = "plimsoll_compactions_total",
+            "Summaries that were requested, by who writes them and outcome: `written`, or why there is none. When a summary is first used, `plimsoll_edits_total{kind=\"compacted\"}` counts it, with the reason.";
+        before: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_before_tokens_total",
+            "Tokens of history that written summaries replace, estimated.";
+        after: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_after_tokens_total",
+            "Tokens of these summaries, estimated.";
+        time: MetricFamily<EngineLabels<'static>, Histogram> = "plimsoll_compaction_seconds" in SECONDS,
+            "How long a summary took to be written, or to fail.";
+        cost: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_compaction_tokens_total",
+            "Tokens that writing summaries cost, as reported; they are in no other count.";
+        waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_wait_seconds" in SECONDS,
+            "How long requests waited for a summary; only requests that waited.";
+    }
 }
 
 impl CompactionMetrics {
-    #[rustfmt::skip] // A table: one metric a line or two.
-    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
-        let of = &["upstream", "model", "engine"];
-        Ok(Self {
-            written: make.counters("plimsoll_compactions_total", &["upstream", "engine", "trigger", "outcome"],
-                "Summaries that were requested, by who writes them, why, and outcome: `written`, or why there is none. When a summary is first used, `plimsoll_edits_total{kind=\"compacted\"}` counts it.")?,
-            before: make.counters("plimsoll_compacted_before_tokens_total", of,
-                "Tokens of history that written summaries replace, estimated.")?,
-            after: make.counters("plimsoll_compacted_after_tokens_total", of,
-                "Tokens of these summaries, estimated.")?,
-            seconds: make.histograms("plimsoll_compaction_seconds", &["upstream", "engine"], SECONDS,
-                "How long a summary took to be written, or to fail.")?,
-            overhead: make.counters("plimsoll_compaction_tokens_total", &["upstream", "model", "kind"],
-                "Tokens that writing summaries cost, as reported; they are in no other count.")?,
-            waited: make.histograms("plimsoll_compaction_wait_seconds", &["upstream"], SECONDS,
-                "How long requests waited for a summary; only requests that waited.")?,
-        })
-    }
-
     /// Counts a summary that was written, or failed; `model` is the label.
-    pub(super) fn count(&self, one: &Compaction, model: &str) {
-        let (upstream, engine) = (&*one.upstream, &*variant_name(one.engine));
-        let labels = [upstream, engine, &variant_name(one.why), &variant_name(one.outcome)];
-        self.written.with_label_values(&labels).inc();
-        self.seconds.with_label_values(&[upstream, engine]).observe(one.seconds);
-        if let Some(after) = one.after {
-            self.before.with_label_values(&[upstream, model, engine]).inc_by(one.before);
-            self.after.with_label_values(&[upstream, model, engine]).inc_by(after);
+    pub(super) fn count(&self, compaction: &Compaction, model: &str) {
+        let (upstream, engine) = (&*compaction.upstream, compaction.engine);
+        self.written.get(SummaryLabels { upstream, engine, outcome: compaction.outcome }).inc();
+        self.time.get(EngineLabels { upstream, engine }).observe(compaction.seconds);
+        if let Some(after) = compaction.after {
+            let labels = SummarySizeLabels { upstream, model, engine };
+            self.before.get(labels).inc_by(compaction.before);
+            self.after.get(labels).inc_by(after);
         }
-        for (kind, tokens) in [
-            ("input", one.usage.input),
-            ("output", one.usage.output),
-            ("reasoning", one.usage.reasoning),
-            ("cache_read", one.usage.cache_read),
-            ("cache_write", one.usage.cache_write),
-        ] {
+        for (kind, tokens) in tokens_by_kind(&compaction.usage) {
             if let Some(tokens) = tokens {
-                self.overhead.with_label_values(&[upstream, model, kind]).inc_by(tokens);
+                self.cost.get(TokenLabels { upstream, model, kind }).inc_by(tokens);
             }
         }
     }
@@ -66,7 +57,7 @@ impl CompactionMetrics {
     /// Counts an exchange that waited for a summary.
     pub(super) fn count_wait(&self, exchange: &Exchange) {
         if let (Some(us), Some(upstream)) = (exchange.compaction_wait_us, &exchange.upstream) {
-            self.waited.with_label_values(&[upstream]).observe(us as f64 / 1e6);
+            self.waits.get(UpstreamLabels { upstream }).observe(seconds(us));
         }
     }
 }

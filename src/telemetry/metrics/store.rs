@@ -1,54 +1,88 @@
-//! Metrics of the store, and of the threads besides the workers.
+//! Metrics of the store.
 //!
 //! Sets and counts what others measured; queries nothing itself.
 
 use std::time::Duration;
 
-use super::Metrics;
-use crate::telemetry::log::variant_name;
+use prometheus::{Histogram, IntCounter, IntGauge};
+use strum::AsRefStr;
+
+use super::family::{MetricFamily, families, labels};
 use crate::telemetry::{StoreOperation, StoreState};
 
-impl Metrics {
-    pub(in crate::telemetry) fn set_store_state(&self, state: Option<&StoreState>) {
-        let families = &self.families;
-        families.store_unusable.set(i64::from(state.is_none()));
+/// From 0.1 ms to 1 s: the time of an operation.
+const OPERATION: &[f64] = &[1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0];
+/// From 10 ms to 10 s: the time that a request waits for its session.
+const FIRST_LOAD: &[f64] = &[0.01, 0.05, 0.25, 1.0, 2.0, 10.0];
+
+/// Who waits for the store.
+#[derive(Clone, Copy, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+enum StoreQueue {
+    Write,
+    Traffic,
+    Look,
+}
+
+labels! {
+    pub(super) OperationLabels { operation: StoreOperation }
+    QueueLabels { queue: StoreQueue }
+}
+
+families! {
+    /// All metrics of the store.
+    pub(in crate::telemetry) struct StoreMetrics {
+        session_load: Histogram = "plimsoll_session_load_seconds" in FIRST_LOAD,
+            "How long requests waited for their session and its model to be loaded from the store; only requests that had to load. After a restart the first request of a session waits up to 2 s.";
+        operations: MetricFamily<OperationLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
+            "How long operations of the store took.";
+        pub(super) failures: MetricFamily<OperationLabels, IntCounter> = "plimsoll_store_failures_total",
+            "Times the store failed.";
+        unusable: IntGauge = "plimsoll_store_unusable",
+            "1 while nothing can be stored: the store could not be opened, its file is gone, or the last write or read failed. Traffic continues.";
+        bytes: IntGauge = "plimsoll_store_bytes",
+            "Size of the store on disk, with its WAL.";
+        restarts: IntGauge = "plimsoll_store_restarts",
+            "How often the thread that writes to the store restarted after a panic.";
+        waiting: MetricFamily<QueueLabels, IntGauge> = "plimsoll_store_waiting",
+            "Operations that wait for the store: writes (`write`), reads for traffic (`traffic`) and reads for the admin API (`look`).";
+        pub(in crate::telemetry) forgotten: IntCounter = "plimsoll_store_forgotten_sessions_total",
+            "Sessions that were deleted by retention.days or retention.bytes.";
+        pub(in crate::telemetry) retention_failures: IntCounter = "plimsoll_retention_failures_total",
+            "Times that old sessions could not be deleted.";
+        pub(in crate::telemetry) interrupted: IntCounter = "plimsoll_interrupted_exchanges_total",
+            "Exchanges that were in flight when a process was killed; they were found at a later start and stored as interrupted.";
+    }
+}
+
+impl StoreMetrics {
+    pub(in crate::telemetry) fn set_state(&self, state: Option<&StoreState>) {
+        self.unusable.set(i64::from(state.is_none_or(|state| state.is_failing)));
         let Some(state) = state else { return };
-        families.store_bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
-        families.store_threads.set(state.threads as i64);
-        families.store_restarts.set(state.restarts as i64);
-        for (queue, waiting) in
-            [("write", state.writes), ("traffic", state.traffic), ("look", state.admin)]
-        {
-            families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
+        self.bytes.set(i64::try_from(state.bytes).unwrap_or(i64::MAX));
+        self.restarts.set(state.restarts as i64);
+        for (queue, waiting) in [
+            (StoreQueue::Write, state.writes),
+            (StoreQueue::Traffic, state.traffic),
+            (StoreQueue::Look, state.admin),
+        ] {
+            self.waiting.get(QueueLabels { queue }).set(waiting as i64);
         }
     }
 
-    pub(in crate::telemetry) fn blocking_threads(&self, threads: usize) {
-        self.families.blocking_threads.set(threads as i64);
-    }
-
-    pub(in crate::telemetry) fn set_store_failing(&self, fails: bool) {
-        self.families.store_failing.set(i64::from(fails));
-    }
-
-    pub(in crate::telemetry) fn sessions_expired(&self, sessions: u64) {
-        self.families.store_forgotten.inc_by(sessions);
-    }
-
     pub(in crate::telemetry) fn session_loaded(&self, waited: Duration) {
-        self.families.session_load.observe(waited.as_secs_f64());
+        self.session_load.observe(waited.as_secs_f64());
     }
 
-    pub(in crate::telemetry) fn store_took(
+    pub(in crate::telemetry) fn took(
         &self,
         operation: StoreOperation,
         took: Duration,
         succeeded: bool,
     ) {
-        let operation = variant_name(operation);
-        self.families.store.with_label_values(&[&operation]).observe(took.as_secs_f64());
+        self.operations.get(OperationLabels { operation }).observe(took.as_secs_f64());
         if !succeeded {
-            self.families.store_failures.with_label_values(&[&operation]).inc();
+            self.failures.get(OperationLabels { operation }).inc();
         }
     }
 }

@@ -1,52 +1,166 @@
-//! The metrics of an upstream's and of a model's exchanges.
-//!
-//! Handles that are looked up once, so that an exchange need not look them up again.
+//! How an exchange counts whatever its request was about: how it ended, how long it took, what the provider reported, and
+//! what Plimsoll could not do.
 
-use prometheus::{Gauge, Histogram, IntCounter};
+use prometheus::{Histogram, IntCounter};
 
+use super::family::{
+    MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
+};
 use crate::context::Outcome;
-use crate::dialect::Dialect;
+use crate::dialect::error_kind::ErrorKind;
+use crate::dialect::hints::{AgentType, RequestClass};
+use crate::dialect::{Dialect, Note, Usage};
+use crate::telemetry::event::Exchange;
+use crate::telemetry::labels::{
+    CountEstimate, CountOutcome, FailOpen, LessonOutcome, UsageKind, tokens_by_kind,
+};
 
-/// Dialect, outcome, and class of the status.
-pub(super) type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);
+/// From 10 µs to 1 s: our own time.
+const OWN_TIME: &[f64] =
+    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
+/// From 1 to 5 µs, and outliers: our own time per event.
+const EVENT: &[f64] = &[1e-6, 2e-6, 5e-6, 1e-5, 1e-4, 1e-3];
+/// Shares of the window.
+const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0];
 
-/// Handles for one upstream, dialect, outcome, and class of the status.
-pub(super) struct TrafficHandles {
-    pub(super) requests: IntCounter,
-    pub(super) first_byte: Histogram,
-    pub(super) duration: Histogram,
-    pub(super) request_bytes: IntCounter,
-    pub(super) response_bytes: IntCounter,
-    pub(super) overhead: Histogram,
+labels! {
+    EndLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect>, outcome: Outcome, status: &'a str }
+    DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
+    pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
+    pub(super) FailOpenLabels { reason: FailOpen }
+    ErrorLabels<'a> { upstream: &'a str, kind: ErrorKind }
+    NoteLabels { note: Note }
+    ClientLabels<'a> { upstream: &'a str, class: RequestClass, agent_type: OrNone<AgentType> }
+    pub(super) QuestionLabels<'a> { upstream: &'a str, outcome: CountOutcome }
+    CountEstimateLabels<'a> { upstream: &'a str, reason: CountEstimate }
+    pub(super) LessonLabels<'a> { upstream: &'a str, outcome: LessonOutcome }
 }
 
-/// Usage handles for one upstream and model.
-pub(super) struct UsageHandles {
-    pub(super) input: IntCounter,
-    pub(super) output: IntCounter,
-    pub(super) reasoning: IntCounter,
-    pub(super) cache_read: IntCounter,
-    pub(super) cache_write: IntCounter,
-    pub(super) cache_reported: IntCounter,
-    pub(super) cache_hits: IntCounter,
-    pub(super) fill: Histogram,
+families! {
+    /// All metrics of traffic.
+    pub(super) struct TrafficMetrics {
+        requests: MetricFamily<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
+            "Exchanges that ended, by how they ended and the class of the status the client saw.";
+        first_byte: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
+            "From the request's arrival to the first byte of the response body.";
+        duration: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
+            "From the request's arrival to the end of the exchange.";
+        overhead: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_overhead_request_seconds" in OWN_TIME,
+            "Time that Plimsoll added before it forwarded a request: reading, estimating, waiting for the turn before it. It does not include the wait for a summary, which is `plimsoll_compaction_wait_seconds`.";
+        event: Histogram = "plimsoll_overhead_event_seconds" in EVENT,
+            "Time that Plimsoll spent on one frame of a response body: the mean of each exchange.";
+        tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
+            "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself (compaction, advisor, a fallback) are included; a refusal that is not billed is not.";
+        cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
+            "Exchanges for which the provider reported how much of the prompt came from its cache.";
+        cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
+            "Exchanges in which some of the prompt came from the provider's cache.";
+        fill: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_context_fill_ratio" in FILL,
+            "How full the context window was: input tokens (reported, or else estimated) divided by the window.";
+        longest_gap: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in SECONDS,
+            "Longest time between two chunks of a streamed reply from the upstream; the first chunk is timed from the last byte of the request.";
+        silent: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_silent_streams_total",
+            "Streams that were ended because their upstream sent nothing for `limits.silent_stream_s`.";
+        repeated_calls: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_repeated_calls_total",
+            "Requests of an agent that seems to be in a loop: its newest tool call, with the same arguments, had the same result in four or more of its last ten turns.";
+        pub(super) fail_open: MetricFamily<FailOpenLabels, IntCounter> = "plimsoll_fail_open_total",
+            "Exchanges in which Plimsoll failed open, by reason: the client got what it would have got without Plimsoll. `unknown_credential` (a header may be a credential that Plimsoll does not know: see `tenant_headers`) and `no_credential` (on a listener that others can reach) were measured, but nothing about them was stored.";
+        errors: MetricFamily<ErrorLabels<'static>, IntCounter> = "plimsoll_provider_errors_total",
+            "Errors that providers reported, by a status or inside a success, by kind.";
+        notes: MetricFamily<NoteLabels, IntCounter> = "plimsoll_notes_total",
+            "Unexpected things found while reading requests and replies, by kind.";
+        clients: MetricFamily<ClientLabels<'static>, IntCounter> = "plimsoll_client_requests_total",
+            "Requests whose client says what they are for (Claude Code's hint headers), by class (`main`, `subagent`, `workflow`, `compaction`, `auxiliary`, `other`) and kind of sub-agent.";
+        pub(super) questions: MetricFamily<QuestionLabels<'static>, IntCounter> = "plimsoll_estimate_questions_total",
+            "Requests to counting endpoints that the configuration asks for (`estimate.count`), by outcome.";
+        counts_estimated: MetricFamily<CountEstimateLabels<'static>, IntCounter> = "plimsoll_token_estimates_total",
+            "Token counting requests of clients that Plimsoll answered with its estimate: because the configuration says so (`configured`), because the upstream answered that it has no such endpoint (`missing`), or because it had answered so before (`learned`).";
+        pub(super) lessons: MetricFamily<LessonLabels<'static>, IntCounter> = "plimsoll_lessons_total",
+            "Lessons that refusals could teach: `learned` by a tenant, or not learned because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).";
+    }
 }
 
-/// Accuracy handles for one upstream and model.
-pub(super) struct ComparisonHandles {
-    pub(super) missed: IntCounter,
-    pub(super) over: IntCounter,
-    pub(super) compared: IntCounter,
+impl TrafficMetrics {
+    /// Counts one exchange.
+    pub(super) fn count(&self, exchange: &Exchange, upstream: &str) {
+        self.count_end(exchange, upstream);
+        for &reason in &exchange.fail_open {
+            self.fail_open.get(FailOpenLabels { reason }).inc();
+        }
+        for &note in &exchange.notes {
+            self.notes.get(NoteLabels { note }).inc();
+        }
+        if exchange.silent_stream {
+            self.silent.get(UpstreamLabels { upstream }).inc();
+        }
+        if let Some(reason) = exchange.count_estimated {
+            self.counts_estimated.get(CountEstimateLabels { upstream, reason }).inc();
+        }
+        if let Some(kind) = exchange.error_kind {
+            self.errors.get(ErrorLabels { upstream, kind }).inc();
+        }
+        if let Some(hints) = &exchange.hints
+            && let Some(class) = hints.class
+        {
+            let agent_type = OrNone(hints.agent_type);
+            self.clients.get(ClientLabels { upstream, class, agent_type }).inc();
+        }
+    }
+
+    fn count_end(&self, exchange: &Exchange, upstream: &str) {
+        let dialect = OrNone(exchange.dialect);
+        let (outcome, status) = (exchange.outcome, status_class(exchange.status));
+        self.requests.get(EndLabels { upstream, dialect, outcome, status }).inc();
+        let of_dialect = DialectLabels { upstream, dialect };
+        self.duration.get(of_dialect).observe(seconds(exchange.duration_us));
+        if let Some(us) = exchange.first_byte_us {
+            self.first_byte.get(of_dialect).observe(seconds(us));
+        }
+        // An exchange that was never forwarded has no request side.
+        if exchange.request_side_us > 0 {
+            let request_side = seconds(exchange.request_side_us);
+            self.overhead.get(UpstreamLabels { upstream }).observe(request_side);
+        }
+        if exchange.frames > 0 {
+            self.event.observe(seconds(exchange.response_side_us) / exchange.frames as f64);
+        }
+    }
+
+    /// Counts one exchange for the model that was requested.
+    pub(super) fn count_model(&self, exchange: &Exchange, model: ModelLabels<'_>) {
+        if let Some(read) = exchange.usage.cache_read {
+            self.cache_reported.get(model).inc();
+            self.cache_hits.get(model).inc_by(u64::from(read > 0));
+        }
+        let filled = exchange.actual().or(exchange.estimate.as_ref().map(|it| it.tokens));
+        if let (Some(filled), Some(window)) = (filled, exchange.window.filter(|it| *it > 0)) {
+            self.fill.get(model).observe(filled as f64 / window as f64);
+        }
+        if let Some(us) = exchange.longest_gap_us {
+            self.longest_gap.get(model).observe(seconds(us));
+        }
+        if exchange.repeated_calls.is_some() {
+            self.repeated_calls.get(model).inc();
+        }
+    }
+
+    /// Counts the tokens of one call under its model.
+    pub(super) fn count_tokens(&self, usage: &Usage, of: ModelLabels<'_>) {
+        let ModelLabels { upstream, model } = of;
+        for (kind, tokens) in tokens_by_kind(usage) {
+            self.tokens.get(TokenLabels { upstream, model, kind }).inc_by(tokens.unwrap_or(0));
+        }
+    }
 }
 
-/// Learning handles for one upstream and model.
-pub(super) struct LearningHandles {
-    pub(super) lessons: Gauge,
-    pub(super) band: Gauge,
-}
-
-/// Cache handles for one upstream and model, and one way of editing.
-pub(super) struct CacheHandles {
-    pub(super) input: IntCounter,
-    pub(super) read: IntCounter,
+/// `2xx` of 200.
+fn status_class(status: Option<u16>) -> &'static str {
+    match status.map(|status| status / 100) {
+        Some(1) => "1xx",
+        Some(2) => "2xx",
+        Some(3) => "3xx",
+        Some(4) => "4xx",
+        Some(5) => "5xx",
+        _ => NONE,
+    }
 }

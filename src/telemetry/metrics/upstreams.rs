@@ -5,51 +5,46 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
-use strum::IntoEnumIterator as _;
+use prometheus::{Histogram, IntCounter, IntGauge};
 
-use super::make::{MetricRegistrar, SECONDS};
+use super::family::{MetricFamily, UpstreamLabels, families, labels};
 use crate::telemetry::labels::RepeatCause;
-use crate::telemetry::log::variant_name;
 use crate::telemetry::open::GaugeGuard;
 
-/// All metrics of connections to upstreams.
-pub(in crate::telemetry) struct UpstreamConnections {
-    connections: IntGaugeVec,
-    idle: IntGaugeVec,
-    streams: IntGaugeVec,
-    waits: HistogramVec,
-    repeats: IntCounterVec,
+/// From 10 ms to 10 s: the time of a handshake, and of a queue.
+const WAIT: &[f64] = &[0.01, 0.1, 1.0, 10.0];
+
+labels! {
+    RepeatLabels<'a> { upstream: &'a str, cause: RepeatCause }
+}
+
+families! {
+    /// All metrics of connections to upstreams.
+    pub(in crate::telemetry) struct UpstreamConnections {
+        connections: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_connections",
+            "Connections to an upstream that are open, idle ones included.";
+        idle: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_idle_connections",
+            "Idle connections to an upstream, kept in the pool for the next request.";
+        streams: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_streams",
+            "HTTP/2 streams to an upstream that are open.";
+        waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
+            "How long requests waited for a new HTTP/2 connection or for a free stream; only requests that waited.";
+        repeats: MetricFamily<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
+            "Requests that were retried on another connection, by cause. The upstream certainly had not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly: an idle connection closed so soon after the request that it was hardly read (`closed_while_idle`).";
+    }
 }
 
 impl UpstreamConnections {
-    #[rustfmt::skip] // A table: one metric a line or two.
-    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
-        let of = &["upstream"];
-        Ok(Self {
-            connections: make.counted("plimsoll_upstream_connections", of,
-                "Connections to an upstream that are open, idle ones included.")?,
-            idle: make.counted("plimsoll_upstream_idle_connections", of,
-                "Idle connections to an upstream, kept in the pool for the next request.")?,
-            streams: make.counted("plimsoll_upstream_streams", of,
-                "HTTP/2 streams to an upstream that are open.")?,
-            waits: make.histograms("plimsoll_upstream_wait_seconds", of, SECONDS,
-                "How long requests waited for a new HTTP/2 connection or for a free stream; only requests that waited.")?,
-            repeats: make.counters("plimsoll_upstream_repeats_total", &["upstream", "cause"],
-                "Requests that were retried on another connection, by cause. The upstream certainly had not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly: an idle connection closed so soon after the request that it was hardly read (`closed_while_idle`).")?,
-        })
-    }
-
     /// The metrics of one upstream.
     pub(in crate::telemetry) fn of(&self, upstream: &str) -> UpstreamMetrics {
+        let labels = UpstreamLabels { upstream };
         UpstreamMetrics {
-            connections: self.connections.with_label_values(&[upstream]),
-            idle: self.idle.with_label_values(&[upstream]),
-            streams: self.streams.with_label_values(&[upstream]),
-            waits: self.waits.with_label_values(&[upstream]),
-            repeats: RepeatCause::iter()
-                .map(|cause| self.repeats.with_label_values(&[upstream, &variant_name(cause)]))
-                .collect(),
+            connections: self.connections.get(labels),
+            idle: self.idle.get(labels),
+            streams: self.streams.get(labels),
+            waits: self.waits.get(labels),
+            upstream: upstream.into(),
+            repeats: self.repeats.clone(),
         }
     }
 }
@@ -61,8 +56,8 @@ pub(crate) struct UpstreamMetrics {
     idle: IntGauge,
     streams: IntGauge,
     waits: Histogram,
-    /// By cause, in the order of declaration.
-    repeats: Vec<IntCounter>,
+    upstream: Box<str>,
+    repeats: MetricFamily<RepeatLabels<'static>, IntCounter>,
 }
 
 impl UpstreamMetrics {
@@ -93,6 +88,6 @@ impl UpstreamMetrics {
 
     /// A request is sent again.
     pub(crate) fn repeats(&self, cause: RepeatCause) {
-        self.repeats[cause as usize].inc();
+        self.repeats.get(RepeatLabels { upstream: &self.upstream, cause }).inc();
     }
 }

@@ -58,7 +58,7 @@ async fn the_headers_tell_threads_and_purposes() {
     for line in [
         r#"plimsoll_client_requests_total{agent_type="explore",class="subagent",upstream="up"} 1"#,
         r#"plimsoll_client_requests_total{agent_type="none",class="main",upstream="up"} 1"#,
-        r#"plimsoll_client_compactions_total{cause="reactive",upstream="up"} 1"#,
+        r#"plimsoll_client_requests_total{agent_type="none",class="compaction",upstream="up"} 1"#,
     ] {
         assert!(metrics.contains(line), "{line}");
     }

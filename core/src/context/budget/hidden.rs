@@ -3,13 +3,15 @@
 //! Says which exchanges these are, from reported usage and the estimate's method. Counts nothing.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use crate::context::{Estimate, EstimateMethod};
 use crate::dialect::Usage;
 
 /// Why the input of an exchange could not be known before it was reported; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum HiddenInput {
     /// Tools ran at the provider: their results are in no request, and several calls are reported as one.
     HostedTools,

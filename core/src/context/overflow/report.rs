@@ -5,13 +5,15 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use crate::context::budget::grouped;
 use crate::dialect::overflow::Overflow;
 
 /// How an overflow shows; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum OverflowSign {
     /// The provider refused the request.
     Refused,

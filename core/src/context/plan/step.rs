@@ -3,14 +3,16 @@
 //! Stored with decisions and turns, and counted in metrics: no text of a prompt.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 use crate::dialect::{PartIndex, Span};
 use crate::wire::splice::Edit;
 
 /// Why something was decided or declined; a metric label. [`DecisionReason::rule`] gives the rule and the
 /// document that has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, EnumIter, AsRefStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum DecisionReason {
     /// The window is filling up.
     Pressure,
@@ -62,6 +64,7 @@ pub enum DecisionReason {
     NoGain,
     /// Not done: the branch is suspended, because a rewrite of it was refused.
     #[serde(rename = "aside")]
+    #[strum(serialize = "aside")]
     Suspended,
     /// Not done: the session is held out for comparison.
     HeldOut,
@@ -71,6 +74,7 @@ pub enum DecisionReason {
     Purpose,
     /// Not done: the structure of the body does not allow it.
     #[serde(rename = "shape")]
+    #[strum(serialize = "shape")]
     Structure,
     /// Not done: the store could not save it.
     NotKept,
@@ -80,6 +84,7 @@ pub enum DecisionReason {
     Window,
     /// Somebody asked for it.
     #[serde(rename = "asked")]
+    #[strum(serialize = "asked")]
     Requested,
     /// Not done: there is nothing to summarise.
     NothingToCut,
@@ -92,8 +97,9 @@ pub enum DecisionReason {
 }
 
 /// What kind of change it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Change {
     /// A tool result's content was replaced.
     Cut,
@@ -103,19 +109,22 @@ pub enum Change {
     StandIn,
     /// Reasoning was removed.
     #[serde(rename = "taken_out")]
+    #[strum(serialize = "taken_out")]
     Removed,
     /// A summary replaced the beginning of the history.
     Compacted,
     /// A queued message was injected.
     #[serde(rename = "said")]
+    #[strum(serialize = "said")]
     Injected,
     /// Something that the provider refused was changed.
     Repaired,
 }
 
 /// Whether a change is made, and whether it is new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Decision {
     /// Decided earlier and repeated now.
     Replayed,
@@ -123,6 +132,7 @@ pub enum Decision {
     New,
     /// Not made.
     #[serde(rename = "refused")]
+    #[strum(serialize = "refused")]
     Declined,
 }
 

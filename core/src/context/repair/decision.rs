@@ -55,7 +55,8 @@ impl RepairDecision {
 
 /// What identifies a change. The inserted text is left out, because it may differ in another version.
 fn identity(repair: &Repair) -> String {
-    let word = repair.cause().word();
+    let cause = repair.cause();
+    let word: &str = cause.as_ref();
     match repair {
         Repair::Media { part, .. } | Repair::Prefill { part, .. } => format!("{word} {part}"),
         Repair::Picture { part, data } => format!("picture {part} {}", data.len()),

@@ -3,10 +3,24 @@
 //! What a family's tokens cost is in `tokens`.
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
 /// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    AsRefStr,
+    EnumIter,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Family {
     /// GPT-4o and later: public, exact.
     O200k,

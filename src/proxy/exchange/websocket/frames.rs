@@ -433,7 +433,7 @@ impl SocketConversation {
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
-        let guards = (permit, recorder.proxy.telemetry.websocket_request());
+        let guards = (permit, recorder.proxy.telemetry.stream());
         tokio::spawn(record_exchange(shared.connection.clone(), read, recorder, guards, answered));
     }
 
