@@ -36,6 +36,7 @@ impl Service<Name> for DnsResolver {
 
     fn call(&mut self, name: Name) -> Self::Future {
         Box::pin(async move {
+            // The permit moves into the thread: a query that nobody waits for any more still keeps its thread.
             let permit = PERMITS.acquire().await.map_err(io::Error::other)?;
             let lookup = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
