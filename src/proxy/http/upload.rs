@@ -45,6 +45,7 @@ impl UploadProgress {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Why it did not end, if that was not the upstream's doing.
     pub(crate) fn fault(&self) -> Option<ProxyError> {
         // Over HTTP/2 the error of the request does not say whose doing it was.
         if self.timed_out.load(Ordering::Relaxed) {

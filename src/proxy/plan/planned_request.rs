@@ -131,7 +131,7 @@ pub(crate) async fn plan(
     let DraftPlan { mut replayed, new, declined, mut is_spared } = drafted;
     let before = known.clone();
     let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
+    let mut undelivered = UndeliveredMessages::new(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
         let carried = inject::carried_ids(&new);
         // Boxed, because few requests decide anything and the future is large.
@@ -149,7 +149,7 @@ pub(crate) async fn plan(
             dequeued.extend(carried);
         }
         Arc::make_mut(&mut known).add(saved);
-        let with_dequeued = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
+        let with_dequeued = UndeliveredMessages::new(proxy, opened, &known, &prepared.exchange);
         std::mem::replace(&mut undelivered, with_dequeued)
             .into_iter()
             .for_each(UndeliveredMessages::end);
@@ -187,7 +187,7 @@ pub(crate) async fn planned_original(
     let plan = Plan { sent, ..Plan::default() };
     let basis = PlanBasis::recorded(Arc::default(), anchor);
     let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured });
-    PlanOutcome::of(planned, unmeasured)
+    PlanOutcome::new(planned, unmeasured)
 }
 
 /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
@@ -211,7 +211,7 @@ pub(crate) async fn replay_recorded(
     let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
     let basis = PlanBasis::recorded(known, None);
     let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured: None });
-    PlanOutcome::of(planned, fail_open)
+    PlanOutcome::new(planned, fail_open)
 }
 
 /// The plan made from recorded decisions, and the new decisions that are proposed.
@@ -337,11 +337,11 @@ fn ok_or_why<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
 impl PlanOutcome {
     /// A request without a plan: it is sent unchanged.
     fn unplanned(why: FailOpen) -> Self {
-        Self::of(PlannedRequest::unplanned(), Some(why))
+        Self::new(PlannedRequest::unplanned(), Some(why))
     }
 
     /// A request for which nothing was decided.
-    fn of(planned: PlannedRequest, fail_open: Option<FailOpen>) -> Self {
+    fn new(planned: PlannedRequest, fail_open: Option<FailOpen>) -> Self {
         Self { planned, dequeued: Vec::new(), undelivered: None, fail_open, is_spared: false }
     }
 }

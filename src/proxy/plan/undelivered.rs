@@ -25,7 +25,7 @@ pub(crate) struct UndeliveredMessages {
 
 impl UndeliveredMessages {
     /// The messages of a request with these recorded decisions; `None` if there are none.
-    pub(super) fn of(
+    pub(super) fn new(
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         known: &RecordedDecisions,

@@ -19,7 +19,7 @@ pub(super) struct EventData<'e> {
 
 impl<'e> EventData<'e> {
     /// The data of an event, whose last line may have no end. Empty if it has none.
-    pub(super) fn of(event: &'e [u8]) -> Self {
+    pub(super) fn new(event: &'e [u8]) -> Self {
         let mut lines = Vec::new();
         let mut start = if event.starts_with(BOM) { BOM.len() } else { 0 };
         while start < event.len() {
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn lines_are_joined_and_found_again() {
         let event = b": c\r\ndata: {\"a\":\r\nid: 7\r\n data:1,\r\ndata: \"b\":2}\r\n\r\n";
-        let data = EventData::of(event);
+        let data = EventData::new(event);
         assert_eq!(&*data.text, b" {\"a\":\n1,\n \"b\":2}");
         let pieces = |from, to| {
             let ranges = data.ranges(Span::new(from, to)).into_iter();
@@ -113,7 +113,7 @@ mod tests {
         };
         assert_eq!(pieces(2, 5), ["\"a\""]);
         assert_eq!(pieces(5, 12), [":", "1,", " \""]);
-        assert_eq!(&*EventData::of(b"event: x\n\n").text, b"");
-        assert_eq!(&*EventData::of(b"\xef\xbb\xbfdata:x").text, b"x", "no end, and a BOM");
+        assert_eq!(&*EventData::new(b"event: x\n\n").text, b"");
+        assert_eq!(&*EventData::new(b"\xef\xbb\xbfdata:x").text, b"x", "no end, and a BOM");
     }
 }

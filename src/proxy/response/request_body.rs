@@ -12,7 +12,7 @@ pub(crate) struct RequestBody(Mutex<Option<Bytes>>);
 
 impl RequestBody {
     /// The body of a request in flight.
-    pub(crate) fn of(body: Bytes) -> Arc<Self> {
+    pub(crate) fn new(body: Bytes) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Some(body))))
     }
 

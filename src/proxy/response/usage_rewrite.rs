@@ -149,7 +149,7 @@ impl UsageRewrite {
     }
 
     fn event(&self, event: Bytes) -> Bytes {
-        let data = EventData::of(&event);
+        let data = EventData::new(&event);
         let rewritten = self.value(&data.text, &event, |at| data.ranges(at));
         rewritten.unwrap_or(event)
     }

@@ -160,7 +160,7 @@ impl UsageStrip {
         if !mentions_usage(event) {
             return Vec::new();
         }
-        let data = EventData::of(event);
+        let data = EventData::new(event);
         if self.document.reread(&data.text).is_err() {
             return Vec::new();
         }

@@ -178,7 +178,7 @@ impl Calibration {
         family: Family,
         budget: &ReadBudget,
     ) -> RecalledState {
-        let key = CalibrationKey::of(upstream, model, for_tenant);
+        let key = CalibrationKey::new(upstream, model, for_tenant);
         let StateInMemory { learned, recall } = self.0.in_memory(&key, family);
         if recall.is_known() {
             return RecalledState { learned, outcome: RecallOutcome::Known };
@@ -204,7 +204,7 @@ impl Calibration {
     ) {
         let LessonSource { tenant, upstream, model, vouched, .. } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
-        let key = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
+        let key = CalibrationKey::new(upstream, model, tenant.filter(|_| !vouched));
         let (learned, may_save) = {
             let mut all = self.0.all();
             let Some(known) = all.get_mut(&key.upstream, &key.name) else { return };
@@ -283,7 +283,7 @@ fn is_from_more(one: &EstimatorState, other: &EstimatorState) -> bool {
 }
 
 impl CalibrationKey {
-    fn of(upstream: &str, model: &str, for_tenant: Option<&TenantId>) -> Self {
+    fn new(upstream: &str, model: &str, for_tenant: Option<&TenantId>) -> Self {
         let name = match for_tenant {
             Some(for_tenant) => format!("{model} for {for_tenant}").into(),
             None => model.into(),
@@ -325,7 +325,7 @@ mod tests {
         let one = TenantId::from("one");
         let mut all = ModelMap::default();
         for (for_tenant, width) in [(None, 2.0), (Some(&one), 4.0)] {
-            let key = CalibrationKey::of("up", "a", for_tenant);
+            let key = CalibrationKey::new("up", "a", for_tenant);
             let mut taught = serde_json::json!(EstimatorState::new(Family::Claude));
             taught["lessons"] = 100.into();
             taught["widths"] = serde_json::json!(vec![width; 4]);
@@ -335,7 +335,7 @@ mod tests {
             all.insert(&key.upstream, &key.name, known);
         }
         let started = |upstream, for_tenant, family| {
-            let key = CalibrationKey::of(upstream, "b", for_tenant);
+            let key = CalibrationKey::new(upstream, "b", for_tenant);
             EstimatorState::clone(&ModelCalibration::new(&key, family, &all).learned)
         };
         let fresh = EstimatorState::new(Family::Claude);

@@ -101,7 +101,7 @@ pub(super) fn request_count(
     let of_original = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
     let prompt = if of_original { prepared.body.clone() } else { sent.whole()? };
     let found = Arc::new(CountResult::default());
-    CountRequest::of(proxy, prepared, head, prompt).begin(found.clone());
+    CountRequest::new(proxy, prepared, head, prompt).begin(found.clone());
     Some(PendingCount { of_original, is_replaced: false, found })
 }
 
@@ -156,7 +156,7 @@ pub(crate) struct CountRequest {
 
 impl CountRequest {
     /// For a count of `prompt`, which `prepared` was sent as, with this head.
-    pub(crate) fn of(
+    pub(crate) fn new(
         proxy: &Arc<Proxy>,
         prepared: &PreparedRequest,
         head: &request::Parts,

@@ -175,7 +175,7 @@ impl PendingExchange {
         let believed = prepared.set_named_window(window, proxy.config.output_reserve);
         recorder.event.window = Some(window);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = RequestInfo::of(&self.prepared);
+        let info = RequestInfo::new(&self.prepared);
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
@@ -198,7 +198,7 @@ impl PendingExchange {
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = RequestInfo::of(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
+            let _ = RequestInfo::new(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }
@@ -223,7 +223,7 @@ impl PendingExchange {
         let requested = self.prepared.conversation.max_output;
         let most =
             taught.max_output().filter(|most| requested.is_some_and(|requested| requested > *most));
-        let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
+        let (info, proxy) = (RequestInfo::new(&self.prepared), recorder.proxy.clone());
         proxy.count_quoted(&self.prepared.upstream.name, taught);
         let Some(most) = most else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);

@@ -43,7 +43,7 @@ pub(crate) struct RequestInfo {
 }
 
 impl RequestInfo {
-    pub(crate) fn of(prepared: &PreparedRequest) -> Self {
+    pub(crate) fn new(prepared: &PreparedRequest) -> Self {
         let conversation = &prepared.conversation;
         Self {
             tenant: prepared.tenant.clone(),

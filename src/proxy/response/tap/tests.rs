@@ -55,10 +55,10 @@ struct Bench {
 
 impl Bench {
     async fn new(actions: ResponseActions) -> Self {
-        Self::of(actions, None, 20).await
+        Self::with(actions, None, 20).await
     }
 
-    async fn of(actions: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
+    async fn with(actions: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let reported = telemetry.subscribe();
         let config = Arc::new(crate::proxy::tests::config(commit_ms));
@@ -190,7 +190,7 @@ async fn each_event_leaves_before_the_next_has_come() {
 #[tokio::test]
 async fn only_the_terminal_event_waits_for_the_commit() {
     let (actions, done) = committing();
-    let mut bench = Bench::of(actions, None, 60_000).await;
+    let mut bench = Bench::with(actions, None, 60_000).await;
     bench.send(EVENTS[0]);
     bench.send(EVENTS[1]);
     assert_eq!(bench.text().await, EVENTS[0]);
@@ -209,7 +209,7 @@ async fn only_the_terminal_event_waits_for_the_commit() {
 #[tokio::test]
 async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
     let (actions, done) = committing();
-    let mut bench = Bench::of(actions, None, 1).await;
+    let mut bench = Bench::with(actions, None, 1).await;
     EVENTS.iter().for_each(|event| bench.send(event));
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
@@ -229,7 +229,7 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
 async fn the_end_of_a_body_without_a_terminal_event_waits_for_the_commit() {
     for left in [None, Some(1)] {
         let (actions, done) = committing();
-        let mut bench = Bench::of(actions, left, 60_000).await;
+        let mut bench = Bench::with(actions, left, 60_000).await;
         bench.send("data: {}\n\n");
         bench.end();
         if left.is_none() {
@@ -362,7 +362,7 @@ async fn hidden_usage_gives_no_frame_and_held_data_precedes_an_error() {
 #[tokio::test]
 async fn data_that_has_already_arrived_is_read_ahead_and_sent_first() {
     let (actions, done) = committing();
-    let mut bench = Bench::of(actions, Some(2), 60_000).await;
+    let mut bench = Bench::with(actions, Some(2), 60_000).await;
     bench.tap.look_ahead().await; // nothing has arrived, so it does not wait
     assert!(bench.now().is_none());
     bench.send(EVENTS[0]);
