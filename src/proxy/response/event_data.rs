@@ -18,7 +18,6 @@ pub(super) struct EventData<'e> {
 }
 
 impl<'e> EventData<'e> {
-    /// The data of an event, whose last line may have no end. Empty if it has none.
     pub(super) fn new(event: &'e [u8]) -> Self {
         let mut lines = Vec::new();
         let mut start = if event.starts_with(BOM) { BOM.len() } else { 0 };
@@ -42,24 +41,24 @@ impl<'e> EventData<'e> {
         Self { text, lines }
     }
 
-    /// Where this range of the text is in the event, line by line.
     pub(super) fn ranges(&self, of: Span) -> Vec<Span> {
         let mut ranges = Vec::new();
         let mut begins = 0;
         for line in &self.lines {
             let ends = begins + (line.end - line.start);
-            let (from, to) = (of.start.max(begins), of.end.min(ends));
+            let from = of.start.max(begins);
+            let to = of.end.min(ends);
             if from < to {
                 let start = line.start + from - begins;
                 ranges.push(Span::new(start, start + to - from));
             }
+            // The line feed that joins it to the next line.
             begins = ends + 1;
         }
         ranges
     }
 }
 
-/// Whether `bytes` end with the end of an event.
 pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
     bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
 }
@@ -83,19 +82,18 @@ struct LineEnd {
     next: usize,
 }
 
-/// The end of the line at `start`. A CR at the end of the bytes may be half of a CRLF, unless lines end with CR
-/// alone.
 fn line_end(bytes: &[u8], start: usize) -> Option<LineEnd> {
     let end = start + memchr::memchr2(b'\n', b'\r', bytes.get(start..)?)?;
+    // A CR at the end of the bytes may be half of a CRLF, unless lines end with CR alone.
     let is_alone = end == start && start > 0 && bytes[start - 1] == b'\r';
-    let next = match (bytes[end], bytes.get(end + 1)) {
-        (b'\n', _) => end + 1,
-        (_, Some(b'\n')) => end + 2,
-        (_, Some(_)) => end + 1,
-        (_, None) if is_alone => end + 1,
+    let length = match (bytes[end], bytes.get(end + 1)) {
+        (b'\n', _) => 1,
+        (_, Some(b'\n')) => 2,
+        (_, Some(_)) => 1,
+        (_, None) if is_alone => 1,
         (_, None) => return None,
     };
-    Some(LineEnd { end, next })
+    Some(LineEnd { end, next: end + length })
 }
 
 #[cfg(test)]

@@ -32,7 +32,6 @@ pub(crate) enum ResponseEdits {
 }
 
 impl ResponseEdits {
-    /// The data as the client gets it. `Err` if it does not have the declared encoding.
     pub(super) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         match self {
             Self::Strips(strip) => strip.pass(data),
@@ -40,7 +39,6 @@ impl ResponseEdits {
         }
     }
 
-    /// The data that was held, at the end of the body.
     pub(super) fn rest(&mut self) -> Bytes {
         match self {
             Self::Strips(strip) => strip.rest(),
@@ -48,8 +46,8 @@ impl ResponseEdits {
         }
     }
 
-    /// Whether the body ended before its encoding did: the client, which gets it decoded, could not see that.
     pub(super) fn is_cut(&mut self) -> bool {
+        // The client, which gets it decoded, could not see that.
         match self {
             Self::Strips(strip) => strip.decoder.is_cut(),
             Self::Rewrites(rewriting) => rewriting.decoder.is_cut(),
@@ -104,9 +102,15 @@ impl UsageRewrite {
         }
         let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
         let decoder = decoder.ok()?;
-        let most = if is_events { HOLD } else { most };
-        let (held, memory) = (BytesMut::new(), memory.guard(MemoryKind::Reply));
-        Some(Self { addition, decoder, is_events, most, held, memory, gave_up: false })
+        Some(Self {
+            addition,
+            decoder,
+            is_events,
+            most: if is_events { HOLD } else { most },
+            held: BytesMut::new(),
+            memory: memory.guard(MemoryKind::Reply),
+            gave_up: false,
+        })
     }
 
     fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
@@ -119,20 +123,20 @@ impl UsageRewrite {
             return Ok(data);
         }
         self.held.extend_from_slice(&data);
-        let mut out = BytesMut::new();
+        let mut forwarded = BytesMut::new();
         while self.is_events
             && let Some(end) = first_block(&self.held)
         {
             let event = self.held.split_to(end).freeze();
-            out.extend_from_slice(&self.event(event));
+            forwarded.extend_from_slice(&self.event(event));
         }
         // A body is held, copied and parsed at its end, so its memory is reserved in advance.
         let times = if self.is_events { 1 } else { 4 };
         if self.held.len() > self.most || !self.memory.hold(times * self.held.len()) {
             self.gave_up = true;
-            out.unsplit(self.held.split());
+            forwarded.unsplit(self.held.split());
         }
-        Ok(out.freeze())
+        Ok(forwarded.freeze())
     }
 
     fn may_change(&self, bytes: &[u8]) -> bool {
@@ -141,10 +145,11 @@ impl UsageRewrite {
     }
 
     fn rest(&mut self) -> Bytes {
-        let held = self.held.split().freeze();
+        let body = self.held.split().freeze();
+        // The last event may have no blank line, and no usage: that comes before.
         match self.is_events || self.gave_up {
-            true => held,
-            false => self.value(&held, &held, |at| vec![at]).unwrap_or(held),
+            true => body,
+            false => self.value(&body, &body, |at| vec![at]).unwrap_or(body),
         }
     }
 
@@ -154,7 +159,7 @@ impl UsageRewrite {
         rewritten.unwrap_or(event)
     }
 
-    /// `whole` with the usage changed in the JSON value `text`; `place` says where a range of it is in `whole`.
+    /// `place` says where a range of the JSON value `text` is in `whole`.
     fn value(
         &self,
         text: &[u8],
@@ -170,21 +175,24 @@ impl UsageRewrite {
         if self.addition.hides_diagnosis {
             for Edit { at, mut with } in rewrite::hide_diagnosis(self.addition.dialect, text) {
                 // On several lines, what replaces it is on the first one.
-                let places = place(at).into_iter();
-                edits.extend(places.map(|at| Edit { at, with: std::mem::take(&mut with) }));
+                for at in place(at) {
+                    edits.push(Edit { at, with: std::mem::take(&mut with) });
+                }
             }
         }
         let spelling = usage_spelling(self.addition.dialect);
-        let adds = self.addition.tokens > 0;
-        for usage in spelling.reports(root).filter(|_| adds) {
-            for name in spelling.input {
-                let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
-                // A number is never on two lines.
-                edits.extend(number.and_then(|(at, number)| {
-                    let changed = number.saturating_add(self.addition.tokens);
-                    let at = *place(at).first()?;
-                    Some(Edit { at, with: changed.to_string().into() })
-                }));
+        if self.addition.tokens > 0 {
+            for usage in spelling.reports(root) {
+                for name in spelling.input {
+                    // A number is never on two lines.
+                    if let Some(member) = usage.get(name)
+                        && let Some(number) = member.as_u64()
+                        && let Some(at) = place(member.span()).first().copied()
+                    {
+                        let sum = number.saturating_add(self.addition.tokens);
+                        edits.push(Edit { at, with: sum.to_string().into() });
+                    }
+                }
             }
         }
         let slices = splice(whole, edits).ok()?;
