@@ -179,7 +179,8 @@ mod tests {
     fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound = OutboundRequest::edited(head(), body.clone(), None, BodyChanges::default());
-        assert!(outbound.original.is_none() && !outbound.rewritten);
+        assert!(outbound.original.is_none());
+        assert!(!outbound.rewritten);
         assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
         let frames = frames(outbound.body);
         assert_eq!(frames.len(), 1);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
+    fn invariant_2_edits_keep_own_bytes() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound = OutboundRequest::edited(
             head(),
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_option_that_contradicts_the_plan_is_left_out() {
+    fn conflicting_options_are_left_out() {
         let body = Bytes::from_static(b"{\"stream\":true}");
         let edit = |with: &'static [u8]| Edit {
             at: crate::wire::json::Span::new(1, 9),
@@ -216,12 +217,13 @@ mod tests {
         let rewrite = Some(PlannedRewrite { plain: body.clone(), edits, beta: None });
         let changes = BodyChanges { rewrite, ..usage(Some(edit(b"\"b\""))) };
         let outbound = OutboundRequest::edited(head(), body, None, changes);
-        assert!(outbound.rewritten && outbound.adds.is_empty());
+        assert!(outbound.rewritten);
+        assert!(outbound.adds.is_empty());
         assert_eq!(frames(outbound.body).concat(), b"{\"a\":true}");
     }
 
     #[test]
-    fn an_edit_outside_the_body_is_left_out() {
+    fn edits_outside_are_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
         let outbound = OutboundRequest::edited(head(), body.clone(), None, usage(Some(edit)));

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_configured_hosts_are_accepted() {
+    fn accepts_loopback_and_configured() {
         let access = access();
         for host in [
             "localhost",
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_other_machines_reach_accepts_any_host_and_requires_its_token() {
+    fn open_listeners_require_a_token() {
         let mut config = crate::proxy::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
         let access = ClientAccess::new(&config);

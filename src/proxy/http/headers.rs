@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn http2_is_removed_from_an_upgrade_header() {
+    fn upgrades_to_http2_are_removed() {
         let narrowed = |lines: &[&'static str]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONNECTION, HeaderValue::from_static("Upgrade, HTTP2-Settings"));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn subprotocols_beside_the_operators_key_only_name_a_protocol() {
+    fn subprotocols_carry_no_keys() {
         for (offer, left) in [
             (&[][..], None),
             (&["realtime"], Some("realtime")),
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beta_is_listed_once_and_last() {
+    fn betas_are_listed_once_and_last() {
         assert_eq!(betas(&[]), ["new"]);
         assert_eq!(betas(&[""]), ["new"]);
         assert_eq!(betas(&["b,a"]), ["b,a,new"]);

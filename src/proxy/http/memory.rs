@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_past_the_limit_is_refused_and_released_memory_is_reused() {
+    fn memory_is_limited_and_reused() {
         let budget = budget(8);
         let mut one = budget.guard(MemoryKind::Request);
         let mut two = budget.guard(MemoryKind::Reply);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_reserve_memory_until_their_last_slice_is_dropped() {
+    fn bytes_hold_memory_until_dropped() {
         let budget = budget(8);
         let mut guard = budget.guard(MemoryKind::Request);
         assert!(guard.hold(10));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiters_are_notified_when_memory_is_short_and_when_it_is_released() {
+    async fn waiters_hear_of_shortage_and_release() {
         let budget = budget(2);
         let (mut one, mut two) =
             (budget.guard(MemoryKind::Request), budget.guard(MemoryKind::Request));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_preface_is_recognised_in_pieces_and_the_read_bytes_are_passed_on() {
+    async fn preface_is_recognised_in_pieces() {
         for (sent, is_http2) in [
             (&PREFACE[..], true),
             (b"POST / HTTP/1.1\r\n\r\n", false),

@@ -181,7 +181,7 @@ mod tests {
 
     /// What looks like a frame inside another one is none.
     #[test]
-    fn frames_are_found_however_the_bytes_are_split() {
+    fn frames_are_found_in_any_split() {
         let ping = frame(6, 0, &frame(HEADERS, 1, &[]));
         let bytes =
             [frame(4, 0, &[]), ping, frame(HEADERS, 1, &[0x88]), frame(7, 0, &[0; 8])].concat();

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_waits_until_earlier_ones_are_written() {
+    fn pieces_wait_for_earlier_ones() {
         let window = SendWindow::to_client();
         let cx = &mut Context::from_waker(Waker::noop());
         let large = window.pass(Bytes::from(vec![0; MOST_UNSENT]));

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn include_usage_is_spliced_in_and_nothing_else_changes() {
+    fn only_include_usage_is_inserted() {
         let cases = [
             (
                 "{\"model\": \"m\", \"stream\":true,\"n\":1e3 }\n",

@@ -146,7 +146,7 @@ impl UsageRewrite {
 
     fn rest(&mut self) -> Bytes {
         let body = self.held.split().freeze();
-        // The last event may have no blank line, and no usage: that comes before.
+        // An event without its blank line passes as it is; a body of one value has come to its end.
         match self.is_events || self.gave_up {
             true => body,
             false => self.value(&body, &body, |at| vec![at]).unwrap_or(body),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_usage_numbers_change_in_a_json_body() {
+    fn only_usage_numbers_change() {
         for (dialect, body, changed) in [
             (
                 Dialect::Anthropic,
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_changed_in_each_event_as_it_arrives() {
+    fn usage_changes_event_by_event() {
         let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":100,\"output_tokens\":1}}}\n\n";
         let event =
             "data: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"\\\"usage\\\"\"}}\n\n";
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_not_json_or_is_too_long_passes_unchanged() {
+    fn unreadable_bodies_pass_unchanged() {
         let mut html = rewriting(Dialect::Anthropic, false);
         assert_eq!(html.pass(Bytes::from_static(b"<html>\"usage\"")).unwrap(), "");
         assert_eq!(html.rest(), "<html>\"usage\"");
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_event_framing_is_left_alone() {
+    fn unframed_streams_are_left_alone() {
         let of = |streams, kind, encoding| {
             let (dialect, hides_diagnosis) = (Dialect::Gemini, false);
             let addition = UsageAddition { dialect, tokens: 1, hides_diagnosis, streams };
@@ -321,7 +321,9 @@ mod tests {
             .is_some()
         };
         assert!(!of(true, "application/json", ""), "Gemini's array");
-        assert!(of(false, "application/json; charset=utf-8", "gzip") && of(true, "", ""));
-        assert!(!of(false, "application/json", "unheard-of") && !of(false, "text/html", ""));
+        assert!(of(false, "application/json; charset=utf-8", "gzip"));
+        assert!(of(true, "", ""));
+        assert!(!of(false, "application/json", "unheard-of"));
+        assert!(!of(false, "text/html", ""));
     }
 }

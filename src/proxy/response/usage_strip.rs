@@ -92,7 +92,7 @@ impl UsageStrip {
         &mut self,
         data: Bytes,
     ) -> Result<Bytes, crate::wire::encoding::DecodeError> {
-        // A wrong encoding is the client's error, too: it would have had the same one.
+        // Without Plimsoll, a wrong encoding would have been the client's error, too.
         let data = match self.decoder.is_identity() {
             true => data,
             false => Bytes::from(self.decoder.push(&data)?.into_owned()),

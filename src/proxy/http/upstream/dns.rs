@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn host_names_are_resolved_and_permits_are_released() {
+    async fn names_resolve_and_permits_return() {
         for _ in 0..3 * AT_ONCE {
             let mut found = DnsResolver.call("localhost".parse().unwrap()).await.unwrap();
             assert!(found.any(|address| address.ip().is_loopback()));

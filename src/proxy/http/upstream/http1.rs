@@ -394,11 +394,12 @@ mod tests {
         let answered = outcome(lost, queue, &mut ended);
         let answered = tokio::time::timeout(Duration::from_secs(20), answered);
         let (answer, sender) = answered.await.expect("it is waited for");
-        assert!(answer.is_err() && sender.is_none());
+        assert!(answer.is_err());
+        assert!(sender.is_none());
     }
 
     #[tokio::test]
-    async fn an_open_connection_is_returned_for_the_next_request() {
+    async fn open_connections_are_reused() {
         let mut task = tokio::spawn(std::future::pending::<()>());
         let (answer, sender) = outcome(async { 7 }, "the next", &mut task).await;
         assert_eq!((answer, sender), (7, Some("the next")));

@@ -56,7 +56,7 @@ mod tests {
     use crate::proxy::tests::upstream;
 
     #[test]
-    fn a_proxy_variable_is_logged_without_the_proxys_credential() {
+    fn log_hides_proxy_credentials() {
         let upstreams = [
             upstream("anthropic", "https://api.anthropic.com", &[]),
             upstream("openai", "https://api.openai.com/v1", &[]),
