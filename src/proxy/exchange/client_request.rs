@@ -215,14 +215,14 @@ impl ClientRequest {
         if basis.parsed.conversation.purpose == Purpose::Count {
             let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads);
             let placed = Box::pin(placed).await;
-            record_store_wait(&reads, recorder);
+            recorder.record_store_wait(&reads);
             return placed;
         }
         let proxy = recorder.proxy.clone();
         let head = if self.is_signed() { None } else { head };
         let lookup = self.session_lookup(&basis, &tenant, &identity, recorder, &reads);
         let opened = proxy.ledgers.open(lookup, &basis.parsed.conversation).await;
-        record_store_wait(&reads, recorder);
+        recorder.record_store_wait(&reads);
         let Some(mut opened) = opened else {
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
@@ -588,17 +588,6 @@ fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRe
             position: None,
             at: now(),
         });
-    }
-}
-
-fn record_store_wait(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
-    let waited = reads.spent();
-    if waited.is_zero() {
-        return;
-    }
-    recorder.proxy.telemetry.session_loaded(waited);
-    if reads.is_overspent() {
-        recorder.event.session_load_us = Some(waited.as_micros() as u64);
     }
 }
 

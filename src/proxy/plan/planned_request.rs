@@ -450,8 +450,7 @@ impl PlannedRequest {
         if !cause.is_of_what_is_new() {
             decisions.take_births(&self.known, &prepared.exchange);
         }
-        // As earlier requests of its branch were sent: without its own decisions that may have caused the
-        // refusal.
+        // As earlier requests of its branch were sent: without its own decisions that may be to blame.
         let exchange = &prepared.exchange;
         let is_same = decisions.decided_by(exchange) == self.known.decided_by(exchange);
         if prepared.mode != Mode::Active || is_same {
@@ -485,7 +484,6 @@ impl PlannedRequest {
         Some(Self::new(prepared, basis, replayed))
     }
 
-    /// Plans again with decisions that were saved meanwhile; returns whether it did.
     pub(crate) async fn add_saved(
         &mut self,
         prepared: &Arc<PreparedRequest>,
@@ -496,7 +494,6 @@ impl PlannedRequest {
         self.replan_with(prepared, decisions).await
     }
 
-    /// Returns whether it did.
     pub(crate) async fn replan_with(
         &mut self,
         prepared: &Arc<PreparedRequest>,
@@ -568,11 +565,11 @@ impl PlannedRequest {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let window = prepared.model.window;
-        let limits = self.limits(prepared);
         let mut view = ContextView::before(estimate, window, prepared.reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         view.rewriting.compacted_from = self.compacted_from;
-        Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
+        let view = view.with(Some(self.limits(prepared)));
+        Some(view.made_of(Some(&contents.clone().with_few_tools())))
     }
 
     /// Measures the original. Returns the reason if it could not be measured.

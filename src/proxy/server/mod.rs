@@ -204,14 +204,13 @@ async fn serve_connection<S>(
     });
     let reads = ReadSize::default();
     let stream = ConnectionSocket::of_client(TokioIo::new(stream), opening.bytes, reads.clone());
-    let stall = Duration::from_secs(limits.body_s);
     let service = service_fn(|request: Request<Incoming>| {
         let request_guard = activity.begin();
         let framing_probe = look_alike.clone();
         let version = request.version();
         let request =
             request.map(|body| ClientBody::new(ArrivingBody::new(body, version), reads.clone()));
-        let rest = UnreadRest::new(request.body(), stall);
+        let rest = UnreadRest::new(request.body(), Duration::from_secs(limits.body_s));
         exchange::run(proxy.clone(), request, client.clone(), watching.clone()).map(
             move |response| {
                 framing_probe.record(&response);

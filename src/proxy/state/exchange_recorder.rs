@@ -30,6 +30,7 @@ use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::upload::{SentTime, UploadProgress};
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::store::recall::ReadBudget;
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport};
 
 /// The response header that says what was repaired after a refusal.
@@ -149,6 +150,18 @@ impl ExchangeRecorder {
     pub(crate) fn record_notes(&mut self, notes: impl IntoIterator<Item = Note>) {
         for note in notes {
             add_once(&mut self.event.notes, note);
+        }
+    }
+
+    /// Records how long the request waited for the store, if it did.
+    pub(crate) fn record_store_wait(&mut self, reads: &ReadBudget) {
+        let waited = reads.spent();
+        if waited.is_zero() {
+            return;
+        }
+        self.proxy.telemetry.session_loaded(waited);
+        if reads.is_overspent() {
+            self.event.session_load_us = Some(waited.as_micros() as u64);
         }
     }
 
