@@ -100,11 +100,14 @@ mod tests {
 
     #[test]
     fn limit_is_cgroup_or_share() {
-        assert_eq!(of(None, None), 512 << 20);
-        assert_eq!(of(None, Some(2 << 30)), 512 << 20);
-        assert_eq!(of(None, total("MemTotal:       16777216 kB\nMemFree: 1 kB\n")), 2 << 30);
-        assert_eq!(of(Some(256 << 20), Some(64 << 30)), 256 << 20);
-        assert_eq!(of(Some(64 << 30), Some(16 << 30)), 16 << 30, "a limit that is none");
+        assert_eq!(default_limit(None, None), 512 << 20);
+        assert_eq!(default_limit(None, Some(2 << 30)), 512 << 20);
+        assert_eq!(
+            default_limit(None, total("MemTotal:       16777216 kB\nMemFree: 1 kB\n")),
+            2 << 30
+        );
+        assert_eq!(default_limit(Some(256 << 20), Some(64 << 30)), 256 << 20);
+        assert_eq!(default_limit(Some(64 << 30), Some(16 << 30)), 16 << 30, "a limit that is none");
     }
 
     #[test]
