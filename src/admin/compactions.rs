@@ -28,26 +28,33 @@ struct CompactionText<'r>(&'r CompactionReport);
 impl fmt::Display for CompactionText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(report) = self;
-        let (before, after) = (grouped(report.tokens_before), grouped(report.tokens_after));
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(report.at);
-        let at = humantime::format_rfc3339_seconds(at);
-        writeln!(f, "  {before} → {after} tokens at {at}, for request {}", report.exchange)?;
+        let tokens_before = grouped(report.tokens_before);
+        let tokens_after = grouped(report.tokens_after);
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(report.at);
+        let time = humantime::format_rfc3339_seconds(time);
+        let request = &report.exchange;
+        writeln!(f, "  {tokens_before} → {tokens_after} tokens at {time}, for request {request}")?;
         let (rule, section) = report.why.rule();
         writeln!(f, "  because {rule} ({section})")?;
-        let (model, upstream) = (clean(&report.model), clean(&report.upstream));
+        let model = clean(&report.model);
+        let upstream = clean(&report.upstream);
         writeln!(f, "  {}, {model} at {upstream}", report.engine.description())?;
-        let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
         let seconds = report.took_ms as f64 / 1000.0;
-        write!(f, "  overhead: {seconds:.1} s, {} tokens read", number(report.spent.input))?;
+        write!(f, "  overhead: {seconds:.1} s, {} tokens read", known_number(report.spent.input))?;
         if let Some(cached) = report.spent.cache_read {
             write!(f, " ({} from the cache)", grouped(cached))?;
         }
-        write!(f, ", {} written", number(report.spent.output))?;
+        write!(f, ", {} written", known_number(report.spent.output))?;
         match report.dollars {
             Some(dollars) => writeln!(f, ", ${dollars:.4}"),
             None => writeln!(f),
         }
     }
+}
+
+/// Groups digits; `unknown` for a number that was not reported.
+pub(super) fn known_number(number: Option<u64>) -> String {
+    number.map_or("unknown".to_owned(), grouped)
 }
 
 /// The compactions of a context as text: lines, each with its line break.

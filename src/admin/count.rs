@@ -32,14 +32,18 @@ impl From<ProviderRecount> for CountComparison {
     fn from(recount: ProviderRecount) -> Self {
         let ProviderRecount { exchange, tokens, estimated } = recount;
         let difference = estimated as i64 - tokens as i64;
-        let percent = (tokens > 0).then(|| difference as f64 * 100.0 / tokens as f64);
+        let percent = match tokens {
+            0 => None,
+            tokens => Some(difference as f64 * 100.0 / tokens as f64),
+        };
         Self { request: exchange, tokens, estimated, difference, difference_percent: percent }
     }
 }
 
 impl fmt::Display for CountComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tokens, estimated) = (grouped(self.tokens), grouped(self.estimated));
+        let tokens = grouped(self.tokens);
+        let estimated = grouped(self.estimated);
         writeln!(
             f,
             "Counted now by the provider: {tokens} tokens, for the newest request as it was sent"

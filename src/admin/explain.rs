@@ -21,7 +21,7 @@ use crate::context::plan::{
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{
     CountingMethod, Cut, DecisionEpoch, Estimate, EstimateMethod, ExchangeId, Millis, Outcome,
-    PromptSection, SessionId, SessionWitness, ThreadId, Turn,
+    PromptSection, SessionId, SessionWitness, SketchPart, ThreadId, Turn,
 };
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::RefusalCause;
@@ -175,8 +175,9 @@ impl Explanation {
         prices: &PriceList,
     ) -> Self {
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-        let price = |model: &str| prices.price(&turn.upstream, model);
-        let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
+        let parent_turn = parent.map(AsRef::as_ref);
+        let savings =
+            SavingsInput::of(turn, parent_turn, |model| prices.price(&turn.upstream, model));
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
             found_by: turn.origin.as_deref().and_then(|origin| origin.found_by),
@@ -185,9 +186,9 @@ impl Explanation {
             thread: Some(turn.position.thread.clone()),
             upstream: Some(turn.upstream.to_string()),
             model: Some(turn.model.to_string()),
-            saved: Some(exchanged.saved()),
+            saved: Some(savings.saved()),
             compactions: compactions::of_turn(ledger, turn, prices),
-            ..Self::of(
+            ..Self::new(
                 &turn.exchange,
                 turn.at,
                 turn.outcome,
@@ -196,30 +197,28 @@ impl Explanation {
                 turn.estimate.as_ref(),
             )
         };
+        // The turn stores only its own steps: those of earlier exchanges are found again.
         explained.steps.extend(replayed(ledger, turn));
         let compacted = explained.compactions.newest().filter(|one| one.exchange != turn.exchange);
         explained.steps.extend(compacted.map(ExplainedChange::repeats));
         explained.unlisted = explained.unlisted();
         let base = turn.sketch.base.as_ref().and_then(|base| ledger.turn(base)).or(parent);
         let cache = &mut explained.cache;
-        cache.before = base.map(|base| CacheReport::of(&base.exchange, &base.usage));
-        if let Some(sketch) = base
-            .filter(|base| Some(&base.exchange) == turn.sketch.base.as_ref())
-            .and_then(|base| ledger.sketch(base))
+        cache.before = base.map(|base| CacheReport::new(&base.exchange, &base.usage));
+        // The parent is only a base if the sketch was made from it.
+        if let Some(base) = base
+            && Some(&base.exchange) == turn.sketch.base.as_ref()
+            && let Some(sketch) = ledger.sketch(base)
         {
             let (kept, rest) = sketch.split_at(sketch.len().min(turn.sketch.kept as usize));
-            let sum = |parts: &[_]| parts.iter().map(tokens_of).sum::<u64>();
-            cache.kept = Some(sum(kept));
-            cache.kept_of = Some(sum(&sketch));
+            cache.kept = Some(total_tokens(kept));
+            cache.kept_of = Some(total_tokens(&sketch));
             cache.breaks_in = rest.first().map(|part| part.place);
         }
         explained
     }
 
-    /// Explains an exchange that did not become a turn: refused, cut short, or not understood.
     pub(super) fn of_exchange(exchange: &Exchange) -> Self {
-        let owned = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
-        let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {
             provider_request_id: owned(&exchange.provider_request_id),
             found_by: exchange.found_by,
@@ -229,20 +228,21 @@ impl Explanation {
             upstream: owned(&exchange.upstream),
             model: owned(&exchange.model),
             saved: exchange.saved,
-            ..Self::of(
+            ..Self::new(
                 &exchange.id,
                 exchange.at,
                 exchange.outcome,
-                done,
-                usage,
+                &exchange.done,
+                &exchange.usage,
                 exchange.estimate.as_ref(),
             )
         };
+        // Without a turn nothing says what was replayed.
         explained.unlisted = explained.unlisted();
         explained
     }
 
-    fn of(
+    fn new(
         exchange: &ExchangeId,
         at: Millis,
         outcome: Outcome,
@@ -257,7 +257,6 @@ impl Explanation {
             counting: estimate.counting,
             actual,
         });
-        let now = CacheReport::of(exchange, usage);
         Self {
             request: exchange.clone(),
             provider_request_id: None,
@@ -280,10 +279,14 @@ impl Explanation {
             new: done.new,
             tokens_removed: done.removed().cut,
             tokens_compacted: done.removed().compacted,
-            steps: done.steps.iter().map(ExplainedChange::of).collect(),
+            steps: done.steps.iter().map(ExplainedChange::from_step).collect(),
             unlisted: 0,
             compactions: Compactions::default(),
-            cache: CacheEffect { now, miss: usage.cache_miss, ..CacheEffect::default() },
+            cache: CacheEffect {
+                now: CacheReport::new(exchange, usage),
+                miss: usage.cache_miss,
+                ..CacheEffect::default()
+            },
             estimate,
             saved: None,
         }
@@ -296,19 +299,23 @@ impl Explanation {
     }
 }
 
-fn tokens_of(part: &crate::context::SketchPart) -> u64 {
-    u64::from(part.tokens)
+fn total_tokens(parts: &[SketchPart]) -> u64 {
+    parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
-/// The cuts of earlier exchanges that this turn replayed. A cut part has a key of its own in the turn's
-/// sketch, so the cuts are found there, in the sketch's order. Not found are cuts that are stored by position
-/// (of a call without an id of its own), and anything that was not sent.
+fn owned(text: &Option<Box<str>>) -> Option<String> {
+    text.as_deref().map(str::to_owned)
+}
+
 fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
     if !turn.done.is_sent() {
         return Vec::new();
     }
-    let sent = ledger.sketch(turn).unwrap_or_default();
-    let places: HashMap<PartKey, usize> = sent.iter().map(|part| part.key).zip(0..).collect();
+    // A cut part has a key of its own in the turn's sketch, so the cuts are found there, in the sketch's order.
+    // Not found are cuts that are stored by position (of a call without an id of its own), and anything that
+    // was not sent.
+    let sketch = ledger.sketch(turn).unwrap_or_default();
+    let places: HashMap<PartKey, usize> = sketch.iter().map(|part| part.key).zip(0..).collect();
     let mut cuts: Vec<(usize, &Cut)> = ledger
         .cuts_holding(turn.position.suspended.map(DecisionEpoch::of_suspension))
         .map(AsRef::as_ref)
@@ -321,7 +328,7 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
 }
 
 impl CacheReport {
-    fn of(exchange: &ExchangeId, usage: &Usage) -> Self {
+    fn new(exchange: &ExchangeId, usage: &Usage) -> Self {
         Self {
             request: exchange.clone(),
             input: usage.input,
@@ -332,7 +339,6 @@ impl CacheReport {
 }
 
 impl ExplainedChange {
-    /// A replayed summary that an earlier exchange put into use.
     fn repeats(compacted: &CompactionReport) -> Self {
         let (rule, section) = compacted.why.rule();
         Self {
@@ -352,8 +358,9 @@ impl ExplainedChange {
         }
     }
 
-    fn of(step: &PlanStep) -> Self {
+    fn from_step(step: &PlanStep) -> Self {
         let (rule, section) = step.why.rule();
+        // Reasoning is not counted.
         let weighed = step.tokens_before > 0 || step.tokens_after > 0;
         Self {
             change: step.change,
@@ -366,14 +373,14 @@ impl ExplainedChange {
             byte: Some(step.byte),
             bytes_before: Some(step.bytes_before),
             bytes_after: Some(step.bytes_after),
-            tokens_before: weighed.then_some(step.tokens_before),
-            tokens_after: weighed.then_some(step.tokens_after),
+            tokens_before: if weighed { Some(step.tokens_before) } else { None },
+            tokens_after: if weighed { Some(step.tokens_after) } else { None },
             decided_by: None,
         }
     }
 
-    /// A replayed cut, with its position if the exchange that decided it identifies it unambiguously.
     fn of_replayed_cut(ledger: &Ledger, cut: &Cut) -> Self {
+        // The position stands with the exchange that decided the cut, if that identifies it unambiguously.
         let (rule, section) = cut.why.rule();
         let decided = ledger.turn(&cut.exchange).map(|turn| &*turn.done.steps).unwrap_or_default();
         let mut fitting = decided.iter().filter(|step| {
@@ -382,7 +389,10 @@ impl ExplainedChange {
                 && (step.why, step.tokens_before, step.tokens_after)
                     == (cut.why, u64::from(cut.was), u64::from(cut.tokens))
         });
-        let step = fitting.next().filter(|_| fitting.next().is_none());
+        let step = match (fitting.next(), fitting.next()) {
+            (Some(step), None) => Some(step),
+            _ => None,
+        };
         Self {
             change: Change::Cut,
             decision: Decision::Replayed,

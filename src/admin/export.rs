@@ -16,7 +16,7 @@ use serde::Serialize;
 use self::content::ExportThreads;
 use self::content::LineContent;
 use crate::context::content::TranscriptPart;
-use crate::context::{Estimate, Millis, Outcome, PromptSection, SketchPart, ThreadId, Turn};
+use crate::context::{Estimate, Millis, Outcome, PromptSection, ThreadId, Turn};
 use crate::dialect::agent::Agent;
 use crate::dialect::{Dialect, Purpose, StopReason, Usage};
 use crate::store::Scope;
@@ -122,11 +122,8 @@ impl ExportLines {
         Self { key, scope, threads: threads.into_iter(), thread: None, content }
     }
 
-    /// The next line; `None` after the last.
-    ///
-    /// # Errors
-    /// Those of the store: the export breaks off then, so that nobody takes it for complete.
     pub(super) async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        // If the store fails, the export breaks off, so that nobody takes it for complete.
         let ExportCall { session, i, turn, before } = self.call()?;
         let stored = match &mut self.content {
             Some(content) => match content.line_content(&turn, before.as_deref()).await {
@@ -136,8 +133,9 @@ impl ExportLines {
             None => None,
         };
         let key = self.key;
-        let write = move || {
-            let mut line = ExportLine::of(session, i, &turn, before.as_deref());
+        // A line with content may be long.
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut line = ExportLine::new(session, i, &turn, before.as_deref());
             let project = turn.origin.as_deref().and_then(|origin| origin.project.as_deref());
             line.project = project.map(|project| hashed_project(&key, project));
             if let Some(stored) = stored {
@@ -146,9 +144,8 @@ impl ExportLines {
             let mut line = serde_json::to_vec(&line)?;
             line.push(b'\n');
             Ok(Bytes::from(line))
-        };
-        let written = tokio::task::spawn_blocking(write).await;
-        Some(written.unwrap_or_else(|panicked| Err(io::Error::other(panicked))))
+        });
+        Some(writing.await.unwrap_or_else(|panicked| Err(io::Error::other(panicked))))
     }
 
     fn call(&mut self) -> Option<ExportCall> {
@@ -158,9 +155,9 @@ impl ExportLines {
             {
                 let i = thread.next;
                 thread.next += 1;
-                let before = i.checked_sub(1).map(|before| thread.turns[before].clone());
+                let previous = i.checked_sub(1).map(|previous| thread.turns[previous].clone());
                 let session = thread.name.clone();
-                return Some(ExportCall { session, i, turn: turn.clone(), before });
+                return Some(ExportCall { session, i, turn: turn.clone(), before: previous });
             }
             let (thread, turns) = self.threads.next()?;
             let name = hashed(&self.key, &self.scope, &thread);
@@ -169,22 +166,21 @@ impl ExportLines {
     }
 }
 
-/// A thread's name in exports: the same in every export of an installation, and nobody else can derive the
-/// original names from it.
 fn hashed(key: &[u8; 32], scope: &Scope, thread: &ThreadId) -> String {
+    // The same in every export of an installation, and nobody else can derive the original names from it.
     let name = [scope.tenant.as_str(), scope.session.as_str(), thread.as_str()].join("\n");
     let key = blake3::derive_key("plimsoll names of threads in exports", key);
     blake3::keyed_hash(&key, name.as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// The same for the name of a project, which may be its folder's.
 fn hashed_project(key: &[u8; 32], project: &str) -> String {
+    // It may be the name of its folder.
     let key = blake3::derive_key("plimsoll names of projects in exports", key);
     blake3::keyed_hash(&key, project.as_bytes()).to_hex()[..16].to_owned()
 }
 
 impl<'l> ExportLine<'l> {
-    fn of(session: String, i: usize, turn: &'l Turn, before: Option<&Turn>) -> Self {
+    fn new(session: String, i: usize, turn: &'l Turn, before: Option<&Turn>) -> Self {
         Self {
             session,
             source: "plimsoll",
@@ -210,42 +206,49 @@ impl<'l> ExportLine<'l> {
         }
     }
 
-    /// Replaces the sizes by the content, if that was stored.
     fn set_content(&mut self, stored: Option<LineContent>) {
         let Some(stored) = stored else {
             return self.flags.push("no_content");
         };
         self.new_parts = ExportParts::Full(stored.parts);
         self.reply = stored.reply;
-        self.flags.extend(stored.is_whole.then_some("whole"));
-        self.flags.extend(stored.has_gap.then_some("content_gap"));
+        if stored.is_whole {
+            self.flags.push("whole");
+        }
+        if stored.has_gap {
+            self.flags.push("content_gap");
+        }
     }
 }
 
 /// Why a call is a poor measurement, in the flags of transcripts.
 fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
     let grew = turn.position.parent.as_ref() == before.map(|before| &before.exchange);
-    [
+    let mut flags = Vec::new();
+    for (applies, flag) in [
         (turn.usage.input.is_none(), "no_usage"),
+        // The provider counted only part of the output.
         (turn.usage.lower_bound, "output_unreliable"),
         (turn.outcome != Outcome::Complete, "aborted"),
         (turn.outcome == Outcome::Interrupted, "interrupted"),
         (turn.usage.hosted_tools, "server_tool"),
         (before.is_some_and(|before| before.model != turn.model), "model_changed"),
+        // Its parent is not the call before: what was added cannot be compared.
         (!grew, "fork"),
-    ]
-    .into_iter()
-    .filter_map(|(is, flag)| is.then_some(flag))
-    .collect()
+    ] {
+        if applies {
+            flags.push(flag);
+        }
+    }
+    flags
 }
 
 /// Parts that are in the sketch for the first time.
 fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<ExportPart> {
-    let of_reply = |part: &SketchPart| {
-        before.is_some_and(|before| before.reply.iter().any(|reply| reply.key == part.key))
-    };
-    let part = |part: &SketchPart| {
-        let reply = of_reply(part);
+    let mut parts = Vec::new();
+    for part in &turn.sketch.added {
+        let reply =
+            before.is_some_and(|before| before.reply.iter().any(|reply| reply.key == part.key));
         let (role, kind) = match part.place {
             PromptSection::System | PromptSection::SystemItem => ("system", "text"),
             PromptSection::Tools | PromptSection::ToolsItem => ("system", "tools"),
@@ -255,7 +258,7 @@ fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<ExportPart> {
             PromptSection::History if reply => ("assistant", "other"),
             PromptSection::History => ("user", "other"),
         };
-        ExportPart { role, kind, tokens: part.tokens, reply }
-    };
-    turn.sketch.added.iter().map(part).collect()
+        parts.push(ExportPart { role, kind, tokens: part.tokens, reply });
+    }
+    parts
 }

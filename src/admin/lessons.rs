@@ -82,21 +82,19 @@ pub(super) async fn list(admin: &Admin) -> AdminResponse {
     Ok(json(&LessonList { lessons: lines.into_iter().map(LessonView::from).collect() }))
 }
 
-/// Forgets a lesson, at once and for all tenants.
 pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
     let is_known = admin.ledgers.lessons().forget(id, now()).await?;
     report_decision(is_known, LessonDecision { id: id.to_owned(), shared: false })
 }
 
-/// Makes a lesson hold for all tenants.
 pub(super) async fn share(admin: &Admin, id: &str) -> AdminResponse {
     let is_known = admin.ledgers.lessons().share(id, now()).await?;
     report_decision(is_known, LessonDecision { id: id.to_owned(), shared: true })
 }
 
-/// The response to a decision; that there is no such lesson, unless it `is_known`.
 fn report_decision(is_known: bool, decision: LessonDecision) -> AdminResponse {
     let LessonDecision { id, shared } = &decision;
+    // It may have expired since it was listed.
     if !is_known {
         let what = format!("There is no lesson {id:?}; GET /api/v1/lessons lists them.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));

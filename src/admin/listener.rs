@@ -41,7 +41,6 @@ pub(super) trait AdminStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> AdminStream for T {}
 
 impl AdminListener {
-    /// The next connection.
     pub(super) async fn accept(&self) -> io::Result<AdminConnection> {
         match self {
             Self::Port(listener, tls) => {
@@ -72,15 +71,15 @@ impl AdminConnection {
         match self {
             Self::Plain(stream, peer) => Ok(Some((Box::new(stream), peer))),
             Self::Tls(stream, peer, tls) => {
-                let shaken = tokio::time::timeout(timeout, tls.accept(stream)).await;
-                Ok(shaken
-                    .ok()
-                    .and_then(Result::ok)
-                    .map(|it| (Box::new(it) as Box<dyn AdminStream>, peer)))
+                match tokio::time::timeout(timeout, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => Ok(Some((Box::new(stream), peer))),
+                    Ok(Err(_)) | Err(_) => Ok(None),
+                }
             }
             Self::Socket(stream) => {
                 let Ok(credentials) = stream.peer_cred() else { return Ok(None) };
                 let user = credentials.uid();
+                // Only root and this user.
                 match user == 0 || user == rustix::process::geteuid().as_raw() {
                     true => Ok(Some((Box::new(stream), AdminPeer::User(user)))),
                     false => Err(user),

@@ -83,58 +83,67 @@ pub(crate) struct RemovedMessage {
 }
 
 impl InjectQueue {
-    fn of(ledger: &Ledger) -> Self {
-        let waiting = ledger.waiting().into_iter().enumerate();
-        let waiting = waiting.map(|(place, queued)| WaitingMessage::of(queued, place + 1));
-        let sent = ledger.injections().into_iter().map(|(message, injection)| SentMessage {
-            id: message.id.to_string(),
-            at: injection.queued,
-            injected_at: message.at,
-            request: injection.exchange.clone(),
-            thread: injection.thread.clone(),
-            text: injection.text.to_string(),
-        });
-        Self { waiting: waiting.collect(), sent: sent.collect() }
+    fn from_ledger(ledger: &Ledger) -> Self {
+        let queued = ledger.waiting().into_iter().enumerate();
+        let injections = ledger.injections().into_iter();
+        Self {
+            waiting: queued.map(|(index, queued)| WaitingMessage::new(queued, index + 1)).collect(),
+            sent: injections
+                .map(|(message, injection)| SentMessage {
+                    id: message.id.to_string(),
+                    at: injection.queued,
+                    injected_at: message.at,
+                    request: injection.exchange.clone(),
+                    thread: injection.thread.clone(),
+                    text: injection.text.to_string(),
+                })
+                .collect(),
+        }
     }
 }
 
 impl WaitingMessage {
-    fn of(queued: &QueuedMessage, position: usize) -> Self {
-        let (id, text) = (queued.id.to_string(), queued.text.to_string());
-        Self { id, position, at: queued.at, text }
+    fn new(queued: &QueuedMessage, position: usize) -> Self {
+        Self { id: queued.id.to_string(), position, at: queued.at, text: queued.text.to_string() }
     }
 }
 
 impl fmt::Display for InjectQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time = |at| humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at));
-        let line = |text: &str| text.lines().collect::<Vec<_>>().join(" ⏎ ");
         if self.waiting.is_empty() {
             write!(f, "No message is queued.")?;
         }
         for (index, waiting) in self.waiting.iter().enumerate() {
             let WaitingMessage { id, position, at, text } = waiting;
             let break_ = if index > 0 { "\n" } else { "" };
-            write!(f, "{break_}{position}. {id}, queued {}: {}", time(*at), line(text))?;
+            write!(f, "{break_}{position}. {id}, queued {}: {}", time(*at), one_line(text))?;
         }
         for message in &self.sent {
             let SentMessage { id, injected_at, request, text, .. } = message;
-            write!(f, "\nsent {} in {request} ({id}): {}", time(*injected_at), line(text))?;
+            write!(f, "\nsent {} in {request} ({id}): {}", time(*injected_at), one_line(text))?;
         }
         Ok(())
     }
 }
 
-pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminResponse {
-    let scope = scope(admin, id).await?;
-    Ok(negotiated(&admin.ledgers.look(&scope, InjectQueue::of).await?, request))
+fn time(at: Millis) -> humantime::Rfc3339Timestamp {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at))
 }
 
-/// Queues a message.
+fn one_line(text: &str) -> String {
+    text.lines().collect::<Vec<_>>().join(" ⏎ ")
+}
+
+pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminResponse {
+    let scope = scope(admin, id).await?;
+    Ok(negotiated(&admin.ledgers.look(&scope, InjectQueue::from_ledger).await?, request))
+}
+
 pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminResponse {
     let text = message_text(body).await?;
     let scope = scope(admin, id).await?;
     let handle = admin.ledgers.handle(&scope);
+    // Numbers only grow, so that the order of messages never changes.
     let (number, waiting) = admin.ledgers.look(&scope, next).await?;
     if waiting >= MOST {
         let what = format!(
@@ -143,13 +152,18 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminRe
         );
         return Err(AdminError::new(StatusCode::CONFLICT, "queue_full", what));
     }
-    let unready = |error: getrandom::Error| {
+    let random = getrandom::u64().map_err(|error| {
         AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "no_id", error.to_string())
+    })?;
+    let message_id = format!("{random:016x}");
+    let queued = QueuedMessage {
+        id: message_id.as_str().into(),
+        number,
+        at: now(),
+        text: text.into(),
+        repeats: None,
     };
-    let message_id = format!("{:016x}", getrandom::u64().map_err(unready)?);
-    let (at, text) = (now(), text.into());
-    let queued = QueuedMessage { id: message_id.as_str().into(), number, at, text, repeats: None };
-    let answer = WaitingMessage::of(&queued, waiting + 1);
+    let answer = WaitingMessage::new(&queued, waiting + 1);
     store_fact_if_absent(admin, &handle, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(MessageEvent {
         position: Some(waiting + 1),
@@ -158,21 +172,22 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminRe
     Ok(json(&answer))
 }
 
-/// Removes a queued message that was not sent.
 pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let handle = admin.ledgers.handle(&scope);
-    let is_known =
-        admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == message_id));
+    let is_known = admin
+        .ledgers
+        .look(&scope, |ledger| ledger.queued().any(|queued| &*queued.id == message_id));
     if !is_known.await? {
         let what = format!("Session {id:?} has no queued message {message_id:?}.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
     let fact = InjectedMessage { id: message_id.into(), at: now(), state: InjectionState::Removed };
-    let held =
+    // The proxy may send it at this very moment: whoever stores the first fact decides.
+    let stored =
         store_fact_if_absent(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
-    if let Fact::InjectedMessage(held) = &held
-        && let Some(sent) = held.place()
+    if let Fact::InjectedMessage(stored) = &stored
+        && let Some(sent) = stored.place()
     {
         let what = format!(
             "It was already sent, in request {}: it stays in the conversation.",
@@ -184,20 +199,20 @@ pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> Admi
     Ok(json(&RemovedMessage { removed: message_id.to_owned() }))
 }
 
-/// Removes all queued messages that were not sent.
 pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let handle = admin.ledgers.handle(&scope);
-    let waiting = |ledger: &Ledger| {
+    let waiting_ids = admin.ledgers.look(&scope, |ledger| {
         ledger.waiting().into_iter().map(|queued| queued.id.clone()).collect::<Vec<_>>()
-    };
+    });
     let mut removed = Vec::new();
-    for message_id in admin.ledgers.look(&scope, waiting).await? {
+    for message_id in waiting_ids.await? {
         let fact =
             InjectedMessage { id: message_id.clone(), at: now(), state: InjectionState::Removed };
-        let held =
+        let stored =
             store_fact_if_absent(admin, &handle, Fact::InjectedMessage(Box::new(fact)), id).await?;
-        if !matches!(&held, Fact::InjectedMessage(held) if held.place().is_some()) {
+        // What was sent meanwhile stays in the conversation.
+        if !matches!(&stored, Fact::InjectedMessage(message) if message.place().is_some()) {
             admin.telemetry.announce(message_event(&scope, &message_id, MessageStep::Removed));
             removed.push(message_id.into());
         }
@@ -207,34 +222,32 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
 
 /// The number of the next message, and how many are queued.
 fn next(ledger: &Ledger) -> (u32, usize) {
-    let last = ledger.queued().map(|queued| queued.number).max().unwrap_or(0);
-    (last.saturating_add(1), ledger.waiting().len())
+    let highest = ledger.queued().map(|queued| queued.number).max().unwrap_or(0);
+    (highest.saturating_add(1), ledger.waiting().len())
 }
 
-/// The text of a request, which must not be empty.
 async fn message_text(body: &mut Incoming) -> Result<String, AdminError> {
-    let wrong = |status, code, what: &str| Err(AdminError::new(status, code, what));
-    let too_long = || {
-        let what = format!("The text is longer than {LONGEST} bytes.");
-        Err(AdminError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_long", what))
-    };
     let bytes = match Limited::new(body, QUESTION).collect().await {
         Ok(collected) => collected.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return too_long(),
-        Err(_) => return wrong(StatusCode::BAD_REQUEST, "broken", "The request was incomplete."),
+        Err(error) if error.is::<LengthLimitError>() => return Err(too_long()),
+        Err(_) => return Err(bad_request("broken", "The request was incomplete.")),
     };
     let Ok(InjectRequest { text }) = serde_json::from_slice(&bytes) else {
-        let what = "Send JSON: {\"text\": \"…\"}.";
-        return wrong(StatusCode::BAD_REQUEST, "bad_question", what);
+        return Err(bad_request("bad_question", "Send JSON: {\"text\": \"…\"}."));
     };
     if text.trim().is_empty() {
-        return wrong(
-            StatusCode::BAD_REQUEST,
-            "empty",
-            "The text is empty: there is nothing to send.",
-        );
+        return Err(bad_request("empty", "The text is empty: there is nothing to send."));
     }
-    if text.len() > LONGEST { too_long() } else { Ok(text) }
+    if text.len() > LONGEST { Err(too_long()) } else { Ok(text) }
+}
+
+fn bad_request(code: &'static str, what: &str) -> AdminError {
+    AdminError::new(StatusCode::BAD_REQUEST, code, what)
+}
+
+fn too_long() -> AdminError {
+    let what = format!("The text is longer than {LONGEST} bytes.");
+    AdminError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_long", what)
 }
 
 /// Stores a fact unless there already is one; returns the one that applies.

@@ -72,7 +72,8 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok(arrival) => match permits.clone().try_acquire_owned() {
                     Ok(permit) => {
-                        let (admin, ended) = (admin.clone(), ended.clone());
+                        let admin = admin.clone();
+                        let ended = ended.clone();
                         tokio::spawn(async move {
                             handle(admin, arrival, ConnectionLifetime::Open, ended).await;
                             drop(permit);
@@ -100,8 +101,8 @@ pub async fn serve(
     let _ = tokio::time::timeout(ENDING, ending.closed()).await;
 }
 
-/// Removes finished connections, and ends the oldest one if the limit is reached.
 fn make_room(brief: &mut VecDeque<AbortHandle>) {
+    // The newest replaces the oldest, so that a health probe is always answered.
     brief.retain(|handling| !handling.is_finished());
     if brief.len() >= BRIEF_CONNECTIONS
         && let Some(oldest) = brief.pop_front()
@@ -151,7 +152,9 @@ async fn connection(
     let activity = Activity::default();
     let requests = activity.clone();
     let service = service_fn(move |mut request| {
-        let (admin, ending, under_way) = (admin.clone(), ending.clone(), requests.begin());
+        let admin = admin.clone();
+        let ending = ending.clone();
+        let under_way = requests.begin();
         async move {
             let answer = routes::answer(&admin, &mut request, peer, ending).await;
             Ok::<_, io::Error>(answer.map(|body| under_way.answer(body)))
@@ -167,6 +170,7 @@ async fn connection(
     if activity.is_silent() {
         return;
     }
+    // A request that has just arrived is still answered.
     serving.as_mut().graceful_shutdown();
     tokio::select! {
         _ = serving.as_mut() => {}

@@ -39,11 +39,9 @@ pub(crate) struct DryRun {
 }
 
 impl DryRun {
-    /// The preview with costs.
-    pub(super) fn of(preview: CompactionPreview, prices: &PriceList) -> Self {
+    pub(super) fn new(preview: CompactionPreview, prices: &PriceList) -> Self {
         let price = prices.price(&preview.upstream, &preview.model);
         let saved = preview.before.saturating_sub(preview.after);
-        let dollars = |tokens: u64, price: f64| tokens as f64 * price / 1e6;
         Self {
             messages: preview.messages,
             messages_cut: preview.cut,
@@ -61,4 +59,8 @@ impl DryRun {
             model: preview.model,
         }
     }
+}
+
+fn dollars(tokens: u64, price: f64) -> f64 {
+    tokens as f64 * price / 1e6
 }

@@ -15,15 +15,22 @@ pub struct PriceList {
 
 impl PriceList {
     /// The prices of a configuration.
-    pub fn of(config: &Config) -> Self {
-        let own = config.upstreams.iter();
-        let own = own.filter_map(|upstream| Some((upstream.name.clone(), upstream.price?)));
-        Self { catalogue: Catalogue::new(config.models.clone()), upstreams: own.collect() }
+    pub fn new(config: &Config) -> Self {
+        let mut upstreams = Vec::new();
+        for upstream in &config.upstreams {
+            if let Some(price) = upstream.price {
+                upstreams.push((upstream.name.clone(), price));
+            }
+        }
+        Self { catalogue: Catalogue::new(config.models.clone()), upstreams }
     }
 
     /// The price of a model behind an upstream; `None` if it is unknown.
     pub(super) fn price(&self, upstream: &str, model: &str) -> Option<Price> {
-        let own = self.upstreams.iter().find(|(name, _)| **name == *upstream);
-        own.map(|(_, price)| *price).or_else(|| self.catalogue.model(model, "").price)
+        // A configured price is that of all models behind the upstream.
+        match self.upstreams.iter().find(|(name, _)| **name == *upstream) {
+            Some((_, price)) => Some(*price),
+            None => self.catalogue.model(model, "").price,
+        }
     }
 }

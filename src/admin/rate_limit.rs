@@ -33,10 +33,11 @@ impl WrongTokenLimiter {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let answered = state.last.map_or(now, |last| last.max(now)) + PAUSE;
         let wait = answered - now;
-        (wait <= LONGEST_WAIT).then(|| {
-            state.last = Some(answered);
-            wait
-        })
+        if wait > LONGEST_WAIT {
+            return None;
+        }
+        state.last = Some(answered);
+        Some(wait)
     }
 
     /// Whether a refusal is logged; if so, returns the number of refusals before it that were not.
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_tokens_are_answered_one_by_one_and_only_a_few_may_wait() {
+    fn wrong_tokens_wait_in_turn() {
         let (limiter, now) = (WrongTokenLimiter::default(), Instant::now());
         let waits: Vec<_> = (0..50).map(|_| limiter.wait(now)).collect();
         for (number, wait) in (1..).zip(&waits[..8]) {

@@ -93,7 +93,6 @@ pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub(super) type AdminResponse = Result<Response<AdminBody>, AdminError>;
 
-/// The response to a request that fails.
 pub(super) fn error_response(error: &AdminError) -> Response<AdminBody> {
     let body = serde_json::json!({"error": {"code": error.code, "message": error.message}});
     let mut response = json(&body);
@@ -136,7 +135,6 @@ fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<AdminBody> {
     with_hardening(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
-/// A response with this content type, and the headers that every response has.
 fn with_hardening(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -147,12 +145,11 @@ fn with_hardening(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     response
 }
 
-/// Whether the process is ready for traffic: the store responds or is known to be unusable, and no shutdown
-/// is in progress.
 pub(super) async fn ready(admin: &Admin) -> AdminResponse {
-    let unready = |why: String| AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
+    // Whether the process is ready for traffic: the store responds or is known to be unusable, and no shutdown
+    // is in progress.
     if *admin.draining.borrow() {
-        return Err(unready("Shutting down: requests in flight are finished.".into()));
+        return Err(not_ready("Shutting down: requests in flight are finished.".into()));
     }
     match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(Ok(())) => Ok(text("ready\n")),
@@ -160,9 +157,13 @@ pub(super) async fn ready(admin: &Admin) -> AdminResponse {
         Ok(Err(
             trouble @ (StoreError::Unusable(_) | StoreError::Damaged(_) | StoreError::Full(_)),
         )) => Ok(text(format!("ready, degraded: nothing is stored: {trouble}\n"))),
-        Ok(Err(trouble)) => Err(unready(trouble.to_string())),
-        Err(_) => Err(unready("The store does not answer in time.".into())),
+        Ok(Err(trouble)) => Err(not_ready(trouble.to_string())),
+        Err(_) => Err(not_ready("The store does not answer in time.".into())),
     }
+}
+
+fn not_ready(why: String) -> AdminError {
+    AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why)
 }
 
 pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
@@ -186,7 +187,8 @@ pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminRespons
         let scope = line.scope.clone();
         let mut line = SessionLine::from(line);
         if with_details {
-            line.details = admin.ledgers.look_at_one_of_many(&scope, SessionDetails::of).await?;
+            line.details =
+                admin.ledgers.look_at_one_of_many(&scope, SessionDetails::from_ledger).await?;
         }
         sessions.push(line);
     }
@@ -201,25 +203,24 @@ struct ListedScopes {
     next: Option<usize>,
 }
 
-/// Lists the sessions of the page that a query asks for.
 async fn list_scopes(admin: &Admin, query: Option<&str>) -> Result<ListedScopes, AdminError> {
-    let (skip, limit) = (number(query, "skip")?, number(query, "limit")?);
-    let (skip, limit) = (skip.unwrap_or(0), limit.unwrap_or(DEFAULT_PAGE).clamp(1, LARGEST_PAGE));
-    let after = match parameter(query, "after") {
+    let skip = number(query, "skip")?.unwrap_or(0);
+    let limit = number(query, "limit")?.unwrap_or(DEFAULT_PAGE).clamp(1, LARGEST_PAGE);
+    let cursor = match parameter(query, "after") {
         None => None,
-        Some(named) => Some(view::cursor_of(named).ok_or_else(|| {
+        Some(name) => Some(view::cursor_of(name).ok_or_else(|| {
             let what = "after should be the next_after of the page before.";
             AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what)
         })?),
     };
     // One line more than requested shows whether there is a next page.
-    let mut lines = admin.ledgers.sessions(ScopePage { after, skip, count: limit + 1 }).await?;
-    let next = (lines.len() > limit).then_some(skip + limit);
+    let page = ScopePage { after: cursor, skip, count: limit + 1 };
+    let mut lines = admin.ledgers.sessions(page).await?;
+    let next = if lines.len() > limit { Some(skip + limit) } else { None };
     lines.truncate(limit);
     Ok(ListedScopes { lines, next })
 }
 
-/// A number in the query; if it is not one, that is the client's error.
 fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
     let Some(raw) = parameter(query, name) else { return Ok(None) };
     raw.parse().map(Some).map_err(|_| {
@@ -235,7 +236,7 @@ fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
 
 pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let session = admin.ledgers.look(&scope, |ledger| SessionView::of(&scope, ledger)).await?;
+    let session = admin.ledgers.look(&scope, |ledger| SessionView::new(&scope, ledger)).await?;
     session.map(|session| json(&session)).ok_or_else(|| unknown_session(id))
 }
 
@@ -245,8 +246,6 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
     Ok(json(&DeleteOutcome { records }))
 }
 
-/// Starts a summary: at once, if the history is in memory and the summariser has its own credential;
-/// otherwise with the session's next request. With `dry_run`, only reports what it would do.
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let dry = is_true(query, "dry_run")?;
@@ -257,24 +256,24 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         return Err(AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what));
     }
     let latest_request = admin.ledgers.latest_request(&scope);
-    let nothing = || {
-        let what = "There is nothing to cut: the newest messages stay word for word, and there is \
-                    too little before them, or the provider stores the history.";
-        AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
-    };
     let preview = match &latest_request {
-        Some(latest_request) => Some((latest_request.preview)().ok_or_else(nothing)?),
+        Some(latest_request) => Some((latest_request.preview)().ok_or_else(|| {
+            let what = "There is nothing to cut: the newest messages stay word for word, and there is \
+                        too little before them, or the provider stores the history.";
+            AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
+        })?),
         None => None,
     };
     if dry {
-        let unread = || {
+        let preview = preview.ok_or_else(|| {
             let what = "Plimsoll does not have the history now. Try again after the session's next request.";
             AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
-        };
-        return Ok(json(&DryRun::of(preview.ok_or_else(unread)?, &admin.prices)));
+        })?;
+        return Ok(json(&DryRun::new(preview, &admin.prices)));
     }
-    if let Some(begin) =
-        latest_request.as_ref().and_then(|latest_request| latest_request.begin.as_ref())
+    // At once, if the history is in memory and the summariser has its own credential.
+    if let Some(latest_request) = &latest_request
+        && let Some(begin) = &latest_request.begin
     {
         return match begin(focus) {
             true => Ok(json(&CompactionRequest { begins: CompactionStart::Now, waits_s: None })),
@@ -349,33 +348,37 @@ pub(super) async fn context(
         }
         found => found?,
     };
-    let is_in = |open_exchange: &OpenExchange| {
+    let open_exchanges = admin.telemetry.open_exchanges(|open_exchange| {
         open_exchange.tenant == scope.tenant && open_exchange.session == scope.session
-    };
-    let open_exchanges = admin.telemetry.open_exchanges(is_in);
-    let of = |ledger: &Ledger| view::context(ledger, &open_exchanges, thread, &admin.prices);
-    let view = admin.ledgers.look(&scope, of).await?;
-    let view = view.ok_or_else(|| {
+    });
+    let looking = admin
+        .ledgers
+        .look(&scope, |ledger| view::context(ledger, &open_exchanges, thread, &admin.prices));
+    let view = looking.await?.ok_or_else(|| {
         AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;
     Ok(negotiated(&view, request))
 }
 
-/// The session of requests in flight with this id, if only one credential uses it; of the newest one for `latest`.
+/// The session of requests in flight with this id; of the newest one for `latest`.
 fn scope_in_flight(admin: &Admin, id: &str) -> Option<Scope> {
-    let scope_of = |open_exchange: &OpenExchange| Scope {
-        tenant: open_exchange.tenant.clone(),
-        session: open_exchange.session.clone(),
-    };
-    let is_latest = id == "latest";
-    let is_named = |open_exchange: &OpenExchange| {
-        is_latest || open_exchange.session == *id || id_of(&scope_of(open_exchange)) == id
-    };
-    let mut scopes: Vec<Scope> =
-        admin.telemetry.open_exchanges(is_named).iter().map(scope_of).collect();
-    scopes.truncate(if is_latest { 1 } else { usize::MAX });
+    if id == "latest" {
+        return admin.telemetry.open_exchanges(|_| true).first().map(scope_of_open);
+    }
+    let open_exchanges = admin.telemetry.open_exchanges(|open_exchange| {
+        open_exchange.session == *id || id_of(&scope_of_open(open_exchange)) == id
+    });
+    let mut scopes: Vec<Scope> = open_exchanges.iter().map(scope_of_open).collect();
     scopes.dedup();
-    scopes.pop().filter(|_| scopes.is_empty())
+    // Several credentials may use one id.
+    match scopes.as_slice() {
+        [scope] => Some(scope.clone()),
+        _ => None,
+    }
+}
+
+fn scope_of_open(open_exchange: &OpenExchange) -> Scope {
+    Scope { tenant: open_exchange.tenant.clone(), session: open_exchange.session.clone() }
 }
 
 /// A view as JSON, or as text for people: the query decides, or else the `Accept` header.
@@ -391,12 +394,12 @@ pub(super) fn negotiated(
     if as_text { text(format!("{view}\n")) } else { json(view) }
 }
 
-/// What was done to one exchange: from its turn, however old, or else from its report.
 pub(super) async fn explain(
     admin: &Admin,
     id: &ExchangeId,
     request: &Request<Incoming>,
 ) -> AdminResponse {
+    // From its turn, however old, or else from its report.
     let recent = admin.telemetry.recent(id);
     let scope = match recent.as_ref().map(|recent| (&recent.tenant, &recent.session)) {
         Some((Some(tenant), Some(session))) => {
@@ -407,11 +410,11 @@ pub(super) async fn explain(
     };
     let turn = match scope {
         Some(scope) => {
-            let of = |ledger: &Ledger| {
+            let looking = admin.ledgers.look(&scope, |ledger| {
                 let turn = ledger.turn(id)?;
                 Some(Explanation::of_turn(&scope.session, ledger, turn, &admin.prices))
-            };
-            match admin.ledgers.look(&scope, of).await {
+            });
+            match looking.await {
                 // If the store fails, the report remains.
                 Err(_) if recent.is_some() => None,
                 found => found?,
@@ -424,7 +427,6 @@ pub(super) async fn explain(
     Ok(negotiated(&explanation, request))
 }
 
-/// What rewriting saved in the sessions of one page.
 pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
     let ListedScopes { lines, next } = list_scopes(admin, request.uri().query()).await?;
     let mut gathered = Vec::with_capacity(lines.len());
@@ -432,10 +434,9 @@ pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> Admin
         let sums = session_sums(admin, &line.scope).await?;
         gathered.push((line.scope, sums));
     }
-    Ok(negotiated(&SavingsPage::of(gathered, next), request))
+    Ok(negotiated(&SavingsPage::new(gathered, next), request))
 }
 
-/// What rewriting saved in one session.
 pub(super) async fn session_savings(
     admin: &Admin,
     id: &str,
@@ -443,19 +444,18 @@ pub(super) async fn session_savings(
 ) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let sums = session_sums(admin, &scope).await?;
-    Ok(negotiated(&SavingsPage::of(vec![(scope, sums)], None), request))
+    Ok(negotiated(&SavingsPage::new(vec![(scope, sums)], None), request))
 }
 
 async fn session_sums(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminError> {
     let prices = admin.prices.clone();
     Ok(admin
         .ledgers
-        .look_at_one_of_many(scope, move |ledger| SessionSums::of(ledger, &prices))
+        .look_at_one_of_many(scope, move |ledger| SessionSums::from_ledger(ledger, &prices))
         .await?)
 }
 
-/// Exports one session for sharing, one line of JSON per call; with content, if that is requested. Lines are
-/// produced as the client reads them.
+/// One line of JSON per call; with content, if that is requested.
 pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
     let with_content = is_true(query, "content")?;
     let scope = scope(admin, id).await?;
@@ -464,10 +464,13 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Admi
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
     })?;
     let threads = admin.ledgers.look_at_one_of_many(&scope, Ledger::threads).await?;
-    let content = with_content
-        .then(|| export::SessionContent::new(admin.ledgers.clone(), scope.clone(), &threads));
+    let mut content = None;
+    if with_content {
+        content = Some(export::SessionContent::new(admin.ledgers.clone(), scope.clone(), &threads));
+    }
     let key = admin.ledgers.tenant_key().await?;
     let lines = export::ExportLines::new(key, scope, threads, content);
+    // Lines are produced as the client reads them.
     let frames = stream::unfold((lines, permit), |(mut lines, permit)| async move {
         let line = lines.next().await?;
         Some((line.map(Frame::data), (lines, permit)))
@@ -480,7 +483,6 @@ pub(super) fn is_without_content(query: Option<&str>) -> bool {
     matches!(is_true(query, "content"), Ok(false))
 }
 
-/// Whether a boolean of the query is `true`.
 fn is_true(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     match parameter(query, switch) {
         None | Some("false") => Ok(false),
@@ -492,27 +494,32 @@ fn is_true(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     }
 }
 
-/// One exchange: as reported, or else what its turn stores of it.
 pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminResponse {
+    // As reported, or else what its turn stores of it.
     if let Some(exchange) = admin.telemetry.recent(id) {
         return Ok(json(&LogFields::from(&*exchange)));
     }
-    let unknown = || unknown_exchange(id);
-    let scope = admin.ledgers.scope_of_turn(id).await?.ok_or_else(unknown)?;
-    let of = |ledger: &Ledger| {
-        let turn = ledger.turn(id)?;
-        Some(view::exchange(&scope, ledger, turn, &admin.prices))
-    };
-    let exchange = admin.ledgers.look(&scope, of).await?.ok_or_else(unknown)?;
-    Ok(json(&LogFields::from(&exchange)))
+    // Older ones are known by their turns only.
+    if let Some(scope) = admin.ledgers.scope_of_turn(id).await? {
+        let looking = admin.ledgers.look(&scope, |ledger| {
+            let turn = ledger.turn(id)?;
+            Some(view::exchange(&scope, ledger, turn, &admin.prices))
+        });
+        if let Some(exchange) = looking.await? {
+            return Ok(json(&LogFields::from(&exchange)));
+        }
+    }
+    Err(unknown_exchange(id))
 }
 
-/// All exchanges from now on, as server-sent events.
 pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<AdminBody> {
-    let Admin { telemetry, .. } = admin;
-    let (exchanges, messages, shrunk) =
-        (telemetry.subscribe(), telemetry.messages(), telemetry.shrunk());
-    let live = LiveListener { exchanges, messages, shrunk, ending, is_begun: false };
+    let live = LiveListener {
+        exchanges: admin.telemetry.subscribe(),
+        messages: admin.telemetry.messages(),
+        shrunk: admin.telemetry.shrunk(),
+        ending,
+        is_begun: false,
+    };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
         Some((Ok::<_, io::Error>(Frame::data(bytes)), live))
@@ -544,6 +551,7 @@ impl LiveListener {
                     let data = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
                     Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &data)).into())
                 }
+                // A slow reader must not hold the events of others.
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
                     Some(write_event("missed", &format!("{{\"missed\":{missed}}}")).into())
                 }

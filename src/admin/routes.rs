@@ -101,10 +101,10 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
 ];
 
 impl AdminQuery {
-    /// The role that a query requires. Only the admin may read content or change something.
     fn needs(self, query: Option<&str>, access: &AdminAccess) -> AdminRole {
         match self {
             Self::Page | Self::Alive | Self::Ready | Self::OpenApi => AdminRole::Anybody,
+            // Many scrapers send no token.
             Self::Metrics if access.metrics_open => AdminRole::Anybody,
             Self::Metrics
             | Self::About
@@ -117,6 +117,7 @@ impl AdminQuery {
             | Self::SessionSavings
             | Self::Lessons
             | Self::Events => AdminRole::Reader,
+            // Without content it has only sizes.
             Self::Export if responses::is_without_content(query) => AdminRole::Reader,
             Self::Export
             | Self::Forget
@@ -131,7 +132,6 @@ impl AdminQuery {
         }
     }
 
-    /// Its name in the log, if it changes something and is therefore logged.
     fn audit_name(self) -> Option<&'static str> {
         match self {
             Self::Forget => Some("delete session"),
@@ -147,36 +147,36 @@ impl AdminQuery {
     }
 }
 
-/// Answers one request of `peer`. `ending` becomes true when responses should end.
 pub(super) async fn answer(
     admin: &Admin,
     request: &mut Request<Incoming>,
     peer: AdminPeer,
     ending: watch::Receiver<bool>,
 ) -> Response<AdminBody> {
-    let found = find(request.method(), request.uri().path());
-    let needs = found
-        .as_ref()
-        .map_or(AdminRole::Reader, |route| route.query.needs(request.uri().query(), &admin.access));
+    let route = find(request.method(), request.uri().path());
+    // Who may read nothing does not learn which paths there are either.
+    let needs = match &route {
+        Ok(route) => route.query.needs(request.uri().query(), &admin.access),
+        Err(_) => AdminRole::Reader,
+    };
     let judged = guard::judge(request, needs, peer, &admin.access);
-    let (role, FoundRoute { query, names }) = match (judged, found) {
+    let (role, FoundRoute { query, names }) = match (judged, route) {
         (Err(refusal), _) => return refuse(admin, refusal, peer).await,
         (Ok(_), Err(error)) => return responses::error_response(&error),
         (Ok(role), Ok(route)) => (role, route),
     };
     let response = respond(admin, query, &names, request, ending).await;
     if let Some(action) = query.audit_name() {
-        let (name, status) = (names.first().map_or("", String::as_str), response.status());
+        let name = names.first().map_or("", String::as_str);
         tracing::info!(
             "admin: {action} {}, by {role:?} from {peer}: {}",
             clean(name),
-            status.as_u16()
+            response.status().as_u16()
         );
     }
     response
 }
 
-/// Answers a query that passed the checks.
 async fn respond(
     admin: &Admin,
     query: AdminQuery,
@@ -222,8 +222,8 @@ struct FoundRoute {
     names: Vec<String>,
 }
 
-/// The route of a request; or why there is none.
 fn find(method: &Method, path: &str) -> Result<FoundRoute, AdminError> {
+    // A route that answers GET answers HEAD, too; hyper leaves the body out.
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let mut allowed = Vec::new();
     for (known, template, query) in ROUTES {
@@ -247,13 +247,18 @@ fn find(method: &Method, path: &str) -> Result<FoundRoute, AdminError> {
 /// The names in a path at the placeholders of a template.
 fn fit(template: &str, path: &str) -> Option<Vec<String>> {
     let mut names = Vec::new();
-    let (mut wanted, mut given) = (template.split('/'), path.split('/'));
+    let mut wanted_segments = template.split('/');
+    let mut segments = path.split('/');
     loop {
-        match (wanted.next(), given.next()) {
+        match (wanted_segments.next(), segments.next()) {
             (None, None) => return Some(names),
             (Some(wanted), Some(given)) if wanted.starts_with('{') => {
                 let name = decoded_whole(given)?.into_owned();
-                names.push(Some(name).filter(|name| !name.is_empty())?);
+                // An empty name would mean another route.
+                if name.is_empty() {
+                    return None;
+                }
+                names.push(name);
             }
             (Some(wanted), Some(given)) if wanted == given => {}
             _ => return None,
@@ -264,20 +269,20 @@ fn fit(template: &str, path: &str) -> Option<Vec<String>> {
 /// A name, encoded as one path segment.
 pub fn encoded(name: &str) -> String {
     use std::fmt::Write as _;
-    let mut out = String::with_capacity(name.len());
+    let mut encoded = String::with_capacity(name.len());
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
-            out.push(byte as char);
+            encoded.push(byte as char);
         } else {
-            let _ = write!(out, "%{byte:02X}");
+            let _ = write!(encoded, "%{byte:02X}");
         }
     }
-    out
+    encoded
 }
 
-/// Refuses a request. The response to a wrong token is delayed, so that guessing is slow.
 async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
     if refusal == AdminRefusal::WrongToken {
+        // The response to a wrong token is delayed, so that guessing is slow.
         match admin.wrong_tokens.wait(Instant::now()) {
             Some(wait) => tokio::time::sleep(wait).await,
             None => refusal = AdminRefusal::TooManyAttempts,
@@ -287,9 +292,9 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Re
     responses::error_response(&refusal_error(refusal))
 }
 
-/// Counts a refusal, and logs the first one of each minute.
 pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPeer) {
     admin.telemetry.admin_refused(refusal);
+    // Only the first one of each minute is logged: a flood of requests must not fill the disk.
     if let Some(before) = admin.wrong_tokens.line(Instant::now()) {
         let why = refusal.as_ref();
         tracing::warn!(
@@ -298,7 +303,6 @@ pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPe
     }
 }
 
-/// What a refused client is told.
 fn refusal_error(refusal: AdminRefusal) -> AdminError {
     let (status, code, what) = match refusal {
         AdminRefusal::NoToken | AdminRefusal::WrongToken => (
@@ -337,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_yields_the_decoded_names_in_its_path() {
+    fn routes_yield_decoded_names() {
         let names = |path| find(&Method::GET, path).ok().map(|route| route.names);
         let context = "/api/v1/sessions/a%2Fb%20c/threads/t/context";
         assert_eq!(names(context), Some(vec!["a/b c".to_owned(), "t".to_owned()]));
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoded_name_is_decoded_to_itself() {
+    fn encoded_names_decode_to_themselves() {
         for name in ["plain", "a/b c", "{\"x\":1}", "Ünï", "%2F"] {
             assert_eq!(decoded_whole(&encoded(name)).as_deref(), Some(name));
         }

@@ -96,13 +96,14 @@ enum ComparisonSide {
 }
 
 impl SessionSums {
-    pub(super) fn of(ledger: &Ledger, prices: &PriceList) -> Self {
+    pub(super) fn from_ledger(ledger: &Ledger, prices: &PriceList) -> Self {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let price = |model: &str| prices.price(&turn.upstream, model);
             let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
+            // A side call says nothing of how long contexts are, and a lower bound nothing of the whole.
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;
             }
@@ -115,7 +116,8 @@ impl SessionSums {
         }
         for one in ledger.summaries(DecisionMode::Active) {
             // The protocol changes the cost only by cache lifetimes, which are not reported.
-            let dialect = ledger.turn(&one.exchange).map_or(Dialect::OpenaiChat, |it| it.dialect);
+            let turn = ledger.turn(&one.exchange);
+            let dialect = turn.map_or(Dialect::OpenaiChat, |turn| turn.dialect);
             let price = prices.price(&one.upstream, &one.model);
             gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
         }
@@ -139,18 +141,19 @@ impl ComparisonSide {
 
 impl SavingsPage {
     /// The page of these sessions; `next` comes from the page of sessions.
-    pub(super) fn of(gathered: Vec<(Scope, SessionSums)>, next: Option<usize>) -> Self {
+    pub(super) fn new(gathered: Vec<(Scope, SessionSums)>, next: Option<usize>) -> Self {
         let mut total = savings::Savings::default();
         let mut comparison = Comparison::default();
-        let (mut held_out, mut others) = (GroupSums::default(), GroupSums::default());
+        let mut held_out = GroupSums::default();
+        let mut others = GroupSums::default();
         let mut sessions = Vec::new();
         let counted = gathered.len() as u64;
         for (scope, one) in gathered {
             total.join(&one.savings);
             let wrote = one.savings.summaries.written > 0;
             if wrote || one.savings.removed + one.savings.in_shadow > 0 {
-                let (id, session) = (id_of(&scope), scope.session);
-                sessions.push(SessionSavings { id, session, savings: one.savings });
+                let id = id_of(&scope);
+                sessions.push(SessionSavings { id, session: scope.session, savings: one.savings });
             }
             match one.side {
                 Some(ComparisonSide::HeldOut) => held_out.add(one),
@@ -160,9 +163,16 @@ impl SavingsPage {
             }
         }
         comparison.enough = held_out.sessions.min(others.sessions) >= ENOUGH;
-        let any = held_out.sessions > 0;
-        (comparison.held_out, comparison.others) = (held_out.group(), others.group());
-        Self { total, sessions, counted, next, comparison: any.then_some(comparison) }
+        let has_held_out = held_out.sessions > 0;
+        comparison.held_out = held_out.group();
+        comparison.others = others.group();
+        Self {
+            total,
+            sessions,
+            counted,
+            next,
+            comparison: if has_held_out { Some(comparison) } else { None },
+        }
     }
 }
 
@@ -185,12 +195,18 @@ impl GroupSums {
 
     fn group(mut self) -> ComparisonGroup {
         let turns = self.inputs.len();
-        let median = (turns > 0).then(|| *self.inputs.select_nth_unstable(turns / 2).1);
+        let mut median = None;
+        if turns > 0 {
+            median = Some(*self.inputs.select_nth_unstable(turns / 2).1);
+        }
         ComparisonGroup {
             sessions: self.sessions,
             turns: turns as u64,
             median_input: median,
-            cost_per_turn: (self.priced > 0).then(|| self.cost / self.priced as f64),
+            cost_per_turn: match self.priced {
+                0 => None,
+                priced => Some(self.cost / priced as f64),
+            },
             priced_turns: self.priced,
         }
     }
@@ -201,13 +217,13 @@ impl fmt::Display for SavingsPage {
         let total = &self.total;
         writeln!(f, "Savings of {}", sessions(self.counted))?;
         let share = total.removed_share.unwrap_or(0.0) * 100.0;
-        let whole = grouped(total.removed.saturating_add(total.sent));
+        let unpruned = grouped(total.removed.saturating_add(total.sent));
         writeln!(
             f,
             "  Removed:      {} tokens, counted on each turn without them",
             grouped(total.removed)
         )?;
-        writeln!(f, "                {share:.1}% of {whole} that would have been sent")?;
+        writeln!(f, "                {share:.1}% of {unpruned} that would have been sent")?;
         writeln!(
             f,
             "                on {} of {} turns",
@@ -254,21 +270,26 @@ impl fmt::Display for SavingsPage {
         if let Some(comparison) = &self.comparison {
             comparison.fmt(f)?;
         }
-        for one in self.sessions.iter().filter(|_| self.counted > 1) {
-            let (removed, net) = (grouped(one.savings.removed), one.savings.net);
-            let share = one.savings.removed_share.unwrap_or(0.0) * 100.0;
-            let name = clean(one.session.as_str());
-            writeln!(
-                f,
-                "{name}: {removed} tokens ({share:.1}%), net {}${:.4}",
-                minus(net),
-                net.abs()
-            )?;
+        // Of a single session, the total says it all.
+        if self.counted > 1 {
+            for session in &self.sessions {
+                session.fmt(f)?;
+            }
         }
         match self.next {
             Some(_) => write!(f, "Older sessions are not counted; use --limit to count more."),
             None => Ok(()),
         }
+    }
+}
+
+impl fmt::Display for SessionSavings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = clean(self.session.as_str());
+        let removed = grouped(self.savings.removed);
+        let share = self.savings.removed_share.unwrap_or(0.0) * 100.0;
+        let net = self.savings.net;
+        writeln!(f, "{name}: {removed} tokens ({share:.1}%), net {}${:.4}", minus(net), net.abs())
     }
 }
 
@@ -278,13 +299,15 @@ struct SummaryCostsText<'c>(&'c SummaryCosts);
 impl fmt::Display for SummaryCostsText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(costs) = self;
-        let (input, output) = (grouped(costs.input), grouped(costs.output));
-        let (written, priced) = (grouped(costs.written), grouped(costs.priced));
         writeln!(
             f,
-            "  Summaries:    ${:.4} on the {priced} of {written} whose price is known",
-            costs.dollars
+            "  Summaries:    ${:.4} on the {} of {} whose price is known",
+            costs.dollars,
+            grouped(costs.priced),
+            grouped(costs.written)
         )?;
+        let input = grouped(costs.input);
+        let output = grouped(costs.output);
         writeln!(f, "                {input} tokens read for them, {output} generated")?;
         let compacted = grouped(costs.tokens_compacted);
         writeln!(
@@ -308,7 +331,8 @@ impl fmt::Display for Comparison {
         for (name, group) in [("held out", &self.held_out), ("others", &self.others)] {
             let median = group.median_input.map_or("unknown".to_owned(), grouped);
             let cost = group.cost_per_turn.map_or("unknown".into(), |cost| format!("${cost:.4}"));
-            let (sessions, turns) = (sessions(group.sessions), grouped(group.turns));
+            let sessions = sessions(group.sessions);
+            let turns = grouped(group.turns);
             writeln!(
                 f,
                 "  {name}: {sessions}, {turns} turns, median input {median} tokens, {cost} a turn"

@@ -51,17 +51,14 @@ impl Admin {
         access: AdminAccess,
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
-        let prices = Arc::new(prices);
-        let (wrong_tokens, exports) =
-            (WrongTokenLimiter::default(), Arc::new(Semaphore::new(EXPORTS)));
         Arc::new(Self {
             ledgers,
             telemetry,
             about,
-            prices,
+            prices: Arc::new(prices),
             access,
-            wrong_tokens,
-            exports,
+            wrong_tokens: WrongTokenLimiter::default(),
+            exports: Arc::new(Semaphore::new(EXPORTS)),
             draining,
         })
     }

@@ -33,8 +33,8 @@ pub(super) fn exchange(
     prices: &PriceList,
 ) -> Exchange {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-    let price = |model: &str| prices.price(&turn.upstream, model);
-    let saved = SavingsInput::of(turn, parent.map(AsRef::as_ref), price).saved();
+    let parent_turn = parent.map(AsRef::as_ref);
+    let savings = SavingsInput::of(turn, parent_turn, |model| prices.price(&turn.upstream, model));
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),
@@ -54,7 +54,7 @@ pub(super) fn exchange(
         estimate: turn.estimate.clone(),
         done: turn.done.clone(),
         usage: turn.usage.clone(),
-        saved: Some(saved),
+        saved: Some(savings.saved()),
         window: Some(turn.window),
         duration_us: turn.ended.saturating_sub(turn.at).saturating_mul(1000),
         ..Exchange::begun(turn.exchange.clone(), turn.at, "", "")
@@ -113,7 +113,6 @@ pub(super) fn cursor_named(cursor: Cursor) -> String {
     format!("{}-{}", cursor.used, cursor.id)
 }
 
-/// The position with this name.
 pub(super) fn cursor_of(name: &str) -> Option<Cursor> {
     let (used, id) = name.split_once('-')?;
     Some(Cursor { used: used.parse().ok()?, id: id.parse().ok()? })
@@ -297,24 +296,26 @@ pub(super) struct DeleteOutcome {
 /// The most recently used thread; turns of a conversation take precedence over side calls.
 const LATEST: &str = "latest";
 
-/// How full a thread's context is: as the newest of `open_exchanges`, the session's requests in flight, will
-/// make it; without one, after the thread's newest turn for which that is known.
+/// How full a thread's context is. `open_exchanges`: the session's requests in flight.
 pub(super) fn context(
     ledger: &Ledger,
     open_exchanges: &[OpenExchange],
     thread: &str,
     prices: &PriceList,
 ) -> Option<ContextPage> {
-    let is_on_thread = |open_exchange: &&OpenExchange| match thread {
-        LATEST => open_exchange.purpose == Purpose::Turn,
-        thread => open_exchange.thread == *thread,
-    };
+    // As the newest request in flight will make it; without one, after the thread's newest turn for which that
+    // is known.
     let threads = ledger.threads();
-    let turns_of = |thread: &str| Some(&threads.iter().find(|(id, _)| *id == *thread)?.1[..]);
-    let mut open =
-        open_exchanges.iter().filter(|open_exchange| ledger.turn(&open_exchange.id).is_none());
-    if let Some(open_exchange) = open.find(is_on_thread) {
-        let turns = turns_of(open_exchange.thread.as_str()).unwrap_or_default();
+    let open_exchange = open_exchanges.iter().find(|open_exchange| {
+        let is_on_thread = match thread {
+            LATEST => open_exchange.purpose == Purpose::Turn,
+            thread => open_exchange.thread == *thread,
+        };
+        // Its turn may have been stored meanwhile.
+        is_on_thread && ledger.turn(&open_exchange.id).is_none()
+    });
+    if let Some(open_exchange) = open_exchange {
+        let turns = turns_of(&threads, open_exchange.thread.as_str()).unwrap_or_default();
         let compactions = match turns.last() {
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
@@ -322,27 +323,34 @@ pub(super) fn context(
         return Some(ContextPage { view: open_exchange.view.clone(), compactions });
     }
     let turns = if thread == LATEST {
-        let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
         let latest = threads.iter().max_by_key(|(_, turns)| {
-            (turns.iter().any(|turn| turn.purpose == Purpose::Turn), used(turns))
+            let is_conversation = turns.iter().any(|turn| turn.purpose == Purpose::Turn);
+            (is_conversation, turns.iter().map(|turn| turn.ended).max())
         });
         &latest?.1
     } else {
-        turns_of(thread)?
+        turns_of(&threads, thread)?
     };
     let turn = measured(turns.iter().map(AsRef::as_ref))?;
     let compactions = compactions::of_turn(ledger, turn, prices);
     Some(ContextPage { view: ContextView::after(turn), compactions })
 }
 
-/// The newest turn for which the size of its context is known.
-fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t Turn> {
-    let known = |turn: &&Turn| turn.carried().is_some();
-    turns.rev().find(known)
+fn turns_of<'t>(
+    threads: &'t [(ThreadId, Vec<Arc<Turn>>)],
+    thread: &str,
+) -> Option<&'t [Arc<Turn>]> {
+    let (_, turns) = threads.iter().find(|(id, _)| *id == *thread)?;
+    Some(turns)
 }
 
-/// The API's id of a session: clients choose session ids, and two credentials may use the same one.
+/// The newest turn for which the size of its context is known.
+fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t Turn> {
+    turns.rev().find(|turn| turn.carried().is_some())
+}
+
 pub(super) fn id_of(scope: &Scope) -> String {
+    // Clients choose session ids, and two credentials may use the same one.
     format!("{}.{}", scope.tenant, scope.session)
 }
 
@@ -350,7 +358,10 @@ pub(super) fn id_of(scope: &Scope) -> String {
 pub(super) fn scope_of(id: &str) -> Option<Scope> {
     let (tenant, session) = id.split_once('.')?;
     let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
+    if !is_tenant {
+        return None;
+    }
+    Some(Scope { tenant: tenant.into(), session: session.into() })
 }
 
 impl fmt::Display for ContextPage {
@@ -364,8 +375,7 @@ impl fmt::Display for ContextPage {
 impl ServerInfo {
     /// The server of this configuration, with `listen` as the address for clients and `admin` as the admin
     /// listener's, running since `started`.
-    pub fn of(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
-        let url = |is_tls: bool, at| format!("{}://{at}", if is_tls { "https" } else { "http" });
+    pub fn new(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
         let upstreams = config.upstreams.iter().map(|upstream| UpstreamLine {
             name: upstream.name.to_string(),
             base_url: upstream.base.to_string().trim_end_matches('/').to_owned(),
@@ -378,10 +388,16 @@ impl ServerInfo {
             admin: url(config.admin_tls.is_some(), admin),
             mode: config.mode,
             upstreams: upstreams.collect(),
+            // Filled in when somebody asks.
             in_flight: 0,
             store_failure: None,
         }
     }
+}
+
+fn url(is_tls: bool, address: SocketAddr) -> String {
+    let scheme = if is_tls { "https" } else { "http" };
+    format!("{scheme}://{address}")
 }
 
 impl From<ScopeLine> for SessionLine {
@@ -403,14 +419,14 @@ impl From<ScopeLine> for SessionLine {
 }
 
 impl SessionView {
-    /// A session from its ledger; `None` if it has no turns.
-    pub(super) fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
+    /// `None` if the session has no turns.
+    pub(super) fn new(scope: &Scope, ledger: &Ledger) -> Option<Self> {
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;
         let threads = ledger.threads();
         let mut threads: Vec<_> = threads
             .iter()
-            .filter_map(|(id, turns)| ThreadView::of(id, turns.iter().map(AsRef::as_ref)))
+            .filter_map(|(id, turns)| ThreadView::new(id, turns.iter().map(AsRef::as_ref)))
             .collect();
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
         Some(Self {
@@ -428,17 +444,16 @@ impl SessionView {
 }
 
 impl SessionDetails {
-    /// The details of a session, from its ledger.
-    pub(super) fn of(ledger: &Ledger) -> Self {
+    pub(super) fn from_ledger(ledger: &Ledger) -> Self {
         let names = SessionNames::of(ledger);
         let threads = ledger.threads();
         let main = threads.iter().find(|(id, _)| Some(id) == names.main_thread.as_ref());
         let turns = main.map(|(_, turns)| &turns[..]).unwrap_or_default();
-        let last = turns.last();
-        let measured = turns.iter().rev().find_map(|turn| ExchangeView::of(turn));
+        let newest = turns.last();
+        let measured = turns.iter().rev().find_map(|turn| ExchangeView::from_turn(turn));
         Self {
-            model: last.map(|turn| turn.model.to_string()),
-            window: last.map(|turn| turn.window),
+            model: newest.map(|turn| turn.model.to_string()),
+            window: newest.map(|turn| turn.window),
             error: measured.and_then(|measured| measured.error),
             threads: Some(threads.len()),
             names,
@@ -447,40 +462,44 @@ impl SessionDetails {
 }
 
 impl ThreadView {
-    fn of<'t>(
+    fn new<'t>(
         id: &ThreadId,
         turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
     ) -> Option<Self> {
-        let last = turns.clone().next_back()?;
+        let newest = turns.clone().next_back()?;
         Some(Self {
             id: id.clone(),
-            purpose: last.purpose,
-            upstream: last.upstream.to_string(),
-            dialect: last.dialect,
-            model: last.model.to_string(),
-            family: last.family,
+            purpose: newest.purpose,
+            upstream: newest.upstream.to_string(),
+            dialect: newest.dialect,
+            model: newest.model.to_string(),
+            family: newest.family,
             turns: turns.clone().count(),
             began: turns.clone().map(|turn| turn.at).min()?,
             newest: turns.clone().map(|turn| turn.ended).max()?,
-            outcome: last.outcome,
-            stop: last.stop,
-            measured: turns.clone().rev().find_map(ExchangeView::of),
+            outcome: newest.outcome,
+            stop: newest.stop,
+            measured: turns.clone().rev().find_map(ExchangeView::from_turn),
             context: measured(turns).map(ContextView::after),
-            request: last.exchange.clone(),
-            provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
-            repeated_calls: last.repeated_calls,
-            client_thread: last.position.client_thread.as_deref().map(str::to_owned),
-            hints: last.hints.clone(),
+            request: newest.exchange.clone(),
+            provider_request_id: newest.provider_request_id.as_deref().map(str::to_owned),
+            repeated_calls: newest.repeated_calls,
+            client_thread: newest.position.client_thread.as_deref().map(str::to_owned),
+            hints: newest.hints.clone(),
         })
     }
 }
 
 impl ExchangeView {
-    fn of(turn: &Turn) -> Option<Self> {
+    fn from_turn(turn: &Turn) -> Option<Self> {
         let actual = turn.usage.input?;
         let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);
         let error = estimated.map(|estimated| estimated as i64 - actual as i64);
-        let error_ratio = error.filter(|_| actual > 0).map(|error| error as f64 / actual as f64);
+        // Of 0 tokens, no share can be given.
+        let error_ratio = match error {
+            Some(error) if actual > 0 => Some(error as f64 / actual as f64),
+            _ => None,
+        };
         Some(Self { actual, estimated, error, error_ratio })
     }
 }

@@ -81,9 +81,9 @@ impl AdminClient {
         }
     }
 
-    /// The listener at the configured address. A token that was generated for this machine's own user is
-    /// never sent there, because nothing proves who listens.
     fn by_port(config: Config) -> Self {
+        // A token that was generated for this machine's own user is never sent there, because nothing proves
+        // who listens.
         let token = config.admin_token.or(config.admin_read_token);
         let address = reachable(config.admin);
         if token.is_some() && !address.ip().is_loopback() {
@@ -92,7 +92,6 @@ impl AdminClient {
         Self::Port(address, token)
     }
 
-    /// Its place, as text for people.
     pub(super) fn place(&self) -> String {
         match self {
             Self::Socket(data) => socket::path(data).display().to_string(),
@@ -100,7 +99,6 @@ impl AdminClient {
         }
     }
 
-    /// Which server it is, and its state.
     pub(super) async fn about(&self) -> Result<ServerInfo, CliError> {
         self.value("/api/v1/about").await
     }
@@ -115,17 +113,14 @@ impl AdminClient {
         self.value(&format!("/api/v1/sessions?limit={limit}&details=true")).await
     }
 
-    /// One session.
     pub(super) async fn session(&self, id: &str) -> Result<SessionView, CliError> {
         self.value(&format!("/api/v1/sessions/{}", encoded(id))).await
     }
 
-    /// The value at `path`.
     pub(super) async fn value<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         self.read(&self.text(path).await?)
     }
 
-    /// Parses a response.
     pub(super) fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, CliError> {
         serde_json::from_str(text).map_err(|error| {
             CliError(format!(
@@ -135,7 +130,6 @@ impl AdminClient {
         })
     }
 
-    /// The text at `path`.
     pub(super) async fn text(&self, path: &str) -> Result<String, CliError> {
         self.request_text(&Method::GET, path).await
     }
@@ -160,14 +154,12 @@ impl AdminClient {
         self.read(&self.whole(answer).await?)
     }
 
-    /// Reads a whole body.
     async fn whole(&self, body: Incoming) -> Result<String, CliError> {
         let collecting = tokio::time::timeout(TIMEOUT, body.collect());
         let bytes = collecting.await.map_err(|_| self.timed_out())??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The body at `path`, as a stream.
     pub(super) async fn ask(&self, method: &Method, path: &str) -> Result<Incoming, CliError> {
         self.send(method, path, Bytes::new()).await
     }
@@ -180,6 +172,7 @@ impl AdminClient {
             Self::Port(address, _) => address.to_string(),
         };
         headers.insert(HOST, HeaderValue::from_str(&host)?);
+        // The socket needs none: the kernel says who we are.
         if let Self::Port(_, Some(token)) = self {
             headers.insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {}", token.0))?);
         }
@@ -230,11 +223,12 @@ fn warn_of_failure(about: &ServerInfo) {
 /// The configuration of a querying command; prints its warnings.
 pub(super) fn load_config(sources: &ConfigSources) -> Result<Config, CliError> {
     let LoadedConfig { config, warnings, .. } = config::load_for_query(sources)?;
-    warnings.iter().for_each(|warning| print::note(warning));
+    for warning in &warnings {
+        print::note(warning);
+    }
     Ok(config)
 }
 
-/// An HTTP connection; it ends with the requests that are sent over it.
 async fn speak_http(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
 ) -> io::Result<SendRequest<Full<Bytes>>> {
@@ -250,15 +244,14 @@ fn nothing_answers(place: &str) -> CliError {
     ))
 }
 
-/// Whether a server's admin listener has this address.
 pub(super) fn serves_at(about: &ServerInfo, address: SocketAddr) -> bool {
     let uri = about.admin.parse::<http::Uri>().ok();
     let listener = uri.and_then(|uri| uri.authority()?.as_str().parse().ok());
     listener.is_some_and(|listener| reachable(listener) == reachable(address))
 }
 
-/// An address that can be connected to: a listener on all addresses is also on loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
+    // A listener on all addresses is also on loopback.
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -19,14 +19,14 @@ use crate::tls::TlsTerminator;
 pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError> {
     match config::load(sources) {
         Ok(mut loaded) => {
-            let kept = StoreCheck::of(&loaded.config);
-            loaded.warnings.extend(kept.room.clone());
+            let store = StoreCheck::new(&loaded.config);
+            loaded.warnings.extend(store.room.clone());
             if as_json {
-                print::json(&served_json(&loaded, &kept));
+                print::json(&served_json(&loaded, &store));
             } else {
-                print::out(&served(&loaded, &kept));
+                print::out(&served(&loaded, &store));
             }
-            if let Some(trouble) = kept.trouble {
+            if let Some(trouble) = store.trouble {
                 return Err(CliError(trouble));
             }
         }
@@ -51,9 +51,9 @@ struct StoreCheck {
 }
 
 impl StoreCheck {
-    fn of(config: &Config) -> Self {
+    fn new(config: &Config) -> Self {
         let file = config.data.join(folder::DATABASE);
-        let found = match file.try_exists() {
+        let examined = match file.try_exists() {
             Ok(true) => sqlite::examine(&file).map_err(|trouble| trouble.to_string()),
             _ => Ok(0),
         };
@@ -62,8 +62,8 @@ impl StoreCheck {
         let certificate =
             config.tls.as_ref().map_or(Ok(()), |tls| TlsTerminator::new(tls).map(drop));
         let room = serve::room::missing(&file, config.retention.bytes);
-        let bytes = *found.as_ref().unwrap_or(&0);
-        let trouble = writable.err().or(found.err()).or(certificate.err());
+        let bytes = *examined.as_ref().unwrap_or(&0);
+        let trouble = writable.err().or(examined.err()).or(certificate.err());
         Self { trouble, room, bytes }
     }
 }
@@ -71,46 +71,46 @@ impl StoreCheck {
 /// Whether the data folder can be written, or created.
 fn writable(data: &Path) -> Result<(), String> {
     use rustix::fs::{Access, access};
-    let known = data.ancestors().find(|folder| folder.symlink_metadata().is_ok());
-    let Some(folder) = known.filter(|folder| !folder.as_os_str().is_empty()) else {
+    let nearest = data.ancestors().find(|folder| folder.symlink_metadata().is_ok());
+    let Some(folder) = nearest.filter(|folder| !folder.as_os_str().is_empty()) else {
         return Ok(()); // relative to the working directory
     };
-    let can = |wrong: &str| {
-        format!(
-            "Plimsoll cannot store anything in {}: {} {wrong}. Choose another folder with --data",
-            data.display(),
-            folder.display()
-        )
+    let fault = if !folder.is_dir() {
+        "is not a folder".to_owned()
+    } else if let Err(error) = access(folder, Access::WRITE_OK | Access::EXEC_OK) {
+        format!("cannot be written to by this user ({error})")
+    } else {
+        return Ok(());
     };
-    if !folder.is_dir() {
-        return Err(can("is not a folder"));
-    }
-    access(folder, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|error| can(&format!("cannot be written to by this user ({error})")))
+    Err(format!(
+        "Plimsoll cannot store anything in {}: {} {fault}. Choose another folder with --data",
+        data.display(),
+        folder.display()
+    ))
 }
 
 /// What would be served, as text for people.
 fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let from = loaded.file.as_ref().map_or("defaults".into(), |file| file.display().to_string());
-    let mut out = format!("configuration: {from}: no errors\n");
+    let mut text = format!("configuration: {from}: no errors\n");
     for warning in &loaded.warnings {
-        let _ = writeln!(out, "note: {warning}");
+        let _ = writeln!(text, "note: {warning}");
     }
     let scheme = if loaded.config.tls.is_some() { "https" } else { "http" };
     let guarded = if loaded.config.client_token.is_some() { " (with a token)" } else { "" };
-    let _ = writeln!(out, "clients:   {scheme}://{listen}{guarded}");
+    let _ = writeln!(text, "clients:   {scheme}://{listen}{guarded}");
     let token =
         if loaded.config.admin_token.is_some() { "configured" } else { "in the data folder" };
     let scheme = if loaded.config.admin_tls.is_some() { "https" } else { "http" };
-    let _ = writeln!(out, "admin:     {scheme}://{admin} (token {token})");
+    let _ = writeln!(text, "admin:     {scheme}://{admin} (token {token})");
     let size = if kept.bytes > 0 { format!(" ({} MiB)", kept.bytes >> 20) } else { String::new() };
-    let _ = writeln!(out, "data:      {}{size}", data.display());
-    let _ = writeln!(out, "mode:      {}", mode.as_ref());
+    let _ = writeln!(text, "data:      {}{size}", data.display());
+    let _ = writeln!(text, "mode:      {}", mode.as_ref());
     if let Some(preset) = loaded.config.preset {
-        let _ = writeln!(out, "preset:    {}", preset.name());
+        let _ = writeln!(text, "preset:    {}", preset.name());
     }
-    let _ = writeln!(out, "upstreams, in the order in which they are tried:");
+    let _ = writeln!(text, "upstreams, in the order in which they are tried:");
     for upstream in upstreams {
         let dialects: Vec<_> = upstream.dialects.iter().map(AsRef::as_ref).collect();
         let dialects = if dialects.is_empty() {
@@ -122,14 +122,14 @@ fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
         also.extend(upstream.prefix.iter().map(|prefix| format!("{prefix}/…")));
         also.extend(upstream.hosts.iter().map(|host| format!("host {host}")));
         let _ = writeln!(
-            out,
+            text,
             "  {:<12} {}  ({dialects}; {})",
             upstream.name,
             upstream.base.to_string().trim_end_matches('/'),
             also.join(", "),
         );
     }
-    out
+    text
 }
 
 fn served_json(loaded: &LoadedConfig, kept: &StoreCheck) -> Value {

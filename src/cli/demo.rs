@@ -44,8 +44,8 @@ async fn provide(address: SocketAddr, strict: bool, window: Option<u64>) -> Resu
     Ok(())
 }
 
-/// Limits that a test reaches without sending megabytes.
 fn small_limits() -> Rules {
+    // A test reaches them without sending megabytes.
     Rules {
         max_image_bytes: 64 * 1024,
         max_images: 20,
@@ -65,7 +65,10 @@ async fn play(keep: bool) -> Result<(), CliError> {
     let server =
         Server::build(loaded, Log::to(LogFormat::Text, std::io::sink())?, Ports::Configured)
             .await?;
-    let (listen, admin, token) = (server.listen, server.admin_at, server.access.admin.0.clone());
+    let listen = server.listen;
+    let admin = server.admin_at;
+    let token = server.access.admin.0.clone();
+    // The server is consumed by serving.
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(server.serve(stopping));
     print::line(&format!(
@@ -84,16 +87,15 @@ async fn play(keep: bool) -> Result<(), CliError> {
     Ok(played?)
 }
 
+fn flag(key: &str, value: String) -> ConfigFlag {
+    ConfigFlag { name: format!("--{key}"), key: key.to_owned(), value }
+}
+
 /// Free loopback ports, all upstreams at the provider, and nothing from this machine's files or environment.
 fn sources(provider: &ScriptedProvider, data: &Path) -> ConfigSources {
-    let at = format!("http://{}", provider.address());
-    let flag = |key: &str, value: String| ConfigFlag {
-        name: format!("--{key}"),
-        key: key.to_owned(),
-        value,
-    };
+    let base = format!("http://{}", provider.address());
     let upstreams =
-        ["anthropic", "openai", "gemini"].map(|name| flag("upstream", format!("{name}={at}")));
+        ["anthropic", "openai", "gemini"].map(|name| flag("upstream", format!("{name}={base}")));
     let mut flags = vec![
         flag("listen", "127.0.0.1:0".into()),
         flag("admin", "127.0.0.1:0".into()),

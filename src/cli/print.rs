@@ -18,17 +18,14 @@ impl<E: std::error::Error> From<E> for CliError {
     }
 }
 
-/// Writes text to standard output.
 pub(super) fn out(text: &str) {
     to_out(&terminal::visible(text));
 }
 
-/// Writes a line to standard output.
 pub(super) fn line(text: &str) {
     out(&format!("{text}\n"));
 }
 
-/// Writes a value to standard output as JSON.
 pub(super) fn json(value: &impl serde::Serialize) {
     json_text(&format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default()));
 }
@@ -53,7 +50,6 @@ pub(super) fn error_json(json: &str) {
     to_error(&format!("{}\n", terminal::visible_json(json)));
 }
 
-/// Prints an error.
 pub(super) fn error(error: &CliError) {
     note(error.0.trim_end());
 }
@@ -102,7 +98,6 @@ impl Screen {
         self
     }
 
-    /// Writes it to standard output.
     pub(super) fn show(&self) {
         to_out(&self.0);
     }
@@ -147,8 +142,8 @@ impl Drop for ProgressLine {
 }
 
 fn to_out(text: &str) -> bool {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
 }
 
 fn to_error(text: &str) {

@@ -51,7 +51,6 @@ pub(super) struct ReplayArguments {
     json: bool,
 }
 
-/// Replays the sessions and prints how wrong the estimates were.
 pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
     if let Some(file) = &arguments.gemini_vocabulary {
         provide_gemini_vocabulary(file)?;
@@ -61,8 +60,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
     for file in recordings(&arguments.files)? {
         read(&file, &mut lines)?;
     }
-    let is_known = |line: &TranscriptLine| line.estimate.is_some() || line.dialect().is_some();
-    if !lines.iter().any(is_known) {
+    if !lines.iter().any(|line| line.estimate.is_some() || line.dialect().is_some()) {
         let what = "these files contain no recorded call of a known provider \
                     (anthropic, openai, gemini)";
         return Err(CliError(what.to_owned()));
@@ -100,7 +98,6 @@ fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
     costs.ok_or_else(|| CliError(format!("{} has no costs of a fitted family", file.display())))
 }
 
-/// The named files, and the recordings in the named folders, in order.
 fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     for path in named {
@@ -123,7 +120,6 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     Ok(files)
 }
 
-/// Whether the name is that of a recording.
 fn is_recording(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.ends_with(".jsonl") || name.ends_with(".jsonl.zst")
@@ -138,9 +134,9 @@ fn text(file: &Path) -> std::io::Result<String> {
         return std::fs::read_to_string(file);
     }
     let mut text = String::new();
-    let plain = zstd::Decoder::new(std::fs::File::open(file)?)?;
+    let decoder = zstd::Decoder::new(std::fs::File::open(file)?)?;
     // A few kilobytes can become gigabytes.
-    plain.take(LARGEST + 1).read_to_string(&mut text)?;
+    decoder.take(LARGEST + 1).read_to_string(&mut text)?;
     if text.len() as u64 > LARGEST {
         let why = "it decompresses to more than 256 MiB: split it, or decompress it first";
         return Err(std::io::Error::new(ErrorKind::FileTooLarge, why));
@@ -152,8 +148,7 @@ fn read(file: &Path, lines: &mut Vec<TranscriptLine>) -> Result<(), CliError> {
     let text = text(file).map_err(|error| cannot(file, &error))?;
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = serde_json::from_str(line).map_err(|error| {
-            let (file, number) = (file.display(), number + 1);
-            CliError(format!("{file}:{number} is not a recorded call: {error}"))
+            CliError(format!("{}:{} is not a recorded call: {error}", file.display(), number + 1))
         })?;
         lines.push(line);
     }
@@ -167,10 +162,10 @@ fn cannot(path: &Path, error: &std::io::Error) -> CliError {
 /// The rules to compare with: length divided by four for everything, the same for what is new, and two
 /// presets.
 fn heuristics() -> Result<Vec<ClassicRules>, CliError> {
-    let whole =
+    let unanchored =
         ClassicRules { name: "length/4 of all".into(), anchored: false, ..ClassicRules::default() };
     let mut rules =
-        vec![whole, ClassicRules { name: "length/4".into(), ..ClassicRules::default() }];
+        vec![unanchored, ClassicRules { name: "length/4".into(), ..ClassicRules::default() }];
     for preset in [Preset::MicroCompact, Preset::GeminiCli] {
         let table: toml::Table = preset.text().parse()?;
         let table = table.get("estimate").and_then(|estimate| estimate.get("rules")).cloned();
@@ -194,20 +189,27 @@ fn grouped<'p>(
 
 /// The pairs with a classic rule's estimates; exports have no text that a rule could count.
 fn as_by(pairs: &[&EstimatePair], rule: usize) -> Vec<EstimatePair> {
-    let of = |pair: &&EstimatePair| {
-        let tokens = *pair.classic.get(rule)?;
-        let stayed = pair.tokens.saturating_sub(pair.new);
-        Some(EstimatePair { tokens, new: tokens.saturating_sub(stayed), ..(*pair).clone() })
-    };
-    pairs.iter().filter_map(of).collect()
+    let mut by_rule = Vec::new();
+    for pair in pairs {
+        if let Some(&tokens) = pair.classic.get(rule) {
+            let stayed = pair.tokens.saturating_sub(pair.new);
+            let new = tokens.saturating_sub(stayed);
+            by_rule.push(EstimatePair { tokens, new, ..(*pair).clone() });
+        }
+    }
+    by_rule
+}
+
+fn scores_by(
+    pairs: &[&EstimatePair],
+    by: impl Fn(&EstimatePair) -> String,
+) -> BTreeMap<String, Scores> {
+    let groups = grouped(pairs, by).into_iter();
+    groups.map(|(name, pairs)| (name, Scores::of(pairs))).collect()
 }
 
 fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
     let visible: Vec<&EstimatePair> = pairs.iter().filter(|pair| pair.visible).collect();
-    let by = |by: fn(&EstimatePair) -> String| -> BTreeMap<String, Scores> {
-        let groups = grouped(&visible, by).into_iter();
-        groups.map(|(name, pairs)| (name, Scores::of(pairs))).collect()
-    };
     let classic = rules
         .iter()
         .enumerate()
@@ -216,9 +218,9 @@ fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
         "all": Scores::of(visible.iter().copied()),
         "with_hidden_bytes": Scores::of(pairs),
         "with_proven_hidden_input": Scores::of(pairs.iter().filter(|pair| pair.excess.is_some())),
-        "by_provider": by(|pair| pair.provider.clone()),
-        "by_model": by(|pair| pair.model.clone()),
-        "by_source": by(|pair| pair.source.clone()),
+        "by_provider": scores_by(&visible, |pair| pair.provider.clone()),
+        "by_model": scores_by(&visible, |pair| pair.model.clone()),
+        "by_source": scores_by(&visible, |pair| pair.source.clone()),
     });
     if !rules.is_empty() {
         report["classic"] = classic.collect();
@@ -228,9 +230,9 @@ fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
 
 fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
     let visible: Vec<&EstimatePair> = pairs.iter().filter(|pair| pair.visible).collect();
-    let mut out = String::new();
+    let mut report = String::new();
     let _ = writeln!(
-        out,
+        report,
         "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}{:>7}{:>7}",
         "absolute errors, percent of the prompt",
         "pairs",
@@ -250,7 +252,7 @@ fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
         "band"
     );
     let _ = writeln!(
-        out,
+        report,
         "{:<44}{:>6}{:>8}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}{:>7}{:>7}{:>8}{:>8}{:>7}{:>7}{:>7}",
         "",
         "",
@@ -269,31 +271,32 @@ fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
         "band %",
         "± tok"
     );
-    let by_source = |pair: &EstimatePair| format!("{} {}", pair.source, pair.model);
-    for (name, pairs) in grouped(&visible, by_source) {
-        row(&mut out, &name, &Scores::of(pairs));
+    for (name, pairs) in grouped(&visible, |pair| format!("{} {}", pair.source, pair.model)) {
+        row(&mut report, &name, &Scores::of(pairs));
     }
     for (name, pairs) in grouped(&visible, |pair| pair.provider.clone()) {
-        row(&mut out, &format!("all of {name}"), &Scores::of(pairs));
+        row(&mut report, &format!("all of {name}"), &Scores::of(pairs));
     }
-    row(&mut out, "all", &Scores::of(visible.iter().copied()));
-    row(&mut out, "all, with calls whose bytes are hidden", &Scores::of(pairs));
+    row(&mut report, "all", &Scores::of(visible.iter().copied()));
+    row(&mut report, "all, with calls whose bytes are hidden", &Scores::of(pairs));
     let proven = Scores::of(pairs.iter().filter(|pair| pair.excess.is_some()));
     if proven.pairs > 0 {
-        row(&mut out, "of these, costlier than an identical call", &proven);
+        row(&mut report, "of these, costlier than an identical call", &proven);
     }
     for (rule, rules) in rules.iter().enumerate() {
-        row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));
+        row(&mut report, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));
     }
-    bands(&mut out, &visible);
-    out
+    bands(&mut report, &visible);
+    report
 }
 
 /// The share of calls in their band, by model and size of the new part.
 fn bands(out: &mut String, pairs: &[&EstimatePair]) {
     let sizes = ["to 100 new", "to 500", "to 3,000", "more"];
     let _ = write!(out, "\n{:<44}", "in band %, and of how many calls");
-    sizes.iter().for_each(|size| _ = write!(out, "{size:>16}"));
+    for size in sizes {
+        let _ = write!(out, "{size:>16}");
+    }
     for (model, pairs) in grouped(pairs, |pair| pair.model.clone()) {
         let _ = write!(out, "\n{model:<44}");
         for band in Scores::of(pairs).bands_by_size {

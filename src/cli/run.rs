@@ -62,7 +62,6 @@ const KEYS: &[(&str, &str)] = &[
 const CLIENT_KEYS: &[&str] =
     &["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
 
-/// Runs a command through the proxy; returns its exit code.
 pub(super) fn run(
     sources: ConfigSources,
     command: &[String],
@@ -102,9 +101,7 @@ pub(super) fn run(
     })
 }
 
-/// The variables through which a command sends a required client token: in our own header if the client can
-/// be configured to send one, and as its key if the upstream uses the operator's key. Prints what is left to
-/// do.
+/// The variables through which a command sends a required client token. Prints what is left to do.
 fn with_token(
     config: &Config,
     set: impl Fn(&str) -> Option<String>,
@@ -113,16 +110,22 @@ fn with_token(
         return Vec::new();
     };
     let header = format!("x-plimsoll-token: {token}");
-    let headers = set(CLAUDE_HEADERS).filter(|headers| !headers.is_empty());
-    let headers = headers.map_or(header.clone(), |headers| format!("{headers}\n{header}"));
-    let has_own = |name: &str| {
-        let mut upstreams = config.upstreams.iter();
-        upstreams.any(|upstream| *upstream.name == *name && upstream.credential.is_some())
+    let headers = match set(CLAUDE_HEADERS) {
+        Some(headers) if !headers.is_empty() => format!("{headers}\n{header}"),
+        _ => header,
     };
-    let as_key = KEYS.iter().filter(|(_, name)| has_own(name));
-    let others = KEYS.iter().map(|(_, name)| *name).filter(|name| !has_own(name));
-    // Claude Code sends the header.
-    let others: Vec<&str> = others.filter(|name| *name != "anthropic").collect();
+    let mut variables = Vec::new();
+    let mut others = Vec::new();
+    for (variable, name) in KEYS {
+        let mut upstreams = config.upstreams.iter();
+        // Where the upstream has a key of its own, the client's key may be the token.
+        if upstreams.any(|upstream| *upstream.name == **name && upstream.credential.is_some()) {
+            variables.push((*variable, token.to_owned()));
+        } else if *name != "anthropic" {
+            // Claude Code sends the header.
+            others.push(*name);
+        }
+    }
     if !others.is_empty() {
         print::note(&format!(
             "client_token is required. Claude Code sends it; for {} a command must send the header \
@@ -130,38 +133,46 @@ fn with_token(
             others.join(" and ")
         ));
     }
-    let keys = as_key.map(|(variable, _)| (*variable, token.to_owned()));
-    keys.chain([(CLAUDE_HEADERS, headers)]).collect()
+    variables.push((CLAUDE_HEADERS, headers));
+    variables
 }
 
-/// The variables that point known clients at `base`.
 fn variables(base: &str) -> Vec<(&'static str, String)> {
     let rooted = ROOTED.iter().map(|name| (*name, base.to_owned()));
     let versioned = VERSIONED.iter().map(|name| (*name, format!("{base}/v1")));
     rooted.chain(versioned).collect()
 }
 
-/// The variables of this process that a command does not get: our own, and those with upstream credentials,
-/// unless clients read them themselves.
 fn secrets(config: &Config) -> Vec<OsString> {
-    let is_ours = |name: &OsString| {
-        let name = name.to_string_lossy();
-        name.starts_with("PLIMSOLL_") && !KEPT.contains(&&*name)
-    };
-    let ours = std::env::vars_os().map(|(name, _)| name).filter(is_ours);
-    let used = config.secret_variables.iter().filter(|name| !CLIENT_KEYS.contains(&name.as_str()));
-    ours.chain(used.map(OsString::from)).collect()
+    // Upstream credentials stay with us, unless clients read them themselves.
+    let mut secrets = Vec::new();
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("PLIMSOLL_") && !KEPT.contains(&&*text) {
+            secrets.push(name);
+        }
+    }
+    for name in &config.secret_variables {
+        if !CLIENT_KEYS.contains(&name.as_str()) {
+            secrets.push(OsString::from(name));
+        }
+    }
+    secrets
 }
 
-/// The variables through which a command finds its server, if only flags name it: so a `plimsoll run` inside
-/// this one finds the same server.
 fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsString)> {
-    let is_data_flag_set = sources.flags.iter().any(|flag| flag.key == "data");
-    let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
-    let data = is_data_flag_set.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
-    let file = sources.file.as_ref().and_then(|file| std::path::absolute(file).ok());
-    let file = file.map(|file| ("PLIMSOLL_CONFIG", file.into_os_string()));
-    data.into_iter().chain(file).collect()
+    // If only flags name the folder, a `plimsoll run` inside this one would find another server.
+    let mut variables = Vec::new();
+    if sources.flags.iter().any(|flag| flag.key == "data") {
+        let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
+        variables.push(("PLIMSOLL_DATA", data.into_os_string()));
+    }
+    if let Some(file) = &sources.file
+        && let Ok(file) = std::path::absolute(file)
+    {
+        variables.push(("PLIMSOLL_CONFIG", file.into_os_string()));
+    }
+    variables
 }
 
 /// A running proxy, either somebody else's or our own.
@@ -225,13 +236,12 @@ impl RunningProxy {
     }
 }
 
-/// Whether the server that was found is the requested one: any, unless a flag names its address.
 fn is_requested_server(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
+    // Any server is the requested one, unless a flag names its address.
     let is_named = sources.flags.iter().any(|flag| flag.key == "admin");
     !is_named || admin_client::serves_at(about, config.admin)
 }
 
-/// Whether a base URL points to this machine's loopback.
 fn is_loopback(base: &str) -> bool {
     let Ok(uri) = base.parse::<http::Uri>() else { return false };
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
@@ -245,7 +255,9 @@ fn is_loopback(base: &str) -> bool {
 fn log_file(path: &Path) -> Result<File, CliError> {
     let data = path.parent().unwrap_or(path);
     let opened = folder::prepare(data).and_then(|warnings| {
-        warnings.iter().for_each(|warning| print::note(warning));
+        for warning in &warnings {
+            print::note(warning);
+        }
         folder::run_log(data)
     });
     opened.map_err(|error| {
@@ -254,14 +266,14 @@ fn log_file(path: &Path) -> Result<File, CliError> {
     })
 }
 
-/// A base URL that can be connected to: a listener on all addresses is also on loopback.
 fn reachable(base: &str) -> String {
+    // A listener on all addresses is also on loopback.
     base.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 }
 
-/// Keeps base URLs that are already set: the user's calls go there, with keys for that place. So our own proxy forwards
-/// to them, unless its configuration names another base URL.
 fn keep_detours(sources: &mut ConfigSources) {
+    // The user's calls go there, with keys for that place. So our own proxy forwards to them, unless its
+    // configuration names another base URL.
     for (name, upstream) in DETOURS {
         let Some(url) = sources.variable(name).map(str::to_owned) else { continue };
         let ours = format!("PLIMSOLL_UPSTREAM_{}", upstream.to_uppercase());
@@ -278,8 +290,8 @@ fn keep_detours(sources: &mut ConfigSources) {
     }
 }
 
-/// Warns that a proxy that already runs does not know this terminal's base URLs.
 fn warn_of_detours(sources: &ConfigSources, base: &str) {
+    // A proxy that already runs does not know this terminal's base URLs.
     for (name, upstream) in DETOURS {
         if let Some(url) = sources.variable(name).filter(|url| !url.starts_with(base)) {
             print::note(&format!(
@@ -298,8 +310,8 @@ struct Signals {
 }
 
 impl Signals {
-    /// Catches them from now on. Must be called before the command starts, so that none is lost.
     fn catch() -> Result<Self, CliError> {
+        // Before the command starts, so that none is lost.
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -307,9 +319,9 @@ impl Signals {
         })
     }
 
-    /// Waits for the command. SIGTERM and SIGHUP are forwarded to it; an interrupt typed at the terminal
-    /// reaches it directly, and it decides what to do.
     async fn wait_for(mut self, mut child: Child) -> Result<ExitStatus, CliError> {
+        // SIGTERM and SIGHUP are forwarded to the command; an interrupt typed at the terminal reaches it
+        // directly, and it decides what to do.
         loop {
             tokio::select! {
                 status = child.wait() => return Ok(status?),
@@ -321,27 +333,27 @@ impl Signals {
     }
 }
 
-/// Forwards a signal. The standard library has no function for it, so this runs `kill`.
 async fn forward(child: &Child, name: &str) {
+    // The standard library has no function for it.
     if let Some(id) = child.id() {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(id.to_string()).status().await;
-        if sent.is_err() {
+        let mut kill = Command::new("kill");
+        kill.arg(format!("-{name}")).arg(id.to_string());
+        if kill.status().await.is_err() {
             print::note("the signal could not be forwarded: there is no `kill`");
         }
     }
 }
 
-/// The exit code, as in a shell: 128 plus the signal's number if a signal ended the command.
 fn code(status: ExitStatus) -> ExitCode {
+    // As in a shell: 128 plus the signal's number if a signal ended the command.
     let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Waits until the command's turns are stored, because a turn may be stored after its response was sent.
 async fn wait_until_stored(client: &AdminClient) {
-    let is_busy = |about: ServerInfo| about.in_flight > 0;
+    // A turn may be stored after its response was sent.
     let stored = async {
-        while client.value("/api/v1/about").await.is_ok_and(is_busy) {
+        while client.about().await.is_ok_and(|about| about.in_flight > 0) {
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
@@ -349,7 +361,6 @@ async fn wait_until_stored(client: &AdminClient) {
     let _ = tokio::time::timeout(STORED_WITHIN, stored).await;
 }
 
-/// Prints what the sessions cost that were used meanwhile, and how full they are.
 async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
     let Ok(listed) = client.sessions(SUMMARIZED).await else { return };
     let mut used: Vec<SessionView> = Vec::new();
@@ -367,12 +378,11 @@ async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
         );
         return;
     }
-    let sum = |of: fn(&SessionView) -> u64| grouped(used.iter().map(of).sum());
     print::note(&format!(
         "input {}, output {}, from cache {} tokens in the sessions used\n{}",
-        sum(|session| session.totals.input),
-        sum(|session| session.totals.output),
-        sum(|session| session.totals.cache_read),
+        grouped(used.iter().map(|session| session.totals.input).sum()),
+        grouped(used.iter().map(|session| session.totals.output).sum()),
+        grouped(used.iter().map(|session| session.totals.cache_read).sum()),
         sessions::table(&used, wall()),
     ));
 }
@@ -382,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_http_urls_of_loopback_hosts_count_as_loopback() {
+    fn loopback_urls_are_recognised() {
         for yes in [
             "http://127.0.0.1:8787",
             "https://127.9.9.9:1",

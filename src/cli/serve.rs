@@ -51,7 +51,6 @@ const INTERRUPTED: i32 = 130;
 /// The variable that overrides `log_level`.
 const LOG_LEVEL: &str = "RUST_LOG";
 
-/// Serves until a signal.
 pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
     let loaded = config::load(sources)?;
     let form = if loaded.config.log_json { LogFormat::Json } else { LogFormat::Text };
@@ -73,9 +72,10 @@ pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
 
 /// Provides the vocabulary for counting Gemini's tokens.
 pub(super) fn provide_gemini_vocabulary(file: &Path) -> Result<(), CliError> {
-    let named = |error: String| CliError(format!("{} {error}", file.display()));
-    let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
-    bpe::provide(&read).map_err(|error| named(error.to_string()))
+    let name = file.display();
+    let bytes =
+        std::fs::read(file).map_err(|error| CliError(format!("{name} cannot be read: {error}")))?;
+    bpe::provide(&bytes).map_err(|error| CliError(format!("{name} {error}")))
 }
 
 fn cannot_write(config: &Config, error: std::io::Error) -> CliError {
@@ -143,14 +143,7 @@ impl Server {
         let store = Arc::new(open_store(&config, &telemetry)?);
         let lock = lock_data_folder(&config)?;
         timer.done("the store is open");
-        let timed =
-            |store: DeferredStore| timed::TimedStore { store, telemetry: telemetry.clone() };
-        let (traffic, admin_store) =
-            (timed(DeferredStore::clone(&store)), timed(store.for_admin()));
-        let LessonSettings { days } = config.lessons;
-        let terms = LessonTerms { days };
-        let ledgers = Ledgers::with_admin_store(Arc::new(traffic), Arc::new(admin_store), terms);
-        let ledgers = Arc::new(ledgers);
+        let ledgers = open_ledgers(&store, &config, &telemetry);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(CliError)?;
@@ -159,7 +152,9 @@ impl Server {
         let admin_tls = admin_tls.map_err(CliError)?;
         let clients = bind(config.listen, "--listen", ports).await?;
         let admin = bind(config.admin, "--admin", ports).await?;
-        let (listen, admin_at) = (clients.local_addr()?, admin.local_addr()?);
+        // With port 0 the system chooses.
+        let listen = clients.local_addr()?;
+        let admin_at = admin.local_addr()?;
         let access = tokens::access(&config)?;
         let socket = socket::listen(&config.data).await;
         let socket = socket.inspect_err(|error| warn_no_socket(&config, error)).ok();
@@ -186,7 +181,6 @@ impl Server {
         })
     }
 
-    /// The line that says where the server listens.
     fn ready(&self) -> String {
         format!("plimsoll: listening on {} (admin {})", self.base(), self.page())
     }
@@ -213,46 +207,48 @@ impl Server {
         lines
     }
 
-    /// A link to the page. It has the token if that was generated here and a terminal shows it: any other output may be
-    /// stored where others can read it.
     fn page(&self) -> String {
         let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };
         let page = format!("{scheme}://{}", self.admin_at);
+        // It has the token if that was generated here and a terminal shows it: any other output may be stored
+        // where others can read it.
         if self.config.admin_token.is_some() || !std::io::stdout().is_terminal() {
             return page;
         }
         format!("{page}/#token={}", self.access.admin.0)
     }
 
-    /// The URL for clients.
     pub(super) fn base(&self) -> String {
         let scheme = if self.config.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.listen)
     }
 
-    /// Serves until `stop` is true, then lets streams finish. The admin listener ends last, so that it can
-    /// report on the shutdown.
+    /// Serves until `stop` is true, then lets streams finish.
     pub(super) async fn serve(self, stop: watch::Receiver<bool>) {
         let admin = Admin::new(
             self.ledgers.clone(),
             self.telemetry.clone(),
-            ServerInfo::of(&self.config, self.listen, self.admin_at, wall()),
-            PriceList::of(&self.config),
+            ServerInfo::new(&self.config, self.listen, self.admin_at, wall()),
+            PriceList::new(&self.config),
             self.access.clone(),
             stop.clone(),
         );
+        // The admin listener ends last, so that it can report on the shutdown.
         let (finish, finished) = watch::channel(false);
         let (socket, file) = self.socket.unzip();
-        let (has_socket, access) = (socket.is_some(), self.access);
-        let listeners = socket.map(AdminListener::Socket).into_iter();
-        let listeners = listeners.chain([AdminListener::Port(self.admin, self.admin_tls)]);
-        let admin_tasks: Vec<_> = listeners
-            .map(|listener| {
-                tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
-            })
-            .collect();
+        let has_socket = socket.is_some();
+        let mut listeners = Vec::new();
+        listeners.extend(socket.map(AdminListener::Socket));
+        listeners.push(AdminListener::Port(self.admin, self.admin_tls));
+        let mut admin_tasks = Vec::new();
+        for listener in listeners {
+            let serving = admin::serve(admin.clone(), listener, becomes_true(finished.clone()));
+            admin_tasks.push(tokio::spawn(serving));
+        }
+        let access = self.access;
         let config = self.config.clone();
-        let (store, telemetry) = (self.store.clone(), self.telemetry.clone());
+        let store = self.store.clone();
+        let telemetry = self.telemetry.clone();
         let late_admin = admin.clone();
         let sweeping = tokio::spawn(async move {
             let was_late = reopen_store(&config, &store).await;
@@ -294,6 +290,18 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
+fn open_ledgers(
+    store: &DeferredStore,
+    config: &Config,
+    telemetry: &Arc<Telemetry>,
+) -> Arc<Ledgers> {
+    let traffic = timed::TimedStore { store: store.clone(), telemetry: telemetry.clone() };
+    let admin = timed::TimedStore { store: store.for_admin(), telemetry: telemetry.clone() };
+    let LessonSettings { days } = config.lessons;
+    let terms = LessonTerms { days };
+    Arc::new(Ledgers::with_admin_store(Arc::new(traffic), Arc::new(admin), terms))
+}
+
 /// Opens the store, now or later ([`reopen_store`]).
 fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, CliError> {
     match prepare(config) {
@@ -317,9 +325,8 @@ fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, C
     Ok(store)
 }
 
-/// Locks the data folder for this process: otherwise two processes would not know each other's decisions, and
-/// decide twice.
 fn lock_data_folder(config: &Config) -> Result<Option<File>, CliError> {
+    // Two processes would not know each other's decisions, and decide twice.
     folder::lock(&config.data).map_err(|_| {
         let folder = config.data.display();
         CliError(format!(
@@ -329,19 +336,20 @@ fn lock_data_folder(config: &Config) -> Result<Option<File>, CliError> {
     })
 }
 
-/// Makes the data folder private to its owner, and warns if it was not.
 fn prepare(config: &Config) -> std::io::Result<()> {
+    // Others may have read it until now.
     for warning in folder::prepare(&config.data)? {
         tracing::warn!("{warning}");
     }
     Ok(())
 }
 
-/// Retries until the store is open; returns whether it was not open at first. A damaged file is replaced by a new one.
+/// Returns whether the store was not open at first.
 async fn reopen_store(config: &Config, store: &DeferredStore) -> bool {
     if store.load().is_some() {
         return false;
     }
+    // A damaged file is replaced by a new one; anything else may mend itself.
     loop {
         let trying = store.clone();
         let opened = tokio::task::spawn_blocking(move || trying.open()).await;
@@ -359,13 +367,13 @@ async fn reopen_store(config: &Config, store: &DeferredStore) -> bool {
     true
 }
 
-/// Opens the socket and stores the tokens in a data folder that could not be written before.
 async fn listen_late(
     config: &Config,
     admin: Arc<Admin>,
     access: &AdminAccess,
     finished: watch::Receiver<bool>,
 ) -> Option<SocketFile> {
+    // The folder could not be written before.
     let socket = socket::listen(&config.data).await;
     let (listener, file) = socket.inspect_err(|error| warn_no_socket(config, error)).ok()?;
     tokens::write_generated(config, access);
@@ -393,14 +401,12 @@ fn replace_if_damaged(store: &DeferredStore, trouble: &crate::store::StoreError)
     aside.is_ok()
 }
 
-/// Warns if the disk has less space than the store may take.
 fn warn_of_room(config: &Config) {
     if let Some(room) = room::missing(&config.data.join(folder::DATABASE), config.retention.bytes) {
         tracing::warn!("{room}");
     }
 }
 
-/// The log level of everything except the exchanges.
 fn log_level(config: &Config) -> String {
     std::env::var(LOG_LEVEL).unwrap_or_else(|_| config.log_level.as_ref().to_owned())
 }
@@ -430,8 +436,7 @@ fn reload_on_hangup(sources: ConfigSources, log: Log) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Becomes true at the first SIGTERM or SIGINT; the second one ends the process at once. SIGHUP does not end
-/// it.
+/// Becomes true at the first SIGTERM or SIGINT.
 pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -444,6 +449,7 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
                 _ = interrupt.recv() => {}
                 _ = hangup.recv() => continue,
             }
+            // The second one ends the process at once; SIGHUP does not end it.
             if stop.send_replace(true) {
                 std::process::exit(INTERRUPTED);
             }

@@ -16,7 +16,6 @@ use crate::context::Millis;
 use crate::context::budget::grouped;
 use crate::dialect::Purpose;
 
-/// `plimsoll sessions`.
 pub(super) async fn sessions(
     client: &AdminClient,
     limit: usize,
@@ -48,7 +47,6 @@ pub(super) async fn sessions(
     Ok(())
 }
 
-/// `plimsoll context`.
 pub(super) async fn context(
     client: &AdminClient,
     session: Option<&str>,
@@ -88,7 +86,6 @@ pub(super) async fn context(
     Ok(())
 }
 
-/// `plimsoll explain`.
 pub(super) async fn explain(
     client: &AdminClient,
     request: Option<&str>,
@@ -105,7 +102,6 @@ pub(super) async fn explain(
         .await
 }
 
-/// `plimsoll export`.
 pub(super) async fn export(
     client: &AdminClient,
     session: Option<&str>,
@@ -120,7 +116,7 @@ pub(super) async fn export(
         client.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
     print::json_text(&lines);
-    if let Some(missing) = unkept(&lines).filter(|_| content) {
+    if content && let Some(missing) = unkept(&lines) {
         print::note(&missing);
     }
     Ok(())
@@ -141,27 +137,28 @@ fn unkept(lines: &str) -> Option<String> {
         #[serde(default)]
         redacted: u64,
     }
-    let calls: Vec<ExportedCall> =
-        lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let lacks = |flag: &str| {
-        let lacks = |call: &&ExportedCall| call.flags.iter().any(|it| it == flag);
-        calls.iter().filter(lacks).count()
-    };
-    let is_cut =
-        |call: &&ExportedCall| call.new_parts.iter().chain(&call.reply).any(|it| it.redacted > 0);
-    let (without, gaps) = (lacks("no_content"), lacks("content_gap"));
-    let cut = calls.iter().filter(is_cut).count();
-    (without + cut + gaps > 0).then(|| {
-        format!(
-            "Of {} calls, {without} are without their text, {cut} have a part of it, {gaps} lack some text \
-             from before; usage and sizes of all are complete. Text is stored only for calls that are made \
-             while content.keep = true, up to 4 MiB of an exchange and 64 MiB of a session.",
-            calls.len()
-        )
-    })
+    let mut calls = 0;
+    let mut without = 0;
+    let mut cut = 0;
+    let mut gaps = 0;
+    for line in lines.lines() {
+        let Ok(call) = serde_json::from_str::<ExportedCall>(line) else { continue };
+        calls += 1;
+        without += usize::from(call.flags.iter().any(|flag| flag == "no_content"));
+        gaps += usize::from(call.flags.iter().any(|flag| flag == "content_gap"));
+        let mut parts = call.new_parts.iter().chain(&call.reply);
+        cut += usize::from(parts.any(|part| part.redacted > 0));
+    }
+    if without + cut + gaps == 0 {
+        return None;
+    }
+    Some(format!(
+        "Of {calls} calls, {without} are without their text, {cut} have a part of it, {gaps} lack some text \
+         from before; usage and sizes of all are complete. Text is stored only for calls that are made \
+         while content.keep = true, up to 4 MiB of an exchange and 64 MiB of a session."
+    ))
 }
 
-/// Compacts a session, or previews what that would do.
 pub(super) async fn compact(
     client: &AdminClient,
     session: &str,
@@ -169,17 +166,21 @@ pub(super) async fn compact(
     dry: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
-    let focus = focus.map(|focus| format!("focus={}", encoded(focus)));
-    let query: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
+    let mut query = Vec::new();
+    if let Some(focus) = focus {
+        query.push(format!("focus={}", encoded(focus)));
+    }
+    if dry {
+        query.push("dry_run=true".to_owned());
+    }
     let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), query.join("&"));
     let answer = client.request_text(&Method::POST, &path).await?;
-    let unread = |error| CliError(format!("the response cannot be read: {error}"));
     if as_json {
         print::json_text(&format!("{}\n", answer.trim()));
     } else if dry {
-        print::line(&looked(&serde_json::from_str(&answer).map_err(unread)?));
+        print::line(&preview_text(&serde_json::from_str(&answer).map_err(unreadable)?));
     } else {
-        let requested: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
+        let requested: CompactionRequest = serde_json::from_str(&answer).map_err(unreadable)?;
         print::line(match requested.begins {
             CompactionStart::Now => {
                 "A summary is being written; the next request after it is ready uses it."
@@ -193,30 +194,35 @@ pub(super) async fn compact(
     Ok(())
 }
 
-/// What compacting would do, as text.
-fn looked(it: &DryRun) -> String {
-    let dollars =
-        |amount: Option<f64>| amount.map_or("?".to_owned(), |amount| format!("${amount:.4}"));
-    let engine = it.engine.description();
-    let (before, after) = (grouped(it.tokens_before), grouped(it.tokens_after));
+fn unreadable(error: serde_json::Error) -> CliError {
+    CliError(format!("the response cannot be read: {error}"))
+}
+
+fn dollars(amount: Option<f64>) -> String {
+    amount.map_or("?".to_owned(), |amount| format!("${amount:.4}"))
+}
+
+fn preview_text(preview: &DryRun) -> String {
+    let engine = preview.engine.description();
+    let before = grouped(preview.tokens_before);
+    let after = grouped(preview.tokens_after);
     format!(
         "{} of {} messages would be replaced by a summary {engine}.\n\
          {before} → {after} tokens, with a summary of {}; the usable window is {} ({} at {}).\n\
          Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
          Nothing was done.",
-        it.messages_cut,
-        it.messages,
-        grouped(it.tokens_summary),
-        grouped(it.fillable),
-        it.model,
-        it.upstream,
-        dollars(it.saved_per_call_cached),
-        dollars(it.saved_per_call_cold),
-        dollars(it.cost_of_writing),
+        preview.messages_cut,
+        preview.messages,
+        grouped(preview.tokens_summary),
+        grouped(preview.fillable),
+        preview.model,
+        preview.upstream,
+        dollars(preview.saved_per_call_cached),
+        dollars(preview.saved_per_call_cold),
+        dollars(preview.cost_of_writing),
     )
 }
 
-/// `plimsoll savings`.
 pub(super) async fn savings(
     client: &AdminClient,
     session: Option<&str>,
@@ -283,7 +289,6 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
     columns(&rows)
 }
 
-/// A thread as a row of the table, without what it is called.
 fn thread_row(thread: &ThreadView, now: Millis) -> [String; 9] {
     let purpose = match thread.purpose {
         Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
@@ -293,50 +298,59 @@ fn thread_row(thread: &ThreadView, now: Millis) -> [String; 9] {
         other => format!(" ({})", other.as_ref()),
     };
     let model = format!("{}{purpose}", short(&thread.model));
-    let (name, agent, project) = Default::default();
-    let (last, turns) = (age(now, thread.newest), thread.turns.to_string());
-    let ended = thread.outcome.as_ref().to_owned();
-    [name, last, model, turns, fill(thread), error(thread), ended, agent, project]
+    [
+        // Name, agent and project are the caller's: other threads have none of their own.
+        String::new(),
+        age(now, thread.newest),
+        model,
+        thread.turns.to_string(),
+        fill(thread),
+        error(thread),
+        thread.outcome.as_ref().to_owned(),
+        String::new(),
+        String::new(),
+    ]
 }
 
 /// Left-aligned columns.
 pub(super) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let width =
-        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let mut out = String::new();
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut table = String::new();
     for row in rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             let _ = write!(line, "{cell:<width$}  ");
         }
-        let _ = writeln!(out, "{}", line.trim_end());
+        let _ = writeln!(table, "{}", line.trim_end());
     }
-    out
+    table
 }
 
 /// `52,100 / 200,000 (26%)`
 fn fill(thread: &ThreadView) -> String {
     let Some(context) = &thread.context else { return "unknown".to_owned() };
-    let (total, window) = (grouped(context.total), grouped(context.window));
+    let total = grouped(context.total);
+    let window = grouped(context.window);
     format!("{total} / {window} ({:.0}%)", context.percent)
 }
 
 /// `+310 (+0.6%)`
 fn error(thread: &ThreadView) -> String {
-    let measured =
-        thread.measured.and_then(|measured| Some((measured.error?, measured.error_ratio?)));
-    measured.map_or_else(
-        || "–".to_owned(),
-        |(error, ratio)| {
-            let sign = if error < 0 { '-' } else { '+' };
-            format!("{sign}{} ({:+.1}%)", grouped(error.unsigned_abs()), ratio * 100.0)
-        },
-    )
+    let Some(measured) = thread.measured else { return "–".to_owned() };
+    let (Some(error), Some(ratio)) = (measured.error, measured.error_ratio) else {
+        return "–".to_owned();
+    };
+    let sign = if error < 0 { '-' } else { '+' };
+    format!("{sign}{} ({:+.1}%)", grouped(error.unsigned_abs()), ratio * 100.0)
 }
 
-/// How long ago, in the largest unit that fits.
 pub(super) fn age(now: Millis, then: Millis) -> String {
+    // In the largest unit that fits.
     let seconds = now.saturating_sub(then) / 1000;
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -346,8 +360,8 @@ pub(super) fn age(now: Millis, then: Millis) -> String {
     }
 }
 
-/// A name that does not break a table, because clients choose names.
 fn short(name: &str) -> String {
+    // Clients choose names, which must not break a table.
     const LONGEST: usize = 40;
     let name = crate::telemetry::log::clean(name);
     if name.chars().count() <= LONGEST {
@@ -376,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn line_breaks_and_long_names_do_not_break_the_table() {
+    fn odd_names_keep_the_table() {
         assert_eq!(short("a\nb"), "a_b");
         assert_eq!(short(&"x".repeat(90)).chars().count(), 40);
     }

@@ -26,8 +26,9 @@ pub(super) struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let found = std::fs::symlink_metadata(&self.path);
-        if found.is_ok_and(|found| inode(&found) == self.inode) {
+        // Another process may have put its own there meanwhile.
+        let metadata = std::fs::symlink_metadata(&self.path);
+        if metadata.is_ok_and(|metadata| inode(&metadata) == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -37,7 +38,6 @@ fn inode(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// The path of a data folder's socket.
 pub(super) fn path(folder: &Path) -> PathBuf {
     folder.join(NAME)
 }
@@ -48,7 +48,7 @@ pub(super) fn path(folder: &Path) -> PathBuf {
 /// If another process already does, or the folder cannot be written.
 pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFile)> {
     folder::make(folder)?;
-    let short = ShortPath::of(folder)?;
+    let short = ShortPath::new(folder)?;
     match UnixStream::connect(short.path.join(NAME)).await {
         Err(error) if is_nobody(&error) => {}
         // A process that is too busy to answer, or does not admit us, is still there.
@@ -73,32 +73,36 @@ pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFil
 /// # Errors
 /// [`is_nobody`] if there is none; otherwise the reason why the process is not trusted.
 pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
-    let foreign = |what: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
-    let is_ours = |user: u32| user == self::user() || user == 0;
     let file = std::fs::symlink_metadata(path(folder))?;
     for (metadata, what) in [(std::fs::metadata(folder)?, "the data folder"), (file.clone(), NAME)]
     {
         if !is_ours(metadata.uid()) {
-            return foreign(format!("{what} belongs to user id {}", metadata.uid()));
+            return Err(foreign(format!("{what} belongs to user id {}", metadata.uid())));
         }
     }
     if !file.file_type().is_socket() {
-        return foreign(format!("{NAME} is not a socket"));
+        return Err(foreign(format!("{NAME} is not a socket")));
     }
-    let short = ShortPath::of(folder)?;
+    let short = ShortPath::new(folder)?;
     let stream = UnixStream::connect(short.path.join(NAME)).await?;
     match stream.peer_cred()?.uid() {
         user if is_ours(user) => Ok(stream),
-        user => foreign(format!("user id {user} answers at {NAME}")),
+        user => Err(foreign(format!("user id {user} answers at {NAME}"))),
     }
 }
 
-/// The effective user id of this process.
+fn foreign(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, what)
+}
+
+fn is_ours(user: u32) -> bool {
+    user == self::user() || user == 0
+}
+
 pub(super) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether an error means that nobody serves from a folder.
 pub(super) fn is_nobody(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotADirectory, NotFound};
     matches!(error.kind(), ConnectionRefused | NotADirectory | NotFound)
@@ -112,7 +116,7 @@ struct ShortPath {
 }
 
 impl ShortPath {
-    fn of(folder: &Path) -> io::Result<Self> {
+    fn new(folder: &Path) -> io::Result<Self> {
         if folder.as_os_str().len() <= LONGEST_FOLDER {
             return Ok(Self { path: folder.to_owned(), _open: None });
         }
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_has_mode_0600_and_is_removed_when_dropped() {
+    async fn sockets_are_private_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         // Longer than any socket's address may be.
         for data in [folder.path().join("data"), folder.path().join("x".repeat(120))] {
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
+    async fn only_dead_sockets_are_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (dead, file) = listen(folder.path()).await.unwrap();
         drop(dead);
@@ -166,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_to_a_socket_is_not_followed() {
+    async fn socket_links_are_not_followed() {
         let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (_listener, _file) = listen(one.path()).await.unwrap();
         std::os::unix::fs::symlink(path(one.path()), path(other.path())).unwrap();

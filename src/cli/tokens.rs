@@ -30,20 +30,24 @@ const CHARACTERS: usize = 43;
 /// # Errors
 /// If the system has no random numbers.
 pub(super) fn access(config: &Config) -> io::Result<AdminAccess> {
-    let token = |configured: &Option<Secret>, file: &str| match configured {
-        Some(token) => Ok(token.clone()),
-        None => read_or_create(&config.data.join(file)),
-    };
     Ok(AdminAccess {
-        admin: token(&config.admin_token, ADMIN_FILE)?,
-        reader: token(&config.admin_read_token, READER_FILE)?,
+        admin: token(config.admin_token.as_ref(), &config.data.join(ADMIN_FILE))?,
+        reader: token(config.admin_read_token.as_ref(), &config.data.join(READER_FILE))?,
         metrics_open: config.metrics_open,
     })
 }
 
-/// Writes the generated tokens into their files, if the folder could not be written at the start. Only the
-/// process that listens at the folder's socket may do so, because no other one serves from the folder then.
+fn token(configured: Option<&Secret>, file: &Path) -> io::Result<Secret> {
+    match configured {
+        Some(token) => Ok(token.clone()),
+        None => read_or_create(file),
+    }
+}
+
+/// Writes the generated tokens, if the folder could not be written at the start.
 pub(super) fn write_generated(config: &Config, access: &AdminAccess) {
+    // Only the process that listens at the folder's socket may do so, because no other one serves from the
+    // folder then.
     let tokens = [
         (&config.admin_token, &access.admin, ADMIN_FILE),
         (&config.admin_read_token, &access.reader, READER_FILE),
@@ -64,14 +68,13 @@ pub(super) fn write_generated(config: &Config, access: &AdminAccess) {
     }
 }
 
-/// The token in a file, which is created if necessary.
 fn read_or_create(path: &Path) -> io::Result<Secret> {
-    let shown = path.display();
+    let name = path.display();
     let is_there = match read(path) {
         Ok(token) => return Ok(token),
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) => {
-            tracing::warn!("{shown}: {error}; it is replaced by a new token");
+            tracing::warn!("{name}: {error}; it is replaced by a new token");
             true
         }
     };
@@ -84,7 +87,7 @@ fn read_or_create(path: &Path) -> io::Result<Secret> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.exists() => read(path),
         Err(error) => {
             tracing::warn!(
-                "{shown} cannot be written: {error}; the admin listener's token will change after a restart"
+                "{name} cannot be written: {error}; the admin listener's token will change after a restart"
             );
             Ok(Secret(token))
         }
@@ -93,33 +96,38 @@ fn read_or_create(path: &Path) -> io::Result<Secret> {
 
 /// The token in a file that belongs to us and that nobody else may read.
 fn read(path: &Path) -> io::Result<Secret> {
-    let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     // Symbolic links are refused, and so are pipes, which would block.
     if !std::fs::symlink_metadata(path)?.is_file() {
-        return refused("it is not a file");
+        return Err(refused("it is not a file"));
     }
     let file = File::open(path)?;
     let metadata = file.metadata()?;
     if metadata.uid() != socket::user() {
-        return refused("it belongs to another user");
+        return Err(refused("it belongs to another user"));
     }
     if metadata.mode() & 0o077 != 0 {
-        return refused("others may read it");
+        return Err(refused("others may read it"));
     }
     let mut text = String::new();
     file.take(2 * CHARACTERS as u64).read_to_string(&mut text)?;
     let token = text.trim_end();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    if token.len() != CHARACTERS || !token.bytes().all(is_plain) {
-        return refused("it contains no token of Plimsoll");
+    let is_base64 =
+        token.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
+    if token.len() != CHARACTERS || !is_base64 {
+        return Err(refused("it contains no token of Plimsoll"));
     }
     Ok(Secret(token.to_owned()))
 }
 
-/// Writes a token into a file atomically; overwrites an existing file only if `replace` is true.
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Overwrites an existing file only if `replace` is true.
 fn write(path: &Path, token: &str, replace: bool) -> io::Result<()> {
     let parent = path.parent().unwrap_or(path);
     folder::make(parent)?;
+    // Atomically: a reader never sees half of it.
     let mut file = tempfile::Builder::new().prefix(".token-").tempfile_in(parent)?;
     writeln!(file, "{token}")?;
     file.as_file().sync_all()?;
@@ -134,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_file_is_created_once_and_readable_only_by_its_owner() {
+    fn token_files_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("made/by/us");
         let path = data.join(ADMIN_FILE);
@@ -148,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_file_that_is_unsafe_or_invalid_is_replaced() {
+    fn unsafe_token_files_are_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(ADMIN_FILE);
         let first = read_or_create(&path).unwrap();
@@ -173,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_leaves_a_token_in_memory() {
+    fn unwritable_folders_keep_tokens() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().join("data").join(ADMIN_FILE);
         let token = read_or_create(&path).unwrap();

@@ -36,27 +36,27 @@ struct ScreenSize {
 /// The size that is used if the terminal does not report one.
 const SIZE: ScreenSize = ScreenSize { columns: 80, rows: 24 };
 
-/// Shows the sessions until Ctrl-C.
 pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliError> {
     if as_json {
         return follow(client).await;
     }
     let progress = ProgressLine::begin("reading the sessions in use");
-    let first = picture(client).await?;
+    let first_picture = picture(client).await?;
     drop(progress);
     if !std::io::stdout().is_terminal() {
-        print::out(&first);
+        print::out(&first_picture);
         return Ok(());
     }
     let mut ending = ExitSignals::caught()?;
     Screen::default().control(TerminalControl::Enter).show();
-    drawn(&first, size()).show();
-    let shown = tokio::select! {
-        shown = show(client) => shown,
+    drawn(&first_picture, size()).show();
+    let result = tokio::select! {
+        result = show(client) => result,
         () = ending.received() => Ok(()),
     };
+    // However it ends, the terminal is as it was before.
     Screen::default().control(TerminalControl::Leave).show();
-    shown
+    result
 }
 
 /// The signals that end the program from outside: the terminal must be restored.
@@ -86,9 +86,8 @@ fn size() -> ScreenSize {
     })
 }
 
-/// Draws a picture over the previous one: from the top, clearing the rest of each line and everything below;
-/// no wider and no higher than the terminal, which would scroll.
 fn drawn(picture: &str, size: ScreenSize) -> Screen {
+    // No wider and no higher than the terminal, which would scroll.
     let ScreenSize { columns, rows } = size;
     let mut screen = Screen::default();
     screen.control(TerminalControl::Home);
@@ -120,13 +119,15 @@ async fn picture(client: &AdminClient) -> Result<String, CliError> {
             sessions.push(session);
         }
     }
-    let (mut input, mut output, mut cached) = (0, 0, 0);
+    let mut input = 0;
+    let mut output = 0;
+    let mut cached = 0;
     for session in &sessions {
         input += session.totals.input;
         output += session.totals.output;
         cached += session.totals.cache_read;
     }
-    let mut out = format!(
+    let mut text = format!(
         "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
         client.place(),
         sessions.len(),
@@ -135,14 +136,13 @@ async fn picture(client: &AdminClient) -> Result<String, CliError> {
         grouped(cached),
     );
     if let Some(banner) = admin_client::banner(&about) {
-        let _ = writeln!(out, "{banner}\n");
+        let _ = writeln!(text, "{banner}\n");
     }
-    out.push_str(&sessions::table(&sessions, wall()));
-    let _ = writeln!(out, "\nCtrl-C ends");
-    Ok(out)
+    text.push_str(&sessions::table(&sessions, wall()));
+    let _ = writeln!(text, "\nCtrl-C ends");
+    Ok(text)
 }
 
-/// For machines: every exchange as it ends, one JSON object per line.
 async fn follow(client: &AdminClient) -> Result<(), CliError> {
     let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     let mut framer = Framer::new(EVENT_BYTES);
@@ -166,7 +166,7 @@ mod tests {
     use super::{ScreenSize, drawn};
 
     #[test]
-    fn the_screen_is_trimmed_to_the_terminal_size() {
+    fn screen_fits_the_terminal() {
         let picture = "0123456789\né\nthird\nfourth\n";
         let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
         assert_eq!(drawn(picture, ScreenSize { columns: 5, rows: 3 }).text(), shown);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_in_text_are_escaped_for_the_terminal() {
+    fn control_characters_are_escaped() {
         let screen = drawn("a\x1b[2J\u{9b}2Jb\n", ScreenSize { columns: 40, rows: 3 });
         assert_eq!(screen.text(), "\x1b[Ha\\u{1b}[2J\\u{9b}2Jb\x1b[K\n\x1b[J");
     }

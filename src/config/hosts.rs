@@ -14,16 +14,23 @@ pub(crate) fn host_of(authority: &str) -> Option<&str> {
         }
         None => {
             let (name, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
-            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-            (!name.is_empty() && name.bytes().all(plain)).then_some((name, port))?
+            let mut bytes = name.bytes();
+            let is_name = bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+            if name.is_empty() || !is_name {
+                return None;
+            }
+            (name, port)
         }
     };
     let digits = if port.is_empty() { port } else { port.strip_prefix(':')? };
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(name)
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    Some(name)
 }
 
-/// Whether a name or address belongs only to this machine: no foreign DNS server can resolve it.
 pub(crate) fn is_loopback(name: &str) -> bool {
+    // No foreign DNS server can resolve these.
     if let Ok(address) = name.trim_matches(['[', ']']).parse::<IpAddr>() {
         return address.to_canonical().is_loopback();
     }
@@ -51,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_valid_host_with_or_without_a_port_is_parsed() {
+    fn only_valid_hosts_are_parsed() {
         for (raw, name) in [
             ("127.0.0.1:8787", Some("127.0.0.1")),
             ("[::1]:1", Some("::1")),
@@ -69,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_host_parsed_from_any_text_agrees_with_its_authority(raw in r"(\PC|127\.0\.0\.1|localhost|\[::1\]|[:@/\\#?,.%]|[0-9]){0,8}") {
+        fn hosts_agree_with_authorities(raw in r"(\PC|127\.0\.0\.1|localhost|\[::1\]|[:@/\\#?,.%]|[0-9]){0,8}") {
             fuzz(raw.as_bytes());
         }
     }

@@ -6,8 +6,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use toml::Spanned;
-use toml::de::{DeString, DeTable, DeValue};
+use toml::de::{DeTable, DeValue};
 
 use super::errors::{ConfigErrors, ConfigPlace};
 
@@ -30,14 +29,12 @@ impl ConfigEntry {
         Self { place: ConfigPlace::Default, tree: ConfigTree::Table(Vec::new()) }
     }
 
-    /// The entry at a dotted path.
     pub(super) fn at(&self, path: &[&str]) -> Option<&ConfigEntry> {
         let Some((first, rest)) = path.split_first() else { return Some(self) };
         let ConfigTree::Table(entries) = &self.tree else { return None };
         entries.iter().find(|(key, _)| key == first)?.1.at(rest)
     }
 
-    /// The keys of the table at `path`, in the order in which they were set.
     pub(super) fn keys(&self, path: &[&str]) -> Vec<String> {
         match self.at(path).map(|entry| &entry.tree) {
             Some(ConfigTree::Table(entries)) => {
@@ -50,6 +47,7 @@ impl ConfigEntry {
     /// The place of the deepest existing entry on the way to `path`.
     pub(super) fn place(&self, path: &[&str]) -> ConfigPlace {
         let mut place = self.place.clone();
+        // What is missing has no place of its own: the nearest table says where to look.
         for length in 1..=path.len() {
             if let Some(entry) = self.at(&path[..length]) {
                 place = entry.place.clone();
@@ -61,12 +59,12 @@ impl ConfigEntry {
         }
     }
 
-    /// Sets `value` at `path`, replacing an earlier one.
     pub(super) fn set(&mut self, path: &[&str], value: Value, place: ConfigPlace) {
         let Some((first, rest)) = path.split_first() else {
             *self = ConfigEntry { place, tree: ConfigTree::Leaf(value) };
             return;
         };
+        // A later layer may set a table where an earlier one set a value.
         if let ConfigTree::Leaf(_) = self.tree {
             self.tree = ConfigTree::Table(Vec::new());
         }
@@ -79,7 +77,6 @@ impl ConfigEntry {
         entries.push(((*first).to_owned(), entry));
     }
 
-    /// Removes the entry at a dotted path.
     pub(super) fn take(&mut self, path: &[&str]) {
         let Some((first, rest)) = path.split_first() else { return };
         let ConfigTree::Table(entries) = &mut self.tree else { return };
@@ -101,6 +98,7 @@ impl ConfigEntry {
         for (key, entry) in more {
             match entries.iter_mut().find(|(raw, _)| raw == key) {
                 Some((_, raw)) => raw.put_under(entry),
+                // What is set already counts more than what lies below it.
                 None => entries.push((key.clone(), entry.clone())),
             }
         }
@@ -119,21 +117,24 @@ impl ConfigEntry {
 
 /// The tree of a TOML text. What cannot be parsed is a fault; the rest is still in the tree.
 pub(super) fn file(path: &Path, text: &str, errors: &mut ConfigErrors) -> ConfigEntry {
-    let line = |at: usize| {
-        let until = text.get(..at.min(text.len())).unwrap_or(text);
-        ConfigPlace::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
-    };
     let (table, unparsed) = DeTable::parse_recoverable(text);
     for error in unparsed {
-        let place =
-            error.span().map_or_else(|| ConfigPlace::File(path.to_owned()), |it| line(it.start));
+        let place = match error.span() {
+            Some(span) => line_at(path, text, span.start),
+            None => ConfigPlace::File(path.to_owned()),
+        };
         let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
         errors.add(place, "", format!("not TOML: {message}"), "Fix the line.");
     }
     ConfigEntry {
         place: ConfigPlace::File(path.to_owned()),
-        tree: table_of(table.get_ref(), &line),
+        tree: table_of(table.get_ref(), &|at| line_at(path, text, at)),
     }
+}
+
+fn line_at(path: &Path, text: &str, at: usize) -> ConfigPlace {
+    let until = text.get(..at.min(text.len())).unwrap_or(text);
+    ConfigPlace::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
 }
 
 /// The tree of a text that we ship.
@@ -145,12 +146,13 @@ pub(super) fn shipped(place: &ConfigPlace, text: &str) -> ConfigEntry {
 fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> ConfigTree {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
-    let entry = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
-        let entry =
-            ConfigEntry { place: line(key.span().start), tree: tree_of(value.get_ref(), line) };
-        (key.get_ref().to_string(), entry)
-    };
-    ConfigTree::Table(entries.into_iter().map(entry).collect())
+    let mut table = Vec::new();
+    for (key, value) in entries {
+        let place = line(key.span().start);
+        let tree = tree_of(value.get_ref(), line);
+        table.push((key.get_ref().to_string(), ConfigEntry { place, tree }));
+    }
+    ConfigTree::Table(table.into_iter().collect())
 }
 
 fn tree_of(value: &DeValue<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> ConfigTree {

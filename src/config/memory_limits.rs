@@ -16,14 +16,14 @@ const CONNECTIONS: u64 = 4096;
 
 /// The default of `limits.process_bytes`.
 pub(super) fn process_bytes() -> u64 {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let machine = std::fs::read_to_string("/proc/meminfo").ok();
-    of(granted(&own, |file| std::fs::read_to_string(file).ok()), machine.as_deref().and_then(total))
+    let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let granted = granted(&cgroups, |file| std::fs::read_to_string(file).ok());
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
+    default_limit(granted, meminfo.as_deref().and_then(total))
 }
 
-/// What traffic may use of a process with this much memory. Bodies use about twice what is
-/// counted for them.
 pub(super) fn memory_bytes(process: u64) -> usize {
+    // Bodies use about twice what is counted for them.
     size(process / 16 * 3)
 }
 
@@ -36,8 +36,9 @@ fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-fn of(granted: Option<u64>, machine: Option<u64>) -> u64 {
+fn default_limit(granted: Option<u64>, machine: Option<u64>) -> u64 {
     let part = machine.map_or(LEAST, |machine| LEAST.max(machine / PART));
+    // A cgroup may grant more than the machine has.
     granted.map_or(part, |granted| granted.min(machine.unwrap_or(granted)))
 }
 
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_limit_of_a_cgroup_and_its_parents_applies() {
+    fn smallest_cgroup_limit_applies() {
         let files = [
             ("/sys/fs/cgroup/a/memory.max", "268435456\n"),
             ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
@@ -98,16 +99,19 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_limit_is_the_cgroups_or_a_part_of_the_machine() {
-        assert_eq!(of(None, None), 512 << 20);
-        assert_eq!(of(None, Some(2 << 30)), 512 << 20);
-        assert_eq!(of(None, total("MemTotal:       16777216 kB\nMemFree: 1 kB\n")), 2 << 30);
-        assert_eq!(of(Some(256 << 20), Some(64 << 30)), 256 << 20);
-        assert_eq!(of(Some(64 << 30), Some(16 << 30)), 16 << 30, "a limit that is none");
+    fn limit_is_cgroup_or_share() {
+        assert_eq!(default_limit(None, None), 512 << 20);
+        assert_eq!(default_limit(None, Some(2 << 30)), 512 << 20);
+        assert_eq!(
+            default_limit(None, total("MemTotal:       16777216 kB\nMemFree: 1 kB\n")),
+            2 << 30
+        );
+        assert_eq!(default_limit(Some(256 << 20), Some(64 << 30)), 256 << 20);
+        assert_eq!(default_limit(Some(64 << 30), Some(16 << 30)), 16 << 30, "a limit that is none");
     }
 
     #[test]
-    fn traffic_and_connections_follow_from_the_memory_of_the_process() {
+    fn limits_follow_from_memory() {
         assert_eq!(memory_bytes(256 << 20), 48 << 20);
         assert_eq!(memory_bytes(u64::MAX), usize::MAX / 16 * 3, "whatever is said");
         assert_eq!(connections(256 << 20), 1542);

@@ -46,7 +46,7 @@ pub(super) fn writable(file: &Path) -> Option<PermissionFault> {
         for part in [path, folder] {
             let Ok(found) = std::fs::symlink_metadata(part) else { continue };
             if !is_read_only(part)
-                && let Some(finding) = fault_of(part, &FilePermissions::of(&found), user)
+                && let Some(finding) = fault_of(part, &FilePermissions::new(&found), user)
             {
                 return Some(finding);
             }
@@ -55,11 +55,11 @@ pub(super) fn writable(file: &Path) -> Option<PermissionFault> {
     None
 }
 
-/// Why somebody else could read `file`, which contains a secret; `None` if nobody could. The group may read
-/// files of root, because that is how a secret is given to one service.
+/// Why somebody else could read `file`, which contains a secret; `None` if nobody could.
 pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
-    let found = std::fs::metadata(file).ok()?;
-    let part = FilePermissions::of(&found);
+    let metadata = std::fs::metadata(file).ok()?;
+    let part = FilePermissions::new(&metadata);
+    // The group may read files of root, because that is how a secret is given to one service.
     let group = part.mode & GROUP_READS != 0 && part.owner != 0 && !part.is_private_group();
     if is_read_only(file) || !(group || part.mode & OTHERS_READ != 0) {
         return None;
@@ -75,10 +75,15 @@ pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
 /// # Errors
 /// Why somebody else could have written them.
 pub(crate) fn recheck(tls: &Tls) -> Result<Option<String>, String> {
-    let text = |finding: PermissionFault| format!("{}. {}", finding.what, finding.todo);
     match writable(&tls.certificate).or_else(|| writable(&tls.key)) {
-        Some(finding) => Err(text(finding)),
-        None => Ok(readable(&tls.key).map(text)),
+        Some(fault) => Err(fault.text()),
+        None => Ok(readable(&tls.key).map(|fault| fault.text())),
+    }
+}
+
+impl PermissionFault {
+    fn text(&self) -> String {
+        format!("{}. {}", self.what, self.todo)
     }
 }
 
@@ -92,28 +97,28 @@ struct FilePermissions {
 }
 
 impl FilePermissions {
-    fn of(found: &Metadata) -> Self {
+    fn new(metadata: &Metadata) -> Self {
         Self {
-            owner: found.uid(),
-            group: found.gid(),
-            mode: found.mode() & 0o7777,
-            is_folder: found.is_dir(),
-            is_link: found.is_symlink(),
+            owner: metadata.uid(),
+            group: metadata.gid(),
+            mode: metadata.mode() & 0o7777,
+            is_folder: metadata.is_dir(),
+            is_link: metadata.is_symlink(),
         }
     }
 
-    /// A group with the same number as its user has no other member: distributions create users this way, and
-    /// their files may be writable for the group.
     fn is_private_group(&self) -> bool {
+        // Distributions create a group with the number of each user, with no other member; files may be
+        // writable for it.
         self.group == self.owner
     }
 }
 
 fn fault_of(path: &Path, part: &FilePermissions, user: u32) -> Option<PermissionFault> {
-    let shown = path.display();
+    let name = path.display();
     if part.owner != user && part.owner != 0 {
         return Some(PermissionFault {
-            what: format!("{shown} belongs to another user (id {})", part.owner),
+            what: format!("{name} belongs to another user (id {})", part.owner),
             todo: "Name a file of your own, in a folder of your own; in a container, mount it \
                    read-only."
                 .into(),
@@ -124,9 +129,12 @@ fn fault_of(path: &Path, part: &FilePermissions, user: u32) -> Option<Permission
         return None;
     }
     let group = part.mode & GROUP_WRITES != 0 && !part.is_private_group();
-    (group || part.mode & OTHERS_WRITE != 0).then(|| PermissionFault {
-        what: format!("{shown} can be written by other users (mode {:04o})", part.mode),
-        todo: format!("Run `chmod go-w {shown}`, and check its content."),
+    if !group && part.mode & OTHERS_WRITE == 0 {
+        return None;
+    }
+    Some(PermissionFault {
+        what: format!("{name} can be written by other users (mode {:04o})", part.mode),
+        todo: format!("Run `chmod go-w {name}`, and check its content."),
     })
 }
 
@@ -145,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_user_can_write_or_owns_is_refused() {
+    fn others_files_are_refused() {
         let folder = |part| FilePermissions { is_folder: true, ..part };
         let link = |part| FilePermissions { is_link: true, ..part };
         let refused =
@@ -177,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_file_that_others_may_read_is_reported() {
+    fn readable_secrets_are_reported() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key");

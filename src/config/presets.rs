@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_is_valid_and_has_the_name_of_its_file() {
+    fn presets_are_valid_and_named() {
         for preset in Preset::ALL {
             assert!(toml::de::DeTable::parse(preset.text()).is_ok(), "{}", preset.name());
             assert_eq!(serde_json::to_value(preset).unwrap(), preset.name());
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_set_override_the_preset() {
+    fn set_keys_override_presets() {
         let config = resolved("preset = \"opencode\"\n[prune]\nprotect_turns = 3");
         let prune = &config.policy.prune;
         assert_eq!(

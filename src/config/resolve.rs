@@ -30,9 +30,9 @@ const LESSON_DAYS: std::ops::RangeInclusive<u64> = 1..=90;
 /// The longest name of an upstream, which is a path segment and a metric label.
 const LONGEST_NAME: usize = 40;
 
-/// Variables that begin like ours but are not settings: those of our own tools, and those that Kubernetes
-/// sets for every service called `plimsoll`.
+/// Whether a variable begins like ours but is not a setting.
 pub(super) fn is_foreign(name: &str) -> bool {
+    // Those of our own tools, and those that Kubernetes sets for every service called `plimsoll`.
     let rest = name.trim_start_matches("PLIMSOLL_");
     matches!(rest, "CONFIG" | "BLESS" | "CORPUS" | "PORT")
         || ["PORT_", "SERVICE_", "TEST_", "BENCH_", "CRASH_", "FUZZ_", "HARMLESS", "ENDLESS"]
@@ -123,15 +123,17 @@ pub(super) fn resolve(
     })
 }
 
-/// The tree without the keys that have faults, so that the others are checked too.
 fn without(entry: &ConfigEntry, path: &str, errors: &ConfigErrors) -> ConfigEntry {
+    // The others are checked too.
     let ConfigTree::Table(entries) = &entry.tree else { return entry.clone() };
-    let kept = entries.iter().filter_map(|(key, below)| {
+    let faultless = entries.iter().filter_map(|(key, below)| {
         let path = super::schema::joined(path, key);
-        let bad = errors.0.iter().any(|fault| fault.key == path);
-        (!bad).then(|| (key.clone(), without(below, &path, errors)))
+        if errors.0.iter().any(|fault| fault.key == path) {
+            return None;
+        }
+        Some((key.clone(), without(below, &path, errors)))
     });
-    ConfigEntry { place: entry.place.clone(), tree: ConfigTree::Table(kept.collect()) }
+    ConfigEntry { place: entry.place.clone(), tree: ConfigTree::Table(faultless.collect()) }
 }
 
 /// With less than this, too little remains for traffic besides the process itself.
@@ -159,12 +161,12 @@ impl Resolver<'_> {
         self.errors.add(self.entry.place(path), &path.join("."), what, todo);
     }
 
-    /// Warns of keys that contradict each other, with the one that wins.
     fn wins(&mut self, warning: &str) {
         self.warnings.push(warning.to_owned());
     }
 
     fn address(&mut self, path: &[&str], raw: &str) -> Option<SocketAddr> {
+        // No name is resolved: `localhost` is taken for IPv4's loopback.
         let local = raw.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
         let address = local.as_deref().unwrap_or(raw).parse();
         if address.is_err() {
@@ -176,7 +178,7 @@ impl Resolver<'_> {
 
     /// A secret from `env:NAME` or `file:PATH`; in an environment variable of ours, also the secret itself.
     fn secret(&mut self, path: &[&str], raw: &str) -> Option<Secret> {
-        let found = if let Some(name) = raw.strip_prefix("env:") {
+        let secret = if let Some(name) = raw.strip_prefix("env:") {
             let value = self.sources.variable(name).map(str::to_owned);
             self.secret_variables.push(name.to_owned());
             value.ok_or_else(|| {
@@ -190,6 +192,7 @@ impl Resolver<'_> {
                 (format!("{file} cannot be read: {error}"), "Make it readable.".to_owned())
             })
         } else if matches!(self.entry.place(path), ConfigPlace::Variable(_)) {
+            // A variable of ours is as private as one that `env:` names.
             Ok(raw.to_owned())
         } else {
             Err((
@@ -199,7 +202,7 @@ impl Resolver<'_> {
                     .to_owned(),
             ))
         };
-        match found.map(|secret| secret.trim().to_owned()) {
+        match secret.map(|secret| secret.trim().to_owned()) {
             Ok(secret) if !secret.is_empty() && HeaderValue::from_str(&secret).is_ok() => {
                 Some(Secret(secret))
             }
@@ -248,9 +251,9 @@ impl Resolver<'_> {
         }
     }
 
-    /// Resolves a path: `~/` is the home folder, and a relative path in a configuration file starts at that
-    /// file's folder. A path from the command line starts at the working directory.
     fn file(&self, path: &[&str], raw: &str) -> PathBuf {
+        // `~/` is the home folder, and a relative path in a configuration file starts at that file's folder. A
+        // path from the command line starts at the working directory.
         if let (Some(rest), Some(home)) = (raw.strip_prefix("~/"), self.sources.folder("HOME")) {
             return home.join(rest);
         }
@@ -260,22 +263,21 @@ impl Resolver<'_> {
         }
     }
 
-    /// Requires of a file that we obey that nobody else may write it.
     fn must_be_ours(&mut self, path: &[&str], file: &Path) {
+        // We obey it: whoever may write it decides what we do.
         if let Some(finding) = permissions::writable(file) {
             self.wrong(path, finding.what, finding.todo);
         }
     }
 
-    /// Requires of a file with a secret that nobody else may write it; warns if others may read it.
     fn must_be_private(&mut self, path: &[&str], file: &Path) {
+        // That others may read it is odd, but may be intended.
         self.must_be_ours(path, file);
         if let Some(finding) = permissions::readable(file) {
             self.warnings.push(format!("{}: {}. {}", path.join("."), finding.what, finding.todo));
         }
     }
 
-    /// A PEM file that TLS requires.
     fn needed(&mut self, path: &[&str], raw: Option<&str>, holds: PemKind) -> PathBuf {
         let Some(raw) = raw else {
             self.wrong(path, "is missing", "Add it: TLS needs a certificate and its key.");
@@ -284,7 +286,6 @@ impl Resolver<'_> {
         self.pem(path, raw, holds)
     }
 
-    /// A PEM file with the expected content.
     fn pem(&mut self, path: &[&str], raw: &str, holds: PemKind) -> PathBuf {
         use rustls::pki_types::pem::{Error, PemObject as _};
 
@@ -319,14 +320,16 @@ impl Resolver<'_> {
         if let Some(raw) = raw.filter(|raw| !raw.is_empty()) {
             return Some(self.file(&["data"], raw));
         }
-        let folder = self.sources.folder("XDG_DATA_HOME");
-        let home = || Some(self.sources.folder("HOME")?.join(".local/share"));
-        let found = folder.or_else(home).map(|folder| folder.join("plimsoll"));
-        if found.is_none() {
-            let what = "there is no home folder for the data";
-            self.wrong(&["data"], what, "Name a folder: --data DIR or data = \"DIR\".");
+        // As the XDG Base Directory Specification says.
+        if let Some(folder) = self.sources.folder("XDG_DATA_HOME") {
+            return Some(folder.join("plimsoll"));
         }
-        found
+        if let Some(home) = self.sources.folder("HOME") {
+            return Some(home.join(".local/share/plimsoll"));
+        }
+        let what = "there is no home folder for the data";
+        self.wrong(&["data"], what, "Name a folder: --data DIR or data = \"DIR\".");
+        None
     }
 
     fn models(&mut self, raw: &RawConfig) -> Vec<ModelOverride> {
@@ -360,8 +363,8 @@ impl Resolver<'_> {
 
     fn price(&mut self, path: &[&str], raw: Option<&crate::dialect::models::Price>) {
         let Some(price) = raw else { return };
-        let all = [price.input, price.output, price.cache_read, price.cache_write];
-        if all.iter().any(|price| !price.is_finite() || *price < 0.0) {
+        let numbers = [price.input, price.output, price.cache_read, price.cache_write];
+        if numbers.iter().any(|price| !price.is_finite() || *price < 0.0) {
             self.wrong(
                 path,
                 "a price is not a number of 0 or more",

@@ -46,25 +46,25 @@ fn is_preset_key(schema: &Value) -> bool {
 
 /// The leaves of the schema: the path of each, and its own schema.
 pub(super) fn leaves(schema: &Value) -> Vec<(Vec<String>, &Value)> {
-    let mut found = Vec::new();
-    gather(schema, &mut Vec::new(), &mut found);
-    found
+    let mut leaves = Vec::new();
+    gather(schema, &mut Vec::new(), &mut leaves);
+    leaves
 }
 
 fn gather<'s>(
     schema: &'s Value,
     path: &mut Vec<String>,
-    found: &mut Vec<(Vec<String>, &'s Value)>,
+    leaves: &mut Vec<(Vec<String>, &'s Value)>,
 ) {
     let Some(properties) = properties(schema) else {
         if map_of(schema).is_none() {
-            found.push((path.clone(), schema));
+            leaves.push((path.clone(), schema));
         }
         return;
     };
     for (key, below) in properties {
         path.push(key.clone());
-        gather(below, path, found);
+        gather(below, path, leaves);
         path.pop();
     }
 }
@@ -74,12 +74,12 @@ pub(super) fn variable(path: &[String]) -> String {
     format!("PLIMSOLL_{}", path.join("_").to_uppercase())
 }
 
-/// Checks a configuration against the schema: unknown keys, values of the wrong type, missing keys.
 pub(super) fn check(schema: &Value, raw: &ConfigEntry, path: &str, errors: &mut ConfigErrors) {
     let entries = match &raw.tree {
         ConfigTree::Leaf(value) => return check_leaf(schema, value, raw, path, errors),
         ConfigTree::Table(entries) => entries,
     };
+    // A table with free keys, such as the upstreams.
     if let Some(below) = map_of(schema) {
         for (key, entry) in entries {
             check(below, entry, &joined(path, key), errors);
@@ -127,6 +127,7 @@ fn check_leaf(
             format!("Write [{path}] and its keys below it."),
         );
     } else if !fits(schema, value) {
+        // Closed sets of words are often misspelled.
         let near = value.as_str().and_then(|raw| nearest(raw, allowed_values(schema)));
         errors.add(
             raw.place.clone(),
@@ -138,6 +139,7 @@ fn check_leaf(
 }
 
 fn unknown(key: &str, path: &str, known: &Map<String, Value>) -> (String, String) {
+    // Keys that only presets set are not in the reference file.
     if path
         .split('.')
         .try_fold(&schema_with_presets(), |at, key| properties(at)?.get(key))
@@ -150,8 +152,8 @@ fn unknown(key: &str, path: &str, known: &Map<String, Value>) -> (String, String
         let what = format!("unknown key; the nearest known key is {near}");
         return (what, format!("Rename it to {near}, or remove it."));
     }
-    let whole = schema();
-    let elsewhere = leaves(&whole)
+    let root = schema();
+    let elsewhere = leaves(&root)
         .into_iter()
         .find(|(leaf, _)| leaf.last().is_some_and(|last| last == key) && leaf.join(".") != path);
     match elsewhere {
@@ -170,7 +172,6 @@ pub(super) fn joined(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// The schema itself, or the alternative to `null` if the key is optional.
 fn bare(schema: &Value) -> &Value {
     let options = schema["anyOf"].as_array();
     options
@@ -182,7 +183,6 @@ fn properties(schema: &Value) -> Option<&Map<String, Value>> {
     bare(schema)["properties"].as_object()
 }
 
-/// The schema of the values of a table with free keys.
 fn map_of(schema: &Value) -> Option<&Value> {
     let schema = bare(schema);
     schema.get("additionalProperties").filter(|below| below.is_object())
@@ -196,15 +196,14 @@ fn required(schema: &Value) -> impl Iterator<Item = &str> {
 fn allowed_values(schema: &Value) -> Vec<&str> {
     let schema = bare(schema);
     let listed = schema["enum"].as_array().into_iter().flatten();
-    let each = schema["oneOf"].as_array().into_iter().flatten().flat_map(|option| {
+    let options = schema["oneOf"].as_array().into_iter().flatten().flat_map(|option| {
         option.get("const").into_iter().chain(option["enum"].as_array().into_iter().flatten())
     });
-    listed.chain(each).filter_map(Value::as_str).collect()
+    listed.chain(options).filter_map(Value::as_str).collect()
 }
 
-/// A value given as plain text (a variable, a flag), as the type of the schema. Text that cannot be parsed as
-/// that type stays text, and then fails the check.
 pub(super) fn from_text(schema: &Value, text: &str) -> Value {
+    // Text that cannot be parsed as that type stays text, and then fails the check.
     match type_of(schema) {
         "integer" => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
         "number" => text.parse::<f64>().map_or_else(|_| Value::from(text), Value::from),
@@ -215,7 +214,6 @@ pub(super) fn from_text(schema: &Value, text: &str) -> Value {
     }
 }
 
-/// Whether values are lists.
 pub(super) fn is_list(schema: &Value) -> bool {
     type_of(schema) == "array"
 }
@@ -264,9 +262,9 @@ fn kind(schema: &Value) -> String {
 /// The reference file: every key with its documentation and its default.
 pub fn reference() -> String {
     let schema = schema();
-    let mut out = String::from(
+    let mut text = String::from(
         "# Every key of Plimsoll's configuration with its default. Generated from src/config/raw.rs\n\
-         # (PLIMSOLL_BLESS=1 cargo test --test config); every key may be left out.\n\
+         # (PLIMSOLL_BLESS=1 cargo test --test config); every key may be left text.\n\
          #\n\
          # Read from --config FILE (or PLIMSOLL_CONFIG), else from plimsoll/plimsoll.toml in the user's\n\
          # configuration folder ($XDG_CONFIG_HOME, else ~/.config), else from /etc/plimsoll/plimsoll.toml;\n\
@@ -274,27 +272,27 @@ pub fn reference() -> String {
          # variables override the file, flags override both. Paths are relative to the folder of this\n\
          # file. An unknown key is refused; `plimsoll check` prints all errors at once.\n",
     );
-    table(&schema, &mut Vec::new(), &mut out);
+    table(&schema, &mut Vec::new(), &mut text);
     for name in BUILT_IN.map(|built_in| built_in.name) {
-        let _ = write!(out, "\n# [upstream.{name}]\n");
+        let _ = write!(text, "\n# [upstream.{name}]\n");
         for built_in in BUILT_IN.iter().filter(|built_in| built_in.name == name) {
             let dialects: Vec<_> = built_in.dialects.iter().map(as_toml).collect();
-            let _ = writeln!(out, "# base_url = \"{}\"", built_in.base_url);
-            let _ = writeln!(out, "# dialects = [{}]", dialects.join(", "));
+            let _ = writeln!(text, "# base_url = \"{}\"", built_in.base_url);
+            let _ = writeln!(text, "# dialects = [{}]", dialects.join(", "));
         }
     }
-    out
+    text
 }
 
 fn as_toml(value: impl serde::Serialize) -> String {
     serde_json::to_value(value).map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// The plain keys of a table first, then the tables in it.
 fn table(schema: &Value, path: &mut Vec<String>, out: &mut String) {
     let Some(properties) = properties(schema) else { return };
-    let is_table = |below: &Value| self::properties(below).is_some() || map_of(below).is_some();
+    // A table with free keys has no variables.
     let free = path.iter().any(|key| key.starts_with('N'));
+    // TOML would count plain keys after a table to that table.
     for (key, below) in properties.iter().filter(|(_, below)| !is_table(below)) {
         out.push('\n');
         comment(below, out);
@@ -322,6 +320,10 @@ fn table(schema: &Value, path: &mut Vec<String>, out: &mut String) {
     }
 }
 
+fn is_table(schema: &Value) -> bool {
+    properties(schema).is_some() || map_of(schema).is_some()
+}
+
 fn comment(schema: &Value, out: &mut String) {
     let text = schema["description"].as_str().or(bare(schema)["description"].as_str());
     for line in text.unwrap_or_default().lines() {
@@ -333,7 +335,6 @@ fn comment(schema: &Value, out: &mut String) {
     }
 }
 
-/// The default as it would be written; without one, a placeholder for the type.
 fn default_of(schema: &Value) -> String {
     match schema.get("default").filter(|value| !value.is_null()) {
         Some(value) => value.to_string(),

@@ -51,19 +51,17 @@ impl ConfigSources {
         sources
     }
 
-    /// The folder that a variable names. A relative path would lead into the working directory; the XDG Base
-    /// Directory Specification requires it to be ignored.
     pub(super) fn folder(&self, name: &str) -> Option<PathBuf> {
+        // A relative path would lead into the working directory; the XDG Base Directory Specification requires
+        // it to be ignored.
         self.variable(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
     }
 
-    /// A variable's value, if it is set and not empty.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         let (_, value) = self.variables.iter().find(|(known, _)| known == name)?;
         Some(value).filter(|value| !value.is_empty()).map(String::as_str)
     }
 
-    /// What was found in these sources and is ignored.
     pub(super) fn ignored(&self, read: Option<&Path>) -> Vec<String> {
         let mut ignored = Vec::new();
         for name in ["HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
@@ -71,13 +69,17 @@ impl ConfigSources {
                 ignored.push(format!("{name} is not an absolute path; it is ignored"));
             }
         }
-        let real = |path: &Path| path.canonicalize().ok();
-        if let Some(stray) = self.stray.as_deref().filter(|stray| stray.symlink_metadata().is_ok())
-            && (read.is_none() || read.and_then(real) != real(stray))
+        if let Some(stray) = &self.stray
+            && stray.symlink_metadata().is_ok()
+            && !read.is_some_and(|read| is_same_file(read, stray))
         {
             let stray = stray.display();
             ignored.push(format!("./{stray} is not read; name it with --config if it is yours"));
         }
         ignored
     }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    one.canonicalize().ok() == other.canonicalize().ok()
 }

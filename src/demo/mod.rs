@@ -87,8 +87,8 @@ async fn fills(
         call += 1;
         let exchange = report.next(&agent.session).await?;
         let done: RewriteSummary = serde_json::from_value(exchange["done"].clone())?;
-        let tokens = |value: &Value| value.as_u64().map_or_else(|| "unknown".into(), grouped);
-        let (input, window) = (tokens(&exchange["usage"]["input"]), tokens(&exchange["window"]));
+        let input = tokens(&exchange["usage"]["input"]);
+        let window = tokens(&exchange["window"]);
         let changes = done.made.description(done.new);
         let changes = if changes.is_empty() { changes } else { format!("; {changes}") };
         out(&format!("   call {call}: {sent}: {input} of {window} tokens{changes}\n"));
@@ -109,9 +109,15 @@ const HEADING: &str = "Every call: the estimate before it was sent, and the prov
 const EARNED: &str = "What rewriting saved. Each turn without the old results costs a little less. Breaking the cache costs once,\n\
     and a long task soon earns that back. A summary costs, too: it lets a session continue that would not fit.";
 
-/// One exchange as a line of the table.
+fn tokens(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "unknown".into(), grouped)
+}
+
+fn number(value: &Value) -> String {
+    value.as_i64().map_or_else(|| "unknown".into(), |number| number.to_string())
+}
+
 fn row(model: &str, call: u32, exchange: &Value) -> String {
-    let number = |value: &Value| value.as_i64().map_or_else(|| "unknown".into(), |n| n.to_string());
     let ratio = exchange["error_ratio"].as_f64().map(|ratio| format!("({:+.2} %)", ratio * 100.0));
     let error = exchange["error"].as_i64().map_or_else(|| "unknown".into(), |n| format!("{n:+}"));
     let method = exchange["estimate"]["method"].as_str().unwrap_or("none");

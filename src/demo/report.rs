@@ -39,12 +39,16 @@ impl DemoReport {
     pub(super) async fn from(http: &Http, admin: SocketAddr, token: &str) -> io::Result<Self> {
         let request = get(&format!("http://{admin}/api/v1/events"), token)?;
         let response = http.request(request).await.map_err(io::Error::other)?;
-        let (http, token, stream) = (http.clone(), token.to_owned(), response.into_body());
-        let (framer, exchanges) = (Framer::new(EVENT_BYTES), VecDeque::new());
-        Ok(Self { http, admin, token, stream, framer, exchanges })
+        Ok(Self {
+            http: http.clone(),
+            admin,
+            token: token.to_owned(),
+            stream: response.into_body(),
+            framer: Framer::new(EVENT_BYTES),
+            exchanges: VecDeque::new(),
+        })
     }
 
-    /// Waits for the next exchange of a session.
     pub(super) async fn next(&mut self, session: &str) -> io::Result<Value> {
         tokio::time::timeout(TIMEOUT, self.find(session)).await.unwrap_or_else(|_| {
             Err(io::Error::other("the admin listener did not tell of an exchange in time"))
@@ -70,7 +74,6 @@ impl DemoReport {
         }
     }
 
-    /// The context of a thread, as text.
     pub(super) async fn context(&self, session: &str, thread: &str) -> io::Result<String> {
         self.text(&format!("sessions/{session}/threads/{thread}/context")).await
     }
@@ -80,7 +83,6 @@ impl DemoReport {
         self.text(&format!("requests/{id}/explain")).await
     }
 
-    /// What rewriting saved, and what it cost, as text.
     pub(super) async fn savings(&self) -> io::Result<String> {
         self.text("savings").await
     }

@@ -140,20 +140,20 @@ impl Agent {
         Ok(Some(Step { sent, reply }))
     }
 
-    /// Adds what comes next to the history, and returns it as text: a tool's result if the model called one,
-    /// otherwise the next message.
+    /// Returns what comes next as text.
     fn grow(&mut self) -> Option<String> {
-        let last = self.history.last();
-        let call = last.and_then(|last| match self.speaks {
+        // A tool's result if the model called one, otherwise the next message.
+        let call = self.history.last().and_then(|item| match self.speaks {
             Speaks::Anthropic => {
-                last["content"].as_array()?.iter().find(|block| block["type"] == "tool_use")
+                item["content"].as_array()?.iter().find(|block| block["type"] == "tool_use")
             }
-            Speaks::Responses => Some(last).filter(|item| item["type"] == "function_call"),
+            Speaks::Responses => Some(item).filter(|item| item["type"] == "function_call"),
         });
         if let Some(call) = call {
-            let (id, call_id) = (call["id"].clone(), call["call_id"].clone());
+            let id = call["id"].clone();
+            let call_id = call["call_id"].clone();
             let result = tool_result((self.lines)(self.results));
-            let sent = format!("a tool result of {} bytes", result.len());
+            let description = format!("a tool result of {} bytes", result.len());
             self.results += 1;
             self.history.push(match self.speaks {
                 Speaks::Anthropic => {
@@ -161,7 +161,7 @@ impl Agent {
                 }
                 Speaks::Responses => json!({"type": "function_call_output", "call_id": call_id, "output": result}),
             });
-            return Some(sent);
+            return Some(description);
         }
         let prompt = self.prompts.get(self.prompted)?;
         self.prompted += 1;
@@ -200,8 +200,8 @@ impl Agent {
         }
     }
 
-    /// Stores the reply as the protocol requires it to be sent back; returns its text.
     fn hear_anthropic(&mut self, events: &[Value]) -> String {
+        // As the protocol requires it to be sent back.
         let mut blocks: Vec<Value> = Vec::new();
         let mut arguments = String::new();
         for event in events {
@@ -241,7 +241,6 @@ impl Agent {
     }
 }
 
-/// The data of each event, as JSON.
 fn events(stream: &[u8]) -> Vec<Value> {
     let text = String::from_utf8_lossy(stream);
     text.lines()
@@ -253,7 +252,9 @@ fn events(stream: &[u8]) -> Vec<Value> {
 fn tool_result(lines: usize) -> String {
     (0..lines)
         .map(|line| {
-            let (step, unit) = (line * 37 % 420, ["lexer", "parser", "report", "config"][line % 4]);
+            let step = line * 37 % 420;
+            let unit = ["lexer", "parser", "report", "config"][line % 4];
+            // Deterministic, so that every run of the demo shows the same numbers.
             let word = if line % 29 == 28 { "WARN" } else { "INFO" };
             format!(
                 "[{word}] build.{unit}: step {step}/420 compiled {} units in {}.{:03} s\n",

@@ -28,13 +28,11 @@ static ALONE: LazyLock<FairQueue> = LazyLock::new(|| FairQueue::new(1));
 /// Long work at once.
 static AT_ONCE: LazyLock<FairQueue> = LazyLock::new(|| FairQueue::new(permits()));
 
-/// Half of the cores, so that streams have the others.
 fn permits() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 2).max(1)
 }
 
-/// Runs long work off the async threads, in the tenant's turn.
 pub(super) async fn long_work<T: Send + 'static>(
     tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
@@ -103,11 +101,11 @@ pub(super) async fn long_work_alone<T: Send + 'static>(
     run_in(turns, run).await.map_err(|_| FailOpen::Panicked)
 }
 
-/// Runs work while holding a permit, even if nobody waits for the result any more.
 async fn run_in<T: Send + 'static>(
     turn: impl Send + 'static,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
+    // The permit moves into the thread: the work goes on even if nobody waits for the result any more.
     tokio::task::spawn_blocking(move || {
         let _turn = turn;
         run()

@@ -75,7 +75,7 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
 }
 
 #[tokio::test]
-async fn exchange_ids_are_unique_and_share_the_prefix_of_their_run() {
+async fn exchange_ids_are_unique() {
     let telemetry = Telemetry::silent().unwrap();
     let ledgers = Arc::new(Ledgers::new(Arc::new(crate::store::memory::MemoryStore::default())));
     let proxy = Proxy::new(Arc::new(config(0)), ledgers, telemetry).await.unwrap();
@@ -86,7 +86,7 @@ async fn exchange_ids_are_unique_and_share_the_prefix_of_their_run() {
 }
 
 #[test]
-fn hex_is_written_as_by_the_format_macros() {
+fn hex_matches_the_format_macros() {
     for number in [0, 1, 0x9f, 0xffff_ffff, 0x1_0000_0000, 0x0123_4567_89ab_cdef, u64::MAX] {
         let (mut eight, mut sixteen) = (String::new(), String::new());
         push_hex(&mut eight, number, 8);

@@ -137,7 +137,7 @@ impl Place {
 
 fn about() -> ServerInfo {
     let config = super::support::server::config("http://127.0.0.1:1/base/");
-    ServerInfo::of(&config, "127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap(), 4)
+    ServerInfo::new(&config, "127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap(), 4)
 }
 
 pub fn json(answer: &Message) -> Value {

@@ -24,8 +24,8 @@ const SUMMARY: &str = "The person asks numbered questions.";
 async fn admin(play: &Play) -> SocketAddr {
     let (_, draining) = watch::channel(false);
     let (ledgers, telemetry) = (play.server.ledgers.clone(), play.server.telemetry.clone());
-    let prices = PriceList::of(&play.config);
-    let about = ServerInfo::of(&play.config, play.server.address, play.server.address, 1);
+    let prices = PriceList::new(&play.config);
+    let about = ServerInfo::new(&play.config, play.server.address, play.server.address, 1);
     let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -27,8 +27,8 @@ fn reply(text: &str) -> Value {
 
 async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
     let (_, draining) = watch::channel(false);
-    let prices = PriceList::of(&play.config);
-    let about = ServerInfo::of(&play.config, server.address, server.address, 1);
+    let prices = PriceList::new(&play.config);
+    let about = ServerInfo::new(&play.config, server.address, server.address, 1);
     let (ledgers, telemetry) = (server.ledgers.clone(), server.telemetry.clone());
     let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -30,7 +30,8 @@ impl Looking {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (ledgers, telemetry) = (server.ledgers.clone(), server.telemetry.clone());
-        let (about, prices) = (ServerInfo::of(config, address, address, 0), PriceList::of(config));
+        let (about, prices) =
+            (ServerInfo::new(config, address, address, 0), PriceList::new(config));
         let draining = watch::channel(false).1;
         let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
         tokio::spawn(admin::serve(admin, listener, std::future::pending()));

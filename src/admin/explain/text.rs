@@ -2,11 +2,12 @@
 //!
 //! Gives the same numbers as the JSON; the layout is part of the product, and a test checks it.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use super::{CacheEffect, CacheReport, ExplainedChange, ExplainedEstimate, Explanation};
-use crate::admin::compactions::CompactionsText;
+use crate::admin::compactions::{CompactionsText, known_number};
 use crate::config::Mode;
 use crate::context::budget::grouped;
 use crate::context::plan::Decision;
@@ -16,13 +17,13 @@ use crate::telemetry::log::clean;
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |name: Option<&str>| clean(name.unwrap_or("-")).into_owned();
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
-        let at = humantime::format_rfc3339_millis(at);
-        writeln!(f, "Request {} at {at}", self.request)?;
-        let (model, upstream) = (name(self.model.as_deref()), name(self.upstream.as_deref()));
-        let session = name(self.session.as_ref().map(SessionId::as_str));
-        let thread = name(self.thread.as_ref().map(ThreadId::as_str));
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
+        let time = humantime::format_rfc3339_millis(time);
+        writeln!(f, "Request {} at {time}", self.request)?;
+        let model = name_or_dash(self.model.as_deref());
+        let upstream = name_or_dash(self.upstream.as_deref());
+        let session = name_or_dash(self.session.as_ref().map(SessionId::as_str));
+        let thread = name_or_dash(self.thread.as_ref().map(ThreadId::as_str));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
         if let Some(witness) = self.found_by {
             writeln!(f, "The session was found by {}", witness.meaning())?;
@@ -70,6 +71,11 @@ impl fmt::Display for Explanation {
     }
 }
 
+fn name_or_dash(name: Option<&str>) -> Cow<'_, str> {
+    // Clients choose names, which may hold control characters.
+    clean(name.unwrap_or("-"))
+}
+
 impl Explanation {
     /// Why decided changes were not sent.
     fn but(&self) -> String {
@@ -113,13 +119,6 @@ impl fmt::Display for ExplainedChange {
         if let Some(byte) = self.byte {
             write!(f, ", byte {}", grouped(byte))?;
         }
-        let arrow = |before: Option<u64>, after: Option<u64>, what: &str| {
-            let (before, after) = (before?, after?);
-            Some(match before == after {
-                true => format!("{} {what}", grouped(before)),
-                false => format!("{} → {} {what}", grouped(before), grouped(after)),
-            })
-        };
         let bytes = arrow(self.bytes_before, self.bytes_after, "bytes");
         let tokens = match (self.decision, self.tokens_before) {
             // The tokens of a whole batch, which one part represents.
@@ -139,6 +138,15 @@ impl fmt::Display for ExplainedChange {
             None => writeln!(f),
         }
     }
+}
+
+fn arrow(before: Option<u64>, after: Option<u64>, unit: &str) -> Option<String> {
+    let before = before?;
+    let after = after?;
+    Some(match before == after {
+        true => format!("{} {unit}", grouped(before)),
+        false => format!("{} → {} {unit}", grouped(before), grouped(after)),
+    })
 }
 
 impl fmt::Display for CacheEffect {
@@ -170,9 +178,9 @@ impl fmt::Display for CacheEffect {
 
 impl fmt::Display for CacheReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
-        let (read, written) = (number(self.read), number(self.written));
-        write!(f, "read {read}, written {written}, of {} tokens", number(self.input))
+        let read = known_number(self.read);
+        let written = known_number(self.written);
+        write!(f, "read {read}, written {written}, of {} tokens", known_number(self.input))
     }
 }
 

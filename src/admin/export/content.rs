@@ -58,12 +58,13 @@ impl SessionContent {
         Self { ledgers, scope, turns, last: None, room: REPEATED }
     }
 
-    /// The content of a call; `None` if it was not stored.
     async fn content(
         &self,
         exchange: &ExchangeId,
     ) -> Result<Option<Arc<ExchangeContent>>, StoreError> {
-        if let Some((_, content)) = self.last.as_ref().filter(|(last, _)| last == exchange) {
+        if let Some((last, content)) = &self.last
+            && last == exchange
+        {
             return Ok(Some(content.clone()));
         }
         Ok(self.ledgers.content(&self.scope, exchange).await?.map(Arc::new))
@@ -130,14 +131,15 @@ impl SessionContent {
         })
     }
 
-    /// Everything that a turn sent.
     async fn sent_transcript(&self, turn: &Turn) -> Result<SentTranscript, StoreError> {
-        let (mut head, mut line): (Vec<TranscriptPart>, Vec<Arc<ExchangeContent>>) =
-            (Vec::new(), Vec::new());
-        let (mut at, mut is_begun, mut has_gap) = (Some(turn), false, false);
+        let mut head: Vec<TranscriptPart> = Vec::new();
+        let mut line: Vec<Arc<ExchangeContent>> = Vec::new();
+        let mut current = Some(turn);
+        let mut is_begun = false;
+        let mut has_gap = false;
         // No branch is longer than the number of turns, unless the facts contradict each other.
         for _ in 0..=self.turns.len() {
-            let Some(turn) = at else { break };
+            let Some(turn) = current else { break };
             let Some(content) = self.content(&turn.exchange).await? else {
                 has_gap = true;
                 break;
@@ -153,8 +155,8 @@ impl SessionContent {
                 break;
             }
             let parent = turn.position.parent.as_ref();
-            at = parent.and_then(|parent| self.turns.get(parent)).map(|turn| &**turn);
-            has_gap |= parent.is_some() && at.is_none();
+            current = parent.and_then(|parent| self.turns.get(parent)).map(|turn| &**turn);
+            has_gap |= parent.is_some() && current.is_none();
         }
         let mut parts = head;
         let mut answer: &[TranscriptPart] = &[];
@@ -165,19 +167,20 @@ impl SessionContent {
             parts.extend_from_slice(&content.messages);
             answer = &content.reply;
         }
-        parts.iter_mut().for_each(|part| part.reply = false);
+        // Nothing of it comes from the reply in the line before.
+        for part in &mut parts {
+            part.reply = false;
+        }
         Ok(SentTranscript { parts, has_gap })
     }
 }
 
 impl LineContent {
-    /// A line with these parts, and the reply to them.
     fn added(content: &ExchangeContent, parts: Vec<TranscriptPart>) -> Self {
         Self { parts, reply: content.reply.clone(), is_whole: false, has_gap: false }
     }
 }
 
-/// The content that one turn added itself.
 fn own(content: &ExchangeContent) -> Vec<TranscriptPart> {
     content.head.iter().chain(&content.messages).cloned().collect()
 }

@@ -8,12 +8,11 @@ use std::path::Path;
 use crate::cli::print::{self, CliError};
 use crate::config::{self, ConfigSources};
 use crate::replay::transcript::TranscriptLine;
-use crate::replay::what_if::{self, WhatIfCosts, WhatIfEvent, WhatIfOptions, WhatIfReport};
+use crate::replay::what_if::{self, WhatIfEvent, WhatIfOptions, WhatIfReport};
 
 /// The most changes that are listed individually; JSON has all.
 const MOST: usize = 40;
 
-/// Replays the sessions under the policy of a configuration, and prints what it would have done.
 pub(super) fn run(
     lines: &[TranscriptLine],
     file: &Path,
@@ -37,9 +36,9 @@ pub(super) fn run(
         ));
     }
     if without > 0 {
-        let all = lines.len();
         print::note(&format!(
-            "{without} of {all} calls have no recorded content: they are left out"
+            "{without} of {} calls have no recorded content: they are left out",
+            lines.len()
         ));
     }
     let report = what_if::play(lines, &WhatIfOptions::of(&loaded.config, summary_tokens));
@@ -52,15 +51,14 @@ pub(super) fn run(
 }
 
 fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
-    let mut out = String::new();
-    let cost = |spent: &WhatIfCosts| format!("${:.2}", spent.dollars);
+    let mut text = String::new();
     let _ = writeln!(
-        out,
+        text,
         "{} calls with reported usage, {} of them with a known price",
         report.calls, report.priced_calls
     );
     let _ =
-        writeln!(out, "{:<24}{:>16}{:>18}{:>12}", "", "input tokens", "read from cache", "cost");
+        writeln!(text, "{:<24}{:>16}{:>18}{:>12}", "", "input tokens", "read from cache", "cost");
     let summaries = &report.spent_on_summaries;
     for (name, spent) in [
         ("as it was", &report.as_it_was),
@@ -68,50 +66,50 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
         ("  summaries", summaries),
     ] {
         let _ = writeln!(
-            out,
+            text,
             "{name:<24}{:>16}{:>18}{:>12}",
             spent.input,
             spent.cache_read,
-            cost(spent)
+            format!("${:.2}", spent.dollars)
         );
     }
     let saved = report.as_it_was.dollars - report.under_policy.dollars - summaries.dollars;
     let share = saved * 100.0 / report.as_it_was.dollars.max(f64::MIN_POSITIVE);
-    let _ = writeln!(out, "{:<24}{:>46} ({share:.1} %)", "saved", format!("${saved:.2}"));
+    let _ = writeln!(text, "{:<24}{:>46} ({share:.1} %)", "saved", format!("${saved:.2}"));
     let savings = &report.savings;
     let _ = writeln!(
-        out,
+        text,
         "tool results: {} tokens not sent, in {} calls; {} tokens processed again because the cache \
          broke (${:.2})",
         savings.removed, savings.pruned_turns, savings.reprocessed, savings.money.broken
     );
     let _ = writeln!(
-        out,
+        text,
         "results cut: {}; {} of them requested again later, with the same arguments ({:.1} %)",
         report.results_cut,
         report.requested_again,
         report.re_read_rate() * 100.0
     );
     let _ = writeln!(
-        out,
+        text,
         "summaries: {} written, each counted as {summary_tokens} tokens",
         report.summaries
     );
     if !report.declined.is_empty() {
         let declined = report.declined.iter().map(|(why, times)| format!("{why} {times}"));
-        let _ = writeln!(out, "decided against: {}", declined.collect::<Vec<_>>().join(", "));
+        let _ = writeln!(text, "decided against: {}", declined.collect::<Vec<_>>().join(", "));
     }
     let batches = batches(&report.events);
     if !batches.is_empty() {
         let _ = writeln!(
-            out,
+            text,
             "\n{:<22}{:<38}{:>6}  {:<12}{:<14}{:>6}{:>12}{:>12}",
             "when", "session", "call", "change", "why", "times", "tokens", "after"
         );
     }
     for EventBatch { first, times, before, after } in batches.iter().take(MOST) {
         let _ = writeln!(
-            out,
+            text,
             "{:<22}{:<38}{:>6}  {:<12}{:<14}{times:>6}{before:>12}{after:>12}",
             when(first.at),
             first.session,
@@ -121,9 +119,9 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
         );
     }
     if batches.len() > MOST {
-        let _ = writeln!(out, "… and {} more (--json lists all)", batches.len() - MOST);
+        let _ = writeln!(text, "… and {} more (--json lists all)", batches.len() - MOST);
     }
-    out
+    text
 }
 
 /// Changes of one kind, to one call and for one reason.
@@ -136,21 +134,27 @@ struct EventBatch<'e> {
 }
 
 fn batches(events: &[WhatIfEvent]) -> Vec<EventBatch<'_>> {
-    let same = |one: &WhatIfEvent, other: &WhatIfEvent| {
+    let mut batches = Vec::new();
+    let chunks = events.chunk_by(|one, other| {
         (one.call, one.change, one.why) == (other.call, other.change, other.why)
             && one.session == other.session
-    };
-    let sums = events.chunk_by(same).filter_map(|batch| {
-        let sum = |of: fn(&WhatIfEvent) -> u64| batch.iter().map(of).sum();
-        let (before, after) = (sum(|event| event.tokens_before), sum(|event| event.tokens_after));
-        Some(EventBatch { first: batch.first()?, times: batch.len(), before, after })
     });
-    sums.collect()
+    for batch in chunks {
+        if let Some(first) = batch.first() {
+            batches.push(EventBatch {
+                first,
+                times: batch.len(),
+                before: batch.iter().map(|event| event.tokens_before).sum(),
+                after: batch.iter().map(|event| event.tokens_after).sum(),
+            });
+        }
+    }
+    batches
 }
 
 fn when(at: u64) -> String {
-    let at = std::time::UNIX_EPOCH + std::time::Duration::from_millis(at);
-    humantime::format_rfc3339_seconds(at).to_string()
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_millis(at);
+    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 #[cfg(test)]
@@ -158,14 +162,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_of_results_that_were_requested_again_is_printed() {
+    fn re_read_rate_is_printed() {
         let line = |results_cut, requested_again| {
             let report = WhatIfReport { results_cut, requested_again, ..WhatIfReport::default() };
             let text = text(&report, 500);
             text.lines().find(|line| line.starts_with("results cut")).unwrap().to_owned()
         };
         let of = line(40, 3);
-        assert!(of.starts_with("results cut: 40; 3 of them") && of.ends_with("(7.5 %)"), "{of}");
+        assert!(of.starts_with("results cut: 40; 3 of them"), "{of}");
+        assert!(of.ends_with("(7.5 %)"), "{of}");
         assert!(line(0, 0).ends_with("(0.0 %)"), "nothing was cut");
     }
 }

@@ -14,15 +14,13 @@ pub(super) fn allow(connections: usize) -> Option<String> {
     let wanted = 2 * connections as u64 + OTHERS;
     let limit = getrlimit(Resource::Nofile);
     // `None` means unlimited.
-    let most = limit.maximum.unwrap_or(u64::MAX);
-    let now = limit.current.unwrap_or(u64::MAX);
-    let target = wanted.min(most);
-    let now = if now < target && setrlimit(Resource::Nofile, raised(limit, target)).is_ok() {
-        target
-    } else {
-        now
-    };
-    too_few(now, connections)
+    let maximum = limit.maximum.unwrap_or(u64::MAX);
+    let mut current = limit.current.unwrap_or(u64::MAX);
+    let target = wanted.min(maximum);
+    if current < target && setrlimit(Resource::Nofile, raised(limit, target)).is_ok() {
+        current = target;
+    }
+    too_few(current, connections)
 }
 
 fn raised(limit: Rlimit, files: u64) -> Rlimit {
@@ -30,13 +28,15 @@ fn raised(limit: Rlimit, files: u64) -> Rlimit {
 }
 
 fn too_few(files: u64, connections: usize) -> Option<String> {
+    // Each client's connection has one to an upstream.
     let enough = files.saturating_sub(OTHERS) / 2;
-    (enough < connections as u64).then(|| {
-        format!(
-            "this process may have {files} files open, enough for {enough} clients at once, and \
-             limits.connections is {connections}; raise the limit (ulimit -Hn) or lower limits.connections"
-        )
-    })
+    if enough >= connections as u64 {
+        return None;
+    }
+    Some(format!(
+        "this process may have {files} files open, enough for {enough} clients at once, and \
+         limits.connections is {connections}; raise the limit (ulimit -Hn) or lower limits.connections"
+    ))
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_open_file_limit_is_raised_to_what_connections_need() {
+    fn open_file_limit_is_raised() {
         let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
         let connections = 100;
         assert_eq!(allow(connections).is_none(), most >= 2 * 100 + OTHERS);

@@ -50,28 +50,29 @@ pub(super) fn before_sleep() {
 
 /// Starts rounds after work was done, as long as it is polled. The polling thread takes part, too.
 pub(super) async fn run() -> Infallible {
-    let (mut before, mut left) = (Duration::ZERO, 0);
+    let mut previous_busy = Duration::ZERO;
+    let mut rounds_left = 0;
     loop {
         tokio::time::sleep(EVERY).await;
         let metrics = Handle::current().metrics();
         let workers = metrics.num_workers();
         let busy: Duration =
             (0..workers).map(|worker| metrics.worker_total_busy_duration(worker)).sum();
-        if busy.saturating_sub(before) > BUSY {
-            left = ROUNDS;
+        if busy.saturating_sub(previous_busy) > BUSY {
+            rounds_left = ROUNDS;
         }
-        if left > 0 {
-            left -= 1;
+        if rounds_left > 0 {
+            rounds_left -= 1;
             ROUND.fetch_add(1, Ordering::Relaxed);
             wake(workers);
             give_back();
         }
-        before = busy;
+        previous_busy = busy;
     }
 }
 
-/// Wakes sleeping workers, so that they go to sleep again.
 fn wake(workers: usize) {
+    // They go to sleep again, and take part in the round before that.
     for _ in 0..workers * 4 {
         tokio::spawn(async {
             for _ in 0..8 {

@@ -16,23 +16,24 @@ pub(in crate::cli) fn missing(file: &Path, bound: u64) -> Option<String> {
     let folder = file.ancestors().skip(1).find(|folder| folder.is_dir())?;
     let disk = rustix::fs::statvfs(folder).ok()?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    let held = std::fs::metadata(file).map_or(0, |file| file.len());
-    too_little(folder, free.saturating_add(held), bound)
+    // What the store has already taken counts as room for it.
+    let file_bytes = std::fs::metadata(file).map_or(0, |file| file.len());
+    too_little(folder, free.saturating_add(file_bytes), bound)
 }
 
 fn too_little(folder: &Path, room: u64, bound: u64) -> Option<String> {
-    let most = most(bound);
-    (room < most).then(|| {
-        let mib = |bytes: u64| grouped(bytes >> 20);
-        format!(
-            "{} has room for {} MiB and the store may take {} MiB (retention.bytes and a tenth of it, and \
-             64 MiB for its WAL); lower retention.bytes to {}, or make room",
-            folder.display(),
-            mib(room),
-            mib(most),
-            room.saturating_sub(64 << 20) / 11 * 10,
-        )
-    })
+    let needed = most(bound);
+    if room >= needed {
+        return None;
+    }
+    Some(format!(
+        "{} has room for {} MiB and the store may take {} MiB (retention.bytes and a tenth of it, and \
+         64 MiB for its WAL); lower retention.bytes to {}, or make room",
+        folder.display(),
+        grouped(room >> 20),
+        grouped(needed >> 20),
+        room.saturating_sub(64 << 20) / 11 * 10,
+    ))
 }
 
 #[cfg(test)]
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warning_appears_once_disk_space_is_one_byte_short() {
+    fn one_missing_byte_warns() {
         let bound = 100 << 20;
         let needed = most(bound);
         let folder = Path::new("/data");
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suggested_store_limit_fits_the_free_space() {
+    fn suggested_limit_fits() {
         for room in [64 << 20, 1 << 30, 5 << 30] {
             let named = (room - (64 << 20)) / 11 * 10;
             assert_eq!(too_little(Path::new("/"), room, named), None, "{room}");

@@ -13,14 +13,14 @@ pub(super) struct StartTimer {
 
 impl StartTimer {
     pub(super) fn begin() -> Self {
-        let now = Instant::now();
-        Self { began: now, last: now }
+        let began = Instant::now();
+        Self { began, last: began }
     }
 
     /// Logs the end of a step.
     pub(super) fn done(&mut self, what: &str) {
         let step = std::mem::replace(&mut self.last, Instant::now()).elapsed();
-        let all = self.began.elapsed();
-        tracing::debug!("start: {what} after {step:.1?}, {all:.1?} in all");
+        let total = self.began.elapsed();
+        tracing::debug!("start: {what} after {step:.1?}, {total:.1?} in all");
     }
 }

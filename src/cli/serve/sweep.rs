@@ -41,7 +41,7 @@ pub(super) async fn run(
     let began = Instant::now();
     let age = retention.days.saturating_mul(DAY);
     let mut clock = RetentionClock { now: wall(), distrusted: false };
-    let mut last = since_boot();
+    let mut checked_at = since_boot();
     let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
     report_cached(CacheBytes::LIMIT, QUEUE_BYTES, |what, bytes| {
@@ -57,12 +57,12 @@ pub(super) async fn run(
     }
     loop {
         // A machine that sleeps for days has no clock that jumps.
-        let before = std::mem::replace(&mut last, since_boot());
-        let passed = last.saturating_sub(before);
+        let previous_check = std::mem::replace(&mut checked_at, since_boot());
+        let passed = checked_at.saturating_sub(previous_check);
         clock.advance(wall(), passed.as_millis() as Millis);
         is_paused &= began.elapsed() < GRACE;
-        let before = if is_paused { 0 } else { clock.now.saturating_sub(age) };
-        let gone = ledgers.expire(before, retention.bytes).await;
+        let limit = if is_paused { 0 } else { clock.now.saturating_sub(age) };
+        let expired = ledgers.expire(limit, retention.bytes).await;
         let failure = store.failure();
         let load = store.load();
         let state = load.as_ref().map(|load| state(load, failure.is_some()));
@@ -71,11 +71,11 @@ pub(super) async fn run(
         report_cached(ledgers.cached(), queue, |what, bytes| telemetry.set_cached(what, bytes));
         telemetry.blocking_threads(threads::blocking());
         notices.report_store(failure.as_ref());
-        let pause = match gone {
-            Ok(gone) => {
-                telemetry.sessions_expired(gone.scopes.len() as u64);
-                notices.report_deleted(gone.scopes.len());
-                if gone.more { BUSY } else { QUIET }
+        let pause = match expired {
+            Ok(deleted) => {
+                telemetry.sessions_expired(deleted.scopes.len() as u64);
+                notices.report_deleted(deleted.scopes.len());
+                if deleted.more { BUSY } else { QUIET }
             }
             Err(trouble) => {
                 notices.report_deletion_failure(&trouble);
@@ -108,8 +108,8 @@ fn state(load: &StoreLoad, is_failing: bool) -> StoreState {
     StoreState { writes, traffic, admin, restarts, bytes, is_failing }
 }
 
-/// Whether all sessions are expired.
 async fn is_all_too_old(ledgers: &Ledgers, before: Millis) -> bool {
+    // The newest session says it of all others.
     let newest = ledgers.sessions(ScopePage::first(1)).await.ok().and_then(|mut lines| lines.pop());
     newest.is_some_and(|line| line.cursor.used < before)
 }
@@ -123,10 +123,10 @@ struct RetentionClock {
 }
 
 impl RetentionClock {
-    /// Takes over the machine's time, `passed` ms after the last check. A clock that jumped ahead is not
-    /// believed: time continues from where it was. A clock that was set back is believed, because that only
-    /// keeps more.
+    /// Takes over the machine's time, `passed` ms after the last check.
     fn advance(&mut self, wall: Millis, passed: Millis) {
+        // A clock that jumped ahead is not believed: time continues from where it was. A clock that was set
+        // back is believed, because that only keeps more.
         let expected = self.now.saturating_add(passed);
         let jumped = wall > expected.saturating_add(JUMP);
         if jumped && !self.distrusted {
@@ -163,7 +163,6 @@ impl SweepNotices {
         }
     }
 
-    /// Reports a failure of the store at once, then every minute, and when it is over.
     fn report_store(&mut self, failure: Option<&StoreError>) {
         match failure {
             Some(failure) if self.store_failure.is_none_or(|at| at.elapsed() >= REPORTED_EVERY) => {
@@ -196,7 +195,7 @@ mod tests {
     const YEAR: Millis = 365 * DAY;
 
     #[test]
-    fn a_clock_that_jumps_ahead_expires_nothing() {
+    fn clock_jumps_expire_nothing() {
         let began = 10 * YEAR;
         // The machine's clock, how much time passed, and our time then.
         let looks = [

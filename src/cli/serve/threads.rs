@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocking_work_past_the_thread_limit_waits_and_then_runs() {
+    fn blocking_work_waits_for_threads() {
         let runtime = runtime().unwrap();
         runtime.block_on(async {
             let gate = Arc::new(Barrier::new(BLOCKING + 1));

@@ -64,7 +64,7 @@ impl Resolver<'_> {
         let certificate = self.needed(&path, raw.certificate.as_deref(), PemKind::Certificates);
         let key = self.needed(&["tls", "key"], raw.key.as_deref(), PemKind::Key);
         let tls = Tls { certificate, key };
-        let admin = (raw.admin == Some(true)).then(|| tls.clone());
+        let admin = if raw.admin == Some(true) { Some(tls.clone()) } else { None };
         ListenerTls { client: Some(tls), admin }
     }
 }

@@ -28,7 +28,7 @@ impl Resolver<'_> {
         raw: &RawConfig,
         listen: Option<SocketAddr>,
     ) -> ClientSettings {
-        let token = raw.client_token.as_deref().and_then(|it| self.secret(&["client_token"], it));
+        let token = raw.client_token.as_deref().and_then(|raw| self.secret(&["client_token"], raw));
         if token.as_ref().is_some_and(|token| token.0.chars().count() < SHORTEST_TOKEN) {
             let what = "the token is too short and can be guessed";
             self.wrong(&["client_token"], what, "Use 16 characters or more, drawn at random.");
@@ -56,24 +56,24 @@ impl Resolver<'_> {
                 );
             }
         }
-        let boxed = |list: &Option<Vec<String>>| {
-            list.iter().flatten().map(|it| it.as_str().into()).collect()
-        };
         ClientSettings {
             token,
-            hosts: boxed(&raw.allowed_hosts),
-            origins: boxed(&raw.allowed_origins),
+            hosts: boxed(raw.allowed_hosts.as_deref()),
+            origins: boxed(raw.allowed_origins.as_deref()),
             tenant_headers,
         }
     }
 
-    /// A listener that other machines can reach needs a client token if an upstream has a credential of its own: otherwise
-    /// anybody could spend the operator's money.
     fn credentials_are_safe(&mut self, raw: &RawConfig, listen: Option<SocketAddr>) {
+        // Otherwise anybody could spend the operator's money.
         let is_open = listen.is_some_and(|listen| !listen.ip().to_canonical().is_loopback());
+        if !is_open || raw.client_token.is_some() {
+            return;
+        }
         let mut upstreams = raw.upstream.iter();
-        let own = upstreams.find(|(_, it)| it.credential.is_some() && it.enabled != Some(false));
-        if let Some((name, _)) = own.filter(|_| is_open && raw.client_token.is_none()) {
+        let with_credential = upstreams
+            .find(|(_, upstream)| upstream.credential.is_some() && upstream.enabled != Some(false));
+        if let Some((name, _)) = with_credential {
             let what = format!(
                 "other machines could reach it, and upstream {name:?} answers them with its own credential"
             );
@@ -85,14 +85,17 @@ impl Resolver<'_> {
     fn tenant_header(&mut self, name: &str) -> Option<HeaderName> {
         let header = HeaderName::try_from(name).ok();
         // A header that every request has, or whose value always differs, does not identify a user.
-        let says_who = |header: &HeaderName| !NO_TENANT.contains(&header.as_str());
-        let header = header.filter(says_who);
+        let header = header.filter(|header| !NO_TENANT.contains(&header.as_str()));
         if header.is_none() {
             let what = format!("{name:?} is not a header that can identify a user");
             self.wrong(&["tenant_headers"], what, "Name headers such as x-corp-user.");
         }
         header
     }
+}
+
+fn boxed(list: Option<&[String]>) -> Vec<Box<str>> {
+    list.unwrap_or_default().iter().map(|text| text.as_str().into()).collect()
 }
 
 /// Headers that belong to a message itself.
@@ -111,45 +114,48 @@ const NO_TENANT: &[&str] = &[
 
 /// What is odd but may be intended.
 pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
-    let plain = |upstream: &&Upstream| upstream.base.scheme_str() == Some("http");
-    let away = |upstream: &&Upstream| !upstream.base.host().is_some_and(is_loopback);
-    let plain = config.upstreams.iter().filter(plain).filter(away).map(|upstream| {
-        let name = &upstream.name;
-        format!(
-            "upstream.{name}.base_url: prompts and credentials go to another machine unencrypted; use https:// if possible"
-        )
-    });
-    plain.chain(keyless_summariser(config)).chain(open_credential(config)).collect()
+    let mut oddities = Vec::new();
+    for Upstream { name, base, .. } in &config.upstreams {
+        if base.scheme_str() == Some("http") && !base.host().is_some_and(is_loopback) {
+            oddities.push(format!(
+                "upstream.{name}.base_url: prompts and credentials go to another machine unencrypted; use https:// if possible"
+            ));
+        }
+    }
+    oddities.extend(keyless_summariser(config));
+    oddities.extend(open_credential(config));
+    oddities
 }
 
-/// A key of the operator's that whoever reaches the listener may use. Where other machines can, that is an error
-/// ([`Resolver::credentials_are_safe`]).
 fn open_credential(config: &Config) -> Option<String> {
-    let own = config.upstreams.iter().find(|upstream| upstream.credential.is_some())?;
-    config.client_token.is_none().then(|| {
-        format!(
-            "upstream.{}.credential: every user and program of this machine can use it; set client_token to prevent that",
-            own.name
-        )
-    })
+    // Where other machines can reach it, that is an error (`Resolver::credentials_are_safe`).
+    if config.client_token.is_some() {
+        return None;
+    }
+    let upstream = config.upstreams.iter().find(|upstream| upstream.credential.is_some())?;
+    Some(format!(
+        "upstream.{}.credential: every user and program of this machine can use it; set client_token to prevent that",
+        upstream.name
+    ))
 }
 
-/// A summariser at another host gets no client's credential; one on this machine may need none.
 fn keyless_summariser(config: &Config) -> Option<String> {
+    // It gets no client's credential at another host; one on this machine may need none.
     let name = config.policy.compact.upstream.as_deref()?;
     let upstream = config.upstreams.iter().find(|upstream| *upstream.name == *name)?;
-    let host = |upstream: &Upstream| upstream.base.authority().cloned();
-    let elsewhere = config.upstreams.iter().any(|other| host(other) != host(upstream));
+    let host = upstream.base.authority();
+    let has_others = config.upstreams.iter().any(|other| other.base.authority() != host);
     let is_near = upstream.base.host().is_some_and(is_loopback);
-    (upstream.credential.is_none() && elsewhere && !is_near).then(|| {
-        format!(
-            "upstream.{name}: has no credential and writes summaries; clients of other hosts have none for it"
-        )
-    })
+    if upstream.credential.is_some() || !has_others || is_near {
+        return None;
+    }
+    Some(format!(
+        "upstream.{name}: has no credential and writes summaries; clients of other hosts have none for it"
+    ))
 }
 
-/// `scheme://host`, as browsers write it. Not `null`, which any page can send.
 fn is_origin(raw: &str) -> bool {
+    // `scheme://host`, as browsers write it. Not `null`, which any page can send.
     let host = raw.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
     host.is_some_and(|(_, host)| host_of(host).is_some())
 }

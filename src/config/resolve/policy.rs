@@ -43,8 +43,8 @@ impl Resolver<'_> {
             let what = "is empty, which providers refuse";
             self.wrong(&["prune", "placeholder"], what, "Write a few words.");
         }
-        let both = prune.except_tools.iter().find(|tool| prune.tools.contains(tool));
-        if let Some(tool) = both {
+        let contradiction = prune.except_tools.iter().find(|tool| prune.tools.contains(tool));
+        if let Some(tool) = contradiction {
             let what = format!("{tool:?} is in `tools` too");
             self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
         }
@@ -52,10 +52,10 @@ impl Resolver<'_> {
             let what = "has no effect: the provider's own cuts keep reasoning valid";
             self.wrong(&["prune", "accept_reasoning_loss"], what, "Remove it, or method.");
         }
-        let watches = |gate: &PruneGate| matches!(gate, PruneGate::Pressure | PruneGate::Always);
+        let mut gates = prune.gate.iter();
         if prune.method == PruneMethod::Provider
             && !prune.gate.is_empty()
-            && !prune.gate.iter().any(watches)
+            && !gates.any(|gate| matches!(gate, PruneGate::Pressure | PruneGate::Always))
         {
             let what = "leaves pruning to the provider, which supports none of the values in gate";
             let todo = "Name pressure or always in gate, or change method.";
@@ -94,16 +94,16 @@ impl Resolver<'_> {
         }
     }
 
-    /// The overrides for models, in the order of the file.
     pub(super) fn compact_models(&mut self, raw: &RawConfig) -> Vec<(Box<str>, CompactOverride)> {
         let names = self.entry.keys(&["model"]);
-        let mut all = Vec::new();
+        let mut overrides = Vec::new();
+        // In the order of the file: of two that fit, the later one counts.
         for name in names {
             let over = raw.model.get(&name).and_then(|model| model.compact.as_ref());
             self.compact_over("model", &name, over);
-            all.extend(over.map(|over| (name.as_str().into(), over.clone())));
+            overrides.extend(over.map(|over| (name.as_str().into(), over.clone())));
         }
-        all
+        overrides
     }
 
     /// Checks that the overrides for an upstream or a model do not contradict themselves.
@@ -192,13 +192,13 @@ impl Resolver<'_> {
         }
     }
 
-    /// Checks that the vocabulary's file exists and is valid.
     fn vocabulary(&mut self, raw: Option<&str>) -> Option<String> {
         let raw = raw?;
         let file = self.file(&["estimate", "gemini_vocabulary"], raw);
         let read = std::fs::read(&file).map_err(|error| format!("{raw}: {error}"));
-        let fits = |file: Vec<u8>| bpe::fits(&file).map_err(|error| format!("{raw} {error}"));
-        if let Err(what) = read.and_then(fits) {
+        let checked =
+            read.and_then(|file| bpe::fits(&file).map_err(|error| format!("{raw} {error}")));
+        if let Err(what) = checked {
             let todo =
                 "Name the tokenizer.model or tokenizer.json of a Gemma 3 model, or remove it.";
             self.wrong(&["estimate", "gemini_vocabulary"], &what, todo);
@@ -206,13 +206,11 @@ impl Resolver<'_> {
         Some(file.display().to_string())
     }
 
-    /// Whether a key of a table is set, by a person or a preset.
     fn is_set(&self, table: &[&str], key: &str) -> bool {
         self.entry.keys(table).iter().any(|raw| raw == key)
     }
 }
 
-/// Whether an upstream of that name is configured or built in.
 fn is_there(raw: &RawConfig, name: &str) -> bool {
     raw.upstream.contains_key(name)
         || crate::config::built_in::BUILT_IN.iter().any(|one| one.name == name)

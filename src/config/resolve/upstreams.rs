@@ -38,7 +38,7 @@ impl Resolver<'_> {
             let todo = "Leave one enabled, or name another.";
             self.wrong(&["upstream"], "there is no upstream to serve", todo);
         }
-        for upstream in all.iter().filter(|it| points_at(it, listen)) {
+        for upstream in all.iter().filter(|upstream| points_at(upstream, listen)) {
             let path = ["upstream", &*upstream.name, "base_url"];
             self.wrong(&path, "points at our own listener", "Write the provider's base URL.");
         }
@@ -46,12 +46,15 @@ impl Resolver<'_> {
     }
 
     fn name(&mut self, name: &str, before: &[String]) {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(plain) {
+        // It stands in paths and variables.
+        let is_plain = name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
+        if name.is_empty() || name.len() > LONGEST_NAME || !is_plain {
             let what = format!("{name:?} cannot be an upstream's name");
             self.wrong(&["upstream", name], what, "Use up to 40 letters, digits, `-`, `_`, `.`.");
         }
-        if let Some(other) = before.iter().find(|it| it.eq_ignore_ascii_case(name)) {
+        if let Some(other) = before.iter().find(|other| other.eq_ignore_ascii_case(name)) {
             let what = format!("has the same name as upstream {other:?}");
             self.wrong(&["upstream", name], what, "Give each a name of its own.");
         }
@@ -59,7 +62,7 @@ impl Resolver<'_> {
 
     fn upstream(&mut self, name: &str, raw: &RawUpstream, above: &RawConfig) -> Option<Upstream> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
-        let url = raw.base_url.as_deref().or(built_in.map(|it| it.base_url));
+        let url = raw.base_url.as_deref().or(built_in.map(|built_in| built_in.base_url));
         let prefix = self.prefix(name, raw.prefix.as_deref());
         let Some(url) = url else {
             let todo = "Add base_url = \"https://…\".";
@@ -73,9 +76,11 @@ impl Resolver<'_> {
         }
         self.price(&["upstream", name, "price"], raw.price.as_ref());
         self.compact_over("upstream", name, raw.compact.as_ref());
-        let dialects = raw.dialects.clone();
-        let dialects =
-            dialects.unwrap_or_else(|| built_in.map_or(Vec::new(), |it| it.dialects.to_vec()));
+        let dialects = match (&raw.dialects, built_in) {
+            (Some(dialects), _) => dialects.clone(),
+            (None, Some(built_in)) => built_in.dialects.to_vec(),
+            (None, None) => Vec::new(),
+        };
         let credential = self.credential(name, raw, &dialects);
         Some(Upstream {
             name: name.into(),
@@ -155,44 +160,47 @@ impl Resolver<'_> {
             return None;
         };
         let Secret(secret) = secret?;
+        // That header has a scheme before the secret.
         let bare = header == http::header::AUTHORIZATION && !secret.contains(' ');
         Some((header, Secret(if bare { format!("Bearer {secret}") } else { secret })))
     }
 
-    /// Checks that no two upstreams are selected by the same thing.
     fn apart(&mut self, name: &str, before: &[String], raw: &RawConfig) {
         let Some(upstream) = raw.upstream.get(name) else { return };
-        let prefix =
-            |it: &RawUpstream| it.prefix.as_deref().map(|it| it.trim_matches('/').to_owned());
-        let mine = prefix(upstream);
+        let own_prefix = bare_prefix(upstream);
         let others = before.iter().filter_map(|name| Some((name, raw.upstream.get(name)?)));
         for (other, its) in others {
-            if mine.is_some() && mine == prefix(its) {
+            if own_prefix.is_some() && own_prefix == bare_prefix(its) {
                 let what = format!("upstream {other:?} has the same prefix");
                 self.wrong(&["upstream", name, "prefix"], what, "Give each its own.");
             }
             let mut hosts = upstream.hosts.iter().flatten();
-            let known = |host: &&String| {
-                its.hosts.iter().flatten().any(|its| its.eq_ignore_ascii_case(host))
-            };
-            if let Some(host) = hosts.find(known) {
+            let shared_host = hosts
+                .find(|host| its.hosts.iter().flatten().any(|its| its.eq_ignore_ascii_case(host)));
+            if let Some(host) = shared_host {
                 let what = format!("upstream {other:?} has the host {host:?} too");
                 self.wrong(&["upstream", name, "hosts"], what, "Give each its own.");
             }
         }
-        let names =
-            BUILT_IN.iter().map(|it| it.name).chain(raw.upstream.keys().map(String::as_str));
-        let hidden = mine.filter(|mine| names.into_iter().any(|it| it == mine && it != name));
-        if let Some(hidden) = hidden {
+        let built_in = BUILT_IN.iter().map(|built_in| built_in.name);
+        let mut names = built_in.chain(raw.upstream.keys().map(String::as_str));
+        // A prefix is looked for before a name.
+        if let Some(hidden) = own_prefix
+            && names.any(|other| other == hidden && other != name)
+        {
             let what = format!("hides upstream {hidden:?}, whose name it is");
             self.wrong(&["upstream", name, "prefix"], what, "Choose another prefix.");
         }
     }
 }
 
-/// Whether an upstream is our own client listener: its requests would loop forever.
+fn bare_prefix(upstream: &RawUpstream) -> Option<&str> {
+    Some(upstream.prefix.as_deref()?.trim_matches('/'))
+}
+
 fn points_at(upstream: &Upstream, listen: Option<SocketAddr>) -> bool {
     let Some(listen) = listen.filter(|listen| listen.port() != 0) else { return false };
+    // Its requests would loop forever.
     let host = upstream.base.host().unwrap_or_default().trim_matches(['[', ']']);
     let same = host == "localhost" || host.parse() == Ok(listen.ip());
     same && upstream.base.port_u16() == Some(listen.port())

@@ -82,7 +82,6 @@ pub(super) struct RequestPlan {
 }
 
 impl ClientRequest {
-    /// Reads method and path. The headers are kept for later.
     pub(super) fn new(head: &request::Parts) -> Self {
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         let endpoint = paths::endpoint(&head.method, target);
@@ -92,7 +91,10 @@ impl ClientRequest {
             target: head.uri.clone(),
             headers: if is_read { head.headers.clone() } else { HeaderMap::new() },
             dialect: endpoint.as_ref().map(|endpoint| endpoint.dialect),
-            purpose: endpoint.as_ref().filter(|it| it.stored.is_none()).map(|it| it.purpose),
+            purpose: match &endpoint {
+                Some(endpoint) if endpoint.stored.is_none() => Some(endpoint.purpose),
+                _ => None,
+            },
             transport: endpoint.as_ref().map_or(Transport::Http, |endpoint| endpoint.transport),
             stored: endpoint.and_then(|endpoint| endpoint.stored).map(Into::into),
             lists_models,
@@ -100,19 +102,20 @@ impl ClientRequest {
         }
     }
 
-    /// The dialect in which the body is read, if the request has one.
     pub(super) fn body_dialect(&self) -> Option<Dialect> {
-        self.dialect.filter(|_| self.transport != Transport::WebSocket && self.stored.is_none())
+        // A request that reads a stored reply has no body, and frames have their own.
+        if self.transport == Transport::WebSocket || self.stored.is_some() {
+            return None;
+        }
+        self.dialect
     }
 
-    /// Whether requests and replies are frames, once the upgrade is accepted.
     pub(super) fn is_over_websocket(&self) -> bool {
         self.transport == Transport::WebSocket
     }
 
-    /// The dialect in which the response is read.
     pub(super) fn response_dialect(&self) -> Option<Dialect> {
-        self.dialect.filter(|_| self.transport == Transport::Http)
+        if self.transport == Transport::Http { self.dialect } else { None }
     }
 
     /// The reply that it reads, if it was made for an earlier request of the same tenant.
@@ -126,8 +129,7 @@ impl ClientRequest {
         })
     }
 
-    /// Reads the body, and plans the request. A panic in here only costs the plan. `head`: the request's, as it
-    /// is sent.
+    /// Reads the body, and plans the request. `head`: the request's, as it is sent.
     pub(super) async fn plan(
         &self,
         upstream: &Arc<Upstream>,
@@ -136,6 +138,7 @@ impl ClientRequest {
         recorder: &mut ExchangeRecorder,
     ) -> RequestPlan {
         let planning = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
+        // A panic in here only costs the plan.
         match planning.catch_unwind().await {
             Ok(plan) => plan.unwrap_or_default(),
             Err(_) => {
@@ -145,7 +148,6 @@ impl ClientRequest {
         }
     }
 
-    /// The same, without the catch. `None` if the body was not read.
     async fn read_and_plan(
         &self,
         upstream: &Arc<Upstream>,
@@ -174,7 +176,6 @@ impl ClientRequest {
         Some(self.place_and_plan(upstream, parsed, Some(head), recorder).await)
     }
 
-    /// The reader for its body.
     pub(super) fn reader(
         &self,
         dialect: Dialect,
@@ -214,14 +215,14 @@ impl ClientRequest {
         if basis.parsed.conversation.purpose == Purpose::Count {
             let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads);
             let placed = Box::pin(placed).await;
-            record_store_wait(&reads, recorder);
+            recorder.record_store_wait(&reads);
             return placed;
         }
         let proxy = recorder.proxy.clone();
-        let head = head.filter(|_| !self.is_signed());
+        let head = if self.is_signed() { None } else { head };
         let lookup = self.session_lookup(&basis, &tenant, &identity, recorder, &reads);
         let opened = proxy.ledgers.open(lookup, &basis.parsed.conversation).await;
-        record_store_wait(&reads, recorder);
+        recorder.record_store_wait(&reads);
         let Some(mut opened) = opened else {
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
@@ -235,19 +236,21 @@ impl ClientRequest {
             Some(_) => self.added_options(prepared, opened.placed.parent.as_deref(), &proxy),
             None => Vec::new(),
         });
-        let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
+        let added = prepared.added.clone();
+        let prepared = Arc::new(prepared);
         // 6. Plan. 7. Save.
-        let (mut writer, mut summary_wait) = (None, None);
+        let mut writer = None;
+        let mut summary_wait = None;
         let outcome = match head {
             Some(head) => {
                 let mut outcome =
                     planned_request::plan(&proxy, prepared.clone(), &mut opened).await;
-                let (proxy, prepared, opened) = (&proxy, &prepared, &mut opened);
                 let planned = &mut outcome.planned;
-                let mut compaction = CompactionContext::new(proxy, prepared, opened, planned, head);
+                let mut compaction =
+                    CompactionContext::new(&proxy, &prepared, &mut opened, planned, head);
                 writer = compaction.compact_if_due().await.map(Box::new);
                 summary_wait = compaction.waited;
-                latest_request::keep(proxy, prepared, planned, opened, head);
+                latest_request::keep(&proxy, &prepared, planned, &opened, head);
                 outcome
             }
             None => Box::pin(planned_request::planned_original(&prepared, &mut opened)).await,
@@ -255,39 +258,35 @@ impl ClientRequest {
         record_plan(&outcome, recorder);
         announce_dequeued(&outcome.dequeued, &opened.scope, recorder);
         let PlanOutcome { planned, undelivered, .. } = outcome;
-        let mut pending = Box::new(PendingExchange::begin(
-            &proxy,
-            opened,
-            prepared,
-            planned,
-            undelivered,
-            recorder.at,
-        ));
-        summary_wait.into_iter().for_each(|waited| pending.add_summary_wait(waited, recorder));
+        let at = recorder.at;
+        let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
+        let mut pending = Box::new(pending);
+        if let Some(wait) = summary_wait {
+            pending.add_summary_wait(wait, recorder);
+        }
         recorder.event.estimate = pending.estimate().cloned();
         recorder.event.classic = pending.classic().cloned();
-        let shown = pending.open_exchange(recorder.at);
-        shown.into_iter().for_each(|it| proxy.telemetry.exchange_opened(it));
-        let (rewrite, may_repair) = (pending.rewrite(), pending.may_repair());
-        let changes = BodyChanges { rewrite, added, may_repair };
+        if let Some(open_exchange) = pending.open_exchange(at) {
+            proxy.telemetry.exchange_opened(open_exchange);
+        }
+        let may_repair = pending.may_repair();
+        let changes = BodyChanges { rewrite: pending.rewrite(), added, may_repair };
         RequestPlan { pending: Some(pending), writer, changes, count: None }
     }
 
-    /// Handles a request whose tenant is unknown: it gets no place in a session, and its estimate uses no earlier
-    /// turn.
     async fn without_tenant(
         &self,
         basis: RequestBasis,
         why: FailOpen,
         recorder: &mut ExchangeRecorder,
     ) -> RequestPlan {
+        // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
         recorder.record_fail_open(why);
         let prepared = Arc::new(basis.alone());
         estimate_alone(&prepared, recorder).await;
         self.count_original(prepared)
     }
 
-    /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.
     pub(super) fn provider_request_id(
         &self,
         answered: &HeaderMap,
@@ -296,10 +295,16 @@ impl ClientRequest {
     ) -> Option<Box<str>> {
         // For other paths the headers are not kept, so a credential in the id could not be recognised.
         let id = self.dialect.and_then(|_| provider_request_id(answered))?;
-        let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
-        let is_exposed = own.is_some_and(|own| gives_away(id, own))
-            || proxy.credentials.appear_in(id, &self.headers, self.target());
-        (!is_exposed).then(|| id.into())
+        // A gateway may make its id of the credential.
+        if let Some((_, secret)) = &upstream.credential
+            && gives_away(id, secret.0.as_bytes())
+        {
+            return None;
+        }
+        if proxy.credentials.appear_in(id, &self.headers, self.target()) {
+            return None;
+        }
+        Some(id.into())
     }
 
     /// Whether the client signed the body (AWS), so that no byte of it may change (`docs/protocols.md` 1.1).
@@ -308,21 +313,19 @@ impl ClientRequest {
         scheme.is_some_and(|scheme| scheme.starts_with(b"AWS4-"))
     }
 
-    /// What is requested on the client's behalf, if the body is not compressed. `parent`: the turn that it
-    /// continues.
     pub(super) fn added_options(
         &self,
         prepared: &PreparedRequest,
         parent: Option<&Turn>,
         proxy: &Proxy,
     ) -> Vec<AddedOption> {
+        // Into a compressed body nothing can be inserted.
         match self.headers.contains_key(CONTENT_ENCODING) {
             true => Vec::new(),
             false => AddedOption::choose(prepared, proxy, parent),
         }
     }
 
-    /// A request with everything that is known about its model and upstream, but not yet about its session.
     async fn basis(
         &self,
         upstream: &Arc<Upstream>,
@@ -335,8 +338,9 @@ impl ClientRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         conversation.hints.clone_from(&identity.hints);
-        parsed.repeated_calls =
-            parsed.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
+        if conversation.purpose != Purpose::Turn {
+            parsed.repeated_calls = None;
+        }
         let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
         recorder.event.model.clone_from(&conversation.model);
         recorder.event.family = Some(facts.model.family);
@@ -357,7 +361,6 @@ impl ClientRequest {
         }
     }
 
-    /// What is known about the request's model behind its upstream. A model whose window is unknown is logged once.
     async fn model_facts(
         &self,
         upstream: &Upstream,
@@ -375,9 +378,12 @@ impl ClientRequest {
         let taught = lessons.ready(reads, now()).await;
         // A list is believed before the catalogue; a refusal corrects both, and what is configured.
         let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now());
-        let listed = listed.filter(|_| !model.is_configured);
-        model.known |= listed.is_some();
-        model.window = listed.unwrap_or(model.window);
+        if let Some(window) = listed
+            && !model.is_configured
+        {
+            model.known = true;
+            model.window = window;
+        }
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
         if !model.known && !name.is_empty() {
@@ -390,11 +396,12 @@ impl ClientRequest {
             model.binding = ReasoningBinding::Prefix;
         }
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
-        let for_tenant = tenant.filter(|_| !source.vouched);
-        let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
-        let recalling =
-            calibration.recall(ledgers, &upstream.name, name, for_tenant, model.family, reads);
-        let RecalledState { learned, outcome } = recalling.await;
+        let own_tenant = if source.vouched { None } else { tenant };
+        let ledgers = &proxy.ledgers;
+        let RecalledState { learned, outcome } = proxy
+            .calibration
+            .recall(ledgers, &upstream.name, name, own_tenant, model.family, reads)
+            .await;
         if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
             recorder.record_fail_open(FailOpen::Store);
         }
@@ -412,8 +419,8 @@ impl ClientRequest {
         }
     }
 
-    /// The mode of the request.
     fn mode(&self, upstream: &Upstream, proxy: &Proxy) -> Mode {
+        // Such a path is only metered, whatever is configured.
         if paths::is_metered_only(self.path()) {
             return Mode::Observe;
         }
@@ -421,9 +428,7 @@ impl ClientRequest {
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
     }
 
-    /// How long the request may wait for the store. If it continues an answered request, the cuts in its
-    /// prefix may only be in the store. Without them the cache would break, so the wait is longer, whatever
-    /// the mode is now. `can_change`: the request can still be changed.
+    /// How long the request may wait for the store. `can_change`: the request can still be changed.
     fn read_budget(
         &self,
         conversation: &Conversation,
@@ -432,18 +437,19 @@ impl ClientRequest {
     ) -> ReadBudget {
         let limits = &recorder.proxy.config.limits;
         let reads = ReadBudget::new(Duration::from_millis(limits.store_ms));
-        let goes_on = conversation.held.is_some()
+        let is_continued = conversation.held.is_some()
             || conversation.parts().any(|part| part.role == Role::Assistant);
-        if !goes_on || !can_change || self.is_signed() {
+        if !is_continued || !can_change || self.is_signed() {
             return reads;
         }
-        let first = Duration::from_millis(limits.first_load_ms);
-        reads.with_first_load(first, recorder.proxy.shutdown.subscribe())
+        // The cuts in its prefix may only be in the store. Without them the cache would break, so the wait is
+        // longer, whatever the mode is now.
+        let first_load = Duration::from_millis(limits.first_load_ms);
+        reads.with_first_load(first_load, recorder.proxy.shutdown.subscribe())
     }
 
-    /// The tenant of the request; an error if there is none. Then nothing of it is stored, and nothing stored
-    /// is used for it.
     pub(super) fn tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
+        // An error: nothing of it is stored, and nothing stored is used for it.
         self.tenant.get_or_init(|| self.find_tenant(proxy)).clone()
     }
 
@@ -459,7 +465,6 @@ impl ClientRequest {
         }
     }
 
-    /// The lookup of the request's session.
     pub(super) fn session_lookup<'a>(
         &self,
         basis: &'a RequestBasis,
@@ -480,7 +485,6 @@ impl ClientRequest {
         }
     }
 
-    /// The upstream's rule for reasoning that is sent back: configured, else learned, else known.
     fn reasoning_rule(
         &self,
         proxy: &Proxy,
@@ -488,6 +492,7 @@ impl ClientRequest {
         source: &LessonSource<'_>,
         model: &str,
     ) -> ReasoningRule {
+        // What is configured counts most, then what was learned, then what is known of the host.
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
         }
@@ -501,7 +506,6 @@ impl ClientRequest {
         }
     }
 
-    /// What the catalogue and the configuration say about the model behind this upstream.
     fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
@@ -521,14 +525,19 @@ impl ClientRequest {
         recorder: &ExchangeRecorder,
     ) -> Option<Box<ModelListTap>> {
         let proxy = recorder.proxy.clone();
-        let tenant = self.lists_models.then(|| self.tenant(&proxy))?.ok()?;
-        let (upstream, door) = (upstream.clone(), self.door());
-        let asked = ListRequest { tenant, upstream, door, target: self.target().into() };
-        let learn: LearnList = Box::new(move |body| Box::pin(proxy.learn_list(asked, body)));
+        if !self.lists_models {
+            return None;
+        }
+        let request = ListRequest {
+            tenant: self.tenant(&proxy).ok()?,
+            upstream: upstream.clone(),
+            door: self.door(),
+            target: self.target().into(),
+        };
+        let learn: LearnList = Box::new(move |body| Box::pin(proxy.learn_list(request, body)));
         ModelListTap::new(answered, &recorder.proxy.memory, learn).map(Box::new)
     }
 
-    /// Its path, without the query.
     pub(super) fn path(&self) -> &str {
         self.target.path()
     }
@@ -538,7 +547,6 @@ impl ClientRequest {
     }
 }
 
-/// Records the session that a request belongs to, and how reading it went.
 fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
     recorder.event.session = Some(opened.scope.session.clone());
     recorder.event.thread = Some(opened.placed.position.thread.clone());
@@ -552,7 +560,6 @@ fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
     }
 }
 
-/// Records the estimate of a request by itself.
 async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
     match PlannedRequest::alone(prepared).await {
         Ok(estimate) => recorder.event.estimate = Some(estimate),
@@ -560,39 +567,32 @@ async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut Exchange
     }
 }
 
-/// Records what is done to a request.
 fn record_plan(outcome: &PlanOutcome, recorder: &mut ExchangeRecorder) {
-    outcome.fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
+    if let Some(why) = outcome.fail_open {
+        recorder.record_fail_open(why);
+    }
     recorder.event.done = outcome.planned.done.clone();
     if outcome.is_spared {
         recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
     }
 }
 
-/// Announces that queued messages are sent with the request.
 fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
     for id in dequeued {
-        let Scope { tenant, session } = scope.clone();
-        let (id, exchange, at) = (id.clone(), Some(recorder.id.clone()), now());
-        let (step, position) = (MessageStep::Dequeued, None);
-        let event = MessageEvent { id, step, tenant, session, exchange, position, at };
-        recorder.proxy.telemetry.announce(event);
+        recorder.proxy.telemetry.announce(MessageEvent {
+            id: id.clone(),
+            step: MessageStep::Dequeued,
+            tenant: scope.tenant.clone(),
+            session: scope.session.clone(),
+            exchange: Some(recorder.id.clone()),
+            position: None,
+            at: now(),
+        });
     }
 }
 
-/// Records how long the request waited for the store, if it did.
-fn record_store_wait(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
-    let waited = reads.spent();
-    if waited.is_zero() {
-        return;
-    }
-    recorder.proxy.telemetry.session_loaded(waited);
-    let is_long = reads.is_overspent();
-    recorder.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
-}
-
-/// Whether a session is held out for comparison: a fixed share of all sessions, chosen by hash.
 pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
+    // A fixed share of all sessions, chosen by hash, for comparison.
     mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
 }
 

@@ -39,29 +39,31 @@ pub(super) struct CountFallback {
 }
 
 impl CountFallback {
-    /// The response, if the upstream does not have to count.
     pub(super) async fn answer_at_once(
         &self,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let is_learned =
-            || recorder.proxy.knows(&self.prepared.lesson_source(), Lesson::CountMissing);
         let why = match self.prepared.upstream.count_tokens {
             CountTokens::Estimate => CountEstimate::Configured,
-            CountTokens::Auto if self.may_learn() && is_learned() => CountEstimate::Learned,
-            CountTokens::Auto | CountTokens::Provider => return None,
+            CountTokens::Provider => return None,
+            CountTokens::Auto => {
+                let source = self.prepared.lesson_source();
+                if !self.may_learn() || !recorder.proxy.knows(&source, Lesson::CountMissing) {
+                    return None;
+                }
+                CountEstimate::Learned
+            }
         };
         self.answer(why, recorder).await
     }
 
-    /// The response if the upstream has no such endpoint; else an error with the upstream's response. `head`:
-    /// the request's, as it was sent.
     pub(super) async fn answer_missing(
         &self,
         response: Response<OutgoingBody>,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Result<Response<Bytes>, Response<OutgoingBody>> {
+        // The upstream's own answer counts, unless it says that it has no such endpoint.
         let may_miss = matches!(
             response.status(),
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
@@ -78,13 +80,11 @@ impl CountFallback {
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
 
-    /// Whether what a response says about the endpoint may change what is answered.
     fn may_learn(&self) -> bool {
+        // In the other modes nothing that was learned may change what is answered.
         self.prepared.mode == Mode::Active
     }
 
-    /// Whether a response says that there is no such endpoint. A missing model is another fault, and is
-    /// reported by the provider itself.
     async fn is_missing(&self, begun: &StartedResponse, head: &request::Parts) -> bool {
         let status = begun.head.status;
         let kind = begun.head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
@@ -93,6 +93,7 @@ impl CountFallback {
         {
             return true;
         }
+        // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
         let request = QuotableRequest {
             tenant: self.prepared.tenant.as_ref(),

@@ -21,7 +21,6 @@ use crate::store::recall::{LookupOutcome, ReadBudget};
 use crate::telemetry::FailOpen;
 
 impl ClientRequest {
-    /// Plans a call that counts tokens.
     pub(super) async fn plan_count(
         &self,
         mut basis: RequestBasis,
@@ -39,8 +38,9 @@ impl ClientRequest {
         basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
         let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
         let mut peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
-        let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
-        if is_shadow && is_plain {
+        let is_undecided =
+            matches!(&peeked, LookupOutcome::Found(peek) if peek.known.decides_nothing());
+        if is_shadow && is_undecided {
             basis.mode = Mode::Shadow;
             let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
             peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
@@ -62,33 +62,36 @@ impl ClientRequest {
         };
         let prepared =
             basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
-        let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
+        let added = prepared.added.clone();
+        let prepared = Arc::new(prepared);
         let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;
         let PlanOutcome { planned, fail_open, .. } = outcome;
         let rewrite = planned.rewrite(&prepared);
-        fail_open.into_iter().for_each(|why| recorder.record_fail_open(why));
+        if let Some(why) = fail_open {
+            recorder.record_fail_open(why);
+        }
         recorder.event.done = planned.done;
         let count = self.count_fallback(prepared, planned.sent, planned.known);
         let changes = BodyChanges { rewrite, added, may_repair: false };
         RequestPlan { changes, count, ..RequestPlan::default() }
     }
 
-    /// A request that is sent unchanged and is not stored; if it counts tokens, with its fallback.
     pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> RequestPlan {
-        let sent = plan::original_overlay(&prepared.plan_request());
-        let count = self.count_fallback(prepared, sent, Arc::default());
+        let overlay = plan::original_overlay(&prepared.plan_request());
+        let count = self.count_fallback(prepared, overlay, Arc::default());
         RequestPlan { count, ..RequestPlan::default() }
     }
 
-    /// The fallback for a request that counts tokens, if its upstream does not.
     fn count_fallback(
         &self,
         prepared: Arc<PreparedRequest>,
         sent: Overlay,
         known: Arc<RecordedDecisions>,
     ) -> Option<Box<CountFallback>> {
-        let is_count = prepared.conversation.purpose == Purpose::Count;
+        if prepared.conversation.purpose != Purpose::Count {
+            return None;
+        }
         let target = self.target().into();
-        is_count.then(|| Box::new(CountFallback { prepared, sent, known, target }))
+        Some(Box::new(CountFallback { prepared, sent, known, target }))
     }
 }

@@ -55,12 +55,12 @@ const CREDENTIAL_LIFE: Duration = Duration::from_secs(600);
 
 impl Drop for KeptRequest {
     fn drop(&mut self) {
-        self.credential_timer.iter().for_each(AbortHandle::abort);
+        if let Some(timer) = &self.credential_timer {
+            timer.abort();
+        }
     }
 }
 
-/// Keeps the request, if it is on the session's main line: as planned before it is sent, and again if another form was
-/// sent in the end.
 pub(super) fn keep(
     proxy: &Arc<Proxy>,
     prepared: &Arc<PreparedRequest>,
@@ -68,21 +68,22 @@ pub(super) fn keep(
     opened: &OpenedSession,
     client_head: &request::Parts,
 ) {
+    // Only the main line is kept: that is what a summary would be of.
     let Some(measured) = &planned.measured else { return };
     if !compact::is_compactable(&prepared.plan_request()) || !opened.is_main_line() {
         return;
     }
     let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
-    let head = may_begin.then(|| without_credentials(proxy, client_head));
     let has_own = prepared.upstream.credential.is_some();
     // Without a counting endpoint in its protocol, no head is held.
-    let has_endpoint = prepared.conversation.dialect != Dialect::OpenaiChat;
-    let count_head = has_endpoint.then(|| match has_own {
-        true => without_credentials(proxy, client_head),
-        false => client_head.clone(),
-    });
+    let count_head = match prepared.conversation.dialect {
+        Dialect::OpenaiChat => None,
+        _ if has_own => Some(without_credentials(proxy, client_head)),
+        _ => Some(client_head.clone()),
+    };
+    let holds_credential = count_head.is_some() && !has_own;
     let count_head = Arc::new(Mutex::new(count_head));
-    let kept = Arc::new(KeptRequest {
+    let request = Arc::new(KeptRequest {
         proxy: Arc::downgrade(proxy),
         prepared: prepared.clone(),
         scope: opened.scope.clone(),
@@ -95,25 +96,36 @@ pub(super) fn keep(
             Some(_) => Arc::default(),
             None => planned.edits.clone(),
         },
-        head,
-        credential_timer: (has_endpoint && !has_own)
-            .then(|| drop_credential_later(&count_head, CREDENTIAL_LIFE)),
+        head: match may_begin {
+            true => Some(without_credentials(proxy, client_head)),
+            false => None,
+        },
+        credential_timer: match holds_credential {
+            true => Some(drop_credential_later(&count_head, CREDENTIAL_LIFE)),
+            false => None,
+        },
         count_head,
     });
-    let begin = may_begin.then(|| {
-        let kept = kept.clone();
-        Box::new(move |focus| kept.begin(focus)) as _
-    });
-    let sketched = size_of_val(&*measured.parts);
-    let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
-    let bytes = prepared.bytes() + sketched + edits;
-    let counts = kept.clone();
-    let count = Box::new(move || Box::pin(counts.clone().count()) as _);
-    let latest = LatestRequest { bytes, preview: Box::new(move || kept.preview()), begin, count };
+    let sketch_bytes = size_of_val(&*measured.parts);
+    let edit_bytes: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
+    let mut latest = LatestRequest {
+        bytes: prepared.bytes() + sketch_bytes + edit_bytes,
+        begin: None,
+        count: {
+            let request = request.clone();
+            Box::new(move || Box::pin(request.clone().count()))
+        },
+        preview: {
+            let request = request.clone();
+            Box::new(move || request.preview())
+        },
+    };
+    if may_begin {
+        latest.begin = Some(Box::new(move |focus| request.begin(focus)));
+    }
     proxy.ledgers.keep_latest_request(opened, latest);
 }
 
-/// A client's head without what must not be held for long.
 fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
     let mut head = head.clone();
     let headers = std::mem::take(&mut head.headers);
@@ -123,26 +135,25 @@ fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
     head
 }
 
-/// Drops a client's credential after its time. One task per session, which ends when the request is replaced.
 fn drop_credential_later(head: &Arc<Mutex<Option<request::Parts>>>, life: Duration) -> AbortHandle {
-    let held = Arc::downgrade(head);
+    // One task per session, which ends when the request is replaced.
+    let head = Arc::downgrade(head);
     let task = tokio::spawn(async move {
         tokio::time::sleep(life).await;
-        if let Some(head) = held.upgrade() {
+        if let Some(head) = head.upgrade() {
             head.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
     });
     task.abort_handle()
 }
 
-/// Whether another upstream writes summaries, with its own credential.
 fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
+    // Only with a credential of its own can it be called without a client.
     let summariser = proxy.summariser(&prepared.policy.compact, prepared.conversation.dialect);
     summariser.is_some_and(|upstream| upstream.credential.is_some())
 }
 
 impl KeptRequest {
-    /// Who would write a summary, and where it would cut.
     fn choice(&self, writers: &[SummaryAuthor]) -> Option<SummaryChoice> {
         let request = self.prepared.plan_request();
         writers.iter().find_map(|by| {
@@ -154,23 +165,24 @@ impl KeptRequest {
     fn preview(&self) -> Option<CompactionPreview> {
         // The provider may have refused since, when it was asked for the summary that this request prepared.
         let source = self.prepared.lesson_source();
-        let refuses = |proxy: Arc<Proxy>| proxy.knows(&source, Lesson::CompactionRefused);
-        let compaction_refused = self.proxy.upgrade().is_some_and(refuses);
+        let proxy = self.proxy.upgrade();
+        let compaction_refused =
+            proxy.is_some_and(|proxy| proxy.knows(&source, Lesson::CompactionRefused));
         let request = PlanRequest { compaction_refused, ..self.prepared.plan_request() };
         let choice = self.choice(compact::writers(&request, SummaryFocus::OfPolicy))?;
         Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
     }
 
-    /// Asks the provider for the request's token count, in the form in which it was sent.
     async fn count(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
         if self.prepared.conversation.dialect == Dialect::OpenaiChat {
             return Err(RecountError::NoEndpoint);
         }
         let head = self.count_head.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(RecountError::NoCredential)?;
-        let sent = splice::splice(&self.prepared.body, self.sent.to_vec());
-        let prompt = sent.map_err(|_| RecountError::Failed)?.concat().into();
-        let request = CountRequest::of(&proxy, &self.prepared, &head, prompt);
+        // In the form in which it was sent.
+        let slices = splice::splice(&self.prepared.body, self.sent.to_vec());
+        let prompt = slices.map_err(|_| RecountError::Failed)?.concat().into();
+        let request = CountRequest::new(&proxy, &self.prepared, &head, prompt);
         let tokens = counting::count_now(request).await.map_err(|outcome| match outcome {
             CountOutcome::Missing => RecountError::NoEndpoint,
             CountOutcome::Busy | CountOutcome::Paused => RecountError::Busy,
@@ -186,11 +198,11 @@ impl KeptRequest {
         })
     }
 
-    /// Begins a summary by the configured upstream; `false` if one is being written, or nothing can be cut.
     fn begin(&self, focus: Option<Box<str>>) -> bool {
         let (Some(proxy), Some(head)) = (self.proxy.upgrade(), &self.head) else { return false };
         let Some(choice) = self.choice(&[SummaryAuthor::Summary]) else { return false };
         let key = (self.scope.clone(), self.thread.clone());
+        // One summary of a thread is written at a time.
         let Some(writing) = begin_summary(&proxy, &key) else { return false };
         let handle = proxy.ledgers.handle(&self.scope);
         let writer = SummaryJob {

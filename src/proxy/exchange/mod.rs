@@ -53,7 +53,7 @@ use crate::proxy::response::usage_strip::UsageStrip;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::proxy::turn::late::LateReply;
-use crate::proxy::turn::open::ResponseHead;
+use crate::proxy::turn::open::{OpenTurn, ResponseHead};
 use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{ClientTimeout, FailOpen};
 
@@ -84,6 +84,7 @@ pub(super) async fn run(
         return error_response(&ProxyError::TooManyRequests, dialect, recorder);
     }
     // 2. Route.
+    // Clients probe the root path, which no upstream has.
     let is_probe = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
     let routed = match RoutedRequest::new(&proxy, head, dialect) {
         Ok(routed) => routed,
@@ -97,7 +98,6 @@ pub(super) async fn run(
     Box::pin(forward_and_respond(&proxy, &client_request, routed, body, recorder)).await
 }
 
-/// The response on a connection past the limit of connections.
 pub(super) fn refuse_connection(
     proxy: &Arc<Proxy>,
     request: &Request<hyper::body::Incoming>,
@@ -105,6 +105,7 @@ pub(super) fn refuse_connection(
 ) -> Response<Bytes> {
     let mut recorder = ExchangeRecorder::open(proxy, request, &Arc::default(), phase);
     let checked = proxy.client_access.check(request.uri(), request.headers(), &proxy.credentials);
+    // A page of another site must not learn that the proxy is full.
     let fault = checked.err().unwrap_or(ProxyError::TooManyConnections);
     let mut response = fault.answer(None);
     recorder.answer(&mut response, fault.outcome());
@@ -129,8 +130,7 @@ impl RoutedRequest {
         let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
         let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
         let upstream = route.upstream;
-        let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
-        let upgrade = headers::is_upgrade(&head.headers, is_wanted);
+        let upgrade = headers::is_upgrade(&head.headers, |protocol| is_wanted(upstream, protocol));
         if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
             return Err(ProxyError::PathRefused);
         }
@@ -144,7 +144,6 @@ impl RoutedRequest {
     }
 }
 
-/// The error for a request that no upstream takes.
 fn no_upstream(upstreams: &[Arc<Upstream>], uri: &Uri) -> ProxyError {
     ProxyError::NoUpstream {
         known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
@@ -152,9 +151,8 @@ fn no_upstream(upstreams: &[Arc<Upstream>], uri: &Uri) -> ProxyError {
     }
 }
 
-/// Whether a connection may switch to this protocol. With the operator's credential, only WebSocket is
-/// allowed.
 fn is_wanted(upstream: &Upstream, protocol: &str) -> bool {
+    // With the operator's credential, only WebSocket is allowed.
     !headers::is_http2(protocol)
         && (upstream.credential.is_none() || protocol.eq_ignore_ascii_case("websocket"))
 }
@@ -173,16 +171,16 @@ fn outgoing_headers(
     if upgrade {
         headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
     }
-    let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
-    if own.is_some() {
+    let has_own = upstream.credential.is_some();
+    if has_own {
         headers::narrow_subprotocols(&mut headers);
     }
     let mut headers = headers::without_lines(headers, |name, value| {
         headers::is_for_us(name)
-            || own.is_some() && !headers::may_join_credential(name)
-            || credentials.is_token(name, value.as_bytes())
+            || has_own && !headers::may_join_credential(name)
+            || proxy.credentials.is_token(name, value.as_bytes())
     });
-    if let Some((name, secret)) = own
+    if let Some((name, secret)) = &upstream.credential
         && let Ok(mut value) = HeaderValue::from_str(&secret.0)
     {
         value.set_sensitive(true);
@@ -194,10 +192,10 @@ fn outgoing_headers(
     headers::set_host(headers, &upstream.base)
 }
 
-/// The upstream's headers as the client gets them. If the operator's credential was used, they say nothing of its
-/// account, and no web page may read the response, whatever the upstream allows.
 fn response_headers(headers: HeaderMap, upstream: &Upstream, filter: HopByHopFilter) -> HeaderMap {
     let headers = headers::without_hop_by_hop(headers, filter);
+    // To the operator's credential they say nothing of its account, and no web page may read the response,
+    // whatever the upstream allows.
     match upstream.credential.is_some() {
         true => headers::without(headers, headers::is_operators),
         false => headers,
@@ -211,7 +209,8 @@ async fn forward_and_respond(
     body: ClientBody,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
+    let RoutedRequest { upstream, head, .. } = routed;
+    let dialect = client_request.dialect;
     let ready = prepare_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
     let ready = match ready {
         Ok(ready) => ready,
@@ -259,34 +258,52 @@ async fn forward_and_respond(
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return error_response(&unrequested_upgrade(&upstream), dialect, recorder);
     }
-    if let Some(writer) = writer.filter(|_| response.status().is_success()) {
+    if response.status().is_success()
+        && let Some(writer) = writer
+    {
         writer.begin();
     }
     let usage_addition =
         pending.as_ref().and_then(|pending| pending.usage_addition(added_diagnosis));
     let response_head = ResponseHead { status: response.status(), provider_request_id: id };
-    let several = pending.as_ref().is_some_and(|it| it.prepared().conversation.several);
-    let open = pending.map(|pending| pending.open(proxy, response_head));
+    let several = pending.as_ref().is_some_and(|pending| pending.prepared().conversation.several);
+    let open_turn = pending.map(|pending| pending.open(proxy, response_head));
     recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
-    let observer = client_request.response_dialect().map(|dialect| {
-        let (limit, memory) = (proxy.config.limits.reply_bytes, &recorder.proxy.memory);
-        let status = response.status().as_u16();
-        let progress = open.as_ref().map(|turn| (turn.progress(), turn.body()));
-        ResponseObserver::new(dialect, status, response.headers(), limit, memory)
-            .with_several(several)
-            .with_progress(progress)
-    });
-    let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let late = client_request.late_reply(&upstream, proxy);
-    let settle_late = late.filter(|_| response.status().is_success()).map(LateReply::settle);
-    let list = client_request.model_list_tap(&upstream, response.headers(), &recorder);
-    let model_list = list.filter(|_| response.status().is_success());
-    let mut actions =
-        ResponseActions { observer, settle, settle_late, model_list, ..ResponseActions::default() };
-    actions.tenant = client_request.tenant(proxy).ok();
+    let actions =
+        response_actions(client_request, &upstream, &response, open_turn, several, &recorder);
     let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
     tap_response(response, forwarding, actions, recorder).await
+}
+
+fn response_actions(
+    client_request: &ClientRequest,
+    upstream: &Arc<Upstream>,
+    response: &Response<OutgoingBody>,
+    open_turn: Option<Box<OpenTurn>>,
+    several: bool,
+    recorder: &ExchangeRecorder,
+) -> ResponseActions {
+    let proxy = &recorder.proxy;
+    let mut actions =
+        ResponseActions { tenant: client_request.tenant(proxy).ok(), ..ResponseActions::default() };
+    if let Some(dialect) = client_request.response_dialect() {
+        let status = response.status().as_u16();
+        let limit = proxy.config.limits.reply_bytes;
+        let progress = open_turn.as_ref().map(|turn| (turn.progress(), turn.body()));
+        actions.observer = Some(
+            ResponseObserver::new(dialect, status, response.headers(), limit, &proxy.memory)
+                .with_several(several)
+                .with_progress(progress),
+        );
+    }
+    actions.settle = open_turn.map(|turn| turn.settle(proxy.clone()));
+    // A refusal has neither a reply nor a list.
+    if response.status().is_success() {
+        actions.settle_late = client_request.late_reply(upstream, proxy).map(LateReply::settle);
+        actions.model_list = client_request.model_list_tap(upstream, response.headers(), recorder);
+    }
+    actions
 }
 
 /// A request that is ready to be sent: its body is collected and planned, or streams through unread.
@@ -355,7 +372,6 @@ struct Forwarding {
     upstream_time: Duration,
 }
 
-/// Forwards an upstream's response: its head now, its body through a tap.
 async fn tap_response(
     response: Response<OutgoingBody>,
     forwarding: Forwarding,
@@ -368,14 +384,16 @@ async fn tap_response(
     parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, filter);
     actions.is_operators = upstream.credential.is_some();
     parts.version = Version::HTTP_11;
-    let (limit, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.proxy.memory);
+    let limit = recorder.proxy.config.limits.reply_bytes;
+    let memory = &recorder.proxy.memory;
     actions.edits = match forwarding.usage_addition {
         _ if forwarding.added_usage => response_edits(&mut parts, |kind, headers| {
             // A response that is not a stream has usage anyway.
-            let is_whole = kind.starts_with("application/json");
+            if kind.starts_with("application/json") {
+                return None;
+            }
             let codings = headers::codings(headers);
-            let strip = UsageStrip::new(upstream.host(), codings, memory);
-            strip.filter(|_| !is_whole).map(ResponseEdits::Strips)
+            UsageStrip::new(upstream.host(), codings, memory).map(ResponseEdits::Strips)
         }),
         Some(addition) => response_edits(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
@@ -400,23 +418,26 @@ async fn tap_response(
     Response::from_parts(parts, ResponseBody::Tapped(tap, window))
 }
 
-/// Watches for silence in a stream. `headers`: as the client gets them.
+/// `headers`: as the client gets them.
 fn silence(
     headers: &HeaderMap,
     forwarding: &Forwarding,
     limits: &ServerLimits,
 ) -> Option<StreamSilence> {
-    let seconds = |wanted: u64| (wanted > 0).then(|| Duration::from_secs(wanted));
     let limits = SilenceLimits {
-        silent: seconds(limits.silent_stream_s),
-        keep_alive: seconds(limits.keep_alive_s),
+        silent: nonzero_seconds(limits.silent_stream_s),
+        keep_alive: nonzero_seconds(limits.keep_alive_s),
     };
     let Forwarding { upstream, dialect, upstream_time, .. } = forwarding;
     StreamSilence::new(*dialect, &upstream.name, headers, limits, *upstream_time)
 }
 
-/// The edits of a response, if it can be edited: `with` makes them for this content type and these headers. An
-/// edited response loses its length and its encoding.
+fn nonzero_seconds(seconds: u64) -> Option<Duration> {
+    // 0 turns a limit off.
+    if seconds > 0 { Some(Duration::from_secs(seconds)) } else { None }
+}
+
+/// `with` makes the edits for this content type and these headers.
 fn response_edits(
     parts: &mut response::Parts,
     with: impl FnOnce(&str, &HeaderMap) -> Option<ResponseEdits>,
@@ -426,20 +447,19 @@ fn response_edits(
     }
     let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let edits = with(kind.unwrap_or_default(), &parts.headers)?;
+    // An edited response loses its length and its encoding.
     let headers = std::mem::take(&mut parts.headers);
     parts.headers =
         headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
     Some(Box::new(edits))
 }
 
-/// The response to a client that only probes the root path: it says what Plimsoll is.
 fn greeting_response(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
     recorder.answer(&mut response, Outcome::Complete);
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// The response with an estimated token count, in place of the upstream's.
 fn count_response(
     mut response: Response<Bytes>,
     mut recorder: ExchangeRecorder,
@@ -448,7 +468,6 @@ fn count_response(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// The response with an error of our own, in the dialect of the request.
 fn error_response(
     fault: &ProxyError,
     dialect: Option<Dialect>,
@@ -462,22 +481,20 @@ fn error_response(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// The error for an upstream that switches protocols although the client did not request it.
 fn unrequested_upgrade(upstream: &Upstream) -> ProxyError {
     let why = "it switched to a protocol that was not requested".to_owned();
     proxy_error(upstream, UpstreamError::Failed(why))
 }
 
-/// The error for a request that got no response from its upstream, if it was not the client that broke it off.
 fn unanswered(
     upstream: &Upstream,
     error: UpstreamError,
     recorder: &ExchangeRecorder,
 ) -> ProxyError {
+    // If the client broke its request off, the upstream is not to blame.
     recorder.upload_fault().unwrap_or_else(|| proxy_error(upstream, error))
 }
 
-/// The same, whoever broke it off.
 fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     let upstream = upstream.name.clone();
     match error {
@@ -488,7 +505,6 @@ fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     }
 }
 
-/// Switches protocols: tunnels bytes unchanged, or refuses if policy says so.
 async fn upgrade(
     proxy: &Proxy,
     client_request: ClientRequest,
@@ -496,7 +512,8 @@ async fn upgrade(
     body: ClientBody,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
+    let RoutedRequest { upstream, head, .. } = routed;
+    let dialect = client_request.dialect;
     if upstream.upgrades == UpgradePolicy::Refuse {
         return error_response(&ProxyError::UpgradeRefused, dialect, recorder);
     }
@@ -517,18 +534,24 @@ async fn upgrade(
     let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
     recorder.event.provider_request_id.clone_from(&id);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let (added_usage, usage_addition) = (false, None);
-        let forwarding =
-            Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
+        let forwarding = Forwarding {
+            upstream,
+            dialect,
+            added_usage: false,
+            usage_addition: None,
+            upstream_time,
+        };
         return tap_response(response, forwarding, ResponseActions::default(), recorder).await;
     }
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let provider = hyper::upgrade::on(&mut response);
-    let read = client_request.is_over_websocket();
-    let (headers, to) = (response.headers(), upstream.clone());
-    let frames =
-        read.then(|| FrameObserver::new(Arc::new(client_request), to, id, headers, &recorder));
     let (mut parts, _) = response.into_parts();
+    let mut frames = None;
+    if client_request.is_over_websocket() {
+        let client_request = Arc::new(client_request);
+        let upstream = upstream.clone();
+        frames = Some(FrameObserver::new(client_request, upstream, id, &parts.headers, &recorder));
+    }
     let filter = HopByHopFilter { keep_upgrade: true, keep_chunked: false };
     parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, filter);
     recorder.stamp(&mut parts.headers);

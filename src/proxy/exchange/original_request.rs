@@ -30,26 +30,30 @@ impl OriginalRequest {
         (self.head.clone(), body)
     }
 
-    /// Head and body with these changes; `None` if there are none, or if they do not fit the body.
     pub(super) fn changed(
         &self,
         rewrite: Option<PlannedRewrite>,
     ) -> Option<(request::Parts, OutgoingBody)> {
-        let as_it_is =
-            || PlannedRewrite { plain: self.bytes.clone(), edits: Arc::default(), beta: None };
-        let PlannedRewrite { plain, edits, beta } = rewrite.unwrap_or_else(as_it_is);
+        let PlannedRewrite { plain, edits, beta } = match rewrite {
+            Some(rewrite) => rewrite,
+            None => PlannedRewrite { plain: self.bytes.clone(), edits: Arc::default(), beta: None },
+        };
         let mut edits = edits.to_vec();
         edits.extend(self.added.iter().map(|added| added.edit.clone()));
         if edits.is_empty() {
             return None;
         }
+        // An edit that does not fit is an error of ours, and then the client's bytes are sent.
         let slices = splice(&plain, edits).ok()?;
         let mut head = self.head.clone();
         headers::set_length(&mut head.headers, slices.iter().map(Bytes::len).sum());
+        // The edited body is the decompressed one.
         if head.headers.contains_key(CONTENT_ENCODING) {
             head.headers = headers::without(head.headers, |name| *name == CONTENT_ENCODING);
         }
-        self.added.iter().for_each(|added| added.kind.add_headers(&mut head.headers));
+        for added in &self.added {
+            added.kind.add_headers(&mut head.headers);
+        }
         if let Some(beta) = beta {
             headers::list_beta(&mut head.headers, beta);
         }
@@ -57,7 +61,6 @@ impl OriginalRequest {
     }
 }
 
-/// Sends head and body to the upstream.
 pub(super) async fn send(
     recorder: &ExchangeRecorder,
     head: request::Parts,

@@ -56,17 +56,14 @@ pub(super) struct SentResponse {
 const WORTH_BYTES: usize = 2048;
 
 impl OutboundRequest {
-    /// What is sent: head and body.
     pub(super) fn parts(&self) -> (&request::Parts, &OutgoingBody) {
         (&self.head, &self.body)
     }
 
-    /// A request whose body was not read.
     pub(super) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
         Self { head, body, original: None, adds: Vec::new(), rewritten: false }
     }
 
-    /// A request whose body was read, with `changes`.
     pub(super) fn edited(
         head: request::Parts,
         bytes: Bytes,
@@ -74,6 +71,7 @@ impl OutboundRequest {
         changes: BodyChanges,
     ) -> Self {
         let rewritten = changes.rewrite.is_some();
+        // It could only be sent again as it is: nothing of it has to be kept.
         let is_small = bytes.len() < WORTH_BYTES && !changes.may_repair;
         if !rewritten && changes.added.is_empty() && is_small {
             return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
@@ -99,7 +97,7 @@ impl OutboundRequest {
         }
     }
 
-    /// Sends it, again if the response demands that. `count`: the request, if it counts tokens.
+    /// `count`: the request, if it counts tokens.
     pub(super) async fn send(
         self,
         pending: Option<&mut PendingExchange>,
@@ -107,12 +105,12 @@ impl OutboundRequest {
         recorder: &mut ExchangeRecorder,
     ) -> Result<SentResponse, UpstreamError> {
         let Self { head, body, original, adds, rewritten: is_rewritten } = self;
+        // The response may demand that it is sent again.
         let response = send(recorder, head, body).await?;
         let status = response.status();
         let requests_usage = adds.contains(&AddedOptionKind::Usage);
-        let is_diagnosis =
-            |kind: &AddedOptionKind| matches!(kind, AddedOptionKind::Diagnosis { .. });
-        let requests_diagnosis = adds.iter().any(is_diagnosis);
+        let requests_diagnosis =
+            adds.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
         let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
@@ -120,7 +118,8 @@ impl OutboundRequest {
         let may_be_overflow = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
-        let original = original.filter(|_| blames_us || may_be_overflow || may_overflow);
+        let may_retry = blames_us || may_be_overflow || may_overflow;
+        let original = if may_retry { original } else { None };
         let prepared = pending.as_deref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
             let is_kept = !blames_us;
@@ -128,7 +127,7 @@ impl OutboundRequest {
             let added_diagnosis = requests_diagnosis && is_kept;
             return Ok(SentResponse { response, added_usage, added_diagnosis });
         };
-        let info = RequestInfo::of(prepared);
+        let info = RequestInfo::new(prepared);
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
         let retry = Retry { original, adds, is_rewritten, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
@@ -180,7 +179,8 @@ mod tests {
     fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound = OutboundRequest::edited(head(), body.clone(), None, BodyChanges::default());
-        assert!(outbound.original.is_none() && !outbound.rewritten);
+        assert!(outbound.original.is_none());
+        assert!(!outbound.rewritten);
         assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
         let frames = frames(outbound.body);
         assert_eq!(frames.len(), 1);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
+    fn invariant_2_edits_keep_own_bytes() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound = OutboundRequest::edited(
             head(),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_option_that_contradicts_the_plan_is_left_out() {
+    fn conflicting_options_are_left_out() {
         let body = Bytes::from_static(b"{\"stream\":true}");
         let edit = |with: &'static [u8]| Edit {
             at: crate::wire::json::Span::new(1, 9),
@@ -217,12 +217,13 @@ mod tests {
         let rewrite = Some(PlannedRewrite { plain: body.clone(), edits, beta: None });
         let changes = BodyChanges { rewrite, ..usage(Some(edit(b"\"b\""))) };
         let outbound = OutboundRequest::edited(head(), body, None, changes);
-        assert!(outbound.rewritten && outbound.adds.is_empty());
+        assert!(outbound.rewritten);
+        assert!(outbound.adds.is_empty());
         assert_eq!(frames(outbound.body).concat(), b"{\"a\":true}");
     }
 
     #[test]
-    fn an_edit_outside_the_body_is_left_out() {
+    fn edits_outside_are_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
         let outbound = OutboundRequest::edited(head(), body.clone(), None, usage(Some(edit)));

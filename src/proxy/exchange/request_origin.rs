@@ -16,42 +16,44 @@ use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{OpenedSession, RequestSource};
 
-/// The connection of a request, and what its client calls itself.
 pub(super) fn source(headers: &HeaderMap, connection: &ClientConnection) -> RequestSource {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
     RequestSource { connection: connection.number, agent: xxh3_64(agent) }
 }
 
-/// Whether a client with these headers is left to compact its own history; `None` if that is for the session to show. A
-/// preset compacts where its document says, whoever sends.
 pub(super) fn compacts(headers: &HeaderMap, proxy: &Proxy) -> Option<bool> {
+    // A preset compacts where its document says, whoever sends.
     compacts_under(proxy.config.preset, headers)
 }
 
 fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
     match preset {
         Some(_) => Some(false),
-        None => compact::compacts_by_itself(headers).then_some(true),
+        None if compact::compacts_by_itself(headers) => Some(true),
+        // The session will show it.
+        None => None,
     }
 }
 
-/// Finds out which agent sends a request, and for which folder. Only where a thread begins: the turns after it say the same.
 pub(super) fn set(
     opened: &mut OpenedSession,
     headers: &HeaderMap,
     parsed: &ParsedBody,
     proxy: &Proxy,
 ) {
-    let (conversation, body) = (&parsed.conversation, &parsed.plain);
+    let conversation = &parsed.conversation;
+    let body = &parsed.plain;
     let keeps_names = proxy.config.content.names;
     opened.keeps_title = keeps_names
         && conversation.purpose == Purpose::Side
         && agent::asks_for_title(conversation, body);
-    let is_same_thread = matches!(opened.placed.growth, Growth::Grows | Growth::Retries);
-    let parent = opened.placed.parent.as_ref().filter(|_| is_same_thread);
-    if let Some(parent) = parent.and_then(|turn| turn.origin.as_deref()) {
-        opened.origin.agent.clone_from(&parent.agent);
-        opened.origin.project.clone_from(&parent.project);
+    // Only where a thread begins: the turns after it say the same.
+    if matches!(opened.placed.growth, Growth::Grows | Growth::Retries)
+        && let Some(parent_turn) = &opened.placed.parent
+        && let Some(origin) = parent_turn.origin.as_deref()
+    {
+        opened.origin.agent.clone_from(&origin.agent);
+        opened.origin.project.clone_from(&origin.project);
         return;
     }
     opened.origin.agent = Agent::of(headers, conversation, body);
@@ -62,8 +64,8 @@ pub(super) fn set(
     });
 }
 
-/// A name that says nothing of the folder at this path, and is the same for the same path.
 fn hashed_name(key: &[u8; 32], path: &str) -> Box<str> {
+    // The name says nothing of the folder, and is the same for the same path.
     let key = blake3::derive_key("plimsoll names of project folders", key);
     format!("#{}", &blake3::keyed_hash(&key, path.as_bytes()).to_hex()[..8]).into()
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::response::Parts;
 use http::{Response, StatusCode};
 
-use crate::context::overflow::{self, OverflowEvidence, OverflowSign};
+use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::reading::BodyEnd;
@@ -41,33 +41,33 @@ pub(super) struct OverflowInStart {
     pub(super) taught: LessonMatch,
 }
 
-/// Reads the start of an accepted response.
 pub(super) async fn read(
     response: Response<OutgoingBody>,
     pending: &PendingExchange,
     recorder: &ExchangeRecorder,
 ) -> PeekedResponse {
     let conversation = &pending.prepared().conversation;
-    let (dialect, purpose) = (conversation.dialect, conversation.purpose);
-    let mut seen = Reply::default();
+    let mut partial_reply = Reply::default();
     let reading =
         StartedResponse::until(response, BYTES, TIMEOUT, &recorder.proxy.memory, |head, start| {
-            seen = reply(dialect, head, start, &recorder.proxy.memory);
-            seen.error.is_some() || !seen.parts.is_empty() || seen.complete
+            partial_reply = reply(conversation.dialect, head, start, &recorder.proxy.memory);
+            partial_reply.error.is_some()
+                || !partial_reply.parts.is_empty()
+                || partial_reply.complete
         });
     let response = reading.await;
-    if !seen.parts.is_empty() {
+    // Content has begun: whatever comes after it, the request fitted.
+    if !partial_reply.parts.is_empty() {
         return PeekedResponse { response, overflow: None };
     }
     let host = pending.prepared().upstream.host();
-    let shown = overflow::detected(
-        &seen,
-        purpose,
-        &OverflowEvidence { host, ..OverflowEvidence::default() },
-    );
-    let found =
-        shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.reported);
-    let (Some(reported), Some(error)) = (found, &seen.error) else {
+    let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
+    let Some(OverflowReport { sign: OverflowSign::InReply, reported, .. }) =
+        overflow::detected(&partial_reply, conversation.purpose, &evidence)
+    else {
+        return PeekedResponse { response, overflow: None };
+    };
+    let Some(error) = &partial_reply.error else {
         return PeekedResponse { response, overflow: None };
     };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
@@ -82,7 +82,6 @@ pub(super) async fn read(
     PeekedResponse { response, overflow: Some(OverflowInStart { reported, taught }) }
 }
 
-/// The reply in the start of a response.
 fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryBudget>) -> Reply {
     let status = StatusCode::OK.as_u16();
     let mut reading = ResponseObserver::new(dialect, status, &head.headers, BYTES * 2, memory);

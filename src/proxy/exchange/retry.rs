@@ -111,6 +111,7 @@ impl Retry<'_> {
                     return seen.take(form).map(|response| FinalResponse { response, form });
                 }
             };
+            // A response that cannot be the final one any more gives its memory and its connection back.
             seen.held.retain(|held| state.may_answer(held.form));
             verdict = match state {
                 RetryState::Planned => Verdict::Unavailable,
@@ -130,13 +131,13 @@ impl Retry<'_> {
         }
     }
 
-    /// Keeps the request in the form that was final, in place of the planned one.
     fn keep_latest(&self, form: RequestForm) {
+        // The planned form was kept before it was sent; now another one is final.
         if let Some(PendingExchange { opened, prepared, planned, .. }) = self.pending.as_deref()
             && form != RequestForm::Planned
         {
-            let (proxy, head) = (&self.recorder.proxy, &self.original.head);
-            latest_request::keep(proxy, prepared, planned, opened, head);
+            let head = &self.original.head;
+            latest_request::keep(&self.recorder.proxy, prepared, planned, opened, head);
         }
     }
 
@@ -152,7 +153,6 @@ impl Retry<'_> {
         }
     }
 
-    /// Sends the request with the smallest change that fixes the newest refusal.
     async fn send_repaired(&mut self, round: u8, seen: &mut SeenResponses) -> Verdict {
         let (Some(pending), Some(refusal)) = (&mut self.pending, seen.refusal.take()) else {
             return Verdict::Unavailable;
@@ -162,6 +162,7 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         seen.repair_causes.push(refusal.cause);
+        // The repair is one more change of the request with all repairs before it.
         seen.repaired_before = seen.repaired.take();
         let (response, repaired) = match self.send_revised(Some(revised)).await {
             Ok(sent) => sent,
@@ -179,7 +180,6 @@ impl Retry<'_> {
         self.judge(RequestForm::Repaired(round), response, seen).await
     }
 
-    /// Sends the request with room made by cuts or a summary.
     async fn send_with_room(&mut self, seen: &mut SeenResponses) -> Verdict {
         let (Some(pending), Some(overflow)) = (&mut self.pending, &seen.overflow) else {
             return Verdict::Unavailable;
@@ -188,7 +188,6 @@ impl Retry<'_> {
         self.send_room(RequestForm::WithRoom, room, seen).await
     }
 
-    /// Sends the request with room once more, without the reasoning that is bound to what was cut.
     async fn send_with_room_unbound(&mut self, seen: &mut SeenResponses) -> Verdict {
         let (Some(pending), Some(room)) = (&mut self.pending, &seen.room) else {
             return Verdict::Unavailable;
@@ -197,7 +196,6 @@ impl Retry<'_> {
         self.send_room(RequestForm::WithRoomUnbound, room, seen).await
     }
 
-    /// Sends a form with room; `room`: `None` if there is none.
     async fn send_room(
         &mut self,
         form: RequestForm,
@@ -213,17 +211,17 @@ impl Retry<'_> {
         }
     }
 
-    /// Sends the request with the changes of the last accepted one, because reasoning may depend on them.
     async fn send_last_accepted(
         &mut self,
         cause: RefusalCause,
         seen: &mut SeenResponses,
     ) -> Verdict {
+        // Reasoning may depend on the changes of the last accepted request.
         let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
-        let before = pending.as_last_accepted(cause).await;
-        match self.send_revised(before).await {
-            Ok((response, before)) => {
-                seen.last_accepted = Some(before);
+        let revised = pending.as_last_accepted(cause).await;
+        match self.send_revised(revised).await {
+            Ok((response, revised)) => {
+                seen.last_accepted = Some(revised);
                 self.judge(RequestForm::LastAccepted, response, seen).await
             }
             Err(verdict) => verdict,
@@ -247,21 +245,19 @@ impl Retry<'_> {
 }
 
 impl SeenResponses {
-    /// Holds a response, because it may be the one that the client gets.
     fn hold(&mut self, form: RequestForm, response: StartedResponse) {
+        // It may be the response that the client gets.
         self.held.push(HeldResponse { form, response });
     }
 
-    /// Whether the newest refusal is about the output limit.
     fn is_about_output(&self) -> bool {
         self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
     }
 
-    /// The response to a form.
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
-        let at = self.held.iter().position(|held| held.form == form);
-        let answer = at.map(|at| self.held.swap_remove(at).response.into_response());
         // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_a_kept_response`).
-        answer.ok_or(UpstreamError::ResponseLost)
+        let position = self.held.iter().position(|held| held.form == form);
+        let index = position.ok_or(UpstreamError::ResponseLost)?;
+        Ok(self.held.swap_remove(index).response.into_response())
     }
 }

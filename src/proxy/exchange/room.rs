@@ -16,17 +16,17 @@ use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
 
 impl PendingExchange {
-    /// Makes room in a request that does not fit: by cuts, then by a summary if that makes it fit, then by
-    /// trims of new results, which no model has read. If no summary makes it fit alone, one is added to the
-    /// trims where these are not enough. The text of the client's own compaction is shortened last. `None` if no room
-    /// can be made. `head`: the request's, as it is sent.
     pub(super) async fn make_room(
         &mut self,
         overflow: Overflow,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Option<RevisedRequest> {
-        let (prepared, proxy) = (self.prepared.clone(), recorder.proxy.clone());
+        // Cuts come first, then a summary if that makes it fit, then trims of new results, which no model has
+        // read. If no summary makes it fit alone, one is added to the trims where these are not enough. The
+        // text of the client's own compaction is shortened last.
+        let prepared = self.prepared.clone();
+        let proxy = recorder.proxy.clone();
         let goal = self.planned.room_goal(&prepared, overflow)?;
         let making = self.planned.with_room(&proxy, &prepared, &self.opened, goal);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
@@ -48,25 +48,24 @@ impl PendingExchange {
         }
         let shortening = planned.shorten_for_room(&proxy, &prepared, &self.opened, goal);
         is_made |= AssertUnwindSafe(shortening).catch_unwind().await.unwrap_or(false);
-        is_made.then(|| RevisedRequest::new(&prepared, planned))
+        if is_made { Some(RevisedRequest::new(&prepared, planned)) } else { None }
     }
 
-    /// The request with room, without the reasoning that is bound to what was cut: its model turned out to bind
-    /// it. `None` if there is no such reasoning.
     pub(super) async fn unbind_room(
         &mut self,
         room: &RevisedRequest,
         recorder: &ExchangeRecorder,
     ) -> Option<RevisedRequest> {
+        // Its model turned out to bind reasoning to what was cut.
         Arc::make_mut(&mut self.prepared).set_bound();
-        let (prepared, proxy) = (self.prepared.clone(), recorder.proxy.clone());
+        let prepared = self.prepared.clone();
+        let proxy = recorder.proxy.clone();
         let unbinding = room.planned.without_bound_reasoning(&proxy, &prepared, &self.opened);
         let planned = AssertUnwindSafe(unbinding).catch_unwind().await.ok().flatten()?;
         Some(RevisedRequest::new(&prepared, planned))
     }
 
-    /// Compacts the request now, if that is possible in the time that is left; returns whether it was
-    /// compacted. `overflows`: it does not fit, whatever the estimate says.
+    /// Returns whether the request was compacted. `overflows`: it does not fit, whatever the estimate says.
     async fn compact_now(
         &mut self,
         planned: &mut PlannedRequest,
@@ -74,7 +73,8 @@ impl PendingExchange {
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> bool {
-        let (prepared, proxy) = (&self.prepared, recorder.proxy.clone());
+        let prepared = &self.prepared;
+        let proxy = recorder.proxy.clone();
         // All waits together are bounded.
         let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
         let timeout = timeout.saturating_sub(self.summary_wait());
@@ -82,8 +82,9 @@ impl PendingExchange {
         let mut compaction = CompactionContext::new(&proxy, prepared, opened, planned, head);
         let compacting = compaction.compact_now(timeout, overflows);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
-        let waited = compaction.waited;
-        waited.into_iter().for_each(|waited| self.add_summary_wait(waited, recorder));
+        if let Some(wait) = compaction.waited {
+            self.add_summary_wait(wait, recorder);
+        }
         compacted
     }
 }

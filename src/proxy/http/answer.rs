@@ -18,7 +18,6 @@ pub(super) const ERROR: &str = "x-plimsoll-error";
 /// The response to `GET /` and `HEAD /`, which clients use as a probe.
 const GREETING: &str = "Plimsoll, an LLM proxy: set a client's base URL to this address.\n";
 
-/// The response to a request for the root path.
 pub(crate) fn greeting() -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(GREETING.as_bytes()));
     let headers = response.headers_mut();
@@ -30,18 +29,18 @@ pub(crate) fn greeting() -> Response<Bytes> {
 pub(crate) fn http1_text(response: &Response<Bytes>) -> Bytes {
     let status = response.status();
     let reason = status.canonical_reason().unwrap_or_default();
-    let mut out = BytesMut::from(format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).as_bytes());
+    let mut text = BytesMut::from(format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).as_bytes());
     for (name, value) in response.headers().iter().filter(|(name, _)| *name != CONNECTION) {
         for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            out.extend_from_slice(piece);
+            text.extend_from_slice(piece);
         }
     }
     let length = response.body().len();
-    out.extend_from_slice(
+    text.extend_from_slice(
         format!("connection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
     );
-    out.extend_from_slice(response.body());
-    out.freeze()
+    text.extend_from_slice(response.body());
+    text.freeze()
 }
 
 /// Why Plimsoll responds itself.
@@ -86,7 +85,6 @@ pub(crate) enum ProxyError {
 }
 
 impl ProxyError {
-    /// The error code, for machines.
     fn code(&self) -> &'static str {
         match self {
             ProxyError::NoUpstream { .. } => "no_upstream",
@@ -110,7 +108,6 @@ impl ProxyError {
         }
     }
 
-    /// Its HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             ProxyError::NoUpstream { .. } => StatusCode::NOT_FOUND,
@@ -134,7 +131,6 @@ impl ProxyError {
         }
     }
 
-    /// The outcome that is recorded for it.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             ProxyError::NoUpstream { .. }
@@ -251,6 +247,7 @@ impl ProxyError {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
+        // The rest of its body may never come.
         if *self == ProxyError::BodyTooSlow {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -275,7 +272,8 @@ impl ProxyError {
     }
 
     fn body(&self, dialect: Option<Dialect>) -> String {
-        let (code, message) = (self.code(), self.message());
+        let code = self.code();
+        let message = self.message();
         let value = match dialect {
             Some(Dialect::Anthropic) => serde_json::json!({
                 "type": "error", "error": {"type": code, "message": message}
@@ -283,6 +281,7 @@ impl ProxyError {
             Some(Dialect::Gemini) => serde_json::json!({
                 "error": {"code": self.status().as_u16(), "message": message, "status": code}
             }),
+            // Of an unknown API, too: most imitate the shape of OpenAI.
             Some(Dialect::OpenaiChat | Dialect::OpenaiResponses) | None => serde_json::json!({
                 "error": {"message": message, "type": "plimsoll", "param": null, "code": code}
             }),
@@ -291,9 +290,8 @@ impl ProxyError {
     }
 }
 
-/// The message for a path that no upstream takes.
 fn no_upstream(known: &[Box<str>], nearest: Option<&str>) -> String {
-    let nearest = nearest.map_or(String::new(), |it| format!(" Nearest: /{it}."));
+    let nearest = nearest.map_or(String::new(), |name| format!(" Nearest: /{name}."));
     format!(
         "Plimsoll has no upstream for this path, and forwarded it nowhere (check the client's base \
          URL and the proxy's configuration): use an API path such as /v1/messages, put \

@@ -91,18 +91,16 @@ impl ClientBody {
         Self { state: Arc::new(Mutex::new(state)), reads, drops_trailers: false }
     }
 
-    /// The same body, which ends before its trailers.
     pub(crate) fn without_trailers(self) -> Self {
         Self { drops_trailers: true, ..self }
     }
 
-    /// Reads much at once from its connection while the guard lives.
     pub(super) fn large_reads(&self) -> LargeReads {
         self.reads.large()
     }
 
-    /// Drops what is left, so that its connection closes after the response.
     pub(super) fn abandon(&self) {
+        // hyper closes a connection with an unread request after the response.
         *self.state() = ClientBodyState::Unwanted;
     }
 

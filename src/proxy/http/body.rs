@@ -79,14 +79,12 @@ impl OutgoingBody {
         self
     }
 
-    /// Called when its request is sent on a connection: without a body, that is the last byte. Returns how
-    /// far it is written.
     pub(super) fn begins(&mut self) -> SendProgress {
+        // Without a body, the head is the last part of a request.
         let has_no_body = self.is_end_stream();
         let sent = self.sent.get_or_insert_default().clone();
         sent.begins(has_no_body);
-        let streaming = self.streaming.as_ref();
-        let streaming = streaming.map(|it| it.taken.progress(&it.window));
+        let streaming = self.streaming.as_ref().map(|body| body.taken.progress(&body.window));
         SendProgress { sent, streaming }
     }
 
@@ -118,34 +116,38 @@ impl OutgoingBody {
         Self::through_from(VecDeque::new(), rest, None)
     }
 
-    /// A request's body of which the front has arrived, and whose rest streams through.
     fn through_from(front: VecDeque<Bytes>, rest: ClientBody, trailers: Option<HeaderMap>) -> Self {
-        let (window, taken) = (SendWindow::to_upstream(), TakenMark::default());
-        let streaming = Some(StreamingBody { window, taken });
+        let streaming =
+            Some(StreamingBody { window: SendWindow::to_upstream(), taken: TakenMark::default() });
         Self { front, rest: Some(BodyRest::Client(rest)), trailers, streaming, ..Self::default() }
     }
 
     /// A copy of the body, if all of it has been received.
     pub(super) fn copy(&self) -> Option<Self> {
-        let (front, trailers) = (self.front.clone(), self.trailers.clone());
-        let sent = self.sent.clone();
         let has_ended = self.rest.as_ref().is_none_or(BodyRest::is_end_stream);
-        let is_here = has_ended && self.broken.is_none();
-        is_here.then_some(Self { front, trailers, sent, ..Self::default() })
+        if !has_ended || self.broken.is_some() {
+            return None;
+        }
+        Some(Self {
+            front: self.front.clone(),
+            trailers: self.trailers.clone(),
+            sent: self.sent.clone(),
+            ..Self::default()
+        })
     }
 
     /// The whole body as one allocation, if all of it has been received.
     pub(crate) fn whole(&self) -> Option<Bytes> {
-        let slices = || self.front.iter();
-        let join = || slices().flatten().copied().collect();
-        match (&self.rest, self.front.len()) {
-            (Some(_), _) => None,
-            (None, 1) => slices().next().cloned(),
-            (None, _) => Some(join()),
+        if self.rest.is_some() {
+            return None;
+        }
+        match self.front.len() {
+            // The client's own allocation.
+            1 => self.front.front().cloned(),
+            _ => Some(self.front.iter().flatten().copied().collect()),
         }
     }
 
-    /// A body that consists of these slices.
     pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
         Self { front, trailers, ..Self::default() }
@@ -153,9 +155,13 @@ impl OutgoingBody {
 }
 
 impl OutgoingBody {
-    /// Drops what is held until the rest has come.
     fn end_rest(&mut self) {
-        (self.rest, self.streaming, self.stream, self.upload_guard) = (None, None, None, None);
+        // What is held until the end must not outlive it: the stream's count, and the guard that stops the
+        // upload.
+        self.rest = None;
+        self.streaming = None;
+        self.stream = None;
+        self.upload_guard = None;
     }
 
     fn poll_next(
@@ -173,17 +179,19 @@ impl OutgoingBody {
             if let Some(streaming) = &mut this.streaming {
                 ready!(streaming.window.poll_ready(cx));
             }
-            let came = rest.poll_frame(cx);
+            let polled = rest.poll_frame(cx);
             let mut frame = match &mut this.upload {
-                Some(upload) => ready!(upload.poll(came, cx)),
-                None => ready!(came),
+                Some(upload) => ready!(upload.poll(polled, cx)),
+                None => ready!(polled),
             };
+            // The rest of a body that stalled or broke must not be waited for when its response ends.
             if let (Some(Err(_)), BodyRest::Client(body)) = (&frame, &*rest) {
                 body.abandon();
             }
             if let Some(streaming) = &mut this.streaming {
-                let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.window.pass(it));
-                frame = frame.map(|frame| frame.map(pass));
+                frame = frame.map(|frame| {
+                    frame.map(|frame| frame.map_data(|data| streaming.window.pass(data)))
+                });
             }
             if frame.is_none() {
                 this.end_rest();
@@ -208,14 +216,13 @@ impl Body for OutgoingBody {
             return Poll::Ready(Some(Err(SENT_ELSEWHERE.into())));
         }
         let frame = ready!(self.as_mut().poll_next(cx));
-        let sent = match self.sent.is_some() && self.is_end_stream() {
-            true => self.sent.take(),
-            false => None,
-        };
-        Poll::Ready(match sent {
-            Some(sent) => sent.last(frame),
-            None => frame,
-        })
+        // This frame is the last one: its bytes tell when they are written.
+        if self.is_end_stream()
+            && let Some(sent_time) = self.sent.take()
+        {
+            return Poll::Ready(sent_time.last(frame));
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -289,38 +296,35 @@ impl StartedResponse {
         limit: usize,
         timeout: Duration,
         memory: &Arc<MemoryBudget>,
-        enough: impl FnMut(&response::Parts, &[u8]) -> bool,
+        mut enough: impl FnMut(&response::Parts, &[u8]) -> bool,
     ) -> Self {
         let (head, mut body) = response.into_parts();
-        let (mut start, mut enough) = (Vec::new(), enough);
-        let mut held = memory.guard(MemoryKind::Reply);
+        let mut start = Vec::new();
+        let mut guard = memory.guard(MemoryKind::Reply);
         // Three copies: as received, copied, and decompressed.
-        if !held.hold(3 * limit) {
-            return Self { head, start, body, _held: held };
+        if !guard.hold(3 * limit) {
+            return Self { head, start, body, _held: guard };
         }
         let begin = body.begin(&mut start, limit, |start| enough(&head, start));
         let _ = tokio::time::timeout(timeout, begin).await;
         let codings = headers::codings(&head.headers);
-        let plain = Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply))
+        let decoded = Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply))
             .ok()
             .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
-        Self { head, start: plain.unwrap_or(start), body, _held: held }
+        Self { head, start: decoded.unwrap_or(start), body, _held: guard }
     }
 
-    /// A response whose start need not be read.
     pub(crate) fn unread(response: Response<OutgoingBody>, memory: &Arc<MemoryBudget>) -> Self {
         let (head, body) = response.into_parts();
         Self { head, start: Vec::new(), body, _held: memory.guard(MemoryKind::Reply) }
     }
 
-    /// The whole response, as received.
     pub(crate) fn into_response(self) -> Response<OutgoingBody> {
         Response::from_parts(self.head, self.body)
     }
 }
 
 impl OutgoingBody {
-    /// Receives more until it is `enough` or `limit` bytes, and copies it to `start`.
     async fn begin(
         &mut self,
         start: &mut Vec<u8>,
@@ -331,15 +335,15 @@ impl OutgoingBody {
         while start.len() < limit {
             is_enough = is_enough || enough(start);
             let Some(rest) = &mut self.rest else { return };
-            let next = std::future::poll_fn(|cx| rest.poll_frame(cx));
+            let next_frame = std::future::poll_fn(|cx| rest.poll_frame(cx));
             // Once it is enough, only what has already arrived is read. Often that is the end, and the
             // connection can be used again.
-            let next = match is_enough {
-                true => next.now_or_never(),
-                false => Some(next.await),
+            let arrived = match is_enough {
+                true => next_frame.now_or_never(),
+                false => Some(next_frame.await),
             };
-            let Some(next) = next else { return };
-            match next {
+            let Some(frame) = arrived else { return };
+            match frame {
                 None => self.end_rest(),
                 Some(Err(error)) => {
                     self.end_rest();
@@ -368,8 +372,7 @@ const SMALL: usize = 1 << 20;
 /// How long it waits at most; then it streams through.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Collects a body of at most `limit` bytes, if there is memory. While a body stalls, it holds no memory that
-/// others need.
+/// Collects a body of at most `limit` bytes, if there is memory.
 pub(crate) async fn collect(
     mut body: ClientBody,
     limit: usize,
@@ -438,9 +441,10 @@ enum CollectStep {
 
 async fn next(body: &mut ClientBody, timeout: Duration, memory: &MemoryBudget) -> CollectStep {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
-    if let Ok(came) = tokio::time::timeout(STALL.min(timeout), frame.as_mut()).await {
-        return CollectStep::Came(came);
+    if let Ok(frame) = tokio::time::timeout(STALL.min(timeout), frame.as_mut()).await {
+        return CollectStep::Came(frame);
     }
+    // While it stalls, it holds no memory that others need.
     tokio::select! {
         biased;
         came = frame => CollectStep::Came(came),
@@ -477,6 +481,7 @@ impl BodyCollector {
 
     /// Adds data; returns it if there is no memory.
     async fn add(&mut self, data: Bytes) -> Result<(), Bytes> {
+        // Most bodies arrive in one piece, which is kept as it is.
         if self.length() == 0 {
             if !self.hold(data.len()).await {
                 return Err(data);
@@ -496,7 +501,8 @@ impl BodyCollector {
             let mut joined = BytesMut::with_capacity(capacity);
             joined.extend_from_slice(&self.first);
             joined.extend_from_slice(&self.joined);
-            (self.first, self.joined) = (Bytes::new(), joined);
+            self.first = Bytes::new();
+            self.joined = joined;
         } else if self.held.bytes() < length + self.beside && !self.hold(length).await {
             return Err(data);
         }
@@ -504,17 +510,16 @@ impl BodyCollector {
         Ok(())
     }
 
-    /// Holds this many bytes, and the memory beside them.
     async fn hold(&mut self, bytes: usize) -> bool {
         let bytes = bytes + self.beside;
         if self.held.hold(bytes) {
             return true;
         }
+        // Small bodies wait, once: others will soon have been sent. A large one would wait for long.
         let may_wait = self.length() <= SMALL && !std::mem::replace(&mut self.waited, true);
         may_wait && self.held.hold_within(bytes, WAIT).await
     }
 
-    /// The body as one allocation, which holds its memory.
     fn bytes(mut self) -> (Bytes, Option<HeaderMap>) {
         // Reducing what is held never fails.
         let _ = self.held.hold(self.held.bytes().saturating_sub(self.beside));
@@ -525,7 +530,10 @@ impl BodyCollector {
     /// The part that has arrived, followed by the rest.
     fn through(self, rest: ClientBody) -> OutgoingBody {
         let (bytes, trailers) = self.bytes();
-        let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
+        let mut front = VecDeque::new();
+        if !bytes.is_empty() {
+            front.push_back(bytes);
+        }
         OutgoingBody::through_from(front, rest, trailers)
     }
 }

@@ -7,7 +7,7 @@
 
 use http::header::{HOST, ORIGIN};
 use http::uri::Authority;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderName, Uri};
 
 use super::answer::ProxyError;
 use crate::config::Config;
@@ -40,7 +40,6 @@ impl ClientAccess {
         }
     }
 
-    /// Whether other machines can reach the listener.
     pub(crate) fn is_open(&self) -> bool {
         !self.on_loopback
     }
@@ -70,34 +69,35 @@ impl ClientAccess {
         Ok(())
     }
 
-    /// Whether every name that the request addresses is known. There must be at least one, in `host` or in
-    /// the address.
     fn is_known_host(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        // `host` and the address may differ, and either may be the one that counts further on; there must be one.
         let mut lines = headers.get_all(HOST).iter();
-        let (line, more) = (lines.next(), lines.next());
-        let host = line.map(|line| line.to_str().unwrap_or_default());
+        let host = lines.next().map(|line| line.to_str().unwrap_or_default());
+        if lines.next().is_some() {
+            return false;
+        }
         let mut named = host.into_iter().chain(uri.authority().map(Authority::as_str)).peekable();
-        more.is_none() && named.peek().is_some() && named.all(|named| self.is_known(named))
+        named.peek().is_some() && named.all(|named| self.is_known(named))
     }
 
     fn is_known(&self, authority: &str) -> bool {
         let Some(name) = host_of(authority) else { return false };
-        let is = |known: &str| {
-            known.eq_ignore_ascii_case(authority)
-                || known.trim_matches(['[', ']']).eq_ignore_ascii_case(name)
-        };
-        is_loopback(name) || self.hosts.iter().any(|known| is(known))
+        is_loopback(name)
+            || self.hosts.iter().any(|known| {
+                known.eq_ignore_ascii_case(authority)
+                    || known.trim_matches(['[', ']']).eq_ignore_ascii_case(name)
+            })
     }
 
-    /// Whether the request's page is known: its `origin`, or else whether the browser calls it cross-site.
-    /// Requests between two loopback names are cross-site, so a known origin is enough.
     fn is_known_page(&self, headers: &HeaderMap) -> bool {
         let mut origins = headers.get_all(ORIGIN).iter().peekable();
         if origins.peek().is_some() {
-            return origins.all(|origin| origin.to_str().is_ok_and(|it| self.is_known_origin(it)));
+            // Requests between two loopback names are cross-site, so a known origin is enough.
+            return origins
+                .all(|origin| origin.to_str().is_ok_and(|origin| self.is_known_origin(origin)));
         }
-        let is_foreign = |site: &HeaderValue| site.as_bytes().eq_ignore_ascii_case(b"cross-site");
-        !headers.get_all(FETCH_SITE).iter().any(is_foreign)
+        let mut sites = headers.get_all(FETCH_SITE).iter();
+        !sites.any(|site| site.as_bytes().eq_ignore_ascii_case(b"cross-site"))
     }
 
     fn is_known_origin(&self, origin: &str) -> bool {
@@ -109,6 +109,8 @@ impl ClientAccess {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn access() -> ClientAccess {
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_configured_hosts_are_accepted() {
+    fn accepts_loopback_and_configured() {
         let access = access();
         for host in [
             "localhost",
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_other_machines_reach_accepts_any_host_and_requires_its_token() {
+    fn open_listeners_require_a_token() {
         let mut config = crate::proxy::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
         let access = ClientAccess::new(&config);

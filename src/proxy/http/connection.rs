@@ -21,8 +21,8 @@ impl ClientConnection {
         Self { number, permit: Arc::downgrade(permit) }
     }
 
-    /// The permit, for a tunnel that continues after an upgrade.
     pub(crate) fn permit(&self) -> Option<Arc<OwnedSemaphorePermit>> {
+        // A tunnel continues after the upgrade, and still counts as a connection.
         self.permit.upgrade()
     }
 }

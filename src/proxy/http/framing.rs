@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Response, StatusCode, Version};
+use http::{Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -31,11 +31,10 @@ const BARE_REST: &[u8] = b"connection: close\r\ncontent-length: 0\r\n\r\n";
 pub(crate) struct LookAlike(Arc<AtomicBool>);
 
 impl LookAlike {
-    /// Records a response that is being sent.
     pub(crate) fn record<B>(&self, response: &Response<B>) {
-        let (status, headers) = (response.status(), response.headers());
-        let is_alike = BARE.iter().any(|(_, fault)| fault.status() == status);
-        self.0.store(is_alike && !headers.contains_key(ERROR), Ordering::Relaxed);
+        let is_alike = BARE.iter().any(|(_, fault)| fault.status() == response.status());
+        let is_ours = response.headers().contains_key(ERROR);
+        self.0.store(is_alike && !is_ours, Ordering::Relaxed);
     }
 }
 
@@ -55,11 +54,12 @@ impl<S, F: FnMut(&ProxyError) -> Bytes> RefusalReplacer<S, F> {
 
     /// Replaces `bytes` by our response if they are one of hyper's.
     fn replace(&mut self, bytes: &[u8]) -> bool {
-        let line = bytes.strip_suffix(BARE_REST);
-        let found = BARE.iter().find(|(bare, _)| line == Some(*bare));
-        let Some((_, fault)) = found.filter(|_| !self.look_alike.0.load(Ordering::Relaxed)) else {
+        let Some(line) = bytes.strip_suffix(BARE_REST) else { return false };
+        // An upstream's response of the same bytes is passed on.
+        if self.look_alike.0.load(Ordering::Relaxed) {
             return false;
-        };
+        }
+        let Some((_, fault)) = BARE.iter().find(|(bare, _)| line == *bare) else { return false };
         self.instead = (self.refusal)(fault);
         true
     }
@@ -144,17 +144,16 @@ pub(crate) struct FramedBody<B> {
     _rest: UnreadRest,
 }
 
-/// A response to an HTTP/1 client. Hyper removes the length from a 304 unless the body's own length is
-/// unknown, and never sends a body with it.
 pub(crate) fn framed<B>(
     response: Response<B>,
     version: Version,
     rest: UnreadRest,
 ) -> Response<FramedBody<B>> {
-    let has_length = |headers: &HeaderMap| headers.contains_key(CONTENT_LENGTH);
+    // Hyper removes the length from a 304 unless the body's own length is unknown, and never sends a body with
+    // it.
     let keeps_length = version <= Version::HTTP_11
         && response.status() == StatusCode::NOT_MODIFIED
-        && has_length(response.headers());
+        && response.headers().contains_key(CONTENT_LENGTH);
     response.map(|body| FramedBody { body, keeps_length, _rest: rest })
 }
 

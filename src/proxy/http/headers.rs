@@ -47,24 +47,20 @@ pub(crate) fn without_hop_by_hop(headers: HeaderMap, filter: HopByHopFilter) -> 
     let chunked = filter.keep_chunked && is_chunked(&headers);
     let trailers = wants_trailers(&headers);
     let has_coding = headers.contains_key(TRANSFER_ENCODING);
-    let stays = |name: &HeaderName| match *name {
+    filter_lines(headers, |name, value| match *name {
         CONNECTION | UPGRADE => filter.keep_upgrade,
         TRANSFER_ENCODING => chunked,
-        TE => trailers,
+        TE => {
+            *value = HeaderValue::from_static("trailers");
+            trailers
+        }
         // The length of a message may not be removed, unless it is chunked, because then only that counts
         // (RFC 9112, Message Body Length).
         CONTENT_LENGTH => !has_coding,
         _ => !is_hop_by_hop(name) && !listed.contains(name),
-    };
-    filter_lines(headers, |name, value| {
-        if *name == TE {
-            *value = HeaderValue::from_static("trailers");
-        }
-        stays(name)
     })
 }
 
-/// Removes the named headers; the others keep their order.
 pub(crate) fn without(headers: HeaderMap, unwanted: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     without_lines(headers, |name, _| unwanted(name))
 }
@@ -85,16 +81,18 @@ fn filter_lines(
     headers: HeaderMap,
     stays: impl Fn(&HeaderName, &mut HeaderValue) -> bool,
 ) -> HeaderMap {
-    let mut kept = HeaderMap::with_capacity(headers.len());
+    let mut remaining = HeaderMap::with_capacity(headers.len());
     // Only the first line of several with one name comes with the name.
     let mut current = None;
     for (name, mut value) in headers {
         current = name.or(current);
-        if let Some(name) = current.as_ref().filter(|name| stays(name, &mut value)) {
-            kept.append(name.clone(), value);
+        if let Some(name) = &current
+            && stays(name, &mut value)
+        {
+            remaining.append(name.clone(), value);
         }
     }
-    kept
+    remaining
 }
 
 /// Bytes of the header section as HTTP/1.1 would write it.
@@ -102,64 +100,60 @@ pub(crate) fn size(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// Joins `cookie` lines, as HTTP/1.1 requires; HTTP/2 clients may send several (RFC 9113 §8.2.3).
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if lines.len() < 2 {
         return;
     }
+    // HTTP/1.1 requires one line; HTTP/2 clients may send several (RFC 9113 §8.2.3).
     if let Ok(joined) = HeaderValue::from_bytes(&lines.join(b"; ".as_slice())) {
         headers.insert(COOKIE, joined);
     }
 }
 
-/// Whether a request asks for an upgrade to a protocol that is `wanted`. An offer may be ignored, and some
-/// clients (Java's) offer `h2c` with every first request.
 pub(crate) fn is_upgrade(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> bool {
+    // An offer may be ignored, and some clients (Java's) offer `h2c` with every first request.
     tokens(headers, &UPGRADE).any(wanted) && lists(headers, &CONNECTION, "upgrade")
 }
 
-/// Whether an upgrade to `protocol` would be HTTP/2 on the same connection. If the upstream accepted, later
-/// requests would pass unseen.
 pub(crate) fn is_http2(protocol: &str) -> bool {
+    // If the upstream accepted HTTP/2 on the same connection, later requests would pass unseen.
     let name = protocol.split('/').next().unwrap_or_default().trim();
-    ["h2c", "h2", "http"].iter().any(|it| name.eq_ignore_ascii_case(it))
+    ["h2c", "h2", "http"].iter().any(|http2| name.eq_ignore_ascii_case(http2))
 }
 
 /// Reduces an upgrade's offer to what is `wanted`. An offer of nothing else is left unchanged.
 pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> bool) {
-    let is_wanted = |value: &HeaderValue| {
-        value.to_str().is_ok_and(|line| line.split(',').all(|it| wanted(it.trim())))
-    };
-    if headers.get_all(UPGRADE).iter().all(is_wanted) {
+    if headers.get_all(UPGRADE).iter().all(|value| {
+        value.to_str().is_ok_and(|line| line.split(',').all(|name| wanted(name.trim())))
+    }) {
         return;
     }
-    let kept: Vec<&str> = tokens(headers, &UPGRADE).filter(|protocol| wanted(protocol)).collect();
-    if let Ok(kept) = HeaderValue::from_str(&kept.join(", ")) {
-        headers.insert(UPGRADE, kept);
+    let protocols: Vec<&str> = tokens(headers, &UPGRADE).filter(|name| wanted(name)).collect();
+    if let Ok(offer) = HeaderValue::from_str(&protocols.join(", ")) {
+        headers.insert(UPGRADE, offer);
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     }
 }
 
-/// Whether a header is for Plimsoll only.
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
     name == MODE || name == SESSION || name == TOKEN
 }
 
-/// Whether an upstream that gets the operator's credential gets this header of a client, too: only if it is known to
-/// say nothing of who pays or where the request goes; subprotocols are narrowed ([`narrow_subprotocols`]). Gateways invent headers that do faster than a list of them grows.
 pub(crate) fn may_join_credential(name: &HeaderName) -> bool {
+    // Gateways invent headers that say who pays or where a request goes faster than a list of them grows, so
+    // only headers that are known to be harmless pass; subprotocols are narrowed (`narrow_subprotocols`).
     (is_harmless_header(name.as_str()) || name == SEC_WEBSOCKET_PROTOCOL)
         && !STEERING.contains(&name.as_str())
 }
 
-/// Reduces the subprotocols that a client of the operator's credential offers to those that only name a protocol:
-/// browsers also write keys, organisations and projects there (`openai-insecure-api-key.…`).
 pub(crate) fn narrow_subprotocols(headers: &mut HeaderMap) {
-    let names = |offered: &str| SUBPROTOCOLS.contains(&offered);
-    let kept: Vec<&str> = tokens(headers, &SEC_WEBSOCKET_PROTOCOL).filter(|it| names(it)).collect();
-    match HeaderValue::from_str(&kept.join(", ")) {
-        Ok(kept) if !kept.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, kept)),
+    // Browsers also write keys, organisations and projects there (`openai-insecure-api-key.…`).
+    let protocols: Vec<&str> = tokens(headers, &SEC_WEBSOCKET_PROTOCOL)
+        .filter(|offered| SUBPROTOCOLS.contains(offered))
+        .collect();
+    match HeaderValue::from_str(&protocols.join(", ")) {
+        Ok(offer) if !offer.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, offer)),
         _ => *headers = without(std::mem::take(headers), |name| *name == SEC_WEBSOCKET_PROTOCOL),
     }
 }
@@ -171,10 +165,10 @@ const SUBPROTOCOLS: &[&str] = &["realtime", "openai-beta.realtime-v1"];
 const STEERING: &[&str] =
     &["openai-organization", "openai-project", "x-goog-request-params", "x-goog-user-project"];
 
-/// Whether a response to the operator's credential keeps this header from the client: it allows pages of other sites to
-/// read the response, sets a cookie for the operator's account, names that account, or pretends to be ours.
 pub(crate) fn is_operators(name: &HeaderName) -> bool {
     let name = name.as_str();
+    // Such a header allows pages of other sites to read the response, sets a cookie for the operator's account,
+    // names that account, or pretends to be ours.
     name.starts_with("access-control-")
         || name.starts_with("x-plimsoll-")
         || ["timing-allow-origin", "set-cookie", "set-cookie2"].contains(&name)
@@ -193,14 +187,13 @@ pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
     }
 }
 
-/// Sets `host` for an upstream with plain HTTP/1.1. With TLS the protocol is not known yet, and HTTP/2 has no
-/// `host`, so the HTTP client sets it if needed.
 pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {
-    let plain = upstream.scheme_str() == Some("http");
+    // With TLS the protocol is not known yet, and HTTP/2 has no `host`, so the HTTP client sets it if needed.
+    let is_cleartext = upstream.scheme_str() == Some("http");
     let authority = upstream.authority().map(Authority::as_str);
     let host = authority.and_then(|authority| HeaderValue::from_str(authority).ok());
     match host {
-        Some(host) if plain => {
+        Some(host) if is_cleartext => {
             let mut headers = headers;
             headers.insert(HOST, host);
             headers
@@ -221,14 +214,14 @@ pub(crate) fn list_beta(headers: &mut HeaderMap, beta: &'static str) {
     if lists(headers, &BETA, beta) {
         return;
     }
-    let mut last = match headers.entry(BETA) {
+    let mut lines = match headers.entry(BETA) {
         Entry::Vacant(place) => {
             place.insert(HeaderValue::from_static(beta));
             return;
         }
         Entry::Occupied(lines) => lines,
     };
-    if let Some(line) = last.iter_mut().last() {
+    if let Some(line) = lines.iter_mut().last() {
         let comma: &[u8] = if line.is_empty() { b"" } else { b"," };
         if let Ok(joined) =
             HeaderValue::from_bytes(&[line.as_bytes(), comma, beta.as_bytes()].concat())
@@ -238,7 +231,6 @@ pub(crate) fn list_beta(headers: &mut HeaderMap, beta: &'static str) {
     }
 }
 
-/// Whether the body's framing is declared as chunked only.
 fn is_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     codings.next().is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"chunked"))
@@ -285,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn http2_is_removed_from_an_upgrade_header() {
+    fn upgrades_to_http2_are_removed() {
         let narrowed = |lines: &[&'static str]| {
             let mut headers = HeaderMap::new();
             headers.insert(CONNECTION, HeaderValue::from_static("Upgrade, HTTP2-Settings"));
@@ -316,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn subprotocols_beside_the_operators_key_only_name_a_protocol() {
+    fn subprotocols_carry_no_keys() {
         for (offer, left) in [
             (&[][..], None),
             (&["realtime"], Some("realtime")),
@@ -336,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beta_is_listed_once_and_last() {
+    fn betas_are_listed_once_and_last() {
         assert_eq!(betas(&[]), ["new"]);
         assert_eq!(betas(&[""]), ["new"]);
         assert_eq!(betas(&["b,a"]), ["b,a,new"]);

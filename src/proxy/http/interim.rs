@@ -24,6 +24,7 @@ impl Default for InterimAllowance {
 impl InterimAllowance {
     /// Called for a request that is sent. `finals`: how many of its responses are counted although they are final.
     pub(super) fn add_request(&self, finals: i64) {
+        // A request restores what the ones before it used up.
         self.0.fetch_max(MOST, Ordering::Relaxed);
         self.0.fetch_add(finals, Ordering::Relaxed);
     }
@@ -33,7 +34,6 @@ impl InterimAllowance {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// An error if there were too many.
     pub(super) fn check(&self) -> io::Result<()> {
         match self.0.load(Ordering::Relaxed) {
             0.. => Ok(()),

@@ -33,7 +33,6 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// A budget of `limit` bytes.
     pub(crate) fn new(limit: usize, telemetry: Arc<Telemetry>) -> Arc<Self> {
         telemetry.memory_limit(limit as u64);
         Arc::new(Self {
@@ -46,7 +45,6 @@ impl MemoryBudget {
         })
     }
 
-    /// A guard that holds nothing yet.
     pub(crate) fn guard(self: &Arc<Self>, kind: MemoryKind) -> HeldMemory {
         HeldMemory { budget: self.clone(), kind, bytes: 0 }
     }
@@ -61,23 +59,24 @@ impl MemoryBudget {
         Box::new(CountedMemory(self.guard(kind)))
     }
 
-    /// Ready when a reservation is refused; at once if nothing was released since the last refusal.
     pub(super) async fn short(&self) {
+        // `notified` is made first, so that no refusal is missed between the two. If nothing was released since
+        // the last refusal, it is short already.
         let refused = self.refused.notified();
         if !self.is_short.load(Ordering::Relaxed) {
             refused.await;
         }
     }
 
-    /// Takes this many bytes more; `false` if there is no room for them.
     fn take(&self, bytes: usize) -> bool {
-        let add = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= self.limit);
-        let is_taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
-        if !is_taken {
+        let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+            held.checked_add(bytes).filter(|sum| *sum <= self.limit)
+        });
+        if taken.is_err() {
             self.is_short.store(true, Ordering::Relaxed);
             self.refused.notify_waiters();
         }
-        is_taken
+        taken.is_ok()
     }
 
     fn give_back(&self, bytes: usize) {
@@ -128,6 +127,7 @@ impl HeldMemory {
         let holding = async {
             loop {
                 let mut released = pin!(budget.released.notified());
+                // From now on a release is seen, even between the attempt and the wait.
                 released.as_mut().enable();
                 if self.hold(bytes) {
                     return;
@@ -138,7 +138,6 @@ impl HeldMemory {
         tokio::time::timeout(timeout, holding).await.is_ok()
     }
 
-    /// The bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_past_the_limit_is_refused_and_released_memory_is_reused() {
+    fn memory_is_limited_and_reused() {
         let budget = budget(8);
         let mut one = budget.guard(MemoryKind::Request);
         let mut two = budget.guard(MemoryKind::Reply);
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_reserve_memory_until_their_last_slice_is_dropped() {
+    fn bytes_hold_memory_until_dropped() {
         let budget = budget(8);
         let mut guard = budget.guard(MemoryKind::Request);
         assert!(guard.hold(10));
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiters_are_notified_when_memory_is_short_and_when_it_is_released() {
+    async fn waiters_hear_of_shortage_and_release() {
         let budget = budget(2);
         let (mut one, mut two) =
             (budget.guard(MemoryKind::Request), budget.guard(MemoryKind::Request));

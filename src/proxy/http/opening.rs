@@ -22,18 +22,18 @@ pub(crate) struct ConnectionOpening {
 /// # Errors
 /// Those of the stream, or if it ends before any byte.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<ConnectionOpening> {
-    let mut first = [0; PREFACE.len()];
+    let mut opening = [0; PREFACE.len()];
     let mut length = 0;
-    while length < first.len() && PREFACE.starts_with(&first[..length]) {
-        match stream.read(&mut first[length..]).await? {
+    while length < opening.len() && PREFACE.starts_with(&opening[..length]) {
+        match stream.read(&mut opening[length..]).await? {
             0 if length == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             0 => break,
             read => length += read,
         }
     }
     Ok(ConnectionOpening {
-        bytes: Bytes::copy_from_slice(&first[..length]),
-        is_http2: first == *PREFACE,
+        bytes: Bytes::copy_from_slice(&opening[..length]),
+        is_http2: opening == *PREFACE,
     })
 }
 
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_preface_is_recognised_in_pieces_and_the_read_bytes_are_passed_on() {
+    async fn preface_is_recognised_in_pieces() {
         for (sent, is_http2) in [
             (&PREFACE[..], true),
             (b"POST / HTTP/1.1\r\n\r\n", false),

@@ -47,10 +47,9 @@ struct SeenFrames {
 }
 
 impl PeerActivity {
-    /// Whether its last sign of life is too old to rely on.
     pub(super) fn is_silent(&self) -> bool {
-        let last = Duration::from_millis(self.0.last_heard.load(Ordering::Relaxed));
-        since_boot().saturating_sub(last) >= FRESH
+        let last_heard = Duration::from_millis(self.0.last_heard.load(Ordering::Relaxed));
+        since_boot().saturating_sub(last_heard) >= FRESH
     }
 
     /// Whether it is there: it was heard of just now, or answers a ping within `timeout`.
@@ -59,15 +58,16 @@ impl PeerActivity {
             return true;
         }
         let mut heard = std::pin::pin!(self.0.heard.notified());
+        // Enabled first, so that an answer that comes at once is seen.
         heard.as_mut().enable();
         self.0.ping_wanted.store(true, Ordering::Release);
         self.0.connection.wake();
         tokio::time::timeout(timeout, heard).await.is_ok()
     }
 
-    /// The connection's side of it.
     pub(super) fn connection(&self, interim: InterimAllowance) -> ConnectionFrames {
         let activity = self.clone();
+        // A connection that was just opened needs no ping.
         activity.heard();
         let written = FrameCutter { left: PREFACE, ..FrameCutter::default() };
         ConnectionFrames { activity, read: FrameCutter::default(), written, ping: &[], interim }
@@ -111,7 +111,6 @@ impl ConnectionFrames {
         });
     }
 
-    /// Writes the ping that is wanted, unless a frame of hyper's is half written. Ready if none is half written.
     pub(super) fn poll_ping<S: Write + Unpin>(
         &mut self,
         to: &mut S,
@@ -119,6 +118,7 @@ impl ConnectionFrames {
     ) -> Poll<()> {
         let SeenFrames { ping_wanted, connection, .. } = &*self.activity.0;
         connection.register(cx.waker());
+        // Within a frame of hyper's, the ping would be taken for its payload.
         if self.written.is_between_frames() && ping_wanted.swap(false, Ordering::AcqRel) {
             self.ping = PING;
         }
@@ -181,7 +181,7 @@ mod tests {
 
     /// What looks like a frame inside another one is none.
     #[test]
-    fn frames_are_found_however_the_bytes_are_split() {
+    fn frames_are_found_in_any_split() {
         let ping = frame(6, 0, &frame(HEADERS, 1, &[]));
         let bytes =
             [frame(4, 0, &[]), ping, frame(HEADERS, 1, &[0x88]), frame(7, 0, &[0; 8])].concat();

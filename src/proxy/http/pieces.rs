@@ -41,7 +41,6 @@ impl SendWindow {
         Self(Arc::new(UnsentBytes { count: AtomicUsize::new(0), most, body: AtomicWaker::new() }))
     }
 
-    /// The number of bytes that are not written yet.
     pub(super) fn unsent(&self) -> usize {
         self.0.count.load(Ordering::Acquire)
     }
@@ -61,6 +60,7 @@ impl SendWindow {
         if bytes.is_empty() {
             return bytes;
         }
+        // Counted before they are handed over, because the connection may write and drop them at once.
         self.0.count.fetch_add(bytes.len(), Ordering::AcqRel);
         Bytes::from_owner(UnsentPiece { bytes, unsent: self.0.clone() })
     }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_waits_until_earlier_ones_are_written() {
+    fn pieces_wait_for_earlier_ones() {
         let window = SendWindow::to_client();
         let cx = &mut Context::from_waker(Waker::noop());
         let large = window.pass(Bytes::from(vec![0; MOST_UNSENT]));

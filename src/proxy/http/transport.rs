@@ -34,7 +34,6 @@ const LARGE_READ: usize = 32 * 1024;
 pub(crate) struct ReadSize(Arc<AtomicUsize>);
 
 impl ReadSize {
-    /// Makes reads large until the guard is dropped.
     pub(super) fn large(&self) -> LargeReads {
         self.0.fetch_add(1, Ordering::Relaxed);
         LargeReads(self.0.clone())
@@ -83,7 +82,6 @@ impl<S> ConnectionSocket<S> {
         Self { first, reads, ..Self::new(inner) }
     }
 
-    /// An upstream's socket.
     pub(super) fn of_upstream(inner: S, is_http2: bool) -> Self {
         Self { may_answer_first: !is_http2, ..Self::new(inner) }
     }
@@ -101,23 +99,19 @@ impl<S> ConnectionSocket<S> {
         }
     }
 
-    /// How many 1xx its upstream may still send.
     pub(super) fn interim_allowance(&self) -> InterimAllowance {
         self.interim.clone()
     }
 
-    /// A flag that is set whenever bytes are read.
     pub(super) fn has_read(&self) -> Arc<AtomicBool> {
         self.has_read.clone()
     }
 
-    /// Attaches what sees the frames.
     pub(super) fn counting(mut self, activity: ConnectionFrames) -> Self {
         self.activity = Some(activity);
         self
     }
 
-    /// Records bytes that were read.
     fn record_read(&mut self, bytes: &[u8]) {
         self.has_read.store(true, Ordering::Release);
         if let Some(activity) = &mut self.activity {
@@ -125,10 +119,10 @@ impl<S> ConnectionSocket<S> {
         }
     }
 
-    /// What a write of `length` bytes comes to. An upstream that closes may have answered before: hyper would drop the
-    /// answer if it heard of the failed write first, so it hears of the end when it reads.
     fn written(&mut self, result: io::Result<usize>, length: usize) -> io::Result<usize> {
         match result {
+            // An upstream that closes may have answered before: hyper would drop the answer if it heard of the
+            // failed write first, so it hears of the end when it reads.
             Err(error) if self.may_answer_first && is_closed(&error) => {
                 self.is_unread = true;
                 Ok(length)
@@ -138,7 +132,6 @@ impl<S> ConnectionSocket<S> {
     }
 }
 
-/// Whether a write failed because the other side has closed.
 fn is_closed(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
@@ -154,15 +147,16 @@ impl<S: Read + Write + Unpin> Read for ConnectionSocket<S> {
         this.interim.check()?;
         if !this.first.is_empty() {
             let length = this.first.len().min(into.remaining());
-            let first = this.first.split_to(length);
-            into.put_slice(&first);
-            this.record_read(&first);
+            let opening = this.first.split_to(length);
+            into.put_slice(&opening);
+            this.record_read(&opening);
             return Poll::Ready(Ok(()));
         }
         if let Some(activity) = &mut this.activity {
             // hyper reads whether or not the ping could be written.
             let _ = activity.poll_ping(&mut this.inner, cx);
         }
+        // hyper's own buffer grows with the reads that fill it, so a read never gets all of it.
         SCRATCH.with_borrow_mut(|scratch| {
             let most = this.reads.bytes().min(into.remaining());
             if scratch.len() < most {
@@ -235,11 +229,11 @@ impl<S: Write + Unpin> Write for ConnectionSocket<S> {
         }
         let written = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, slices));
         if let (Some(activity), Ok(length)) = (&mut this.activity, &written) {
-            let mut left = *length;
+            let mut unseen = *length;
             for slice in slices {
-                let (bytes, _) = slice.split_at(left.min(slice.len()));
+                let (bytes, _) = slice.split_at(unseen.min(slice.len()));
                 activity.wrote(bytes);
-                left -= bytes.len();
+                unseen -= bytes.len();
             }
         }
         Poll::Ready(self.written(written, length))

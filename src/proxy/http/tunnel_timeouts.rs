@@ -26,7 +26,6 @@ impl Default for TunnelTimeouts {
 }
 
 impl TunnelTimeouts {
-    /// How long a tunnel may be idle, depending on whether it is half closed.
     pub(crate) fn timeout(&self, half_closed: bool) -> Duration {
         if half_closed { self.half_closed } else { self.idle }
     }

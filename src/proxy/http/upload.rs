@@ -45,11 +45,16 @@ impl UploadProgress {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Why it did not end, if that was not the upstream's doing. Over HTTP/2 the error of the request does not say so.
+    /// Why it did not end, if that was not the upstream's doing.
     pub(crate) fn fault(&self) -> Option<ProxyError> {
-        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let broken = is(&self.broken).then_some(ProxyError::RequestBroken);
-        if is(&self.timed_out) { Some(ProxyError::BodyTooSlow) } else { broken }
+        // Over HTTP/2 the error of the request does not say whose doing it was.
+        if self.timed_out.load(Ordering::Relaxed) {
+            return Some(ProxyError::BodyTooSlow);
+        }
+        if self.broken.load(Ordering::Relaxed) {
+            return Some(ProxyError::RequestBroken);
+        }
+        None
     }
 }
 
@@ -60,9 +65,12 @@ impl UploadTimeout {
         Self { progress: progress.clone(), timeout, stalled: None }
     }
 
-    /// Passes on a frame; an error if the body stalled for too long.
-    pub(super) fn poll(&mut self, came: Poll<NextFrame>, cx: &mut Context<'_>) -> Poll<NextFrame> {
-        if let Poll::Ready(frame) = came {
+    pub(super) fn poll(
+        &mut self,
+        polled: Poll<NextFrame>,
+        cx: &mut Context<'_>,
+    ) -> Poll<NextFrame> {
+        if let Poll::Ready(frame) = polled {
             self.stalled = None;
             match &frame {
                 Some(Ok(frame)) => {
@@ -74,6 +82,7 @@ impl UploadTimeout {
             }
             return Poll::Ready(frame);
         }
+        // The clock starts when nothing is there, and stops with the next frame.
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
         ready!(stalled.as_mut().poll(cx));
         self.progress.timed_out.store(true, Ordering::Relaxed);
@@ -88,29 +97,28 @@ pub(crate) struct SentTime(Mutex<Option<Instant>>);
 impl SentTime {
     /// How long ago that was; zero if it has not happened yet.
     pub(crate) fn elapsed(&self) -> Duration {
-        let sent = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sent.map_or(Duration::ZERO, |sent| sent.elapsed())
+        let sent_at = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sent_at.map_or(Duration::ZERO, |instant| instant.elapsed())
     }
 
-    /// Whether it has happened.
     pub(super) fn is_past(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Called when a request is about to be sent on a connection, also if it is sent again.
     pub(super) fn begins(&self, has_no_body: bool) {
-        self.set(has_no_body.then(Instant::now));
+        // Of a request that is sent again, only the last time counts.
+        self.set(if has_no_body { Some(Instant::now()) } else { None });
     }
 
-    /// The last frame of a request's body, or its end.
     pub(super) fn last<E>(
         self: Arc<Self>,
         frame: Option<Result<Frame<Bytes>, E>>,
     ) -> Option<Result<Frame<Bytes>, E>> {
+        // Data is written later than it is taken, so its bytes carry the mark until they are dropped.
         match frame {
             Some(Ok(frame)) if frame.is_data() => {
-                let last = |bytes| Bytes::from_owner(LastPiece { bytes, sent: self });
-                Some(Ok(frame.map_data(last)))
+                let mark = |bytes| Bytes::from_owner(LastPiece { bytes, sent: self });
+                Some(Ok(frame.map_data(mark)))
             }
             Some(Err(error)) => Some(Err(error)),
             frame => {
@@ -157,18 +165,17 @@ impl SendingTask {
         let _ = self.0.task.set(task);
     }
 
-    /// Called when its first frame is taken; `false` if it must not be sent any more.
     pub(super) fn start(&self) -> bool {
         self.becomes(STARTED)
     }
 
-    /// Prevents that it is sent; `false` if it has started.
     pub(super) fn revoke(&self) -> bool {
         self.becomes(REVOKED)
     }
 
     fn becomes(&self, stage: u8) -> bool {
         let stage_is = &self.0.stage;
+        // Only one of them happens: the first.
         stage_is.compare_exchange(WAITING, stage, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
@@ -215,6 +222,7 @@ impl Drop for TakenMark {
 
 impl SendProgress {
     fn is_written(&self) -> bool {
+        // hyper takes no end of a body whose length it knows, so the last byte of one that streams is not seen.
         match &self.streaming {
             Some(StreamingProgress { window, is_taken }) => {
                 is_taken.load(Ordering::Relaxed) && window.unsent() == 0
@@ -227,13 +235,15 @@ impl SendProgress {
 impl UploadGuard {
     /// For a response that has begun; `None` if its request was written.
     pub(super) fn new(sending: SendProgress, task: SendingTask) -> Option<Self> {
-        (!sending.is_written()).then_some(Self { sending, task })
+        if sending.is_written() { None } else { Some(Self { sending, task }) }
     }
 }
 
 impl Drop for UploadGuard {
     fn drop(&mut self) {
-        if let Some(task) = self.task.0.task.get().filter(|_| !self.sending.is_written()) {
+        if !self.sending.is_written()
+            && let Some(task) = self.task.0.task.get()
+        {
             task.abort();
         }
     }
@@ -266,7 +276,7 @@ mod tests {
     type Sent = Option<Result<Frame<Bytes>, ()>>;
 
     #[test]
-    fn a_request_is_sent_when_its_last_piece_is_written() {
+    fn sent_when_the_last_piece_is_written() {
         let (sent, moment) = (Arc::new(SentTime::default()), Duration::from_millis(20));
         sent.begins(false);
         let data = Bytes::from_static(b"two");

@@ -41,43 +41,46 @@ pub(crate) async fn taught(
 ) -> LessonMatch {
     let QuotableRequest { tenant, body, .. } = *request;
     let texts = request.texts();
-    let read = |error: RefusalResponse<'_>, body: &[u8], texts: &[String]| {
-        let texts = texts.iter().map(String::as_str).collect();
-        let request = QuotableText { body, texts };
-        match error {
-            RefusalResponse::Refused { status, body } => {
-                lesson::taught(&RefusalBody { status, body }, &request)
-            }
-            RefusalResponse::InReply { status, error } => {
-                lesson::taught_in_reply(error, status, &request)
-            }
-        }
-    };
     let body = body.clone();
     if body.len() <= OFF_THREAD {
-        return read(error, &body, &texts);
+        return read_lessons(error, &body, &texts);
     }
     // Searching a large request for quotes takes time, and other streams must not wait for it.
-    let judged = match error {
+    let lessons = match error {
         RefusalResponse::Refused { status, body: refusal } => {
             let refusal = refusal.to_vec();
-            let judge =
-                move || read(RefusalResponse::Refused { status, body: &refusal }, &body, &texts);
-            long_work_soon(tenant, judge).await
+            long_work_soon(tenant, move || {
+                read_lessons(RefusalResponse::Refused { status, body: &refusal }, &body, &texts)
+            })
+            .await
         }
         RefusalResponse::InReply { status, error } => {
             let error = error.clone();
-            let judge =
-                move || read(RefusalResponse::InReply { status, error: &error }, &body, &texts);
-            long_work_soon(tenant, judge).await
+            long_work_soon(tenant, move || {
+                read_lessons(RefusalResponse::InReply { status, error: &error }, &body, &texts)
+            })
+            .await
         }
     };
-    judged.unwrap_or_default()
+    lessons.unwrap_or_default()
+}
+
+fn read_lessons(error: RefusalResponse<'_>, body: &[u8], texts: &[String]) -> LessonMatch {
+    let texts = texts.iter().map(String::as_str).collect();
+    let request = QuotableText { body, texts };
+    match error {
+        RefusalResponse::Refused { status, body } => {
+            lesson::taught(&RefusalBody { status, body }, &request)
+        }
+        RefusalResponse::InReply { status, error } => {
+            lesson::taught_in_reply(error, status, &request)
+        }
+    }
 }
 
 impl QuotableRequest<'_> {
-    /// The texts that the provider was sent besides the body.
     fn texts(&self) -> Vec<String> {
+        // A provider may quote all that it was sent, headers included.
         let mut texts = vec![self.model.to_owned()];
         if let Some(head) = self.head {
             texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
@@ -89,12 +92,11 @@ impl QuotableRequest<'_> {
 }
 
 impl Proxy {
-    /// Whether this lesson is known for an upstream or model.
     pub(crate) fn knows(&self, source: &LessonSource<'_>, lesson: Lesson) -> bool {
         self.ledgers.lessons().holds(source, lesson, now())
     }
 
-    /// Stores a lesson for its tenant. `believed`: for a lesson about the window, the window assumed so far.
+    /// `believed`: for a lesson about the window, the window assumed so far.
     pub(crate) async fn learn(
         &self,
         source: &LessonSource<'_>,
@@ -114,8 +116,8 @@ impl Proxy {
         }
     }
 
-    /// Counts lessons that were not learned because the request contains their text.
     pub(crate) fn count_quoted(&self, upstream: &str, taught: &LessonMatch) {
+        // What stands in the request, its client may have made up.
         for _ in &taught.quoted {
             self.telemetry.lesson(upstream, LessonOutcome::Quoted);
         }

@@ -27,17 +27,17 @@ pub(crate) struct ListRequest {
 }
 
 impl Proxy {
-    /// Learns the windows in a list that differ from the assumed ones.
     pub(crate) async fn learn_list(self: Arc<Self>, request: ListRequest, body: Vec<u8>) {
         let ListRequest { tenant, upstream, door, target } = request;
         if upstream.window.is_some() {
+            // What is configured counts more than a list.
             return;
         }
         let is_long = body.len() > OFF_THREAD;
-        let read = move || model_list::read(&target, &body);
-        let listed = long_work_if(is_long, Some(&tenant), read).await;
+        let models =
+            long_work_if(is_long, Some(&tenant), move || model_list::read(&target, &body)).await;
         let mut assumed = Vec::new();
-        for mut listed in listed {
+        for mut listed in models {
             let model = self.catalogue.model(&listed.name, "").through(door, &listed.name);
             // The whole window, of which the catalogue knows what input may fill.
             if model.known && listed.window == model.window + model.max_output {

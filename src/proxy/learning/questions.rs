@@ -5,8 +5,7 @@
 //! headers and its configured credential.
 
 use http::header::{CONTENT_TYPE, COOKIE, USER_AGENT};
-use http::uri::Authority;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderValue, Uri};
 
 use crate::config::Upstream;
 use crate::dialect::credentials::CredentialRules;
@@ -51,46 +50,55 @@ pub(crate) fn headers(
     credentials: &CredentialRules,
 ) -> HeaderMap {
     let is_same_host = is_same_host(&from.base, &to.base);
-    let own = to.credential.as_ref();
-    let own = own.or_else(|| from.credential.as_ref().filter(|_| is_same_host));
-    let is_with_client = is_same_host && own.is_none();
-    let has_credential = client.keys().any(|name| credentials.is_header(name));
-    let goes = |name: &HeaderName| match *name {
-        CONTENT_TYPE => true,
-        USER_AGENT => is_same_host,
-        // Without another credential, the cookie is one.
-        COOKIE => is_with_client && !has_credential,
-        _ if credentials.is_header(name) => is_with_client,
-        _ => {
-            let name = name.as_str();
-            PROTOCOL.contains(&name)
-                || is_same_host && OF_PROVIDERS.iter().any(|with| name.starts_with(with))
-        }
+    let credential = match &to.credential {
+        None if is_same_host => from.credential.as_ref(),
+        credential => credential.as_ref(),
     };
-    let sent = headers::without(client.clone(), |name| !goes(name));
-    let mut sent = headers::set_host(sent, &to.base);
-    if let Some((name, secret)) = own
+    // Only its own provider may see what the client is known by, and only if nobody else pays.
+    let is_with_client = is_same_host && credential.is_none();
+    let has_credential = client.keys().any(|name| credentials.is_header(name));
+    let headers = headers::without(client.clone(), |name| {
+        let is_sent = match *name {
+            CONTENT_TYPE => true,
+            USER_AGENT => is_same_host,
+            // Without another credential, the cookie is one.
+            COOKIE => is_with_client && !has_credential,
+            _ if credentials.is_header(name) => is_with_client,
+            _ => {
+                let name = name.as_str();
+                PROTOCOL.contains(&name)
+                    || is_same_host && OF_PROVIDERS.iter().any(|with| name.starts_with(with))
+            }
+        };
+        !is_sent
+    });
+    let mut headers = headers::set_host(headers, &to.base);
+    if let Some((name, secret)) = credential
         && let Ok(mut value) = HeaderValue::from_str(&secret.0)
     {
         value.set_sensitive(true);
-        sent.insert(name.clone(), value);
+        headers.insert(name.clone(), value);
     }
-    sent
+    headers
 }
 
-/// Whether two addresses are the same server.
 fn is_same_host(one: &Uri, other: &Uri) -> bool {
-    let at = |uri: &Uri| {
-        let scheme = uri.scheme_str().unwrap_or_default().to_owned();
-        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-        let host = uri.authority().map(Authority::host).unwrap_or_default().to_ascii_lowercase();
-        (scheme, host, port)
-    };
-    at(one) == at(other)
+    let one_host = one.host().unwrap_or_default();
+    let other_host = other.host().unwrap_or_default();
+    one.scheme_str() == other.scheme_str()
+        && port(one) == port(other)
+        && one_host.eq_ignore_ascii_case(other_host)
+}
+
+fn port(uri: &Uri) -> u16 {
+    let standard_port = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+    uri.port_u16().unwrap_or(standard_port)
 }
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
     use crate::config::Secret;
     use crate::dialect::Dialect::Anthropic;
@@ -132,7 +140,7 @@ mod tests {
     const SAME: [&str; 2] = ["anthropic-workspace-id: w", "user-agent: u"];
 
     #[test]
-    fn own_requests_to_the_clients_provider_carry_client_credentials() {
+    fn own_provider_gets_credentials() {
         let a = at("https://a.example", None);
         let with_keys = [&PROTOCOL[..], &SAME, &["x-api-key: k", "x-corp-user: anna"]].concat();
         assert_eq!(sent(KEYS, &a, &a), with_keys);
@@ -143,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn own_requests_to_others_carry_only_protocol_and_configured_headers() {
+    fn others_get_protocol_headers() {
         let a = at("https://a.example", Some("of-a"));
         assert_eq!(sent(KEYS, &a, &at("https://b.example", None)), PROTOCOL);
         for b in ["https://b.example", "http://a.example:443", "https://a.example:444"] {
@@ -154,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upstream_credential_replaces_the_client_credential() {
+    fn upstream_credentials_replace() {
         let a = at("https://a.example", Some("of-a"));
         let own = [&PROTOCOL[..], &SAME, &["x-own: of-a"]].concat();
         assert_eq!(sent(KEYS, &a, &a), own);

@@ -39,7 +39,6 @@ impl FairQueue {
         }))
     }
 
-    /// Waits for a permit.
     pub(super) async fn acquire(&'static self, tenant: Option<&TenantId>) -> Permit {
         loop {
             let Some(permit) = self.queue(tenant) else { return Permit(self) };
@@ -50,7 +49,6 @@ impl FairQueue {
         }
     }
 
-    /// Queues for a permit; `None` if one is free, which is then taken.
     fn queue(&self, tenant: Option<&TenantId>) -> Option<oneshot::Receiver<Permit>> {
         let mut state = self.lock();
         if state.free > 0 {
@@ -74,9 +72,9 @@ impl FairQueue {
 }
 
 impl QueueState {
-    /// Who gets the next permit.
     fn next(&mut self) -> Option<oneshot::Sender<Permit>> {
         if self.order.len() > 1 && self.order.front() == Some(&self.last) {
+            // While others wait, nobody gets two permits in a row.
             self.order.rotate_left(1);
         }
         while let Some(tenant) = self.order.pop_front() {
@@ -85,14 +83,14 @@ impl QueueState {
             while waiters.front().is_some_and(oneshot::Sender::is_closed) {
                 waiters.pop_front();
             }
-            let next = waiters.pop_front();
+            let waiter = waiters.pop_front();
             match waiters.is_empty() {
                 true => drop(self.waiting.remove(&tenant)),
                 false => self.order.push_back(tenant.clone()),
             }
-            if next.is_some() {
+            if waiter.is_some() {
                 self.last = tenant;
-                return next;
+                return waiter;
             }
         }
         None
@@ -159,13 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn a_single_tenant_gets_every_permit_in_the_order_of_arrival() {
+    fn single_tenants_queue_in_order() {
         let queue = queue(2);
         let held = [(); 2].map(|()| queue.acquire(Some(&"a".into())).now_or_never().unwrap());
         let [mut first, mut second, mut third] = ["a"; 3].map(|tenant| waiter(queue, tenant));
         drop(held);
         let permits = (&mut first).now_or_never().zip((&mut second).now_or_never());
-        assert!(permits.is_some() && (&mut third).now_or_never().is_none());
+        assert!(permits.is_some());
+        assert!((&mut third).now_or_never().is_none());
         drop(permits);
         assert!(third.now_or_never().is_some());
         assert_eq!(queue.lock().free, 2, "nobody waits");

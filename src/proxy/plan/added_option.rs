@@ -37,7 +37,6 @@ pub(crate) enum AddedOptionKind {
 }
 
 impl AddedOptionKind {
-    /// The lesson from a refusal of it.
     pub(super) fn lesson(self) -> Lesson {
         match self {
             AddedOptionKind::Usage => Lesson::UsageRefused,
@@ -48,7 +47,6 @@ impl AddedOptionKind {
         }
     }
 
-    /// The cause that a refusal of it names, and the lesson from that.
     pub(crate) fn refusable(self) -> RefusableOption {
         let cause = match self {
             AddedOptionKind::Usage => RefusalCause::Usage,
@@ -60,7 +58,6 @@ impl AddedOptionKind {
         RefusableOption { cause, lesson: self.lesson() }
     }
 
-    /// Adds the header that it needs, if any.
     pub(crate) fn add_headers(self, head: &mut HeaderMap) {
         match self {
             // To hide what comes of it, the response must be read: it is requested uncompressed.

@@ -68,10 +68,11 @@ impl BodyReader {
         if decoder.is_identity() && body.len() <= OFF_THREAD {
             return self.parse(body.clone());
         }
-        let (body, tenant) = (body.clone(), self.tenant.clone());
+        let body = body.clone();
+        let tenant = self.tenant.clone();
         let reading = long_work_soon_or_panic(tenant.as_ref(), move || {
-            let plain = self.decode(decoder, body)?;
-            self.parse(plain)
+            let decoded = self.decode(decoder, body)?;
+            self.parse(decoded)
         });
         reading.await?
     }
@@ -80,27 +81,27 @@ impl BodyReader {
         if decoder.is_identity() {
             return Ok(body);
         }
-        let plain = decoder.push(&body).map_err(|fault| match fault {
-            DecodeError::NoMemory => FailOpen::MemoryBudget,
-            DecodeError::Broken | DecodeError::TooLong => FailOpen::BodyUnread,
-        })?;
-        let plain = plain.into_owned();
+        let decoded = match decoder.push(&body) {
+            Ok(decoded) => decoded.into_owned(),
+            Err(DecodeError::NoMemory) => return Err(FailOpen::MemoryBudget),
+            Err(DecodeError::Broken | DecodeError::TooLong) => return Err(FailOpen::BodyUnread),
+        };
+        // The decoder's memory is given back before that of its result is reserved.
         drop(decoder);
         let mut memory = self.memory.guard(MemoryKind::Request);
-        match memory.hold(plain.capacity()) {
-            true => Ok(memory.with(Bytes::from(plain))),
+        match memory.hold(decoded.capacity()) {
+            true => Ok(memory.with(Bytes::from(decoded))),
             false => Err(FailOpen::MemoryBudget),
         }
     }
 
-    /// Reads an uncompressed body, on this thread.
     pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedBody, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
         let size = RequestSize::of(&document, &plain);
-        let most = SMALL.max(plain.len().saturating_mul(TIMES));
+        let allowance = SMALL.max(plain.len().saturating_mul(TIMES));
         let bytes = document.bytes().saturating_add(size.bytes);
-        if size.parts > MOST_PARTS || bytes > most || !memory.hold(bytes) {
+        if size.parts > MOST_PARTS || bytes > allowance || !memory.hold(bytes) {
             return Err(FailOpen::AnalysisBudget);
         }
         let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
@@ -111,11 +112,11 @@ impl BodyReader {
     }
 }
 
-/// The values of a body; none if it is not JSON. Most bodies have at most one value per sixteen bytes, so
-/// memory for more is only reserved if that is not enough.
 fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> {
-    let all = most_values(plain.len());
-    for most in [all.min((plain.len() / 16).max(4096)), all] {
+    // Most bodies have at most one value per sixteen bytes, so memory for more is only reserved if that is not
+    // enough. A body that is not JSON has none.
+    let upper_bound = most_values(plain.len());
+    for most in [upper_bound.min((plain.len() / 16).max(4096)), upper_bound] {
         if !memory.hold(Document::bytes_of(most)) {
             return Err(FailOpen::AnalysisBudget);
         }

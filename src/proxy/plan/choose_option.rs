@@ -14,22 +14,25 @@ use crate::proxy::plan::request_usage;
 use crate::proxy::state::Proxy;
 
 impl AddedOption {
-    /// What is requested with this request, whose parent turn is `parent`. Its body must not be compressed,
-    /// because it is edited.
+    /// `parent`: the turn that the request continues. Its body must not be compressed, because it is edited.
     pub(crate) fn choose(
         prepared: &PreparedRequest,
         proxy: &Proxy,
         parent: Option<&Turn>,
     ) -> Vec<Self> {
-        let added = match prepared.conversation.dialect {
+        let of_dialect = match prepared.conversation.dialect {
             Dialect::OpenaiChat => usage(prepared),
             Dialect::Anthropic => editing(prepared),
             Dialect::OpenaiResponses => reasoning(prepared),
             Dialect::Gemini => None,
         };
-        let all = added.into_iter().chain(display(prepared, parent));
-        let all = all.chain(diagnosis(prepared, parent));
-        all.filter(|added| !proxy.knows(&prepared.lesson_source(), added.kind.lesson())).collect()
+        let mut options = Vec::new();
+        options.extend(of_dialect);
+        options.extend(display(prepared, parent));
+        options.extend(diagnosis(prepared, parent));
+        // What was refused once is not requested again.
+        options.retain(|added| !proxy.knows(&prepared.lesson_source(), added.kind.lesson()));
+        options
     }
 }
 
@@ -37,9 +40,9 @@ impl AddedOption {
 /// (`docs/protocols.md` 2.1).
 const REPORTS_USAGE: &str = "openrouter.ai";
 
-/// Usage, if the stream would not report it otherwise.
 fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
-    let (conversation, upstream) = (&prepared.conversation, &prepared.upstream);
+    let conversation = &prepared.conversation;
+    let upstream = &prepared.upstream;
     let wanted = conversation.stream && conversation.include_usage != Some(true);
     let is_reported = upstream.host().eq_ignore_ascii_case(REPORTS_USAGE);
     if !wanted || is_reported || upstream.include_usage != IncludeUsage::Auto {
@@ -51,12 +54,15 @@ fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
     })
 }
 
-/// Context editing, if policy leaves old results to the provider. A count only asks for it if it could
-/// matter: a body with fewer bytes than the trigger has fewer tokens, too.
 fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
-    let editing = editing::wanted(&prepared.plan_request()).filter(|_| !prepared.held_out)?;
+    if prepared.held_out {
+        return None;
+    }
+    let editing = editing::wanted(&prepared.plan_request())?;
     let trigger = editing.trigger;
     let is_count = prepared.conversation.purpose == Purpose::Count;
+    // A count only asks for it if it could matter: a body with fewer bytes than the trigger has fewer tokens,
+    // too.
     if is_count && prepared.body.len() as u64 <= trigger {
         return None;
     }
@@ -66,11 +72,10 @@ fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
     })
 }
 
-/// Visible thinking, if policy wants it, the model omits it by default, and the client asked for thinking. A
-/// thread keeps the choice of its first request, because the effect of a change on the cache is not
-/// documented (`docs/protocols.md` 1.5).
 fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
+    // A thread keeps the choice of its first request, because the effect of a change on the cache is not
+    // documented (`docs/protocols.md` 1.5).
     let wanted = match parent {
         Some(parent) => parent.done.shows_thinking,
         None => {
@@ -84,34 +89,40 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
         Dialect::OpenaiChat => false,
     };
     let may = prepared.may_rewrite() && conversation.purpose != Purpose::Count;
-    let edit = (wanted && is_left_out && may)
-        .then(|| rewrite::show_thinking(conversation.dialect, &prepared.body))??;
+    if !wanted || !is_left_out || !may {
+        return None;
+    }
+    // Only if the client asked for thinking.
+    let edit = rewrite::show_thinking(conversation.dialect, &prepared.body)?;
     Some(AddedOption { kind: AddedOptionKind::Display, edit })
 }
 
-/// Why the cache was missed, if policy wants to know and the client does not ask itself: the request is compared with
-/// its parent's (`docs/protocols.md` 1.3, 7.2). OpenAI's models before GPT-5.6, whose cache writes are free, refuse it.
 fn diagnosis(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
     if !prepared.policy.cache.diagnose || !conversation.is_whole_turn() {
         return None;
     }
+    // The request is compared with its parent's (`docs/protocols.md` 1.3, 7.2). OpenAI's models before GPT-5.6,
+    // whose cache writes are free, refuse it.
     let dialect = conversation.dialect;
     let beta = dialect == Dialect::Anthropic;
     let bills_writes = prepared.model.price.is_some_and(|price| price.cache_write > price.input);
     if !beta && prepared.model.known && !bills_writes {
         return None;
     }
-    let is_comparable =
-        |turn: &&Turn| turn.dialect == dialect && turn.upstream == prepared.upstream.name;
-    let previous = parent.filter(is_comparable).and_then(|turn| turn.response.as_deref());
+    let previous = match parent {
+        Some(turn) if turn.dialect == dialect && turn.upstream == prepared.upstream.name => {
+            turn.response.as_deref()
+        }
+        _ => None,
+    };
     let edit = rewrite::diagnose(dialect, &prepared.body, previous)?;
     Some(AddedOption { kind: AddedOptionKind::Diagnosis { beta }, edit })
 }
 
-/// Encrypted reasoning, if the client holds its history and its reasoning would be lost: the provider stores
-/// nothing, and its plain reasoning cannot be sent back (`docs/protocols.md` 3.5).
 fn reasoning(prepared: &PreparedRequest) -> Option<AddedOption> {
+    // Without it the reasoning would be lost: the provider stores nothing, and its plain reasoning cannot be
+    // sent back (`docs/protocols.md` 3.5).
     let conversation = &prepared.conversation;
     let is_alone = conversation.stored == Some(false) && conversation.held.is_none();
     let bound = prepared.model.known && prepared.model.binding == ReasoningBinding::Prefix;

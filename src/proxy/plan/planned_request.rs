@@ -110,7 +110,6 @@ pub(crate) struct PlannedRewrite {
     pub(crate) beta: Option<&'static str>,
 }
 
-/// Plans a request: replays, proposes, saves, and replays again with the new decisions.
 pub(crate) async fn plan(
     proxy: &Arc<Proxy>,
     prepared: Arc<PreparedRequest>,
@@ -118,24 +117,29 @@ pub(crate) async fn plan(
 ) -> PlanOutcome {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let mut known = std::mem::take(&mut opened.known);
-    Arc::make_mut(&mut known).drop_cuts_that_void_reasoning(&prepared.plan_request());
-    let drafted = {
-        let (known, anchor) = (known.clone(), anchor.clone());
-        prepared.off_thread(move |prepared| draft_plan(prepared, &known, anchor.as_deref())).await
+    // Cuts that would void reasoning do not count any more, neither here nor when it is planned again.
+    let mut decisions = std::mem::take(&mut opened.known);
+    Arc::make_mut(&mut decisions).drop_cuts_that_void_reasoning(&prepared.plan_request());
+    let draft = {
+        let decisions = decisions.clone();
+        let anchor = anchor.clone();
+        prepared
+            .off_thread(move |prepared| draft_plan(prepared, &decisions, anchor.as_deref()))
+            .await
     };
-    let drafted = match drafted {
-        Ok(drafted) => drafted,
+    let draft = match draft {
+        Ok(draft) => draft,
         Err(why) => return PlanOutcome::unplanned(why),
     };
-    let DraftPlan { mut replayed, new, declined, mut is_spared } = drafted;
-    let before = known.clone();
-    let (mut fail_open, mut known, mut dequeued) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
+    let DraftPlan { mut replayed, new, declined, mut is_spared } = draft;
+    let recorded = decisions.clone();
+    let mut fail_open = None;
+    let mut dequeued = Vec::new();
+    let mut undelivered = UndeliveredMessages::new(proxy, opened, &decisions, &prepared.exchange);
     if !new.is_empty() {
         let carried = inject::carried_ids(&new);
         // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(proxy, opened, new, known.epoch)).await;
+        let saved = Box::pin(save(proxy, opened, new, decisions.epoch)).await;
         let saved = saved.unwrap_or_else(|error| {
             fail_open = Some(match error {
                 DecisionError::TooMany => FailOpen::Decisions,
@@ -148,21 +152,22 @@ pub(crate) async fn plan(
         if !saved.is_empty() {
             dequeued.extend(carried);
         }
-        Arc::make_mut(&mut known).add(saved);
-        let with_dequeued = UndeliveredMessages::of(proxy, opened, &known, &prepared.exchange);
-        std::mem::replace(&mut undelivered, with_dequeued)
-            .into_iter()
-            .for_each(UndeliveredMessages::end);
-        let replanned = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
+        Arc::make_mut(&mut decisions).add(saved);
+        let with_dequeued = UndeliveredMessages::new(proxy, opened, &decisions, &prepared.exchange);
+        if let Some(replaced) = std::mem::replace(&mut undelivered, with_dequeued) {
+            replaced.end();
+        }
+        let replanned = Box::pin(replay(&prepared, &decisions, anchor.as_ref())).await;
         replayed = match replanned {
             Ok(replanned) => replanned,
             Err(why) => return PlanOutcome::unplanned(why),
         };
     }
+    // Its edits are left out then, and the original is sent.
     if replayed.plan.conflict {
         fail_open = Some(FailOpen::EditsConflict);
     }
-    let basis = PlanBasis { known, before, declined, anchor };
+    let basis = PlanBasis { known: decisions, before: recorded, declined, anchor };
     let planned = match prepared.mode {
         Mode::Shadow => {
             let shadow = Box::pin(PlannedRequest::in_shadow(&prepared, basis, replayed)).await;
@@ -174,20 +179,19 @@ pub(crate) async fn plan(
     PlanOutcome { planned, dequeued, undelivered, fail_open, is_spared }
 }
 
-/// The plan of a request that can no longer be changed.
 pub(crate) async fn planned_original(
     prepared: &Arc<PreparedRequest>,
     opened: &mut OpenedSession,
 ) -> PlanOutcome {
     load_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let sent = plan::original_overlay(&prepared.plan_request());
-    let measured = measure_original(prepared, sent.clone(), anchor.clone()).await;
+    let overlay = plan::original_overlay(&prepared.plan_request());
+    let measured = measure_original(prepared, overlay.clone(), anchor.clone()).await;
     let (measured, unmeasured) = ok_or_why(measured);
-    let plan = Plan { sent, ..Plan::default() };
+    let plan = Plan { sent: overlay, ..Plan::default() };
     let basis = PlanBasis::recorded(Arc::default(), anchor);
     let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured });
-    PlanOutcome::of(planned, unmeasured)
+    PlanOutcome::new(planned, unmeasured)
 }
 
 /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
@@ -196,22 +200,23 @@ pub(crate) async fn replay_recorded(
     prepared: &Arc<PreparedRequest>,
     known: Arc<RecordedDecisions>,
 ) -> PlanOutcome {
-    let replay = {
-        let known = known.clone();
-        move |prepared: &PreparedRequest| plan::replay(&prepared.plan_request(), &known)
-    };
-    let mut plan = match prepared.off_thread(replay).await {
+    let decisions = known.clone();
+    let replayed = prepared
+        .off_thread(move |prepared| plan::replay(&prepared.plan_request(), &decisions))
+        .await;
+    let mut plan = match replayed {
         Ok(plan) => plan,
         Err(why) => return PlanOutcome::unplanned(why),
     };
+    // Shadow mode changes nothing, and counts what is sent.
     if prepared.mode == Mode::Shadow {
         plan.edits = Vec::new();
         plan.sent = plan::original_overlay(&prepared.plan_request());
     }
-    let fail_open = plan.conflict.then_some(FailOpen::EditsConflict);
+    let fail_open = if plan.conflict { Some(FailOpen::EditsConflict) } else { None };
     let basis = PlanBasis::recorded(known, None);
     let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured: None });
-    PlanOutcome::of(planned, fail_open)
+    PlanOutcome::new(planned, fail_open)
 }
 
 /// The plan made from recorded decisions, and the new decisions that are proposed.
@@ -223,7 +228,6 @@ struct DraftPlan {
     is_spared: bool,
 }
 
-/// Replays the recorded decisions, and proposes new ones. Saves nothing.
 fn draft_plan(
     prepared: &PreparedRequest,
     known: &RecordedDecisions,
@@ -235,10 +239,16 @@ fn draft_plan(
         false => Proposal::default(),
     };
     new.retain(|fact| known.may_decide(fact));
-    let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.may_rewrite());
-    let spare = spare.and_then(|most| repair::spare(&request, known, most));
-    let is_spared = spare.is_some();
-    new.extend(spare);
+    let mut is_spared = false;
+    if prepared.may_decide()
+        && prepared.may_rewrite()
+        && let Some(max_output) = prepared.max_output
+        && let Some(spare) = repair::spare(&request, known, max_output)
+    {
+        is_spared = true;
+        new.push(spare);
+    }
+    // Cuts are proposed last: what was put back counts against the window.
     let mut with = Cow::Borrowed(known);
     if !new.is_empty() {
         with.to_mut().add(new.iter().cloned());
@@ -260,24 +270,24 @@ fn draft_plan(
     }
 }
 
-/// Starts loading the vocabulary, which takes about 30 ms; until then, counting is by length.
 fn load_vocabulary(family: Family) {
     if bpe::is_wanted(family) {
+        // Loading takes about 30 ms; until then, counting is by length.
         drop(tokio::task::spawn_blocking(move || bpe::load(family)));
     }
 }
 
-/// Saves decisions before they are sent, for a branch of this epoch.
 pub(crate) async fn save(
     proxy: &Proxy,
     opened: &OpenedSession,
-    new: Vec<Fact>,
+    facts: Vec<Fact>,
     epoch: Option<DecisionEpoch>,
 ) -> Result<Vec<Fact>, DecisionError> {
+    // Saved before they are sent: a decision that is lost would break the cache of the next request.
     let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-    let trims: Vec<PartKey> = new.iter().filter_map(trimmed).collect();
-    let new = opened.after_suspension(new, epoch);
-    let mut saved = proxy.ledgers.decide(opened, new, timeout).await?;
+    let trims: Vec<PartKey> = facts.iter().filter_map(trimmed).collect();
+    let facts = opened.after_suspension(facts, epoch);
+    let mut saved = proxy.ledgers.decide(opened, facts, timeout).await?;
     // Another branch may have cleared the result once it was read there. In this branch nobody has read it.
     saved.retain(|fact| {
         let Fact::Cut(cut) = fact else { return true };
@@ -286,47 +296,41 @@ pub(crate) async fn save(
     Ok(saved)
 }
 
-/// The result that is trimmed when it is first sent.
 fn trimmed(fact: &Fact) -> Option<PartKey> {
     let Fact::Cut(cut) = fact else { return None };
-    cut.is_trim().then_some(cut.about)
+    if cut.is_trim() { Some(cut.about) } else { None }
 }
 
-/// Replays with the decisions that are known now.
-///
-/// # Errors
-/// The reason why it was not done.
 async fn replay(
     prepared: &Arc<PreparedRequest>,
-    known: &Arc<RecordedDecisions>,
+    decisions: &Arc<RecordedDecisions>,
     anchor: Option<&Arc<AnchorTurn>>,
 ) -> Result<MeasuredPlan, FailOpen> {
-    let (known, anchor) = (known.clone(), anchor.cloned());
-    let replaying = move |prepared: &PreparedRequest| {
-        let mut plan = plan::replay(&prepared.plan_request(), &known);
-        let measured = prepared.measure(&plan.sent, &known, anchor.as_deref());
-        prepared.fit_output(&mut plan, &known, &measured);
-        MeasuredPlan { plan, measured: Some(measured) }
-    };
-    prepared.off_thread(replaying).await
+    let decisions = decisions.clone();
+    let anchor = anchor.cloned();
+    prepared
+        .off_thread(move |prepared| {
+            let mut plan = plan::replay(&prepared.plan_request(), &decisions);
+            let measured = prepared.measure(&plan.sent, &decisions, anchor.as_deref());
+            prepared.fit_output(&mut plan, &decisions, &measured);
+            MeasuredPlan { plan, measured: Some(measured) }
+        })
+        .await
 }
 
-/// The estimate of a request that is sent unchanged.
-///
-/// # Errors
-/// The reason why there is none.
 async fn measure_original(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
     anchor: Option<Arc<AnchorTurn>>,
 ) -> Result<Box<MeasuredEstimate>, FailOpen> {
-    let measure = move |prepared: &PreparedRequest| {
-        prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
-    };
-    prepared.off_thread(measure).await
+    // Nothing is decided for it, so nothing recorded is in it.
+    prepared
+        .off_thread(move |prepared| {
+            prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
+        })
+        .await
 }
 
-/// A value, or the reason why there is none.
 fn ok_or_why<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
     match result {
         Ok(value) => (Some(value), None),
@@ -335,26 +339,22 @@ fn ok_or_why<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
 }
 
 impl PlanOutcome {
-    /// A request without a plan: it is sent unchanged.
     fn unplanned(why: FailOpen) -> Self {
-        Self::of(PlannedRequest::unplanned(), Some(why))
+        Self::new(PlannedRequest::unplanned(), Some(why))
     }
 
-    /// A request for which nothing was decided.
-    fn of(planned: PlannedRequest, fail_open: Option<FailOpen>) -> Self {
+    fn new(planned: PlannedRequest, fail_open: Option<FailOpen>) -> Self {
         Self { planned, dequeued: Vec::new(), undelivered: None, fail_open, is_spared: false }
     }
 }
 
 impl PlanBasis {
-    /// Recorded decisions, for a request that makes none itself.
     fn recorded(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
         Self { before: known.clone(), known, declined: Vec::new(), anchor }
     }
 }
 
 impl PlannedRequest {
-    /// A request whose plan was replayed.
     fn new(prepared: &PreparedRequest, basis: PlanBasis, replayed: MeasuredPlan) -> Self {
         let PlanBasis { known, before, declined, anchor } = basis;
         let MeasuredPlan { plan, measured } = replayed;
@@ -376,16 +376,16 @@ impl PlannedRequest {
         }
     }
 
-    /// The request in place of `earlier`, from which it was planned again.
     fn in_place_of(mut self, earlier: &Self) -> Self {
         if self.done.new.compacted > 0 {
-            let decided = || Some(earlier.measured.as_ref()?.estimate.tokens);
-            self.compacted_from = earlier.compacted_from.or_else(decided);
+            // The estimate before the summary is what the summary was decided by.
+            self.compacted_from = earlier
+                .compacted_from
+                .or_else(|| earlier.measured.as_ref().map(|measured| measured.estimate.tokens));
         }
         self
     }
 
-    /// The same in shadow mode: the summary is of the plan, and the original is sent and measured.
     async fn in_shadow(
         prepared: &Arc<PreparedRequest>,
         basis: PlanBasis,
@@ -393,6 +393,7 @@ impl PlannedRequest {
     ) -> ShadowPlan {
         let MeasuredPlan { mut plan, mut measured } = replayed;
         let removed = measured.as_ref().and_then(|measured| measured.removed);
+        // The summary is of the plan; what is sent and measured is the original.
         let mut unmeasured = None;
         if !plan.edits.is_empty() || !plan.sent.is_original() {
             plan.edits = Vec::new();
@@ -406,7 +407,6 @@ impl PlannedRequest {
         ShadowPlan { planned, unmeasured }
     }
 
-    /// A request without a plan: it is sent unchanged.
     fn unplanned() -> Self {
         Self {
             edits: Arc::default(),
@@ -422,37 +422,42 @@ impl PlannedRequest {
         }
     }
 
-    /// The beta that the head has to list for what is sent.
     pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
+        // Only the provider's own block needs a beta, and only while it is sent.
         let is_anthropic = prepared.conversation.dialect == Dialect::Anthropic;
         let is_block = self.summary_by == Some(SummaryAuthor::Provider);
-        (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
+        let needs_beta = is_anthropic && is_block && !self.edits.is_empty();
+        if needs_beta { Some(provider::BETA) } else { None }
     }
 
-    /// The changes of the body that the client sent; `None` if there are none.
     pub(crate) fn rewrite(&self, prepared: &PreparedRequest) -> Option<PlannedRewrite> {
-        let (plain, edits) = (prepared.body.clone(), self.edits.clone());
-        let beta = self.beta(prepared);
-        (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta })
+        if self.edits.is_empty() {
+            return None;
+        }
+        Some(PlannedRewrite {
+            plain: prepared.body.clone(),
+            edits: self.edits.clone(),
+            beta: self.beta(prepared),
+        })
     }
 
-    /// The same request as earlier ones of its branch were sent: without its own decisions that may have
-    /// caused a refusal with this `cause`. `None` if there are none, or if that is the original.
     pub(crate) async fn without_own_decisions(
         &self,
         prepared: &Arc<PreparedRequest>,
         cause: RefusalCause,
     ) -> Option<Self> {
-        let mut known = RecordedDecisions::clone(&self.before);
+        let mut decisions = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            known.take_births(&self.known, &prepared.exchange);
+            decisions.take_births(&self.known, &prepared.exchange);
         }
-        let decided = |known: &RecordedDecisions| known.decided_by(&prepared.exchange);
-        if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
+        // As earlier requests of its branch were sent: without its own decisions that may be to blame.
+        let exchange = &prepared.exchange;
+        let is_same = decisions.decided_by(exchange) == self.known.decided_by(exchange);
+        if prepared.mode != Mode::Active || is_same {
             return None;
         }
         // If it cannot be planned again, there is nothing else to send.
-        self.replanned(prepared, known).await.filter(|planned| !planned.edits.is_empty())
+        self.replanned(prepared, decisions).await.filter(|planned| !planned.edits.is_empty())
     }
 
     /// The keys of decisions made for it that `other` does not have.
@@ -461,65 +466,68 @@ impl PlannedRequest {
         other: Option<&Self>,
         exchange: &ExchangeId,
     ) -> Vec<PartKey> {
-        let here = self.known.decided_by(exchange);
-        let there = other.map(|other| other.known.decided_by(exchange)).unwrap_or_default();
-        let mut beyond: Vec<PartKey> = here.difference(&there).copied().collect();
+        let decided = self.known.decided_by(exchange);
+        let shared = other.map(|other| other.known.decided_by(exchange)).unwrap_or_default();
+        let mut beyond: Vec<PartKey> = decided.difference(&shared).copied().collect();
         beyond.sort_unstable();
         beyond
     }
 
-    /// The request as the provider has it cached: without its new cuts of parts that were sent before. `None`
-    /// if there are no such cuts.
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
-        let known = Arc::new(self.known.as_cached(&prepared.exchange)?);
-        let replayed = replay(prepared, &known, self.anchor.as_ref()).await.ok()?;
-        let is_whole = !replayed.plan.conflict;
-        let basis = PlanBasis::recorded(known, self.anchor.clone());
-        is_whole.then(|| Self::new(prepared, basis, replayed))
+        // The provider has parts cached that were sent before: new cuts of them would miss the cache.
+        let decisions = Arc::new(self.known.as_cached(&prepared.exchange)?);
+        let replayed = replay(prepared, &decisions, self.anchor.as_ref()).await.ok()?;
+        if replayed.plan.conflict {
+            return None;
+        }
+        let basis = PlanBasis::recorded(decisions, self.anchor.clone());
+        Some(Self::new(prepared, basis, replayed))
     }
 
-    /// Adds decisions that were saved meanwhile, and plans again; returns whether it did. A panic changes
-    /// nothing.
     pub(crate) async fn add_saved(
         &mut self,
         prepared: &Arc<PreparedRequest>,
         facts: Vec<Fact>,
     ) -> bool {
-        let mut known = RecordedDecisions::clone(&self.known);
-        known.add(facts);
-        self.replan_with(prepared, known).await
+        let mut decisions = RecordedDecisions::clone(&self.known);
+        decisions.add(facts);
+        self.replan_with(prepared, decisions).await
     }
 
-    /// Plans again with these recorded decisions; returns whether it did.
     pub(crate) async fn replan_with(
         &mut self,
         prepared: &Arc<PreparedRequest>,
         known: RecordedDecisions,
     ) -> bool {
-        let replanned = self.replanned(prepared, known).await;
-        let is_replanned = replanned.is_some();
-        replanned.into_iter().for_each(|planned| *self = planned);
-        is_replanned
+        match self.replanned(prepared, known).await {
+            Some(planned) => {
+                *self = planned;
+                true
+            }
+            None => false,
+        }
     }
 
-    /// The request planned again with these recorded decisions; `None` if it cannot be.
     async fn replanned(
         &self,
         prepared: &Arc<PreparedRequest>,
-        mut known: RecordedDecisions,
+        mut decisions: RecordedDecisions,
     ) -> Option<Self> {
-        known.drop_cuts_that_void_reasoning(&prepared.plan_request());
-        let known = Arc::new(known);
-        let replayed = replay(prepared, &known, self.anchor.as_ref()).await.ok()?;
+        decisions.drop_cuts_that_void_reasoning(&prepared.plan_request());
+        let decisions = Arc::new(decisions);
+        let replayed = replay(prepared, &decisions, self.anchor.as_ref()).await.ok()?;
         if replayed.plan.conflict {
             return None;
         }
-        let (before, declined) = (self.before.clone(), self.declined.clone());
-        let basis = PlanBasis { known, before, declined, anchor: self.anchor.clone() };
+        let basis = PlanBasis {
+            known: decisions,
+            before: self.before.clone(),
+            declined: self.declined.clone(),
+            anchor: self.anchor.clone(),
+        };
         Some(Self::new(prepared, basis, replayed).in_place_of(self))
     }
 
-    /// Records a step that was decided against.
     pub(crate) fn add_declined(&mut self, step: PlanStep) {
         if self.done.steps.len() < MOST_STORED_STEPS {
             self.done.steps.push(step.clone());
@@ -527,16 +535,12 @@ impl PlannedRequest {
         self.declined.push(step);
     }
 
-    /// The estimate of a request by itself, without its session.
-    ///
-    /// # Errors
-    /// The reason why there is none.
     pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Result<Estimate, FailOpen> {
         estimate(prepared, plan::original_overlay(&prepared.plan_request()), &Arc::default()).await
     }
 
-    /// What has to be kept of the sent request to predict what the next one will contain of its turn.
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
+        // It predicts what the next request will contain of its turn.
         let rewrites = prepared.may_rewrite() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
         let limits = self.limits(prepared);
@@ -548,31 +552,27 @@ impl PlannedRequest {
         WindowLimits::of(&prepared.plan_request(), decides, self.known.client_compacted)
     }
 
-    /// The estimated tokens that were sent.
     pub(crate) fn part_sums(&self) -> PartSums {
         let parts = self.measured.as_ref().map_or(&[][..], |measured| &measured.parts);
         PartSums::of(parts, self.anchor())
     }
 
-    /// The turn that the estimate is based on, and its sketch.
     fn anchor(&self) -> Option<Anchor<'_>> {
         self.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch })
     }
 
-    /// The context as this request will make it.
     pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
-        let (window, reserve) = (prepared.model.window, prepared.reserve);
-        let limits = self.limits(prepared);
-        let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
+        let window = prepared.model.window;
+        let mut view = ContextView::before(estimate, window, prepared.reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         view.rewriting.compacted_from = self.compacted_from;
-        Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
+        let view = view.with(Some(self.limits(prepared)));
+        Some(view.made_of(Some(&contents.clone().with_few_tools())))
     }
 
-    /// Records that the original is sent instead of the rewritten request, and measures it. Returns the reason
-    /// if it could not be measured.
+    /// Measures the original. Returns the reason if it could not be measured.
     pub(crate) async fn set_sent_as_original(
         &mut self,
         prepared: &Arc<PreparedRequest>,
@@ -592,9 +592,9 @@ impl PlannedRequest {
 pub(crate) async fn estimate(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
-    known: &Arc<RecordedDecisions>,
+    decisions: &Arc<RecordedDecisions>,
 ) -> Result<Estimate, FailOpen> {
     load_vocabulary(prepared.model.family);
-    let known = known.clone();
-    prepared.off_thread(move |prepared| prepared.measure(&sent, &known, None).estimate).await
+    let decisions = decisions.clone();
+    prepared.off_thread(move |prepared| prepared.measure(&sent, &decisions, None).estimate).await
 }

@@ -105,9 +105,7 @@ pub(crate) struct PreparedRequest {
 }
 
 impl RequestBasis {
-    /// The request in its session, whether it is `held_out` from rewriting, and with what `adds` requests on
-    /// the client's behalf. If the thread was rewritten before, shadow mode repeats its decisions as observe
-    /// mode does: its cache and its reasoning depend on that.
+    /// `held_out`: from rewriting. `adds` chooses what is requested on the client's behalf.
     pub(crate) fn in_session(
         self,
         opened: &mut OpenedSession,
@@ -117,13 +115,15 @@ impl RequestBasis {
         let mode = self.mode;
         let mut prepared =
             self.on(SessionTerms { mode, held_out, store_missed: opened.store_missed });
+        // If the thread was rewritten before, shadow mode repeats its decisions as observe mode does: its cache
+        // and its reasoning depend on that.
         if mode == Mode::Shadow {
-            let known = opened.reload_decisions(&prepared.conversation, DecisionMode::Active);
+            let decisions = opened.reload_decisions(&prepared.conversation, DecisionMode::Active);
             prepared.mode = Mode::Observe;
-            let is_rewritten = !known.decides_nothing()
-                && !plan::replay(&prepared.plan_request(), &known).edits.is_empty();
+            let is_rewritten = !decisions.decides_nothing()
+                && !plan::replay(&prepared.plan_request(), &decisions).edits.is_empty();
             match is_rewritten {
-                true => opened.known = Arc::new(known),
+                true => opened.known = Arc::new(decisions),
                 false => prepared.mode = Mode::Shadow,
             }
         }
@@ -131,19 +131,18 @@ impl RequestBasis {
         prepared
     }
 
-    /// The request as one that only counts, and takes no place in its session.
     pub(crate) fn for_count(
         self,
         held_out: bool,
         adds: impl FnOnce(&PreparedRequest) -> Vec<AddedOption>,
     ) -> PreparedRequest {
+        // It takes no place in its session, so nothing of that can be late.
         let mode = self.mode;
         let mut prepared = self.on(SessionTerms { mode, held_out, store_missed: false });
         prepared.added = adds(&prepared);
         prepared
     }
 
-    /// The request without a session: nothing is decided or changed.
     pub(crate) fn alone(self) -> PreparedRequest {
         let mode = self.mode;
         self.on(SessionTerms { mode, held_out: false, store_missed: false })
@@ -194,20 +193,20 @@ impl RequestBasis {
 }
 
 impl PreparedRequest {
-    /// The provider named its window: it applies to this request. Returns the window assumed so far.
+    /// Returns the window assumed so far.
     pub(crate) fn set_named_window(&mut self, window: u64, output_reserve: u64) -> u64 {
-        let before = std::mem::replace(&mut self.model.window, window);
+        let assumed = std::mem::replace(&mut self.model.window, window);
         self.reserve = self.model.reserve(output_reserve);
-        before
+        assumed
     }
 
-    /// The provider refused reasoning because its prefix was changed: the model binds it to that.
     pub(crate) fn set_bound(&mut self) {
+        // The provider refused reasoning because its prefix was changed.
         self.model.binding = ReasoningBinding::Prefix;
     }
 
-    /// The provider counted its input when it said that the output does not fit beside it.
     pub(crate) fn set_counted_input(&mut self, count: Option<u64>) {
+        // The provider counts the input when it says that the output does not fit beside it.
         self.counted_input = count;
     }
 
@@ -216,17 +215,14 @@ impl PreparedRequest {
         self.body.len() + self.memory.bytes()
     }
 
-    /// The model, as the client named it; empty if it named none.
     pub(crate) fn model_name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
     }
 
-    /// The source of a lesson, also to look one up.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
         lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model, self.model.door)
     }
 
-    /// The request in the form that the pure modules use.
     pub(crate) fn plan_request(&self) -> plan::PlanRequest<'_> {
         plan::PlanRequest {
             exchange: &self.exchange,
@@ -250,19 +246,16 @@ impl PreparedRequest {
         }
     }
 
-    /// Does work on it: here if its body is small, else off the async threads, in its tenant's turn.
-    ///
-    /// # Errors
-    /// The reason why it was not done.
     pub(crate) async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         run: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Result<T, FailOpen> {
+        // A small body is not worth the change of thread.
         let this = self.clone();
         off_thread(self.body.len(), self.tenant.as_ref(), move || run(&this)).await
     }
 
-    /// The estimate of the request as planned. `known`: the recorded decisions in it.
+    /// `known`: the recorded decisions in it.
     pub(super) fn measure(
         &self,
         sent: &Overlay,
@@ -273,27 +266,25 @@ impl PreparedRequest {
         Box::new(budget::estimate(&self.plan_request(), sent, known, anchor, &self.learned))
     }
 
-    /// The cost that decisions use.
     pub(crate) fn cost<'m>(&'m self, measured: &'m MeasuredEstimate) -> prune::RequestCost<'m> {
         let rules = self.policy.estimate.deciding();
         prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
     }
 
-    /// The rewrite summary of these steps.
     pub(super) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
-        let shows_thinking = self.added.iter().any(|it| it.kind == AddedOptionKind::Display);
+        let mut added = self.added.iter();
+        let shows_thinking = added.any(|option| option.kind == AddedOptionKind::Display);
         let held_out = self.held_out;
         RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
     }
 
-    /// Whether policy's rewrites apply to its thread.
     pub(super) fn may_rewrite(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }
 
-    /// Whether new decisions may be made. A retry that redeems a fallback credit must be the request that was declined
-    /// (`docs/protocols.md` 1.9).
     pub(crate) fn may_decide(&self) -> bool {
+        // A retry that redeems a fallback credit must be the request that was declined (`docs/protocols.md`
+        // 1.9).
         let is_free = !self.conversation.redeems_credit;
         self.mode != Mode::Observe && !self.held_out && !self.store_missed && is_free
     }

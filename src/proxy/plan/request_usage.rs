@@ -10,8 +10,10 @@ use crate::wire::splice::Edit;
 
 const FIELD: &[u8] = b"stream_options";
 const INSERTED: &[u8] = b",\"stream_options\":{\"include_usage\":true}";
+
 /// The edit that requests usage; `None` if it was requested, or cannot be requested by a simple edit.
 pub(crate) fn request(body: &Bytes) -> Option<Edit> {
+    // The common case needs no parsing.
     if memmem::find(body, FIELD).is_none() {
         let end = body.trim_ascii_end().strip_suffix(b"}")?.len();
         return Some(insert(end, INSERTED));
@@ -19,15 +21,14 @@ pub(crate) fn request(body: &Bytes) -> Option<Edit> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let mut given = root.entries().filter(|(key, _)| key.is("stream_options"));
-    let (options, repeated) = (given.next(), given.next());
-    match (options, repeated) {
+    match (given.next(), given.next()) {
         (None, _) => Some(insert(root.span().end.checked_sub(1)?, INSERTED)),
         (Some((_, options)), None) if options.kind() == Kind::Object => within(options),
+        // Of a repeated key nobody knows which one counts.
         _ => None,
     }
 }
 
-/// The edit in an existing `stream_options` object.
 fn within(options: Value<'_>) -> Option<Edit> {
     let mut given = options.entries().filter(|(key, _)| key.is("include_usage"));
     match (given.next(), given.next()) {
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn include_usage_is_spliced_in_and_nothing_else_changes() {
+    fn only_include_usage_is_inserted() {
         let cases = [
             (
                 "{\"model\": \"m\", \"stream\":true,\"n\":1e3 }\n",

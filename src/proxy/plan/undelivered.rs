@@ -25,7 +25,7 @@ pub(crate) struct UndeliveredMessages {
 
 impl UndeliveredMessages {
     /// The messages of a request with these recorded decisions; `None` if there are none.
-    pub(super) fn of(
+    pub(super) fn new(
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         known: &RecordedDecisions,
@@ -35,20 +35,24 @@ impl UndeliveredMessages {
         Self::with(proxy, opened, facts)
     }
 
-    /// The messages that these facts queue again; `None` if there are none.
     pub(crate) fn with(
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         facts: Vec<Fact>,
     ) -> Option<Self> {
-        let guard = |facts| Self { proxy: proxy.clone(), handle: opened.handle(), facts };
-        (!facts.is_empty()).then(|| guard(facts))
+        if facts.is_empty() {
+            return None;
+        }
+        Some(Self { proxy: proxy.clone(), handle: opened.handle(), facts })
     }
 
     /// The facts that queue the messages again, which the caller stores.
     pub(crate) fn into_facts(mut self) -> Vec<Fact> {
-        self.facts.iter().for_each(|fact| announce(&self.proxy, &self.handle, fact));
-        std::mem::take(&mut self.facts)
+        let facts = std::mem::take(&mut self.facts);
+        for fact in &facts {
+            announce(&self.proxy, &self.handle, fact);
+        }
+        facts
     }
 
     /// Called when the messages are delivered, held elsewhere, or queued again already.
@@ -62,31 +66,29 @@ impl Drop for UndeliveredMessages {
         // Without a runtime, the process is ending.
         let Ok(runtime) = Handle::try_current() else { return };
         for fact in std::mem::take(&mut self.facts) {
-            let (proxy, handle) = (self.proxy.clone(), self.handle.clone());
+            let proxy = self.proxy.clone();
+            let handle = self.handle.clone();
             runtime.spawn(async move { requeue(&proxy, &handle, fact).await });
         }
     }
 }
 
-/// Queues a message again.
 pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
     announce(proxy, handle, &fact);
     // If the store cannot save it, it stays in memory.
     let _ = proxy.ledgers.store_fact(handle, fact).await;
 }
 
-/// Announces that a message waits again, and where in the queue.
 fn announce(proxy: &Proxy, handle: &SessionHandle, fact: &Fact) {
     let Fact::Queued(queued) = fact else { return };
     let Scope { tenant, session } = handle.scope.clone();
-    let (id, step, at) = (queued.id.clone(), MessageStep::Queued, now());
     proxy.telemetry.announce(MessageEvent {
-        id,
-        step,
+        id: queued.id.clone(),
+        step: MessageStep::Queued,
         tenant,
         session,
         exchange: None,
         position: Some(handle.position(queued)),
-        at,
+        at: now(),
     });
 }

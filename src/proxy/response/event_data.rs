@@ -18,8 +18,7 @@ pub(super) struct EventData<'e> {
 }
 
 impl<'e> EventData<'e> {
-    /// The data of an event, whose last line may have no end. Empty if it has none.
-    pub(super) fn of(event: &'e [u8]) -> Self {
+    pub(super) fn new(event: &'e [u8]) -> Self {
         let mut lines = Vec::new();
         let mut start = if event.starts_with(BOM) { BOM.len() } else { 0 };
         while start < event.len() {
@@ -42,24 +41,24 @@ impl<'e> EventData<'e> {
         Self { text, lines }
     }
 
-    /// Where this range of the text is in the event, line by line.
     pub(super) fn ranges(&self, of: Span) -> Vec<Span> {
         let mut ranges = Vec::new();
         let mut begins = 0;
         for line in &self.lines {
             let ends = begins + (line.end - line.start);
-            let (from, to) = (of.start.max(begins), of.end.min(ends));
+            let from = of.start.max(begins);
+            let to = of.end.min(ends);
             if from < to {
                 let start = line.start + from - begins;
                 ranges.push(Span::new(start, start + to - from));
             }
+            // The line feed that joins it to the next line.
             begins = ends + 1;
         }
         ranges
     }
 }
 
-/// Whether `bytes` end with the end of an event.
 pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
     bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
 }
@@ -83,19 +82,18 @@ struct LineEnd {
     next: usize,
 }
 
-/// The end of the line at `start`. A CR at the end of the bytes may be half of a CRLF, unless lines end with CR
-/// alone.
 fn line_end(bytes: &[u8], start: usize) -> Option<LineEnd> {
     let end = start + memchr::memchr2(b'\n', b'\r', bytes.get(start..)?)?;
+    // A CR at the end of the bytes may be half of a CRLF, unless lines end with CR alone.
     let is_alone = end == start && start > 0 && bytes[start - 1] == b'\r';
-    let next = match (bytes[end], bytes.get(end + 1)) {
-        (b'\n', _) => end + 1,
-        (_, Some(b'\n')) => end + 2,
-        (_, Some(_)) => end + 1,
-        (_, None) if is_alone => end + 1,
+    let length = match (bytes[end], bytes.get(end + 1)) {
+        (b'\n', _) => 1,
+        (_, Some(b'\n')) => 2,
+        (_, Some(_)) => 1,
+        (_, None) if is_alone => 1,
         (_, None) => return None,
     };
-    Some(LineEnd { end, next })
+    Some(LineEnd { end, next: end + length })
 }
 
 #[cfg(test)]
@@ -105,7 +103,7 @@ mod tests {
     #[test]
     fn lines_are_joined_and_found_again() {
         let event = b": c\r\ndata: {\"a\":\r\nid: 7\r\n data:1,\r\ndata: \"b\":2}\r\n\r\n";
-        let data = EventData::of(event);
+        let data = EventData::new(event);
         assert_eq!(&*data.text, b" {\"a\":\n1,\n \"b\":2}");
         let pieces = |from, to| {
             let ranges = data.ranges(Span::new(from, to)).into_iter();
@@ -113,7 +111,7 @@ mod tests {
         };
         assert_eq!(pieces(2, 5), ["\"a\""]);
         assert_eq!(pieces(5, 12), [":", "1,", " \""]);
-        assert_eq!(&*EventData::of(b"event: x\n\n").text, b"");
-        assert_eq!(&*EventData::of(b"\xef\xbb\xbfdata:x").text, b"x", "no end, and a BOM");
+        assert_eq!(&*EventData::new(b"event: x\n\n").text, b"");
+        assert_eq!(&*EventData::new(b"\xef\xbb\xbfdata:x").text, b"x", "no end, and a BOM");
     }
 }

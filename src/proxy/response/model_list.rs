@@ -40,7 +40,6 @@ impl ModelListTap {
         Some(Self { decoder, plain: Vec::new(), memory, learn })
     }
 
-    /// Reads the next bytes; returns whether to go on.
     pub(super) fn pass(&mut self, data: &[u8]) -> bool {
         let Ok(plain) = self.decoder.push(data) else { return false };
         let length = self.plain.len() + plain.len();
@@ -51,7 +50,6 @@ impl ModelListTap {
         true
     }
 
-    /// Learns from the whole list; that cannot fail open.
     pub(super) fn learned(self) -> BoxFuture<'static, Option<FailOpen>> {
         let Self { plain, memory, learn, .. } = self;
         let learning = learn(plain);

@@ -77,7 +77,7 @@ pub(crate) struct ObservedReply {
 }
 
 impl ResponseObserver {
-    /// Starts reading a response of `dialect`. `limit`: most bytes of it that are held at once.
+    /// `limit`: most bytes of it that are held at once.
     pub(crate) fn new(
         dialect: Dialect,
         status: u16,
@@ -114,7 +114,6 @@ impl ResponseObserver {
         }
     }
 
-    /// The same for a request that asks for several replies.
     pub(crate) fn with_several(mut self, several: bool) -> Self {
         if let ObserverState::Reading(reading, decoder) = self.state {
             let reading = Box::new(reading.with_several(several));
@@ -123,7 +122,6 @@ impl ResponseObserver {
         self
     }
 
-    /// The same, recording the reply's progress and releasing its request's body.
     pub(crate) fn with_progress(
         self,
         progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>,
@@ -132,8 +130,7 @@ impl ResponseObserver {
         Self { progress, request, ..self }
     }
 
-    /// Reads the next bytes as received; returns whether the reply is complete. If a large part would have to
-    /// be read at once, the rest is read at the end.
+    /// Reads the next bytes as received; returns whether the reply is complete.
     pub(crate) fn observe(&mut self, data: &[u8]) -> bool {
         let ObserverState::Reading(reading, decoder) = &mut self.state else { return false };
         if let Some(later) = &mut self.later {
@@ -147,6 +144,7 @@ impl ResponseObserver {
         }
         let read = catch_unwind(AssertUnwindSafe(|| {
             decoder.push(data).map(|plain| {
+                // A large part would keep other streams waiting: it is read at the end, off the async threads.
                 let later = match plain.len() > OFF_THREAD {
                     true => Some(PendingObservation {
                         plain: plain.into_owned(),
@@ -162,7 +160,10 @@ impl ResponseObserver {
                         {
                             request.release();
                         }
-                        (reading.unread() > OFF_THREAD).then(PendingObservation::default)
+                        match reading.unread() > OFF_THREAD {
+                            true => Some(PendingObservation::default()),
+                            false => None,
+                        }
                     }
                 };
                 let bytes = reading.holds() + later.as_ref().map_or(0, PendingObservation::len);
@@ -171,7 +172,8 @@ impl ResponseObserver {
         }));
         match read {
             Ok(Ok((complete, later, bytes))) if self.memory.hold(bytes) => {
-                (self.complete, self.later) = (complete, later);
+                self.complete = complete;
+                self.later = later;
             }
             Ok(Ok(_) | Err(DecodeError::NoMemory)) => self.give_up(FailOpen::MemoryBudget),
             Ok(Err(DecodeError::Broken | DecodeError::TooLong)) => {
@@ -182,12 +184,11 @@ impl ResponseObserver {
         self.complete
     }
 
-    /// Whether the reply says why it stopped, so that only its usage and its end may still come.
     pub(super) fn is_finished(&self) -> bool {
+        // Only its usage and its end may still come.
         matches!(&self.state, ObserverState::Reading(reading, _) if reading.is_finished())
     }
 
-    /// Whether reading the rest takes long.
     pub(super) fn is_long(&self) -> bool {
         matches!(self.state, ObserverState::Reading(..)) && self.later.is_some()
     }
@@ -201,7 +202,6 @@ impl ResponseObserver {
         self.memory.hold(0);
     }
 
-    /// Called at the end of the body.
     pub(crate) fn finish(mut self, end: BodyEnd) -> ObservedReply {
         if let ObserverState::Reading(reading, _) = &self.state {
             let later = self.later.as_ref().map_or(0, PendingObservation::len);
@@ -223,6 +223,7 @@ impl ResponseObserver {
                             reading.push(&decoder.push(piece).ok()?);
                         }
                     }
+                    // A reply that says that it is complete is, however its body ended.
                     let is_complete = complete || reading.is_complete();
                     let end = if is_complete { BodyEnd::Whole } else { end };
                     let streamed = reading.is_stream();

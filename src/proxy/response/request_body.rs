@@ -11,17 +11,15 @@ use bytes::Bytes;
 pub(crate) struct RequestBody(Mutex<Option<Bytes>>);
 
 impl RequestBody {
-    /// The body of a request in flight.
-    pub(crate) fn of(body: Bytes) -> Arc<Self> {
+    pub(crate) fn new(body: Bytes) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Some(body))))
     }
 
-    /// Called when the reply has begun: it is no refusal.
     pub(super) fn release(&self) {
+        // From now on an error is no refusal that has to be compared with the request.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Takes the body, unless it was released.
     pub(crate) fn take(&self) -> Option<Bytes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -37,8 +37,9 @@ impl Body for ResponseBody {
             ResponseBody::Tapped(tap, window) => {
                 ready!(window.poll_ready(cx));
                 let frame = ready!(Pin::new(tap.as_mut()).poll_frame(cx));
-                let pass = |frame: Frame<Bytes>| frame.map_data(|data| window.pass(data));
-                Poll::Ready(frame.map(|frame| frame.map(pass)))
+                Poll::Ready(
+                    frame.map(|frame| frame.map(|frame| frame.map_data(|data| window.pass(data)))),
+                )
             }
         }
     }
@@ -61,8 +62,9 @@ impl Body for ResponseBody {
 }
 
 impl Drop for ResponseBody {
-    /// A client may leave at the finish reason. The usage that we asked for comes after it, and is still read.
     fn drop(&mut self) {
+        // A client may leave at the finish reason. The usage that we asked for comes after it, and is still
+        // read.
         let ResponseBody::Tapped(tap, _) = self else { return };
         let Ok(runtime) = Handle::try_current() else { return };
         if !tap.awaits_usage() {

@@ -72,6 +72,7 @@ impl StreamSilence {
         if Framing::of(kind) != Framing::Events {
             return None;
         }
+        // Inserted bytes would exceed a declared length, and be no part of an encoding.
         let is_bound =
             headers.contains_key(CONTENT_LENGTH) || headers.contains_key(CONTENT_ENCODING);
         Some(Self {
@@ -91,40 +92,45 @@ impl StreamSilence {
     /// Called when the upstream sent data, or has ended.
     pub(super) fn heard(&mut self, is_data: bool) {
         let waited = self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
-        (self.kept_alive, self.timer) = (None, None);
+        self.kept_alive = None;
+        self.timer = None;
         if is_data {
             let gap = waited + std::mem::take(&mut self.before);
             self.longest_gap = self.longest_gap.max(Some(gap));
         }
     }
 
-    /// Records bytes sent to the client.
     pub(super) fn passed(&mut self, bytes: &[u8]) {
         self.between_events.passed(bytes);
     }
 
-    /// Called while the upstream is silent: ready once something has to be done.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SilenceAction> {
         let since = *self.since.get_or_insert_with(Instant::now);
         let may_insert = self.may_insert && self.between_events.is_end();
         loop {
             let breaks = self.limits.silent.map(|silent| since + silent);
-            let keeps = self.limits.keep_alive.filter(|_| may_insert);
-            let keeps = keeps.map(|keeps| self.kept_alive.unwrap_or(since) + keeps);
-            let Some(next) = breaks.into_iter().chain(keeps).min() else { return Poll::Pending };
+            let keeps = match self.limits.keep_alive {
+                Some(interval) if may_insert => Some(self.kept_alive.unwrap_or(since) + interval),
+                _ => None,
+            };
+            let Some(deadline) = breaks.into_iter().chain(keeps).min() else {
+                return Poll::Pending;
+            };
             let now = Instant::now();
             if breaks.is_some_and(|at| at <= now) {
                 self.timer = None;
-                return Poll::Ready(SilenceAction::Break(may_insert.then(|| self.error_event())));
+                // Within an event of the upstream's, ours would be read as part of it.
+                let event = if may_insert { Some(self.error_event()) } else { None };
+                return Poll::Ready(SilenceAction::Break(event));
             }
             if keeps.is_some_and(|at| at <= now) {
                 self.kept_alive = Some(now);
                 self.timer = None;
                 return Poll::Ready(SilenceAction::KeepAlive(Bytes::from_static(KEEP_ALIVE)));
             }
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
-            if timer.deadline() != next {
-                timer.as_mut().reset(next);
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+            if timer.deadline() != deadline {
+                timer.as_mut().reset(deadline);
             }
             if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -132,7 +138,6 @@ impl StreamSilence {
         }
     }
 
-    /// The error event that the provider would send in a failed stream.
     fn error_event(&self) -> Bytes {
         let seconds = self.limits.silent.unwrap_or_default().as_secs();
         let upstream = self.upstream.clone();
@@ -149,16 +154,16 @@ struct SentTail {
 
 impl SentTail {
     fn passed(&mut self, bytes: &[u8]) {
-        let kept = bytes.len().min(4);
-        self.has_begun |= kept > 0;
-        self.last.rotate_left(kept);
-        self.last[4 - kept..].copy_from_slice(&bytes[bytes.len() - kept..]);
+        let count = bytes.len().min(4);
+        self.has_begun |= count > 0;
+        self.last.rotate_left(count);
+        self.last[4 - count..].copy_from_slice(&bytes[bytes.len() - count..]);
     }
 
     /// Whether an event ends here, or none has begun.
     fn is_end(&self) -> bool {
-        let ends = |with: &[u8]| self.last.ends_with(with);
-        !self.has_begun || ends(b"\n\n") || ends(b"\r\n\r\n") || ends(b"\r\r")
+        let ends = [&b"\n\n"[..], b"\r\n\r\n", b"\r\r"];
+        !self.has_begun || ends.iter().any(|end| self.last.ends_with(end))
     }
 }
 

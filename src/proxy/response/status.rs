@@ -4,7 +4,6 @@
 
 use http::StatusCode;
 
-/// Whether a status blames the request.
 pub(crate) fn blames_request(status: StatusCode) -> bool {
     matches!(
         status,

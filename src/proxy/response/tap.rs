@@ -98,16 +98,14 @@ pub(crate) struct ResponseActions {
 }
 
 impl ResponseActions {
-    /// Trailers as the client gets them.
     fn shown_trailers(&self, frame: Frame<Bytes>) -> Frame<Bytes> {
         if !self.is_operators {
             return frame;
         }
-        let trailers = frame.into_trailers();
-        trailers.map_or_else(
-            |frame| frame,
-            |trailers| Frame::trailers(headers::without(trailers, headers::is_operators)),
-        )
+        match frame.into_trailers() {
+            Ok(trailers) => Frame::trailers(headers::without(trailers, headers::is_operators)),
+            Err(frame) => frame,
+        }
     }
 }
 
@@ -170,8 +168,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         tap
     }
 
-    /// Takes data of the body that has already arrived, before the headers are sent: a short response is then
-    /// sent in one piece with its headers. Waits only for its turn.
+    /// Takes data of the body that has already arrived, before the headers are sent.
     pub(crate) async fn look_ahead(&mut self)
     where
         B: Unpin,
@@ -180,6 +177,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if self.inner.is_end_stream() {
             return;
         }
+        // A short response is then sent in one piece with its headers. Only its turn is waited for.
         let looking = poll_fn(|cx| match Pin::new(&mut *self).poll_frame(cx) {
             Poll::Ready(next) => Poll::Ready(Some(next)),
             Poll::Pending if self.commit.is_some() => Poll::Pending,
@@ -190,10 +188,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
 
     /// Whether it ends with usage that we asked for, which has not come.
     pub(super) fn awaits_usage(&self) -> bool {
-        let asked = matches!(self.actions.edits.as_deref(), Some(ResponseEdits::Strips(_)));
+        let requested = matches!(self.actions.edits.as_deref(), Some(ResponseEdits::Strips(_)));
         let is_finished = self.actions.observer.as_ref().is_some_and(ResponseObserver::is_finished);
         let is_breaking = *self.recorder.phase.borrow() == ServingPhase::Breaking;
-        asked && is_finished && !self.settled && !is_breaking
+        requested && is_finished && !self.settled && !is_breaking
     }
 
     /// Reads it on without its client, once, until its reply has ended or the wait is over.
@@ -218,7 +216,6 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
     }
 
-    /// Handles a data frame.
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
         let since = began - self.recorder.began;
@@ -231,21 +228,20 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if self.actions.model_list.as_mut().is_some_and(|list| !list.pass(&data)) {
             self.actions.model_list = None;
         }
-        let last = self.inner.is_end_stream();
-        self.next_frame = self.edited(data, last);
+        let is_last = self.inner.is_end_stream();
+        self.next_frame = self.edited(data, is_last);
         if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {
             silence.passed(shown.data_ref().map_or(&[], |data| data));
         }
         if matches!(self.end, Some(Err(_))) {
             self.settle_detached(Outcome::UpstreamFailed);
-        } else if complete || last {
+        } else if complete || is_last {
             self.settle_whole();
         }
         self.recorder.response.side_ns += began.elapsed().as_nanos() as u64;
     }
 
-    /// A data frame as the client gets it.
-    fn edited(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
+    fn edited(&mut self, data: Bytes, is_last: bool) -> Option<Frame<Bytes>> {
         let Some(edits) = &mut self.actions.edits else { return Some(Frame::data(data)) };
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| edits.pass(data)));
@@ -255,8 +251,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         });
         match passed {
             Ok(mut shown) => {
-                let rest = if last { edits.rest() } else { Bytes::new() };
-                if last && edits.is_cut() {
+                let rest = if is_last { edits.rest() } else { Bytes::new() };
+                if is_last && edits.is_cut() {
                     self.end = Some(Err(DecodeError::Broken.into()));
                 }
                 if !rest.is_empty() {
@@ -264,7 +260,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                     joined.extend_from_slice(&rest);
                     shown = joined.freeze();
                 }
-                (!shown.is_empty()).then(|| Frame::data(shown))
+                if shown.is_empty() { None } else { Some(Frame::data(shown)) }
             }
             Err(fault) => {
                 self.end = Some(Err(fault.into()));
@@ -273,7 +269,6 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
     }
 
-    /// Handles the end of the upstream's body.
     fn ended(&mut self, how: Result<(), ConnectionError>) {
         let is_cut = self.actions.edits.as_mut().is_some_and(|edits| edits.is_cut());
         let how = if is_cut { how.and(Err(DecodeError::Broken.into())) } else { how };
@@ -287,11 +282,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.end = Some(how);
     }
 
-    /// Handles an upstream that was silent for too long: the client gets an error event, if one can be
-    /// inserted.
     fn fell_silent(&mut self, event: Option<Bytes>) {
         self.recorder.event.silent_stream = true;
         self.settle_detached(Outcome::UpstreamFailed);
+        // The client gets an error event, if one can be inserted.
         self.end = Some(match event {
             Some(_) => Ok(()),
             None => Err(SILENT.into()),
@@ -299,15 +293,14 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.next_frame = event.map(Frame::data);
     }
 
-    /// Settles a body that ended without an error.
     fn settle_whole(&mut self) {
         let waiting = self.settle(self.clean_outcome);
         self.commit = self.commit.take().or(waiting);
     }
 
-    /// Settles the exchange, once: makes a turn from what was read, and stores it while the last frame waits.
-    /// A panic costs the turn.
+    /// Makes a turn from what was read, and stores it while the last frame waits. A panic costs the turn.
     fn settle(&mut self, outcome: Outcome) -> Option<Box<BoundedTurnWrite>> {
+        // The first end counts: a body may be dropped after its last frame.
         if std::mem::replace(&mut self.settled, true) {
             return None;
         }
@@ -317,13 +310,16 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.recorder.event.longest_gap_us = longest;
         }
         self.recorder.event.outcome = outcome;
-        if let Some(list) = self.actions.model_list.take().filter(|_| outcome == Outcome::Complete)
+        let model_list = self.actions.model_list.take();
+        if outcome == Outcome::Complete
+            && let Some(list) = model_list
         {
             return Some(self.bounded(TurnWrite::Turn(list.learned())));
         }
-        let ResponseActions { observer, settle, settle_late, tenant, .. } = &mut self.actions;
-        let (observer, settle, late) = (observer.take(), settle.take(), settle_late.take());
-        let tenant = tenant.take();
+        let observer = self.actions.observer.take();
+        let settle = self.actions.settle.take();
+        let late = self.actions.settle_late.take();
+        let tenant = self.actions.tenant.take();
         if observer.is_none() && settle.is_none() {
             return None;
         }
@@ -351,7 +347,6 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         Some(self.bounded(commit))
     }
 
-    /// A write for which the end of the body waits, but not long.
     fn bounded(&self, commit: TurnWrite) -> Box<BoundedTurnWrite> {
         let timeout = Duration::from_millis(self.recorder.proxy.config.limits.commit_ms);
         Box::new(BoundedTurnWrite {
@@ -361,14 +356,14 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         })
     }
 
-    /// Settles the exchange, and stores its turn without making the client wait.
     fn settle_detached(&mut self, outcome: Outcome) {
+        // An end without a frame: the client waits for nothing.
         let waiting = self.settle(outcome);
         self.store_detached(waiting);
     }
 
-    /// Stores a turn in a task of its own, because no frame waits for it; the exchange is reported when that ends.
     fn store_detached(&mut self, waiting: Option<Box<BoundedTurnWrite>>) {
+        // No frame waits for it; the exchange is reported when that ends.
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Without a runtime, the process is ending.
         if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
@@ -381,15 +376,16 @@ fn body_end(outcome: Outcome) -> BodyEnd {
     BodyEnd::of(matches!(outcome, Outcome::Complete | Outcome::Refused))
 }
 
-/// Records the data of a reply, and begins to store its turn. A reply that was not read has a turn all the same. One
-/// that ended before its dialect says so was not complete; its body ends as the upstream ended it.
+/// Records the data of a reply, and begins to store its turn.
 fn settle_reply(
     record: &mut ReplyRecord,
     observed: Option<ObservedReply>,
     settle: Option<SettleReply>,
 ) -> Option<CommitFuture> {
     let read = observed.and_then(|observed| read_reply(record, observed));
+    // A reply that was not read has a turn all the same.
     let Some((reply, memory)) = read else { return settle.map(|settle| settle(record, None)) };
+    // One that ended before its dialect says so was not complete; its body ends as the upstream ended it.
     if record.outcome == Outcome::Complete && record.streamed && !reply.complete {
         record.outcome = Outcome::UpstreamFailed;
     }
@@ -398,7 +394,6 @@ fn settle_reply(
     commit.map(|commit| held_until_kept(commit, memory))
 }
 
-/// Records how a reply was read; returns it with its memory.
 fn read_reply(record: &mut ReplyRecord, observed: ObservedReply) -> Option<(Reply, HeldMemory)> {
     record.streamed = observed.streamed;
     record.notes.extend(observed.note);
@@ -406,7 +401,6 @@ fn read_reply(record: &mut ReplyRecord, observed: ObservedReply) -> Option<(Repl
     Some((observed.reply?, observed.memory))
 }
 
-/// Reads the rest of a reply that belongs to an earlier exchange, and completes the turn of that.
 async fn read_late(
     tenant: Option<TenantId>,
     observer: ResponseObserver,
@@ -423,15 +417,14 @@ async fn read_late(
     }
     let read = observed.and_then(|observed| read_reply(&mut record, observed));
     let (reply, _memory) = read.unzip();
-    let is_cut = |reply: &Reply| record.streamed && !reply.complete;
-    if record.outcome == Outcome::Complete && reply.as_ref().is_some_and(is_cut) {
+    let is_complete = reply.as_ref().is_none_or(|reply| reply.complete);
+    if record.outcome == Outcome::Complete && record.streamed && !is_complete {
         record.outcome = Outcome::UpstreamFailed;
     }
     let (record, why) = late(record, reply).await;
     TurnOutcome { why, reply: Some(Box::new(record)) }
 }
 
-/// Reads the rest of a reply off the async threads, then settles it as usual.
 async fn read_then_settle(
     tenant: Option<TenantId>,
     observer: ResponseObserver,
@@ -444,10 +437,10 @@ async fn read_then_settle(
         record.fail_open.push(FailOpen::Panicked);
     }
     // A client that left with the whole stream has the whole reply.
-    let has_whole_stream = |observed: &ObservedReply| {
-        observed.streamed && observed.reply.as_ref().is_some_and(|reply| reply.complete)
-    };
-    if record.outcome == Outcome::ClientLeft && observed.as_ref().is_some_and(has_whole_stream) {
+    if record.outcome == Outcome::ClientLeft
+        && let Some(ObservedReply { streamed: true, reply: Some(reply), .. }) = &observed
+        && reply.complete
+    {
         record.outcome = Outcome::Complete;
     }
     let why = match settle_reply(&mut record, observed, settle) {
@@ -457,30 +450,35 @@ async fn read_then_settle(
     TurnOutcome { why, reply: Some(Box::new(record)) }
 }
 
-/// Holds the memory of a large reply until its turn is stored; a small one is not worth another future.
 fn held_until_kept(commit: CommitFuture, memory: HeldMemory) -> CommitFuture {
+    // A small one is not worth another future.
     if memory.bytes() <= SMALL_REPLY {
         return commit;
     }
     Box::pin(async move {
-        let kept = commit.await;
+        let outcome = commit.await;
         drop(memory);
-        kept
+        outcome
     })
 }
 
 impl BoundedTurnWrite {
     /// Ready when the turn is stored, or when the wait is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TurnOutcome> {
-        let because = |why| TurnOutcome { why: Some(why), ..TurnOutcome::default() };
         let Some(commit) = &mut self.commit else { return Poll::Ready(TurnOutcome::default()) };
-        let polled = catch_unwind(AssertUnwindSafe(|| commit.poll(cx)));
-        if let Poll::Ready(kept) = polled.unwrap_or(Poll::Ready(because(FailOpen::Panicked))) {
-            self.commit = None;
-            return Poll::Ready(kept);
-        }
-        let timeout = self.timeout.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
-        timeout.as_mut().poll(cx).map(|()| because(FailOpen::CommitLate))
+        let outcome = match catch_unwind(AssertUnwindSafe(|| commit.poll(cx))) {
+            Ok(Poll::Ready(outcome)) => outcome,
+            Err(_) => TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() },
+            Ok(Poll::Pending) => {
+                let timeout = self.timeout.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
+                ready!(timeout.as_mut().poll(cx));
+                // The turn is stored later, by a task.
+                let why = Some(FailOpen::CommitLate);
+                return Poll::Ready(TurnOutcome { why, ..TurnOutcome::default() });
+            }
+        };
+        self.commit = None;
+        Poll::Ready(outcome)
     }
 }
 
@@ -502,10 +500,10 @@ where
         }
         loop {
             if let Some(commit) = &mut this.commit {
-                let kept = ready!(commit.poll(cx));
-                this.recorder.record_turn(kept);
-                let late = this.commit.take();
-                this.store_detached(late);
+                let outcome = ready!(commit.poll(cx));
+                this.recorder.record_turn(outcome);
+                let unfinished = this.commit.take();
+                this.store_detached(unfinished);
             }
             if let Some(frame) = this.next_frame.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
@@ -517,12 +515,12 @@ where
             if let Some(end) = this.end.take() {
                 return Poll::Ready(end.err().map(Err));
             }
-            let next = match Pin::new(&mut this.inner).poll_frame(cx) {
-                Poll::Ready(next) => {
+            let frame = match Pin::new(&mut this.inner).poll_frame(cx) {
+                Poll::Ready(frame) => {
                     if let Some(silence) = &mut this.actions.silence {
-                        silence.heard(matches!(&next, Some(Ok(frame)) if frame.is_data()));
+                        silence.heard(matches!(&frame, Some(Ok(frame)) if frame.is_data()));
                     }
-                    next
+                    frame
                 }
                 Poll::Pending => {
                     let Some(silence) = &mut this.actions.silence else { return Poll::Pending };
@@ -535,7 +533,7 @@ where
                     continue;
                 }
             };
-            match next {
+            match frame {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => this.data(data),
                     Err(trailers) => {
@@ -555,16 +553,16 @@ where
         !waiting && self.inner.is_end_stream()
     }
 
-    /// Never exact. Its headers state its length if its upstream did; hyper would state one that is known here, and
-    /// a body that breaks after its last byte would look whole.
     fn size_hint(&self) -> SizeHint {
+        // Never exact. Its headers state its length if its upstream did; hyper would state one that is known
+        // here, and a body that breaks after its last byte would look whole.
         SizeHint::default()
     }
 }
 
 impl<B: Body<Data = Bytes>> Drop for Tap<B> {
-    /// If a body is dropped, the client has all of it, or has left, or we end it at the deadline of a drain.
     fn drop(&mut self) {
+        // The client has all of it, or has left, or we end it at the deadline of a drain.
         let outcome = match *self.recorder.phase.borrow() {
             _ if self.inner.is_end_stream() => self.clean_outcome,
             ServingPhase::Breaking => Outcome::EndedByProxy,

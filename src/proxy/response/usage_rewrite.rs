@@ -32,7 +32,6 @@ pub(crate) enum ResponseEdits {
 }
 
 impl ResponseEdits {
-    /// The data as the client gets it. `Err` if it does not have the declared encoding.
     pub(super) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         match self {
             Self::Strips(strip) => strip.pass(data),
@@ -40,7 +39,6 @@ impl ResponseEdits {
         }
     }
 
-    /// The data that was held, at the end of the body.
     pub(super) fn rest(&mut self) -> Bytes {
         match self {
             Self::Strips(strip) => strip.rest(),
@@ -48,8 +46,8 @@ impl ResponseEdits {
         }
     }
 
-    /// Whether the body ended before its encoding did: the client, which gets it decoded, could not see that.
     pub(super) fn is_cut(&mut self) -> bool {
+        // The client, which gets it decoded, could not see that.
         match self {
             Self::Strips(strip) => strip.decoder.is_cut(),
             Self::Rewrites(rewriting) => rewriting.decoder.is_cut(),
@@ -104,9 +102,15 @@ impl UsageRewrite {
         }
         let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
         let decoder = decoder.ok()?;
-        let most = if is_events { HOLD } else { most };
-        let (held, memory) = (BytesMut::new(), memory.guard(MemoryKind::Reply));
-        Some(Self { addition, decoder, is_events, most, held, memory, gave_up: false })
+        Some(Self {
+            addition,
+            decoder,
+            is_events,
+            most: if is_events { HOLD } else { most },
+            held: BytesMut::new(),
+            memory: memory.guard(MemoryKind::Reply),
+            gave_up: false,
+        })
     }
 
     fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
@@ -119,20 +123,20 @@ impl UsageRewrite {
             return Ok(data);
         }
         self.held.extend_from_slice(&data);
-        let mut out = BytesMut::new();
+        let mut forwarded = BytesMut::new();
         while self.is_events
             && let Some(end) = first_block(&self.held)
         {
             let event = self.held.split_to(end).freeze();
-            out.extend_from_slice(&self.event(event));
+            forwarded.extend_from_slice(&self.event(event));
         }
         // A body is held, copied and parsed at its end, so its memory is reserved in advance.
         let times = if self.is_events { 1 } else { 4 };
         if self.held.len() > self.most || !self.memory.hold(times * self.held.len()) {
             self.gave_up = true;
-            out.unsplit(self.held.split());
+            forwarded.unsplit(self.held.split());
         }
-        Ok(out.freeze())
+        Ok(forwarded.freeze())
     }
 
     fn may_change(&self, bytes: &[u8]) -> bool {
@@ -141,20 +145,21 @@ impl UsageRewrite {
     }
 
     fn rest(&mut self) -> Bytes {
-        let held = self.held.split().freeze();
+        let body = self.held.split().freeze();
+        // An event without its blank line passes as it is; a body of one value has come to its end.
         match self.is_events || self.gave_up {
-            true => held,
-            false => self.value(&held, &held, |at| vec![at]).unwrap_or(held),
+            true => body,
+            false => self.value(&body, &body, |at| vec![at]).unwrap_or(body),
         }
     }
 
     fn event(&self, event: Bytes) -> Bytes {
-        let data = EventData::of(&event);
+        let data = EventData::new(&event);
         let rewritten = self.value(&data.text, &event, |at| data.ranges(at));
         rewritten.unwrap_or(event)
     }
 
-    /// `whole` with the usage changed in the JSON value `text`; `place` says where a range of it is in `whole`.
+    /// `place` says where a range of the JSON value `text` is in `whole`.
     fn value(
         &self,
         text: &[u8],
@@ -170,21 +175,24 @@ impl UsageRewrite {
         if self.addition.hides_diagnosis {
             for Edit { at, mut with } in rewrite::hide_diagnosis(self.addition.dialect, text) {
                 // On several lines, what replaces it is on the first one.
-                let places = place(at).into_iter();
-                edits.extend(places.map(|at| Edit { at, with: std::mem::take(&mut with) }));
+                for at in place(at) {
+                    edits.push(Edit { at, with: std::mem::take(&mut with) });
+                }
             }
         }
         let spelling = usage_spelling(self.addition.dialect);
-        let adds = self.addition.tokens > 0;
-        for usage in spelling.reports(root).filter(|_| adds) {
-            for name in spelling.input {
-                let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
-                // A number is never on two lines.
-                edits.extend(number.and_then(|(at, number)| {
-                    let changed = number.saturating_add(self.addition.tokens);
-                    let at = *place(at).first()?;
-                    Some(Edit { at, with: changed.to_string().into() })
-                }));
+        if self.addition.tokens > 0 {
+            for usage in spelling.reports(root) {
+                for name in spelling.input {
+                    // A number is never on two lines.
+                    if let Some(member) = usage.get(name)
+                        && let Some(number) = member.as_u64()
+                        && let Some(at) = place(member.span()).first().copied()
+                    {
+                        let sum = number.saturating_add(self.addition.tokens);
+                        edits.push(Edit { at, with: sum.to_string().into() });
+                    }
+                }
             }
         }
         let slices = splice(whole, edits).ok()?;
@@ -238,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_usage_numbers_change_in_a_json_body() {
+    fn only_usage_numbers_change() {
         for (dialect, body, changed) in [
             (
                 Dialect::Anthropic,
@@ -266,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_changed_in_each_event_as_it_arrives() {
+    fn usage_changes_event_by_event() {
         let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":100,\"output_tokens\":1}}}\n\n";
         let event =
             "data: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"\\\"usage\\\"\"}}\n\n";
@@ -284,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_not_json_or_is_too_long_passes_unchanged() {
+    fn unreadable_bodies_pass_unchanged() {
         let mut html = rewriting(Dialect::Anthropic, false);
         assert_eq!(html.pass(Bytes::from_static(b"<html>\"usage\"")).unwrap(), "");
         assert_eq!(html.rest(), "<html>\"usage\"");
@@ -299,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_event_framing_is_left_alone() {
+    fn unframed_streams_are_left_alone() {
         let of = |streams, kind, encoding| {
             let (dialect, hides_diagnosis) = (Dialect::Gemini, false);
             let addition = UsageAddition { dialect, tokens: 1, hides_diagnosis, streams };
@@ -313,7 +321,9 @@ mod tests {
             .is_some()
         };
         assert!(!of(true, "application/json", ""), "Gemini's array");
-        assert!(of(false, "application/json; charset=utf-8", "gzip") && of(true, "", ""));
-        assert!(!of(false, "application/json", "unheard-of") && !of(false, "text/html", ""));
+        assert!(of(false, "application/json; charset=utf-8", "gzip"));
+        assert!(of(true, "", ""));
+        assert!(!of(false, "application/json", "unheard-of"));
+        assert!(!of(false, "text/html", ""));
     }
 }

@@ -44,7 +44,6 @@ const ENVELOPE: [&str; 11] = [
     "usage",
 ];
 
-/// Whether `"usage":null` in an upstream's chunks is there only because we requested usage.
 fn adds_null_usage(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     NULL_IF_REQUESTED.iter().any(|known| match known.starts_with('.') {
@@ -78,68 +77,73 @@ impl UsageStrip {
         memory: &Arc<MemoryBudget>,
     ) -> Option<Self> {
         let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
-        let decoder = decoder.ok()?;
-        let (held, document) = (BytesMut::new(), Document::default());
-        let memory = memory.guard(MemoryKind::Reply);
-        let adds_null = adds_null_usage(host);
-        let (finished, passing) = Default::default();
-        Some(Self { decoder, held, memory, document, adds_null, finished, passing })
+        Some(Self {
+            decoder: decoder.ok()?,
+            held: BytesMut::new(),
+            memory: memory.guard(MemoryKind::Reply),
+            document: Document::default(),
+            adds_null: adds_null_usage(host),
+            finished: false,
+            passing: None,
+        })
     }
 
-    /// The data as the client gets it. `Err` if it does not have the declared encoding: the client would have
-    /// had the same error.
     pub(super) fn pass(
         &mut self,
         data: Bytes,
     ) -> Result<Bytes, crate::wire::encoding::DecodeError> {
+        // Without Plimsoll, a wrong encoding would have been the client's error, too.
         let data = match self.decoder.is_identity() {
             true => data,
             false => Bytes::from(self.decoder.push(&data)?.into_owned()),
         };
-        let mut out = BytesMut::new();
-        let data = self.pass_rest_of_long(data, &mut out);
+        let mut forwarded = BytesMut::new();
+        let data = self.pass_rest_of_long(data, &mut forwarded);
         if self.held.is_empty() && ends_an_event(&data) && !mentions_usage(&data) {
             self.finished |= has_finish_reason(&data);
-            if out.is_empty() {
+            if forwarded.is_empty() {
                 return Ok(data);
             }
-            out.extend_from_slice(&data);
-            return Ok(out.freeze());
+            forwarded.extend_from_slice(&data);
+            return Ok(forwarded.freeze());
         }
         self.held.extend_from_slice(&data);
         while let Some(end) = first_block(&self.held) {
             let event = self.held.split_to(end);
-            self.keep(&event, &mut out);
+            self.keep(&event, &mut forwarded);
         }
         if self.held.len() > HOLD || !self.memory.hold(self.held.len()) {
+            // Too long to be held: it passes as it is, up to its blank line.
             let long = self.held.split();
             self.passing = Some(BytesMut::from(last_bytes(&long)));
-            out.unsplit(long);
+            forwarded.unsplit(long);
             self.memory.hold(0);
         }
-        Ok(out.freeze())
+        Ok(forwarded.freeze())
     }
 
-    /// The data that was held, at the end of the stream: an event whose blank line is missing.
     pub(super) fn rest(&mut self) -> Bytes {
-        let (event, mut out) = (self.held.split(), BytesMut::new());
-        self.keep(&event, &mut out);
-        out.freeze()
+        // At the end of the stream, the blank line of the last event may be missing.
+        let event = self.held.split();
+        let mut forwarded = BytesMut::new();
+        self.keep(&event, &mut forwarded);
+        forwarded.freeze()
     }
 
-    /// Forwards what belongs to an event that is too long to be held; returns what comes after it.
+    /// Returns what comes after an event that is too long to be held.
     fn pass_rest_of_long(&mut self, data: Bytes, out: &mut BytesMut) -> Bytes {
-        let Some(mut seen) = self.passing.take() else { return data };
-        let before = seen.len();
-        seen.extend_from_slice(&data);
-        match blank_line(&seen) {
+        let Some(mut tail) = self.passing.take() else { return data };
+        // A blank line may begin with bytes that were forwarded before.
+        let forwarded = tail.len();
+        tail.extend_from_slice(&data);
+        match blank_line(&tail) {
             Some(end) => {
-                out.extend_from_slice(&seen[before..end]);
-                Bytes::copy_from_slice(&seen[end..])
+                out.extend_from_slice(&tail[forwarded..end]);
+                Bytes::copy_from_slice(&tail[end..])
             }
             None => {
                 out.extend_from_slice(&data);
-                self.passing = Some(BytesMut::from(last_bytes(&seen)));
+                self.passing = Some(BytesMut::from(last_bytes(&tail)));
                 Bytes::new()
             }
         }
@@ -155,12 +159,11 @@ impl UsageStrip {
         self.finished |= has_finish_reason(event);
     }
 
-    /// The ranges of an event that are hidden from the client, in order.
     fn hidden(&mut self, event: &[u8]) -> Vec<Span> {
         if !mentions_usage(event) {
             return Vec::new();
         }
-        let data = EventData::of(event);
+        let data = EventData::new(event);
         if self.document.reread(&data.text).is_err() {
             return Vec::new();
         }
@@ -171,31 +174,31 @@ impl UsageStrip {
             Some(_) if is_bare(&root) => return vec![Span::new(0, event.len())],
             Some(_) => self.is_requested(&root),
         };
-        match member(&root, "usage").filter(|_| is_hidden) {
-            Some(usage) => data.ranges(usage),
-            None => Vec::new(),
+        match member(&root, "usage") {
+            Some(usage) if is_hidden => data.ranges(usage),
+            _ => Vec::new(),
         }
     }
 
-    /// Whether the usage of this chunk is the one that we requested: it stands in a chunk for itself, without a choice or,
-    /// after the finish reason, with one that says nothing.
     fn is_requested(&self, root: &Value<'_>) -> bool {
+        // The usage that we requested stands in a chunk for itself, without a choice or, after the finish
+        // reason, with one that says nothing.
         let mut choices = root.get("choices").into_iter().flat_map(|choices| choices.items());
         match choices.next() {
             None => true,
-            Some(first) => self.finished && is_silent(&first) && choices.all(|it| is_silent(&it)),
+            Some(first) => {
+                self.finished && is_silent(&first) && choices.all(|choice| is_silent(&choice))
+            }
         }
     }
 }
 
-/// Whether a chunk has nothing but usage.
 fn is_bare(root: &Value<'_>) -> bool {
     let has_choice = root.get("choices").is_some_and(|choices| choices.items().next().is_some());
     !has_choice
         && root.entries().all(|(name, value)| is_one_of(&name, &ENVELOPE) || is_empty(&value))
 }
 
-/// Whether a choice has neither content nor a finish reason.
 fn is_silent(choice: &Value<'_>) -> bool {
     choice.entries().all(|(name, value)| match name.is("delta") {
         true => value.entries().all(|(name, value)| name.is("role") || is_empty(&value)),
@@ -203,7 +206,6 @@ fn is_silent(choice: &Value<'_>) -> bool {
     })
 }
 
-/// Whether a value says nothing: null, an empty text or list, an object of such values.
 fn is_empty(value: &Value<'_>) -> bool {
     match value.kind() {
         Kind::Null => true,
@@ -218,26 +220,25 @@ fn is_one_of(name: &ObjectKey<'_>, names: &[&str]) -> bool {
     names.iter().any(|known| name.is(known))
 }
 
-/// Whether these events have a finish reason that is not empty, by their bytes alone.
 fn has_finish_reason(events: &[u8]) -> bool {
+    // By the bytes alone: it is looked for in every event, most of which are not parsed.
     const NAME: &[u8] = b"\"finish_reason\"";
     memmem::find_iter(events, NAME).any(|at| {
-        let after = events[at + NAME.len()..].trim_ascii_start();
-        let value = after.strip_prefix(b":").unwrap_or_default().trim_ascii_start();
+        let rest = events[at + NAME.len()..].trim_ascii_start();
+        let value = rest.strip_prefix(b":").unwrap_or_default().trim_ascii_start();
         value.starts_with(b"\"") && !value.starts_with(b"\"\"")
     })
 }
 
-/// The bytes that may be the beginning of a blank line.
 fn last_bytes(bytes: &[u8]) -> &[u8] {
+    // A blank line may begin in them: `\n\r\n` has three.
     &bytes[bytes.len().saturating_sub(3)..]
 }
 
 /// The end of the first blank line.
 fn blank_line(bytes: &[u8]) -> Option<usize> {
-    let ends = [&b"\n\n"[..], b"\n\r\n", b"\r\r"];
-    let ends = ends.iter().filter_map(|end| Some(memmem::find(bytes, end)? + end.len()));
-    ends.min()
+    let blank_lines = [&b"\n\n"[..], b"\n\r\n", b"\r\r"];
+    blank_lines.iter().filter_map(|end| Some(memmem::find(bytes, end)? + end.len())).min()
 }
 
 fn mentions_usage(bytes: &[u8]) -> bool {
@@ -246,17 +247,17 @@ fn mentions_usage(bytes: &[u8]) -> bool {
 
 /// The range of a member with its comma.
 fn member(object: &Value<'_>, name: &str) -> Option<Span> {
-    let mut before = None;
+    let mut previous_end = None;
     let mut entries = object.entries();
     while let Some((key, value)) = entries.next() {
         if key.is(name) {
-            return match (before, entries.next()) {
+            return match (previous_end, entries.next()) {
                 (Some(end), _) => Some(Span::new(end, value.span().end)),
                 (None, Some((next, _))) => Some(Span::new(key.span().start, next.span().start)),
                 (None, None) => Some(Span::new(key.span().start, value.span().end)),
             };
         }
-        before = Some(value.span().end);
+        previous_end = Some(value.span().end);
     }
     None
 }

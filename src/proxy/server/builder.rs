@@ -22,12 +22,10 @@ pub(super) const NARROW_WINDOW: u32 = 65_535;
 /// Most bytes of a response that are buffered for a slow client, per HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// How long a request's headers may take to arrive.
 pub(super) fn header_time(limits: &ServerLimits) -> Duration {
     Duration::from_secs(limits.header_s)
 }
 
-/// HTTP/1.1 or HTTP/2, depending on the client's first bytes.
 pub(super) fn server(limits: &ServerLimits, window: u32) -> auto::Builder<TokioExecutor> {
     let header_bytes = limits.header_bytes;
     let mut builder = auto::Builder::new(TokioExecutor::new());

@@ -32,9 +32,9 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// discard the response.
 const UNREAD: usize = 16 * 1024;
 
-/// Refuses a connection, and counts how.
 pub(super) fn refuse(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<ServingPhase>) {
     let Ok(permit) = proxy.rejection_permits.clone().try_acquire_owned() else {
+        // Without a permit there is no task: a TLS client is only closed.
         let is_answered = proxy.tls.is_none() && reject(&proxy, stream).is_ok();
         proxy.telemetry.connection_refused(if is_answered {
             RejectedConnection::Answered
@@ -60,6 +60,7 @@ pub(super) fn refuse(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receive
 /// Responds to a request that has already arrived; an error if there is none. The socket is non-blocking.
 fn reject(proxy: &Proxy, stream: TcpStream) -> io::Result<()> {
     let mut stream = stream.into_std()?;
+    // Closing with unread data would discard the response.
     let mut unread = [0; UNREAD];
     if stream.read(&mut unread)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -68,7 +69,6 @@ fn reject(proxy: &Proxy, stream: TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Responds to the first request with 503.
 async fn answer(
     proxy: &Arc<Proxy>,
     stream: TcpStream,

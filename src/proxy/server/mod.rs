@@ -25,7 +25,6 @@ use tokio::task::JoinSet;
 use self::builder::{NARROW_WINDOW, WIDE_WINDOW, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
-use super::http::answer::ProxyError;
 use super::http::arriving::{ArrivingBody, ClientBody, UnreadRest};
 use super::http::connection::ClientConnection;
 use super::http::framing::{LookAlike, RefusalReplacer, framed};
@@ -87,21 +86,22 @@ pub async fn serve(
     }
     drop(listener);
     drop(watching);
-    let drained = drain(&proxy, phase).await;
+    let outcome = drain(&proxy, phase).await;
     drop(drafting);
     compaction::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
-    drained
+    outcome
 }
 
-/// The next connection, with its permit if there is one. While there is none, new connections wait in the kernel's queue,
-/// where nobody hears why: so if that lasted a moment (`is_full`), they are taken without, to be refused.
+/// The next connection, with its permit if there is one.
 async fn accept(
     proxy: &Proxy,
     listener: &TcpListener,
     is_full: bool,
 ) -> io::Result<(TcpStream, Option<OwnedSemaphorePermit>)> {
     let permits = &proxy.connections;
+    // While there is no permit, new connections wait in the kernel's queue, where nobody hears why: so if that
+    // lasted a moment (`is_full`), they are taken without one, to be refused.
     let waited = match is_full {
         true => None,
         false => tokio::time::timeout(FULL, permits.clone().acquire_owned()).await.ok(),
@@ -121,14 +121,13 @@ async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcom
     if tokio::time::timeout(timeout, phase.closed()).await.is_ok() {
         return DrainOutcome::Whole;
     }
-    let left = proxy.exchanges.load(Ordering::Relaxed);
+    let broken = proxy.exchanges.load(Ordering::Relaxed);
     phase.send_replace(ServingPhase::Breaking);
     // Exchanges that end now still emit their event and store their turn, which is quick.
     let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
-    DrainOutcome::Broken(left)
+    DrainOutcome::Broken(broken)
 }
 
-/// Starts a connection, or refuses it if it has no permit.
 fn admit(
     proxy: &Arc<Proxy>,
     stream: TcpStream,
@@ -136,7 +135,8 @@ fn admit(
     phase: &watch::Receiver<ServingPhase>,
 ) {
     let _ = stream.set_nodelay(true);
-    let (proxy, phase) = (proxy.clone(), phase.clone());
+    let proxy = proxy.clone();
+    let phase = phase.clone();
     let Some(permit) = permit else { return full::refuse(proxy, stream, phase) };
     let number = proxy.connections_so_far.fetch_add(1, Ordering::Relaxed) + 1;
     tokio::spawn(async move {
@@ -168,7 +168,6 @@ async fn connection(
     }
 }
 
-/// Serves one connection until it ends; shuts it down gracefully when the phase changes.
 async fn serve_connection<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
@@ -180,36 +179,38 @@ async fn serve_connection<S>(
     let limits = &proxy.config.limits;
     // hyper's own timeout starts once it knows the HTTP version, which needs the first bytes.
     let mut timeout = pin!(tokio::time::sleep(header_time(limits)));
-    let first = tokio::select! {
-        first = opening::read(&mut stream) => first,
+    let opening = tokio::select! {
+        opening = opening::read(&mut stream) => opening,
         () = timeout.as_mut() => {
             proxy.telemetry.client_timed_out(ClientTimeout::Silent);
             return;
         }
         _ = phase.changed() => return,
     };
-    let Ok(first) = first else { return };
+    let Ok(opening) = opening else { return };
     // Held until the connection ends.
-    let wide_window = match first.is_http2 {
+    let wide_window = match opening.is_http2 {
         true => proxy.wide_windows.clone().try_acquire_owned().ok(),
         false => None,
     };
     let window = if wide_window.is_some() { WIDE_WINDOW } else { NARROW_WINDOW };
     let builder = server(limits, window);
-    let (activity, look_alike) = (Activity::default(), LookAlike::default());
+    let activity = Activity::default();
+    let look_alike = LookAlike::default();
     let watching = phase.clone();
     let refusing = proxy.clone();
-    let refusal = move |fault: &ProxyError| non_http_response(&refusing, fault);
-    let stream = TokioIo::new(RefusalReplacer::new(stream, look_alike.clone(), refusal));
+    let stream = RefusalReplacer::new(stream, look_alike.clone(), move |fault| {
+        non_http_response(&refusing, fault)
+    });
     let reads = ReadSize::default();
-    let stream = ConnectionSocket::of_client(stream, first.bytes, reads.clone());
-    let stall = Duration::from_secs(limits.body_s);
+    let stream = ConnectionSocket::of_client(TokioIo::new(stream), opening.bytes, reads.clone());
     let service = service_fn(|request: Request<Incoming>| {
-        let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());
+        let request_guard = activity.begin();
+        let framing_probe = look_alike.clone();
         let version = request.version();
-        let arriving = |body| ClientBody::new(ArrivingBody::new(body, version), reads.clone());
-        let request = request.map(arriving);
-        let rest = UnreadRest::new(request.body(), stall);
+        let request =
+            request.map(|body| ClientBody::new(ArrivingBody::new(body, version), reads.clone()));
+        let rest = UnreadRest::new(request.body(), Duration::from_secs(limits.body_s));
         exchange::run(proxy.clone(), request, client.clone(), watching.clone()).map(
             move |response| {
                 framing_probe.record(&response);
@@ -252,12 +253,10 @@ async fn serve_connection<S>(
     }
 }
 
-/// Which timeout the client of an idle connection exceeded.
 fn timeout_of(activity: &Activity) -> ClientTimeout {
     if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
 }
 
-/// Whether a connection ended because a request's headers did not arrive.
 fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
 }

@@ -36,12 +36,10 @@ impl<V> ModelMap<V> {
         Some(&mut used.value)
     }
 
-    /// The values of all models of an upstream; does not count as a use.
+    /// Does not count as a use.
     pub(super) fn of_upstream(&self, upstream: &str) -> impl Iterator<Item = &V> {
-        self.upstreams
-            .get(upstream)
-            .into_iter()
-            .flat_map(|models| models.values().map(|it| &it.value))
+        let models = self.upstreams.get(upstream).into_iter();
+        models.flat_map(|models| models.values().map(|used| &used.value))
     }
 
     pub(super) fn insert(&mut self, upstream: &str, model: &str, value: V) {
@@ -49,8 +47,9 @@ impl<V> ModelMap<V> {
         let models = self.upstreams.entry(upstream.into()).or_default();
         if models.len() >= MODELS && !models.contains_key(model) {
             let oldest = models.iter().min_by_key(|(_, used)| used.last);
-            let oldest = oldest.map(|(name, _)| name.clone());
-            oldest.and_then(|name| models.remove(&name));
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                models.remove(&name);
+            }
         }
         models.insert(model.into(), RecentlyUsed { value, last: self.uses });
     }

@@ -10,12 +10,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ModelMap;
 use crate::clock::now;
-use crate::context::{Millis, TenantId};
+use crate::context::TenantId;
 use crate::dialect::models::Family;
 use crate::store::StoreError;
 use crate::store::ledgers::Ledgers;
@@ -68,17 +67,18 @@ struct ModelCalibration {
 }
 
 impl ModelCalibration {
-    /// The state of a new model. Its range starts as wide as that of a model of its family that has learned,
-    /// behind the same upstream and for the same tenant.
     fn new(key: &CalibrationKey, family: Family, all: &ModelMap<Self>) -> Self {
-        let siblings = all.of_upstream(&key.upstream).filter(|it| it.for_tenant == key.for_tenant);
-        let learned = EstimatorState::beside(family, siblings.map(|it| &*it.learned));
-        let (recent_tenants, recall) = Default::default();
+        // Its range starts as wide as that of a model of its family that has learned, behind the same upstream
+        // and for the same tenant.
+        let siblings = all
+            .of_upstream(&key.upstream)
+            .filter(|sibling| sibling.for_tenant == key.for_tenant)
+            .map(|sibling| &*sibling.learned);
         Self {
             for_tenant: key.for_tenant.clone(),
-            learned: Arc::new(learned),
-            recent_tenants,
-            recall,
+            learned: Arc::new(EstimatorState::beside(family, siblings)),
+            recent_tenants: RecentTenants::default(),
+            recall: Recall::default(),
         }
     }
 
@@ -95,10 +95,10 @@ struct RecentTenants {
 }
 
 impl RecentTenants {
-    /// Whether a response to this tenant is learned from; remembers it if so.
     fn admit(&mut self, tenant: u64) -> bool {
-        let own = self.last.iter().filter(|recent| **recent == tenant).count();
-        if own >= MOST_OF_ONE && own < self.last.len() {
+        // A tenant that sends more than all others together teaches less with each response.
+        let count = self.last.iter().filter(|recent| **recent == tenant).count();
+        if count >= MOST_OF_ONE && count < self.last.len() {
             self.skipped = (self.skipped + 1) % TAUGHT_ONE_IN;
             if self.skipped != 0 {
                 return false;
@@ -132,10 +132,8 @@ struct CalibrationKey {
 }
 
 impl CalibrationSample {
-    /// Applies it to the state with which its request was estimated.
     pub(crate) fn applied_to(self, before: &Arc<EstimatorState>) -> AppliedSample {
-        let after = Arc::new(self.next(before));
-        AppliedSample { sample: self, before: before.clone(), after }
+        AppliedSample { after: Arc::new(self.next(before)), before: before.clone(), sample: self }
     }
 
     fn next(&self, before: &EstimatorState) -> EstimatorState {
@@ -152,8 +150,8 @@ pub(crate) struct AppliedSample {
 }
 
 impl AppliedSample {
-    /// What it makes of the current state, which other responses may have changed meanwhile.
     fn next(&self, current: &Arc<EstimatorState>) -> Arc<EstimatorState> {
+        // Other responses may have changed the state meanwhile.
         match Arc::ptr_eq(current, &self.before) {
             true => self.after.clone(),
             false => Arc::new(self.sample.next(current)),
@@ -162,13 +160,10 @@ impl AppliedSample {
 }
 
 impl Calibration {
-    /// Starts empty; reports to `telemetry` what it learns.
     pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
         Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
     }
 
-    /// The state of a model behind an upstream: shared by all tenants, or one tenant's. The store is asked once,
-    /// and waited for within the budget; a later answer is merged when it arrives.
     pub(crate) async fn recall(
         &self,
         ledgers: &Arc<Ledgers>,
@@ -178,24 +173,25 @@ impl Calibration {
         family: Family,
         budget: &ReadBudget,
     ) -> RecalledState {
-        let key = CalibrationKey::of(upstream, model, for_tenant);
+        let key = CalibrationKey::new(upstream, model, for_tenant);
         let StateInMemory { learned, recall } = self.0.in_memory(&key, family);
         if recall.is_known() {
             return RecalledState { learned, outcome: RecallOutcome::Known };
         }
-        let (ledgers, shared) = (ledgers.clone(), self.0.clone());
+        let ledgers = ledgers.clone();
+        let shared = self.0.clone();
         let requested = key.clone();
-        let read = || async move {
+        // The store is asked once, and waited for within the budget; a later answer is merged when it arrives.
+        let recalling = recall.wait(budget, || async move {
             if let Some(saved) = requested.saved(&ledgers, family).await? {
                 shared.merge(&requested, saved);
             }
             Ok(())
-        };
-        let outcome = recall.wait(budget, read).await;
+        });
+        let outcome = recalling.await;
         RecalledState { learned: self.0.in_memory(&key, family).learned, outcome }
     }
 
-    /// Learns from a response; saving runs as a task of its own.
     pub(crate) fn learn(
         &self,
         ledgers: &Arc<Ledgers>,
@@ -204,26 +200,28 @@ impl Calibration {
     ) {
         let LessonSource { tenant, upstream, model, vouched, .. } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
-        let key = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
+        let key = CalibrationKey::new(upstream, model, if vouched { None } else { tenant });
         let (learned, may_save) = {
-            let mut all = self.0.all();
-            let Some(known) = all.get_mut(&key.upstream, &key.name) else { return };
-            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_str().as_bytes()));
-            if !tenant.is_some_and(|tenant| known.recent_tenants.admit(tenant)) {
+            let mut models = self.0.lock();
+            let Some(state) = models.get_mut(&key.upstream, &key.name) else { return };
+            let Some(tenant) = tenant else { return };
+            if !state.recent_tenants.admit(xxh3_64(tenant.as_str().as_bytes())) {
                 return;
             }
-            let before = known.learned.observations();
-            known.learned = applied.next(&known.learned);
-            if known.learned.observations() == before {
+            let observations = state.learned.observations();
+            state.learned = applied.next(&state.learned);
+            // An implausible response teaches nothing.
+            if state.learned.observations() == observations {
                 return;
             }
-            (known.learned.clone(), known.recall.is_known())
+            (state.learned.clone(), state.recall.is_known())
         };
         let samples = learned.observations();
         self.0.telemetry.learned(upstream, model, samples, learned.width());
         let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
         if samples > 1 && is_due && may_save {
-            let (ledgers, shared) = (ledgers.clone(), self.0.clone());
+            let ledgers = ledgers.clone();
+            let shared = self.0.clone();
             // If saving fails, it is learned again.
             tokio::spawn(async move { shared.save(&ledgers, &key, &learned).await.ok() });
         }
@@ -231,32 +229,29 @@ impl Calibration {
 }
 
 impl CalibrationState {
-    /// The state of a model. A new model gets a new one.
     fn in_memory(&self, key: &CalibrationKey, family: Family) -> StateInMemory {
-        let mut all = self.all();
-        if let Some(known) = all.get_mut(&key.upstream, &key.name)
-            && known.learned.is_of(family)
+        let mut models = self.lock();
+        if let Some(calibration) = models.get_mut(&key.upstream, &key.name)
+            && calibration.learned.is_of(family)
         {
-            return known.state();
+            return calibration.state();
         }
-        let known = ModelCalibration::new(key, family, &all);
-        let state = known.state();
-        all.insert(&key.upstream, &key.name, known);
+        let calibration = ModelCalibration::new(key, family, &models);
+        let state = calibration.state();
+        models.insert(&key.upstream, &key.name, calibration);
         state
     }
 
-    /// Uses the saved state if it is from more responses.
     fn merge(&self, key: &CalibrationKey, saved: EstimatorState) {
-        let mut all = self.all();
-        let known = all.get_mut(&key.upstream, &key.name);
-        let Some(known) = known.filter(|known| is_from_more(&saved, &known.learned)) else {
+        let mut models = self.lock();
+        let Some(calibration) = models.get_mut(&key.upstream, &key.name) else { return };
+        if !is_from_more(&saved, &calibration.learned) {
             return;
-        };
+        }
         self.telemetry.learned(&key.upstream, &key.model, saved.observations(), saved.width());
-        known.learned = Arc::new(saved);
+        calibration.learned = Arc::new(saved);
     }
 
-    /// Saves the state, unless another process saved one from more responses, which is then used.
     async fn save(
         &self,
         ledgers: &Ledgers,
@@ -264,6 +259,7 @@ impl CalibrationState {
         learned: &EstimatorState,
     ) -> Result<(), StoreError> {
         let saved = key.saved(ledgers, learned.family()).await?;
+        // Another process may have saved one from more responses, which is then used.
         if let Some(saved) = saved.filter(|saved| is_from_more(saved, learned)) {
             self.merge(key, saved);
             return Ok(());
@@ -272,7 +268,7 @@ impl CalibrationState {
         ledgers.calibrations().save(&key.store_key(), state.into(), now()).await
     }
 
-    fn all(&self) -> MutexGuard<'_, ModelMap<ModelCalibration>> {
+    fn lock(&self) -> MutexGuard<'_, ModelMap<ModelCalibration>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -283,7 +279,7 @@ fn is_from_more(one: &EstimatorState, other: &EstimatorState) -> bool {
 }
 
 impl CalibrationKey {
-    fn of(upstream: &str, model: &str, for_tenant: Option<&TenantId>) -> Self {
+    fn new(upstream: &str, model: &str, for_tenant: Option<&TenantId>) -> Self {
         let name = match for_tenant {
             Some(for_tenant) => format!("{model} for {for_tenant}").into(),
             None => model.into(),
@@ -292,25 +288,26 @@ impl CalibrationKey {
         Self { upstream: upstream.into(), model: model.into(), for_tenant, name }
     }
 
-    /// The saved state, if valid.
     async fn saved(
         &self,
         ledgers: &Ledgers,
         family: Family,
     ) -> Result<Option<EstimatorState>, StoreError> {
-        let read = |(saved, at): (Bytes, Millis)| {
-            let learned: EstimatorState = serde_json::from_slice(&saved).ok()?;
+        let mut states = Vec::new();
+        for (saved, at) in ledgers.calibrations().states(&self.store_key()).await? {
+            // Whatever is not valid is learned again.
+            let Ok(state) = serde_json::from_slice::<EstimatorState>(&saved) else { continue };
+            if !state.is_of(family) || !state.is_whole() {
+                continue;
+            }
             let is_old = now().saturating_sub(at) > OLD;
-            (learned.is_of(family) && learned.is_whole())
-                .then(|| if is_old { learned.aged() } else { learned })
-        };
-        let saved = ledgers.calibrations().states(&self.store_key()).await?;
-        let saved = saved.into_iter().filter_map(read);
-        Ok(saved.max_by_key(EstimatorState::observations))
+            states.push(if is_old { state.aged() } else { state });
+        }
+        Ok(states.into_iter().max_by_key(EstimatorState::observations))
     }
 
-    /// The key in the store: it must never change.
     fn store_key(&self) -> String {
+        // It must never change, or what is stored would not be found.
         format!("counting {} behind {}", self.name, self.upstream)
     }
 }
@@ -321,11 +318,11 @@ mod tests {
 
     /// Of the same upstream and family, and for the same tenant: one tenant's traffic says nothing to another.
     #[test]
-    fn a_new_model_starts_with_the_band_of_a_sibling_model() {
+    fn new_models_start_like_siblings() {
         let one = TenantId::from("one");
         let mut all = ModelMap::default();
         for (for_tenant, width) in [(None, 20), (Some(&one), 40)] {
-            let key = CalibrationKey::of("up", "a", for_tenant);
+            let key = CalibrationKey::new("up", "a", for_tenant);
             let mut taught = serde_json::json!(EstimatorState::new(Family::Claude));
             taught["lessons"] = 100.into();
             taught["errors"][0] = serde_json::json!([width]);
@@ -335,13 +332,15 @@ mod tests {
             all.insert(&key.upstream, &key.name, known);
         }
         let started = |upstream, for_tenant, family| {
-            let key = CalibrationKey::of(upstream, "b", for_tenant);
+            let key = CalibrationKey::new(upstream, "b", for_tenant);
             EstimatorState::clone(&ModelCalibration::new(&key, family, &all).learned)
         };
         let fresh = EstimatorState::new(Family::Claude);
         let [shared, own] =
             [None, Some(&one)].map(|for_tenant| started("up", for_tenant, Family::Claude));
-        assert!(shared != fresh && own != fresh && shared != own);
+        assert_ne!(shared, fresh);
+        assert_ne!(own, fresh);
+        assert_ne!(shared, own);
         let two = TenantId::from("two");
         for (upstream, for_tenant) in [("other", None), ("up", Some(&two))] {
             assert_eq!(started(upstream, for_tenant, Family::Claude), fresh);

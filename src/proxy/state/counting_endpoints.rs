@@ -33,9 +33,12 @@ pub(crate) struct CountingEndpoints {
 
 impl Default for CountingEndpoints {
     fn default() -> Self {
-        let permits = Arc::new(Semaphore::new(AT_ONCE));
-        let (answers, pauses, missing) = Default::default();
-        Self { permits, answers, pauses, missing }
+        Self {
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            answers: Mutex::default(),
+            pauses: Mutex::default(),
+            missing: Mutex::default(),
+        }
     }
 }
 
@@ -53,7 +56,6 @@ impl CountingEndpoints {
         pauses.insert(key, Instant::now() + duration);
     }
 
-    /// Records that there is no counting endpoint for this tenant, upstream and model.
     pub(crate) fn set_missing(&self, source: &LessonSource<'_>) {
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.len() >= MOST {

@@ -30,6 +30,7 @@ use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::upload::{SentTime, UploadProgress};
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::store::recall::ReadBudget;
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport};
 
 /// The response header that says what was repaired after a refusal.
@@ -70,7 +71,6 @@ pub(crate) struct ExchangeRecorder {
 }
 
 impl ExchangeRecorder {
-    /// Begins the record of an exchange.
     pub(crate) fn open<B>(
         proxy: &Arc<Proxy>,
         request: &Request<B>,
@@ -78,8 +78,11 @@ impl ExchangeRecorder {
         phase: watch::Receiver<ServingPhase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
-        let (method, path) = (request.method().as_str(), redact(request.uri().path()));
-        let (id, at) = (proxy.next_id(), now());
+        let method = request.method().as_str();
+        // A path may contain a credential.
+        let path = redact(request.uri().path());
+        let id = proxy.next_id();
+        let at = now();
         Self {
             began: Instant::now(),
             is_head: *request.method() == Method::HEAD,
@@ -98,16 +101,16 @@ impl ExchangeRecorder {
         }
     }
 
-    /// Adds response headers: what was repaired after a refusal, and the exchange's id if configured.
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
-        let healed = self.refusal.as_ref().and_then(RefusalReport::healed);
-        if let Some(healed) = healed.and_then(|healed| HeaderValue::try_from(healed).ok()) {
+        if let Some(refusal) = &self.refusal
+            && let Some(healed) = refusal.healed()
+            && let Ok(healed) = HeaderValue::try_from(healed)
+        {
             headers.insert(HEALED, healed);
         }
         add_request_id(headers, &self.id, &self.proxy);
     }
 
-    /// Adds these headers to a response of our own, and records it.
     pub(crate) fn answer(&mut self, response: &mut Response<Bytes>, outcome: Outcome) {
         self.stamp(response.headers_mut());
         self.event.status = Some(response.status().as_u16());
@@ -117,16 +120,16 @@ impl ExchangeRecorder {
         }
     }
 
-    /// Records the result of a refusal; a later one replaces it.
     pub(crate) fn report_refusal(&mut self, causes: &[RepairCause], outcome: RefusalOutcome) {
         let mut causes = causes.to_vec();
         causes.dedup();
+        // A later refusal replaces it.
         self.refusal = Some(RefusalReport { causes, outcome });
     }
 
-    /// Removes the record that a refusal was prevented, because there was one, or the original was sent.
     pub(crate) fn clear_spared(&mut self) {
-        self.refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
+        // There was a refusal all the same, or the original was sent.
+        self.refusal.take_if(|refusal| refusal.outcome == RefusalOutcome::Spared);
     }
 
     /// Counts a request body that streams through, and aborts it if it stalls.
@@ -135,7 +138,6 @@ impl ExchangeRecorder {
         body.upload(self.upload.get_or_insert_default(), timeout)
     }
 
-    /// Why the request's body did not end, if that was not the upstream's doing.
     pub(crate) fn upload_fault(&self) -> Option<ProxyError> {
         self.upload.as_ref()?.fault()
     }
@@ -145,23 +147,33 @@ impl ExchangeRecorder {
         add_once(&mut self.event.fail_open, why);
     }
 
-    /// Records notes; each kind once.
     pub(crate) fn record_notes(&mut self, notes: impl IntoIterator<Item = Note>) {
-        notes.into_iter().for_each(|note| add_once(&mut self.event.notes, note));
+        for note in notes {
+            add_once(&mut self.event.notes, note);
+        }
     }
 
-    /// Records a reply and what came of it.
+    /// Records how long the request waited for the store, if it did.
+    pub(crate) fn record_store_wait(&mut self, reads: &ReadBudget) {
+        let waited = reads.spent();
+        if waited.is_zero() {
+            return;
+        }
+        self.proxy.telemetry.session_loaded(waited);
+        if reads.is_overspent() {
+            self.event.session_load_us = Some(waited.as_micros() as u64);
+        }
+    }
+
     pub(crate) fn record_reply(&mut self, reply: ReplyRecord) {
         reply.write(&mut self.event);
     }
 
-    /// Records how storing the turn ended.
     pub(crate) fn record_turn(&mut self, turn: TurnOutcome) {
         turn.write(&mut self.event);
     }
 }
 
-/// Adds the exchange's id to a response, if configured.
 fn add_request_id(headers: &mut HeaderMap, id: &ExchangeId, proxy: &Proxy) {
     if proxy.config.request_id_header
         && let Ok(id) = HeaderValue::from_str(id.as_str())
@@ -181,14 +193,14 @@ pub(crate) fn non_http_response(proxy: &Proxy, fault: &ProxyError) -> Bytes {
     answer::http1_text(&response)
 }
 
-/// The response to a request that is not read, because there are too many, as HTTP/1.1 text. It is no exchange: so
-/// many would push out of the lists what people look for there.
 pub(crate) fn unread_response(proxy: &Proxy, fault: &ProxyError) -> Bytes {
+    // It is no exchange: so many would push out of the lists what people look for there.
     answer::http1_text(&own_response(proxy, fault).1)
 }
 
 fn own_response(proxy: &Proxy, fault: &ProxyError) -> (ExchangeId, Response<Bytes>) {
-    let (id, mut response) = (proxy.next_id(), fault.answer(None));
+    let id = proxy.next_id();
+    let mut response = fault.answer(None);
     add_request_id(response.headers_mut(), &id, proxy);
     (id, response)
 }
@@ -238,7 +250,6 @@ pub(crate) struct TurnRecord {
 }
 
 impl ReplyRecord {
-    /// The record of a body that ended like this, before anything is known of the reply.
     pub(crate) fn new(outcome: Outcome, has_body: bool) -> Self {
         Self {
             outcome,
@@ -253,9 +264,9 @@ impl ReplyRecord {
         }
     }
 
-    /// Takes over what the reply says. A status 200 with an error in the body is not a success.
     pub(crate) fn take(&mut self, reply: &Reply) {
         self.error_kind = ErrorKind::in_reply(reply);
+        // A status 200 with an error in the body is not a success.
         if self.outcome == Outcome::Complete && self.error_kind.is_some() {
             self.outcome = Outcome::UpstreamFailed;
         }
@@ -272,10 +283,17 @@ impl ReplyRecord {
             event.family = Some(turn.family);
             event.thread = Some(turn.position.thread.clone());
         }
-        (event.outcome, event.streamed, event.stop) = (self.outcome, self.streamed, self.stop);
-        (event.error_kind, event.usage) = (self.error_kind, self.usage);
-        self.fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
-        self.notes.into_iter().for_each(|note| add_once(&mut event.notes, note));
+        event.outcome = self.outcome;
+        event.streamed = self.streamed;
+        event.stop = self.stop;
+        event.error_kind = self.error_kind;
+        event.usage = self.usage;
+        for why in self.fail_open {
+            add_once(&mut event.fail_open, why);
+        }
+        for note in self.notes {
+            add_once(&mut event.notes, note);
+        }
         event.refusal = refusal;
         event.done.overflow = overflow.or(event.done.overflow);
         event.done.measured = measured.or(event.done.measured);
@@ -299,11 +317,12 @@ impl TurnOutcome {
         if let Some(reply) = self.reply {
             reply.write(event);
         }
-        self.why.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+        if let Some(why) = self.why {
+            add_once(&mut event.fail_open, why);
+        }
     }
 }
 
-/// Adds an item, unless it is already there.
 fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
     if !all.contains(&one) {
         all.push(one);
@@ -316,23 +335,20 @@ impl Drop for ExchangeRecorder {
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.began.elapsed().as_micros() as u64;
         let ResponseMeter { first_byte_us, frames, bytes, side_ns } = self.response;
-        (event.first_byte_us, event.frames) = (first_byte_us, frames);
-        (event.response_bytes, event.response_side_us) = (bytes, side_ns / 1000);
+        event.first_byte_us = first_byte_us;
+        event.frames = frames;
+        event.response_bytes = bytes;
+        event.response_side_us = side_ns / 1000;
         if let Some(upload) = &self.upload {
             event.request_bytes += upload.bytes();
         }
         // Boxed here, so that only a pointer is moved afterwards.
         let mut event = Box::new(event);
-        let (proxy, refusal) = (self.proxy.clone(), self.refusal.take());
-        let report = move |mut event: Box<Exchange>| {
-            // What a retry found out comes before what a reply says.
-            event.refusal = refusal.or(event.refusal.take());
-            proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
-            proxy.telemetry.report(Arc::from(event));
-        };
+        let refusal = self.refusal.take();
         let (Some(storing), Ok(runtime)) = (self.storing.take(), Handle::try_current()) else {
-            return report(event);
+            return report(&self.proxy, event, refusal);
         };
+        let proxy = self.proxy.clone();
         let phase = self.phase.clone();
         runtime.spawn(async move {
             match timeout(REPORTED_WITHIN, storing).await {
@@ -341,8 +357,16 @@ impl Drop for ExchangeRecorder {
                 // Only if a frame waited for it, that is already recorded.
                 Err(_) => add_once(&mut event.fail_open, FailOpen::CommitLate),
             }
-            report(event);
+            report(&proxy, event, refusal);
+            // A drain waits for this.
             drop(phase);
         });
     }
+}
+
+fn report(proxy: &Proxy, mut event: Box<Exchange>, refusal: Option<RefusalReport>) {
+    // What a retry found out comes before what a reply says.
+    event.refusal = refusal.or(event.refusal.take());
+    proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
+    proxy.telemetry.report(Arc::from(event));
 }

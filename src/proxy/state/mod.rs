@@ -174,34 +174,34 @@ impl Proxy {
         }))
     }
 
-    /// The upstream that a policy names to write summaries, if it speaks this dialect.
     pub(in crate::proxy) fn summariser(
         &self,
         policy: &CompactPolicy,
         dialect: Dialect,
     ) -> Option<&Arc<Upstream>> {
         let name = policy.upstream.as_deref()?;
-        let named = self.upstreams.iter().find(|upstream| *upstream.name == *name);
-        named.filter(|upstream| upstream.dialects.contains(&dialect))
+        let upstream = self.upstreams.iter().find(|upstream| *upstream.name == *name)?;
+        // It is asked in the dialect of the request.
+        if upstream.dialects.contains(&dialect) { Some(upstream) } else { None }
     }
 
-    /// The policy for requests to this upstream and model.
     pub(in crate::proxy) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {
-        let named = self.config.compact_models.iter().rev();
-        let of_model = named.filter(|(name, _)| is_named(name, model)).map(|(_, over)| over).next();
-        let of_upstream = upstream.compact.as_ref();
         let policy = &self.config.policy;
-        let over = of_upstream.into_iter().chain(of_model);
-        match over.fold(None, |compact: Option<CompactPolicy>, over| {
-            Some(compact.as_ref().unwrap_or(&policy.compact).with(over))
-        }) {
-            None => policy.clone(),
-            Some(compact) => Arc::new(Policy { compact, ..Policy::clone(policy) }),
+        let mut model_overrides = self.config.compact_models.iter().rev();
+        let of_model = model_overrides.find(|(name, _)| is_named(name, model));
+        if upstream.compact.is_none() && of_model.is_none() {
+            return policy.clone();
         }
+        let mut compact = policy.compact.clone();
+        // What is written for the model counts more than what is written for its upstream.
+        for overrides in upstream.compact.iter().chain(of_model.map(|(_, overrides)| overrides)) {
+            compact = compact.with(overrides);
+        }
+        Arc::new(Policy { compact, ..Policy::clone(policy) })
     }
 
-    /// A new exchange's id, unique among all replicas and restarts.
     pub(in crate::proxy) fn next_id(&self) -> ExchangeId {
+        // Unique among all replicas and restarts.
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         let mut id = String::with_capacity(24);
         push_hex(&mut id, self.run, 16);
@@ -210,9 +210,10 @@ impl Proxy {
     }
 }
 
-/// The same as `{number:0least$x}`, ten times as fast.
 pub(in crate::proxy) fn push_hex(to: &mut String, number: u64, least: u32) {
+    // As `{number:0least$x}`, ten times as fast.
     let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(least);
-    let digit = |at| char::from_digit((number >> (4 * at)) as u32 & 15, 16);
-    to.extend((0..digits).rev().filter_map(digit));
+    for at in (0..digits).rev() {
+        to.extend(char::from_digit((number >> (4 * at)) as u32 & 15, 16));
+    }
 }

@@ -52,19 +52,17 @@ pub(crate) struct SummaryGuard {
 }
 
 impl SummaryGuard {
-    /// Records that the summary was requested: from now on, dropping it counts as a failure.
     pub(crate) fn set_requested(&mut self) {
+        // From now on, dropping it counts as a failure.
         self.end = WritingEnd::Failed;
     }
 
-    /// Records that another process writes it.
     pub(crate) fn set_elsewhere(&self) {
-        let mut all = self.summaries.all();
-        let thread = all.entry(self.key.clone()).or_default();
+        let mut threads = self.summaries.lock();
+        let thread = threads.entry(self.key.clone()).or_default();
         thread.state = thread.state.found_elsewhere();
     }
 
-    /// Records how the writing ended.
     pub(crate) fn end(mut self, end: WritingEnd) {
         self.end = end;
     }
@@ -73,15 +71,15 @@ impl SummaryGuard {
 impl Drop for SummaryGuard {
     fn drop(&mut self) {
         let cools_until = now().saturating_add(self.cool_down_ms);
-        let mut all = self.summaries.all();
-        let thread = all.entry(self.key.clone()).or_default();
+        let mut threads = self.summaries.lock();
+        let thread = threads.entry(self.key.clone()).or_default();
         thread.writing = None;
         thread.state = thread.state.ended(self.end, cools_until);
     }
 }
 
 impl SummariesInProgress {
-    fn all(&self) -> MutexGuard<'_, HashMap<CompactionKey, ThreadSummary>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<CompactionKey, ThreadSummary>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,19 +87,16 @@ impl SummariesInProgress {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that this process claimed a summary.
     pub(crate) fn add_claim(&self, name: String) {
         self.claims().insert(name);
     }
 
-    /// Records that a claim was released: the summary is written or has failed.
     pub(crate) fn remove_claim(&self, name: &str) {
         self.claims().remove(name);
     }
 
-    /// The summary that is being written for a thread.
     pub(in crate::proxy) fn writing(&self, key: &CompactionKey) -> Option<watch::Receiver<()>> {
-        self.all().get(key)?.writing.clone()
+        self.lock().get(key)?.writing.clone()
     }
 
     /// Begins a summary for a thread; `None` if one is being written, or too many others are ([`AT_ONCE`]).
@@ -110,25 +105,31 @@ impl SummariesInProgress {
         key: &CompactionKey,
         cool_down_ms: Millis,
     ) -> Option<SummaryGuard> {
-        let mut all = self.all();
-        if all.len() >= MOST_THREADS {
-            all.retain(|_, thread| thread.writing.is_some());
+        let mut threads = self.lock();
+        if threads.len() >= MOST_THREADS {
+            threads.retain(|_, thread| thread.writing.is_some());
         }
-        let writing = all.iter().filter(|(_, thread)| thread.writing.is_some());
-        let (mut at_once, mut own) = (0, 0);
-        for ((scope, _), _) in writing {
-            at_once += 1;
-            own += usize::from(scope.tenant == key.0.tenant);
+        let mut at_once = 0;
+        // A tenant for which none is written may begin one past the limit, so that nobody takes all.
+        let mut limit = AT_ONCE_IN_ALL;
+        for ((scope, _), thread) in &*threads {
+            if thread.writing.is_some() {
+                at_once += 1;
+                if scope.tenant == key.0.tenant {
+                    limit = AT_ONCE;
+                }
+            }
         }
-        if at_once >= if own == 0 { AT_ONCE_IN_ALL } else { AT_ONCE } {
+        if at_once >= limit {
             return None;
         }
-        let thread = all.entry(key.clone()).or_default();
+        let thread = threads.entry(key.clone()).or_default();
         if thread.writing.is_some() {
             return None;
         }
         let (ended, writing) = watch::channel(());
-        (thread.writing, thread.state) = (Some(writing), thread.state.begun());
+        thread.writing = Some(writing);
+        thread.state = thread.state.begun();
         Some(SummaryGuard {
             summaries: self.clone(),
             cool_down_ms,
@@ -138,27 +139,27 @@ impl SummariesInProgress {
         })
     }
 
-    /// Who writes the summary of a thread.
     pub(in crate::proxy) fn writer(
         &self,
         key: &CompactionKey,
         max_failures: u32,
         now: Millis,
     ) -> SummaryWriter {
-        let all = self.all();
-        let state = all.get(key).map(|thread| thread.state);
-        state.map_or(SummaryWriter::Nobody, |state| state.writer(max_failures, now))
+        match self.lock().get(key) {
+            Some(thread) => thread.state.writer(max_failures, now),
+            None => SummaryWriter::Nobody,
+        }
     }
 
-    /// Forgets the failures of a thread whose context is small again.
     pub(in crate::proxy) fn reset_failures(&self, key: impl FnOnce() -> CompactionKey) {
-        let mut all = self.all();
-        if all.is_empty() {
+        let mut threads = self.lock();
+        // Nearly always; the key need not be made.
+        if threads.is_empty() {
             return;
         }
         let key = key();
-        if all.get(&key).is_some_and(|thread| thread.writing.is_none()) {
-            all.remove(&key);
+        if threads.get(&key).is_some_and(|thread| thread.writing.is_none()) {
+            threads.remove(&key);
         }
     }
 }

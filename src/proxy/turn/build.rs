@@ -30,7 +30,6 @@ pub(super) struct ExchangeEnding {
 }
 
 impl ExchangeEnding {
-    /// Completes a draft to a turn, once its reply is known.
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
         Turn {
             response: reply.id.clone(),
@@ -38,6 +37,7 @@ impl ExchangeEnding {
             repeated_calls: info.repeated_calls,
             ended: self.ended,
             outcome: match self.outcome {
+                // The provider still works on it: its reply comes later.
                 Outcome::Complete if reply.pending && reply.id.is_some() => Outcome::Interrupted,
                 outcome => outcome,
             },
@@ -48,9 +48,9 @@ impl ExchangeEnding {
     }
 }
 
-/// A turn with what its reply says.
 fn with_reply(turn: Turn, reply: &Reply) -> Turn {
-    let (chain, tokenizer) = (turn.position.chain, Tokenizer::now(turn.family));
+    let chain = turn.position.chain;
+    let tokenizer = Tokenizer::now(turn.family);
     Turn {
         after: reply.chain_after(chain),
         usage: reply.usage.clone(),
@@ -62,7 +62,6 @@ fn with_reply(turn: Turn, reply: &Reply) -> Turn {
     }
 }
 
-/// Adds the title that a reply gives the conversation.
 pub(super) fn set_title(turn: &mut Turn, reply: &Reply) {
     let texts = reply.parts.iter().filter(|part| part.kind == PartKind::Text);
     let text: String = texts.map(|part| &*part.text).collect();
@@ -71,7 +70,6 @@ pub(super) fn set_title(turn: &mut Turn, reply: &Reply) {
     }
 }
 
-/// A turn with the reply that came after its exchange had ended.
 pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Millis) -> Turn {
     Turn {
         response: turn.response.clone().or_else(|| reply.id.clone()),
@@ -83,7 +81,6 @@ pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Mil
     }
 }
 
-/// The turn of an exchange in flight, which is stored if the process ends now.
 pub(super) fn draft(
     opened: &OpenedSession,
     prepared: &PreparedRequest,
@@ -124,7 +121,6 @@ pub(super) fn draft(
     }
 }
 
-/// The facts of an exchange that ended: its turn, and the reasoning of its reply.
 pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<ForwardedPrefix>) -> Vec<Fact> {
     let mut facts = Vec::new();
     if let Some(forwarded) = forwarded {

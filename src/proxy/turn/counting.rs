@@ -55,28 +55,29 @@ struct CountResult {
 }
 
 impl PendingCount {
-    /// Records that another form than the planned one was sent in the end: only a count of the original is still
-    /// about the exchange.
     pub(super) fn set_replaced(&mut self) {
+        // Only a count of the original is still about the exchange then.
         self.is_replaced = true;
     }
 
-    /// The count, if it has arrived and is of the original or of what was sent in the end.
     pub(super) fn arrived(&self) -> Option<ProviderCount> {
         let Self { of_original, is_replaced, ref found } = *self;
         let tokens = *found.tokens.get()?;
-        (of_original || !is_replaced).then_some(ProviderCount { of_original, tokens })
+        // A count of the planned form says nothing of another one.
+        if is_replaced && !of_original {
+            return None;
+        }
+        Some(ProviderCount { of_original, tokens })
     }
 
-    /// Whether there is no counting endpoint. That is a lesson only if the request itself was answered: a
-    /// path or model that does not exist has no counting endpoint either.
     pub(super) fn is_missing(&self) -> bool {
+        // A lesson only if the request itself was answered: a path or model that does not exist has no counting
+        // endpoint either.
         self.found.missing.get().is_some()
     }
 }
 
-/// Asks for a count of a request, if policy wants one. `estimate`: that of the request with this head and
-/// body.
+/// `estimate`: that of the request with this head and body.
 pub(super) fn request_count(
     proxy: &Arc<Proxy>,
     prepared: &PreparedRequest,
@@ -100,9 +101,9 @@ pub(super) fn request_count(
     // A sample checks the claimed savings, so the client's original is counted.
     let of_original = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
     let prompt = if of_original { prepared.body.clone() } else { sent.whole()? };
-    let found = Arc::new(CountResult::default());
-    CountRequest::of(proxy, prepared, head, prompt).begin(found.clone());
-    Some(PendingCount { of_original, is_replaced: false, found })
+    let result = Arc::new(CountResult::default());
+    CountRequest::new(proxy, prepared, head, prompt).begin(result.clone());
+    Some(PendingCount { of_original, is_replaced: false, found: result })
 }
 
 /// Asks now, because an operator wants to know, and waits for the response.
@@ -110,19 +111,22 @@ pub(super) fn request_count(
 /// # Errors
 /// The reason why there is no count.
 pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome> {
-    let (proxy, upstream) = (request.proxy.clone(), request.upstream.clone());
+    let proxy = request.proxy.clone();
+    let upstream = request.upstream.clone();
     let pause_key = request.pause_key();
     let permit = proxy.counting.permits.clone().try_acquire_owned();
     let counted = match permit {
         _ if proxy.counting.is_paused(&pause_key) => Err(CountOutcome::Paused),
         Err(_) => Err(CountOutcome::Busy),
         Ok(_permit) => {
-            let found = CountResult::default();
-            let counted = tokio::time::timeout(TIMEOUT, request.send(&found)).await;
+            let result = CountResult::default();
+            let counted = tokio::time::timeout(TIMEOUT, request.send(&result)).await;
             counted.unwrap_or(Err(CountOutcome::Failed))
         }
     };
-    let outcome = counted.map_or_else(|outcome| outcome, |counted| counted.outcome);
+    let outcome = match counted {
+        Ok(CountedTokens { outcome, .. }) | Err(outcome) => outcome,
+    };
     proxy.telemetry.counted_by_provider(&upstream.name, outcome);
     counted.map(|counted| counted.tokens)
 }
@@ -155,8 +159,8 @@ pub(crate) struct CountRequest {
 }
 
 impl CountRequest {
-    /// For a count of `prompt`, which `prepared` was sent as, with this head.
-    pub(crate) fn of(
+    /// `prompt` is what `prepared` was sent as, with this head.
+    pub(crate) fn new(
         proxy: &Arc<Proxy>,
         prepared: &PreparedRequest,
         head: &request::Parts,
@@ -175,7 +179,6 @@ impl CountRequest {
         }
     }
 
-    /// Sends it in a task of its own, or reports why not.
     fn begin(self, found: Arc<CountResult>) {
         let endpoints = &self.proxy.counting;
         let outcome = if endpoints.is_paused(&self.pause_key()) {
@@ -189,14 +192,15 @@ impl CountRequest {
         self.proxy.telemetry.counted_by_provider(&self.upstream.name, outcome);
     }
 
-    /// Tenant and upstream, to which a pause applies.
     fn pause_key(&self) -> Box<str> {
+        // A refusal to one tenant says nothing about the others.
         let tenant = self.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
         format!("{tenant} {}", self.upstream.name).into()
     }
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
-        let (proxy, upstream) = (self.proxy.clone(), self.upstream.clone());
+        let proxy = self.proxy.clone();
+        let upstream = self.upstream.clone();
         let pause_key = self.pause_key();
         let outcome = match tokio::time::timeout(TIMEOUT, self.send(&found)).await {
             Ok(Ok(CountedTokens { outcome, tokens })) => {
@@ -212,7 +216,6 @@ impl CountRequest {
         proxy.telemetry.counted_by_provider(&upstream.name, outcome);
     }
 
-    /// Sends it, unless the count is in memory.
     async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
         let pause_key = self.pause_key();
         if self.is_missing {
@@ -221,13 +224,15 @@ impl CountRequest {
         let Self { proxy, upstream, model, dialect, uri, headers, prompt, tenant, .. } = self;
         // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        let making = move || CountQuestion::of(dialect, &target, &prompt);
-        let question = long_work(tenant.as_ref(), making).await.ok().flatten();
-        let CountQuestion { target, body } = question.ok_or(CountOutcome::Missing)?;
-        let sent = body.clone();
+        let question =
+            long_work(tenant.as_ref(), move || CountQuestion::of(dialect, &target, &prompt)).await;
+        let Ok(Some(CountQuestion { target, body })) = question else {
+            return Err(CountOutcome::Missing);
+        };
+        let body_copy = body.clone();
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
-        if let Some(known) = proxy.counting.answered(key) {
-            return Ok(CountedTokens { outcome: CountOutcome::Cached, tokens: known });
+        if let Some(tokens) = proxy.counting.answered(key) {
+            return Ok(CountedTokens { outcome: CountOutcome::Cached, tokens });
         }
         let mut parts = uri.into_parts();
         parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
@@ -241,11 +246,12 @@ impl CountRequest {
         let request = request.body(OutgoingBody::slices(vec![body], None));
         let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?).await;
         let response = sending.map_err(|_| CountOutcome::Failed)?;
-        let (status, pause) = (response.status(), pause(response.headers()));
+        let status = response.status();
+        let pause = pause(response.headers());
         let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory).await;
         if status != StatusCode::OK {
             let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
-            let request = QuotableText { body: &sent, texts: vec![&model] };
+            let request = QuotableText { body: &body_copy, texts: vec![&model] };
             if taught(&refusal, &request).holds(Lesson::CountMissing) {
                 let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);
@@ -259,7 +265,6 @@ impl CountRequest {
     }
 }
 
-/// How long a refusal asks for a pause.
 fn pause(headers: &HeaderMap) -> Duration {
     let retry_after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     retry_after.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))

@@ -22,7 +22,6 @@ pub(super) const STREAM: Duration = Duration::from_millis(50);
 /// A response that is not streamed arrives whole or not at all; it gets a draft only if it takes this long.
 pub(super) const UNARY: Duration = Duration::from_secs(1);
 
-/// Writes and finds drafts until it is dropped.
 pub(crate) async fn run(proxy: Arc<Proxy>) {
     tokio::join!(write(&proxy.ledgers), find(&proxy));
 }
@@ -51,7 +50,7 @@ async fn find(proxy: &Proxy) {
     }
 }
 
-/// Removes the drafts of the exchanges that ended last.
 pub(crate) async fn finish(ledgers: &Ledgers) {
+    // Those of the exchanges that ended last have no other chance.
     let _ = tokio::time::timeout(LAST, ledgers.write_drafts(now())).await;
 }

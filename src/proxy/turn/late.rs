@@ -26,7 +26,6 @@ pub(crate) struct LateReply {
 }
 
 impl LateReply {
-    /// Completes its turn once it was read.
     pub(crate) fn settle(self) -> SettleLate {
         Box::new(move |record, reply| -> LateFuture { Box::pin(self.book(record, reply)) })
     }
@@ -37,29 +36,29 @@ impl LateReply {
         reply: Option<Reply>,
     ) -> (ReplyRecord, Option<FailOpen>) {
         // While the provider still works on it, it has no reason to have stopped. An error in its place has no id.
-        let is_final = |reply: &Reply| reply.complete && reply.stop.is_some() && reply.id.is_some();
-        let Some(reply) = reply.filter(is_final) else {
+        let Some(reply) = reply else { return (record, None) };
+        if !reply.complete || reply.stop.is_none() || reply.id.is_none() {
             return (record, None);
-        };
-        let mut whole = ReplyRecord::new(record.outcome, record.has_body);
-        whole.take(&reply);
-        let outcome = if whole.outcome == Outcome::Complete {
-            Outcome::Complete
-        } else {
-            Outcome::UpstreamFailed
+        }
+        let mut whole_reply = ReplyRecord::new(record.outcome, record.has_body);
+        whole_reply.take(&reply);
+        let outcome = match whole_reply.outcome {
+            Outcome::Complete => Outcome::Complete,
+            _ => Outcome::UpstreamFailed,
         };
         let Self { proxy, tenant, dialect, upstream, response } = self;
         let completing = proxy.ledgers.complete_turn(&tenant, &response, |turn| {
             let is_its = turn.upstream == upstream && turn.dialect == dialect;
-            (is_its && turn.outcome.is_completed_by(outcome)).then(|| {
-                let mut turn = build::completed(turn, &reply, outcome, now());
-                let window = proxy.catalogue.largest_window(&turn.model, None);
-                let window = window.map(|window| window.max(turn.window));
-                let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
-                let limit = CountLimit::of(window, estimate);
-                turn.usage.forget_impossible(limit);
-                turn
-            })
+            if !is_its || !turn.outcome.is_completed_by(outcome) {
+                return None;
+            }
+            let mut turn = build::completed(turn, &reply, outcome, now());
+            let window = proxy.catalogue.largest_window(&turn.model, None);
+            let window = window.map(|window| window.max(turn.window));
+            let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
+            let limit = CountLimit::of(window, estimate);
+            turn.usage.forget_impossible(limit);
+            Some(turn)
         });
         match completing.await {
             Ok(Some(turn)) => {

@@ -79,64 +79,75 @@ pub(crate) struct OpenTurn {
 }
 
 impl PendingExchange {
-    /// Called when the request was sent for the last time and its response has begun: releases what was
-    /// parsed of the request.
     pub(crate) fn open(mut self, proxy: &Arc<Proxy>, head: ResponseHead) -> Box<OpenTurn> {
+        // Called when the request was sent for the last time: what was parsed of it is released.
         let undelivered = UndeliveredMessages::with(proxy, &self.opened, self.unsent_messages());
         // From now on, the end of the exchange decides whether they were delivered.
-        self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
+        if let Some(messages) = self.undelivered.take() {
+            messages.end();
+        }
         self.revise_draft();
         let may_make_room = self.may_make_room();
-        let kept = proxy.config.content;
-        let content = kept.keep.then(|| tokio::spawn(self.content(kept.exchange_bytes)));
+        let limits = proxy.config.content;
+        let content = match limits.keep {
+            true => Some(tokio::spawn(self.content(limits.exchange_bytes))),
+            false => None,
+        };
         let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
-        (opened.known, opened.anchor) = Default::default();
-        let sent = &planned.sent;
+        // A stream may last for minutes: what only planning needs is not held for it.
+        opened.known = Arc::default();
+        opened.anchor = None;
+        let overlay = &planned.sent;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.
         let records =
-            prepared.policy.reasoning.reinject != ReinjectPolicy::Off || sent.has_put_back();
-        let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
+            prepared.policy.reasoning.reinject != ReinjectPolicy::Off || overlay.has_put_back();
+        let forwarded = match records {
+            true => Some(ForwardedPrefix { prefix: overlay.chain(), order: overlay.thought() }),
+            false => None,
+        };
         Box::new(OpenTurn {
             opened,
             head,
             draft,
-            info: RequestInfo::of(&prepared),
-            body: RequestBody::of(prepared.body.clone()),
+            info: RequestInfo::new(&prepared),
+            body: RequestBody::new(prepared.body.clone()),
             counted,
             undelivered,
             prospect: planned.prospect(&prepared),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
             learned: prepared.learned.clone(),
-            forwarded: records.then_some(forwarded),
+            forwarded,
             may_make_room,
             content,
         })
     }
 
-    /// The content that the request adds to its parent, at most `most` bytes.
+    /// At most `most` bytes.
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
-        let (prepared, placed) = (self.prepared.clone(), self.opened.placed.clone());
-        let (is_large, tenant) = (prepared.body.len() > OFF_THREAD, prepared.tenant.clone());
-        let read = move || {
-            ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
-        };
-        async move { long_work_if(is_large, tenant.as_ref(), read).await }
+        let prepared = self.prepared.clone();
+        let placed = self.opened.placed.clone();
+        async move {
+            let is_large = prepared.body.len() > OFF_THREAD;
+            let tenant = prepared.tenant.clone();
+            // Only what the request adds to its parent: the rest is stored with earlier turns.
+            long_work_if(is_large, tenant.as_ref(), move || {
+                ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
+            })
+            .await
+        }
     }
 }
 
 impl OpenTurn {
-    /// Where the progress of its reply is recorded.
     pub(crate) fn progress(&self) -> Arc<DraftProgress> {
         self.draft.latest()
     }
 
-    /// The body of its request.
     pub(crate) fn body(&self) -> Arc<RequestBody> {
         self.body.clone()
     }
 
-    /// Stores the turn once its reply is known.
     pub(crate) fn settle(self: Box<Self>, proxy: Arc<Proxy>) -> SettleReply {
         Box::new(move |record, mut reply| {
             if let Some(reply) = &mut reply {
@@ -149,13 +160,13 @@ impl OpenTurn {
         })
     }
 
-    /// Settles a refusal, which is no turn; requests that wait for this turn may continue.
     fn settle_refusal(
         self: Box<Self>,
         proxy: Arc<Proxy>,
         record: &mut ReplyRecord,
         reply: Reply,
     ) -> CommitFuture {
+        // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
         let overflow = self.overflow_in(&turn, record.has_body, &reply);
         record.turn = TurnRecord {
@@ -167,8 +178,6 @@ impl OpenTurn {
         Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
     }
 
-    /// Settles an accepted request. If its reply was not read, its turn has an empty one, from which nothing is
-    /// concluded.
     fn settle_turn(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
@@ -181,6 +190,7 @@ impl OpenTurn {
             // The next request will contain a reply of unknown size.
             self.prospect = None;
         }
+        // If its reply was not read, its turn has an empty one, from which nothing is concluded.
         let reply = reply.unwrap_or_default();
         if self.opened.is_completed() {
             // Another exchange has read it, and reported its usage.
@@ -211,7 +221,6 @@ impl OpenTurn {
         })
     }
 
-    /// Completes the turn, stores it with the reply's reasoning and the content, and calibrates with it.
     async fn store(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
@@ -221,41 +230,51 @@ impl OpenTurn {
     ) -> Option<FailOpen> {
         let sample = self.calibration_sample(&turn, &ending, &reply);
         let applied = sample.map(|sample| sample.applied_to(&self.learned));
-        let learned = applied.as_ref().map_or_else(|| self.learned.clone(), |it| it.after.clone());
-        let (kept_content, at) = (proxy.config.content, turn.at);
-        let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
-        let (content, panicked) = match self.content.take() {
-            Some(content) => {
-                content.await.map_or_else(|why| (None, why.is_panic()), |it| (Some(it), false))
-            }
-            None => (None, false),
+        let learned = match &applied {
+            Some(applied) => applied.after.clone(),
+            None => self.learned.clone(),
         };
+        let limits = proxy.config.content;
+        let at = turn.at;
+        let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
+        let mut content = None;
+        let mut panicked = false;
+        if let Some(task) = self.content.take() {
+            match task.await {
+                Ok(request_content) => content = Some(request_content),
+                Err(error) => panicked = error.is_panic(),
+            }
+        }
         let tenant = self.info.tenant.clone();
-        let build = move || {
-            let content =
-                content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
+        let (this, facts, content) = long_work_if(is_large, tenant.as_ref(), move || {
+            let content = content.map(|content| content.answered(&reply, limits.exchange_bytes));
             let facts = self.complete(*turn, ending, &reply, &learned);
             (self, facts, content)
-        };
-        let (this, facts, content) = long_work_if(is_large, tenant.as_ref(), build).await;
+        })
+        .await;
         let Self { opened, draft, info, .. } = *this;
         let content = content.map(|content| (opened.handle(), content));
-        let mut kept = proxy.ledgers.commit(opened, facts).await;
+        let mut stored = proxy.ledgers.commit(opened, facts).await;
+        // From here on the turn stands in the place of its draft.
         draft.release();
         if let Some(applied) = applied {
             // Backends of a router count alike: only what they refuse differs.
             let source = LessonSource { model: &info.model_name, ..info.lesson_source() };
             proxy.calibration.learn(&proxy.ledgers, &source, &applied);
         }
-        if let Some((handle, content)) = content.filter(|_| kept.is_ok()) {
-            let most = kept_content.session_bytes;
-            kept = proxy.ledgers.keep_content(handle, &content, at, most).await;
+        if stored.is_ok()
+            && let Some((handle, content)) = content
+        {
+            let session_bytes = limits.session_bytes;
+            stored = proxy.ledgers.keep_content(handle, &content, at, session_bytes).await;
         }
-        kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
+        match stored {
+            Err(_) => Some(FailOpen::Store),
+            Ok(_) if panicked => Some(FailOpen::Panicked),
+            Ok(_) => None,
+        }
     }
 
-    /// The facts of the completed turn. If the client left or lost the rest, the reply to the
-    /// injected messages was not delivered, and they are queued again.
     fn complete(
         &mut self,
         draft: Turn,
@@ -273,6 +292,8 @@ impl OpenTurn {
         turn.carry =
             prospect.map(|prospect| prospect.carry_over(&turn, reply, &self.info.model, learned));
         let mut facts = build::facts(turn, reply, self.forwarded);
+        // If the client left or lost the rest, the reply to the injected messages was not delivered, and they
+        // are queued again.
         match self.undelivered.take() {
             Some(messages) if is_delivered => messages.end(),
             Some(messages) => facts.extend(messages.into_facts()),
@@ -281,7 +302,6 @@ impl OpenTurn {
         facts
     }
 
-    /// An overflow that the reply shows, unless one is already recorded.
     fn overflow_shown(&self, turn: &Turn, reply: &Reply) -> Option<OverflowReport> {
         if turn.done.overflow.is_some() {
             return None;
@@ -290,21 +310,23 @@ impl OpenTurn {
         let evidence = OverflowEvidence {
             estimate: turn.estimate.as_ref(),
             sums: self.sums,
-            window: known.then_some(window),
+            window: if known { Some(window) } else { None },
             max_output: self.info.max_output,
             host: self.info.upstream.host(),
         };
         overflow::detected(reply, self.info.purpose, &evidence)
     }
 
-    /// Learns from a reply: an error in it may teach the window; a normal reply shows what fits, and that a
-    /// missing counting endpoint is really missing.
     async fn learn(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
-        let (info, status) = (&self.info, StatusCode::OK.as_u16());
+        let info = &self.info;
         let source = info.lesson_source();
-        let in_reply = turn.done.overflow.filter(|seen| seen.sign == OverflowSign::InReply);
-        if let (Some(error), Some(_)) = (&reply.error, in_reply) {
-            let taught = self.taught(status, error).await;
+
+        // An error in a reply may teach the window; a normal reply shows what fits, and that a missing counting
+        // endpoint is really missing.
+        if let Some(error) = &reply.error
+            && let Some(OverflowReport { sign: OverflowSign::InReply, .. }) = turn.done.overflow
+        {
+            let taught = self.taught(StatusCode::OK.as_u16(), error).await;
             if let Some(window) = info.window_to_learn(&taught, size(turn.estimate.as_ref()), proxy)
             {
                 let believed = Some(info.model.window);
@@ -314,9 +336,9 @@ impl OpenTurn {
         if outcome != Outcome::Complete {
             return;
         }
-        if let Some(held) = reply.usage.context() {
-            let held = held.input.saturating_add(held.output);
-            proxy.ledgers.lessons().answered(&source, held, now());
+        if let Some(context) = reply.usage.context() {
+            let tokens = context.input.saturating_add(context.output);
+            proxy.ledgers.lessons().answered(&source, tokens, now());
         }
         let is_missing = self.counted.as_ref().is_some_and(PendingCount::is_missing);
         if proxy.counting.take_missing(&source) || is_missing {
@@ -324,9 +346,8 @@ impl OpenTurn {
         }
     }
 
-    /// The lessons of an error instead of a reply. An error inside a reply teaches nothing, because it cannot
-    /// be compared with the request any more.
     async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
+        // An error inside a reply teaches nothing, because it cannot be compared with the request any more.
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
         let tenant = self.info.tenant.as_ref();
@@ -335,40 +356,45 @@ impl OpenTurn {
         lessons::taught(error, &refused).await
     }
 
-    /// What a refusal that was forwarded unread says about the window, if it says that the request does not
-    /// fit.
     fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
+        // Only of a refusal that was forwarded unread; any other was judged before.
         let status = self.head.status;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
-        let error = reply.error.as_ref().map(ProviderError::text);
-        let message = error.or((!has_body).then(String::new))?;
-        let (status, host) = (status.as_u16(), self.info.upstream.host());
-        let response = ErrorResponse { status, host, body: message.as_bytes() };
-        let found = crate::dialect::overflow::overflow(&response)?;
-        let is_near =
-            |estimate: &Estimate| overflow::is_near(&found, estimate.tokens, self.info.max_output);
-        if found.is_inferred && !turn.estimate.as_ref().is_some_and(is_near) {
-            return None;
+        let message = match &reply.error {
+            Some(error) => error.text(),
+            None if !has_body => String::new(),
+            None => return None,
+        };
+        let reported = crate::dialect::overflow::overflow(&ErrorResponse {
+            status: status.as_u16(),
+            host: self.info.upstream.host(),
+            body: message.as_bytes(),
+        })?;
+        if reported.is_inferred {
+            let tokens = turn.estimate.as_ref()?.tokens;
+            if !overflow::is_near(&reported, tokens, self.info.max_output) {
+                return None;
+            }
         }
-        Some(OverflowReport { sign: OverflowSign::Refused, reported: found, saved: false })
+        Some(OverflowReport { sign: OverflowSign::Refused, reported, saved: false })
     }
 
-    /// The savings of this exchange. `turn` has its usage.
     fn saved(&self, turn: &Turn, proxy: &Proxy) -> ExchangeSavings {
         let Self { info, opened, .. } = self;
-        let price = |model: &str| match model == &*info.model_name {
-            true => info.model.price,
-            false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
-        };
         let parent = opened.placed.parent.as_deref();
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
-        SavingsInput { counted, ..SavingsInput::of(turn, parent, price) }.saved()
+        // Another model may have answered.
+        let input = SavingsInput::of(turn, parent, |model| match model == &*info.model_name {
+            true => info.model.price,
+            false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
+        });
+        SavingsInput { counted, ..input }.saved()
     }
 
-    /// Forgets reported counts that the request's model cannot have, before anything is concluded from them.
     fn forget_impossible_counts(&self, proxy: &Proxy, record: &mut ReplyRecord, reply: &mut Reply) {
+        // Before anything is concluded from them.
         let info = &self.info;
         // What was learned may be less than the truth; a beta may allow more.
         let window = proxy.catalogue.largest_window(&info.model_name, info.upstream.window);
@@ -384,8 +410,7 @@ impl OpenTurn {
         }
     }
 
-    /// Queues undelivered messages again, and learns from a refusal, which is not a turn. `overflows`: it says that
-    /// the request does not fit.
+    /// `overflows`: it says that the request does not fit.
     async fn learn_from_refusal(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
@@ -405,26 +430,27 @@ impl OpenTurn {
             return None;
         }
         let status = self.head.status.as_u16();
-        let (info, taught) = (&self.info, self.taught(status, error).await);
+        let taught = self.taught(status, error).await;
+        let info = &self.info;
         let window = info.window_to_learn(&taught, size(estimate.as_ref()), &proxy);
         let source = info.lesson_source();
         if demands && taught.holds(Lesson::ReasoningDemanded) {
             proxy.learn(&source, Lesson::ReasoningDemanded, None).await;
         }
-        if let Some(window) = window.filter(|_| overflows) {
+        if overflows && let Some(window) = window {
             let believed = Some(info.model.window);
             proxy.learn(&source, Lesson::Window(window), believed).await;
         }
         None
     }
 
-    /// What the response teaches about counting, if the reported usage measures the estimate.
     fn calibration_sample(
         &mut self,
         turn: &Turn,
         ending: &ExchangeEnding,
         reply: &Reply,
     ) -> Option<calibration::CalibrationSample> {
+        // The reported usage must measure what was estimated, and nothing else.
         let usage = &reply.usage;
         let measures = !usage.lower_bound
             && !usage.hosted_tools
@@ -434,13 +460,13 @@ impl OpenTurn {
             && usage.cleared.is_none()
             && ending.outcome == Outcome::Complete
             && self.info.purpose == Purpose::Turn;
-        let (seen, estimate) = (self.seen.take()?, turn.estimate.as_ref()?);
+        let seen = self.seen.take()?;
+        let guess = turn.estimate.as_ref()?.guess;
         let actual = usage.input.filter(|input| *input > 0 && measures)?;
-        Some(calibration::CalibrationSample { seen, guess: estimate.guess, actual })
+        Some(calibration::CalibrationSample { seen, guess, actual })
     }
 }
 
-/// The size and method of an estimate.
 fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::EstimateMethod)> {
     estimate.map(|estimate| (estimate.tokens, estimate.method))
 }

@@ -54,7 +54,6 @@ pub(crate) struct PendingExchange {
 }
 
 impl PendingExchange {
-    /// Begins an exchange, at this time.
     pub(crate) fn begin(
         proxy: &Proxy,
         opened: OpenedSession,
@@ -67,44 +66,47 @@ impl PendingExchange {
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
         let draft = build::draft(&opened, &prepared, &planned, at);
         let draft = proxy.ledgers.draft(&opened, draft, delay);
-        let summary_wait = Duration::ZERO;
-        let (counted, is_blamed) = (None, false);
-        Self { opened, prepared, planned, counted, draft, undelivered, summary_wait, is_blamed }
+        Self {
+            opened,
+            prepared,
+            planned,
+            counted: None,
+            draft,
+            undelivered,
+            summary_wait: Duration::ZERO,
+            is_blamed: false,
+        }
     }
 
-    /// Updates the draft to what was sent in the end.
     pub(super) fn revise_draft(&self) {
         let Self { opened, prepared, planned, draft, .. } = self;
+        // Another form than the planned one may have been sent in the end.
         draft.revise(|turn| {
             let is_same = turn.done == planned.done
                 && turn.estimate.as_ref() == self.estimate()
                 && turn.position == opened.placed.position;
-            (!is_same).then(|| build::draft(opened, prepared, planned, turn.at))
+            if is_same { None } else { Some(build::draft(opened, prepared, planned, turn.at)) }
         });
     }
 
-    /// How long it waited for summaries.
     pub(crate) fn summary_wait(&self) -> Duration {
         self.summary_wait
     }
 
-    /// Records that it waited for a summary.
     pub(crate) fn add_summary_wait(&mut self, waited: Duration, recorder: &mut ExchangeRecorder) {
         self.summary_wait += waited;
         recorder.event.compaction_wait_us = Some(self.summary_wait.as_micros() as u64);
     }
 
-    /// The prepared request.
     pub(crate) fn prepared(&self) -> &PreparedRequest {
         &self.prepared
     }
 
-    /// Whether the sent bytes differ from the client's.
     fn is_rewritten(&self) -> bool {
         self.planned.done.is_sent()
     }
 
-    /// Asks its provider for a count, if policy wants one. Head and body are those that are sent.
+    /// Head and body are those that are sent.
     pub(crate) fn count_if_wanted(
         &mut self,
         proxy: &Arc<Proxy>,
@@ -117,12 +119,10 @@ impl PendingExchange {
             counting::request_count(proxy, &self.prepared, estimate, is_rewritten, head, sent);
     }
 
-    /// The estimate of the request.
     pub(crate) fn estimate(&self) -> Option<&Estimate> {
         self.planned.measured.as_ref().map(|measured| &measured.estimate)
     }
 
-    /// The exchange as the page shows it while it is in flight.
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
         Some(OpenExchange {
@@ -136,28 +136,26 @@ impl PendingExchange {
         })
     }
 
-    /// The estimate by an agent's rules, if they are configured.
     pub(crate) fn classic(&self) -> Option<&ClassicEstimate> {
         self.planned.measured.as_ref()?.classic.as_ref()
     }
 
-    /// The changes of its body, as planned.
     pub(crate) fn rewrite(&self) -> Option<PlannedRewrite> {
         self.planned.rewrite(&self.prepared)
     }
 
-    /// Records that the original is sent instead of the refused form.
     pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
         let unmeasured = self.planned.set_sent_as_original(&self.prepared).await;
-        unmeasured.into_iter().for_each(|why| recorder.record_fail_open(why));
-        self.counted.iter_mut().for_each(PendingCount::set_replaced);
+        if let Some(why) = unmeasured {
+            recorder.record_fail_open(why);
+        }
+        if let Some(count) = &mut self.counted {
+            count.set_replaced();
+        }
         recorder.event.estimate = self.estimate().cloned();
         recorder.event.classic = self.classic().cloned();
     }
 
-    /// Records that the provider said that the request does not fit. The window in its message applies to
-    /// this request, and is learned if the message teaches it.
-    ///
     /// `taught`: the lessons of the same message.
     pub(crate) async fn record_overflow(
         &mut self,
@@ -169,13 +167,14 @@ impl PendingExchange {
         let overflowed = OverflowReport { sign, reported: overflow, saved: false };
         recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
+        // The window in the message applies to this request, and is learned if the message teaches it.
         let Some(window) = overflow.window else { return };
         let proxy = recorder.proxy.clone();
         let prepared = Arc::make_mut(&mut self.prepared);
         let believed = prepared.set_named_window(window, proxy.config.output_reserve);
         recorder.event.window = Some(window);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = RequestInfo::of(&self.prepared);
+        let info = RequestInfo::new(&self.prepared);
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
@@ -184,8 +183,6 @@ impl PendingExchange {
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
-    /// Whether a message about the window contradicts the request's size, so that it must be about something
-    /// else. Then nothing is learned from it, which is counted.
     pub(crate) fn contradicts_estimate(
         &self,
         overflow: &Overflow,
@@ -196,55 +193,56 @@ impl PendingExchange {
         let Some(estimate) = self.estimate() else { return false };
         let pictures = &self.prepared.model.pictures;
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
+        // The message must be about something else. Nothing is learned from it, which is counted.
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = RequestInfo::of(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
+            let _ = RequestInfo::new(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }
 
-    /// Whether the numbers in a message, which has nothing else to say, may be those of this request.
     pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
-        let (sent, pictures) = (&self.prepared.conversation, &self.prepared.model.pictures);
-        let contradicts =
-            |estimate: &Estimate| overflow::contradicts(stated, estimate, sent, pictures);
-        self.estimate().is_some_and(|estimate| !contradicts(estimate))
+        // Whether the numbers in a message, which has nothing else to say, may be those of this request.
+        let conversation = &self.prepared.conversation;
+        let pictures = &self.prepared.model.pictures;
+        self.estimate().is_some_and(|estimate| {
+            !overflow::contradicts(stated, estimate, conversation, pictures)
+        })
     }
 
-    /// The overflow as a refusal of the output alone, if the prompt fits with less of it.
     pub(crate) fn output_refused(&self, stated: &Overflow) -> Option<Refusal> {
         let estimate = self.estimate()?.tokens;
         repair::refused_output(&self.prepared.plan_request(), stated, estimate)
     }
 
-    /// Learns the model's maximum output, once the provider accepted a request with no more than that, so
-    /// that no other request is refused for it. `taught`: the lessons of its message.
+    /// `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
         let requested = self.prepared.conversation.max_output;
-        let most =
-            taught.max_output().filter(|most| requested.is_some_and(|requested| requested > *most));
-        let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
+        let max_output = taught
+            .max_output()
+            .filter(|limit| requested.is_some_and(|requested| requested > *limit));
+        let info = RequestInfo::new(&self.prepared);
+        let proxy = recorder.proxy.clone();
         proxy.count_quoted(&self.prepared.upstream.name, taught);
-        let Some(most) = most else { return };
+        // Once the provider accepted a request with no more than that, no other request is to be refused for
+        // it.
+        let Some(max_output) = max_output else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
-            proxy.learn(&info.lesson_source(), Lesson::MaxOutput(most), None).await;
+            proxy.learn(&info.lesson_source(), Lesson::MaxOutput(max_output), None).await;
         });
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
-    /// Whether a refusal of it may be answered by a repair.
     pub(crate) fn may_repair(&self) -> bool {
         self.may_make_room() && !self.prepared.store_missed
     }
 
-    /// Whether policy allows this repair.
     pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
         self.prepared.policy.heal.causes.contains(&cause)
     }
 
-    /// The request with the smallest change that answers a refusal of it, or of its form repaired `before`. `None` if
-    /// there is no repair, or it could not be saved.
+    /// `before`: the form with the repairs so far. `None` if there is no repair, or it could not be saved.
     pub(crate) async fn repair(
         &mut self,
         refusal: &Refusal,
@@ -254,7 +252,8 @@ impl PendingExchange {
         if repair::is_of_window(refusal) {
             Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
         }
-        let (proxy, prepared) = (recorder.proxy.clone(), self.prepared.clone());
+        let proxy = recorder.proxy.clone();
+        let prepared = self.prepared.clone();
         let base = before.map_or(&self.planned, |before| &before.planned);
         let repairing = base.repaired(&proxy, &prepared, &self.opened, refusal);
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
@@ -269,7 +268,6 @@ impl PendingExchange {
         Some(RepairedRequest { revised: RevisedRequest::new(&prepared, planned), decisions })
     }
 
-    /// Records that the repaired form is the one that the response belongs to.
     pub(crate) fn set_repaired(
         &mut self,
         repaired: RevisedRequest,
@@ -281,7 +279,6 @@ impl PendingExchange {
         self.update_event(recorder);
     }
 
-    /// Records that the form with room is the one that the response belongs to.
     pub(crate) fn set_room(
         &mut self,
         room: RevisedRequest,
@@ -295,10 +292,11 @@ impl PendingExchange {
         self.update_event(recorder);
     }
 
-    /// Records that this form was sent instead of the planned one.
     fn replace(&mut self, revised: RevisedRequest) {
         self.planned = revised.planned;
-        self.counted.iter_mut().for_each(PendingCount::set_replaced);
+        if let Some(count) = &mut self.counted {
+            count.set_replaced();
+        }
     }
 
     fn update_event(&self, recorder: &mut ExchangeRecorder) {
@@ -307,37 +305,32 @@ impl PendingExchange {
         recorder.event.classic = self.classic().cloned();
     }
 
-    /// Whether it is so large that its response, though accepted, may say that it does not fit: above half of
-    /// the window, or if that is unknown, above what every window holds.
     pub(crate) fn may_overflow(&self) -> bool {
         let model = &self.prepared.model;
+        // Above half of the window, or if that is unknown, above what every window holds.
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
         let is_turn = self.prepared.conversation.purpose == Purpose::Turn;
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
-    /// Whether it may be sent again with room made in it, if it does not fit.
     pub(crate) fn may_make_room(&self) -> bool {
         let prepared = &self.prepared;
         prepared.mode == Mode::Active && !prepared.held_out && !prepared.signed
     }
 
-    /// Whether reasoning that its client dropped was put back.
     pub(crate) fn has_reasoning_back(&self) -> bool {
         self.planned.done.made.put_back > 0
     }
 
-    /// Whether there are changes that the client's reasoning may depend on, other than repairs of earlier
-    /// refusals.
     pub(crate) fn has_changes_beyond_repairs(&self) -> bool {
+        // The client's reasoning may depend on them.
         let made = &self.planned.done.made;
-        let known = &self.planned.known;
-        made.count() > made.repaired + made.removed || known.takes_out_unrefused()
+        let decisions = &self.planned.known;
+        made.count() > made.repaired + made.removed || decisions.takes_out_unrefused()
     }
 
-    /// The request in the form of the branch's last accepted one, if its own decisions may have caused a
-    /// refusal with this `cause`. What the refusal says about the model already applies to that form.
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
+        // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
             Arc::make_mut(&mut self.prepared).set_bound();
         }
@@ -346,82 +339,89 @@ impl PendingExchange {
         Some(RevisedRequest::new(&self.prepared, planned))
     }
 
-    /// Records that the form of the last accepted request is the one that the response belongs to. Returns
-    /// the keys of the decisions that it left out, which are void.
+    /// Returns the keys of the decisions that the form left out, which are void.
     pub(crate) fn set_sent_as_last_accepted(
         &mut self,
-        before: RevisedRequest,
+        revised: RevisedRequest,
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.exchange);
-        self.replace(before);
+        let void = self.planned.decided_beyond(Some(&revised.planned), &self.prepared.exchange);
+        self.replace(revised);
         self.planned.done.revoked = Some(cause);
         self.update_event(recorder);
         void
     }
 
-    /// The keys of the decisions that made room, which are void because that form was refused.
     pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
         room.planned.decided_beyond(Some(&self.planned), &self.prepared.exchange)
     }
 
-    /// The keys of the request's own decisions.
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
         self.planned.decided_beyond(None, &self.prepared.exchange)
     }
 
-    /// Records that the original was sent, because the rewritten request was refused for this cause.
     pub(crate) fn set_resent(&mut self, cause: RefusalCause) {
         self.planned.done.resent = Some(cause);
     }
 
-    /// Records that it was accepted without our changes.
     pub(crate) fn set_blamed(&mut self) {
+        // It was accepted without our changes.
         self.is_blamed = true;
     }
 
-    /// Suspends its branch; returns the fact for that.
     pub(crate) fn suspend_branch(&mut self) -> SessionFact {
         let at = now();
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
-        let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let suspended = Suspension { exchange: self.prepared.exchange.clone(), thread, parent, at };
-        SessionFact { session: self.opened.handle(), fact: Fact::Suspension(Box::new(suspended)) }
+        let suspension = Suspension {
+            exchange: self.prepared.exchange.clone(),
+            thread: position.thread.clone(),
+            parent: position.parent.clone(),
+            at,
+        };
+        SessionFact { session: self.opened.handle(), fact: Fact::Suspension(Box::new(suspension)) }
     }
 
-    /// Revokes its decisions with these keys, if there are any; returns the fact for that.
     pub(crate) fn revoke(
         &self,
         about: Vec<PartKey>,
         retry: RevocationRetry,
     ) -> Option<SessionFact> {
-        let (exchange, at) = (self.prepared.exchange.clone(), now());
-        let position = &self.opened.placed.position;
-        let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let revocation = Revocation { exchange, thread, parent, at, about, retry };
-        if revocation.about.is_empty() {
+        if about.is_empty() {
             return None;
         }
+        let position = &self.opened.placed.position;
+        let revocation = Revocation {
+            exchange: self.prepared.exchange.clone(),
+            thread: position.thread.clone(),
+            parent: position.parent.clone(),
+            at: now(),
+            about,
+            retry,
+        };
         let fact = Fact::Revocation(Box::new(revocation));
         Some(SessionFact { session: self.opened.handle(), fact })
     }
 
-    /// What is added to the usage that its client gets, if policy says so and there is any, and whether the diagnosis of
-    /// the cache is hidden.
     pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
-        let (done, conversation) = (&self.planned.done, &self.prepared.conversation);
-        let wants = self.prepared.policy.client_usage == ReportedUsage::Unpruned && done.is_sent();
-        let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
-        let tokens = tokens.saturating_sub(done.tokens_added);
-        let (dialect, streams) = (conversation.dialect, conversation.stream);
-        let tokens = if wants { tokens } else { 0 };
-        let addition = UsageAddition { dialect, tokens, hides_diagnosis, streams };
-        (tokens > 0 || hides_diagnosis).then_some(addition)
+        let done = &self.planned.done;
+        let mut tokens = 0;
+        if self.prepared.policy.client_usage == ReportedUsage::Unpruned && done.is_sent() {
+            let removed_tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
+            tokens = removed_tokens.saturating_sub(done.tokens_added);
+        }
+        if tokens == 0 && !hides_diagnosis {
+            return None;
+        }
+        Some(UsageAddition {
+            dialect: self.prepared.conversation.dialect,
+            tokens,
+            hides_diagnosis,
+            streams: self.prepared.conversation.stream,
+        })
     }
 
-    /// Messages injected at the end of the request, to be queued again if they were not delivered.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
         let failure = match self.is_blamed {
             true => DeliveryFailure::Refused,
@@ -430,18 +430,20 @@ impl PendingExchange {
         inject::requeue(&self.planned.known, &self.prepared.exchange, now(), failure)
     }
 
-    /// Queues the messages of a request without a response again. The client waits for our response, so the
-    /// wait for the store is as short as for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
+        // The client waits for our response, so the wait for the store is as short as for a decision.
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-        let (handle, messages) = (self.opened.handle(), self.unsent_messages());
+        let handle = self.opened.handle();
+        let messages = self.unsent_messages();
         let keeping = async {
             for fact in messages {
                 requeue(proxy, &handle, fact).await;
             }
         };
-        if tokio::time::timeout(timeout, keeping).await.is_ok() {
-            self.undelivered.take().into_iter().for_each(UndeliveredMessages::end);
+        if tokio::time::timeout(timeout, keeping).await.is_ok()
+            && let Some(messages) = self.undelivered.take()
+        {
+            messages.end();
         }
     }
 }
@@ -468,14 +470,15 @@ pub(crate) struct RevisedRequest {
 }
 
 impl RevisedRequest {
-    /// The request with this plan.
     pub(crate) fn new(prepared: &PreparedRequest, planned: PlannedRequest) -> Self {
         Self { plain: prepared.body.clone(), beta: planned.beta(prepared), planned }
     }
 
-    /// The changes of the body.
     pub(crate) fn rewrite(&self) -> PlannedRewrite {
-        let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
-        PlannedRewrite { plain, edits, beta: self.beta }
+        PlannedRewrite {
+            plain: self.plain.clone(),
+            edits: self.planned.edits.clone(),
+            beta: self.beta,
+        }
     }
 }

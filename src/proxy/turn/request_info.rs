@@ -43,7 +43,7 @@ pub(crate) struct RequestInfo {
 }
 
 impl RequestInfo {
-    pub(crate) fn of(prepared: &PreparedRequest) -> Self {
+    pub(crate) fn new(prepared: &PreparedRequest) -> Self {
         let conversation = &prepared.conversation;
         Self {
             tenant: prepared.tenant.clone(),
@@ -88,13 +88,11 @@ impl RequestInfo {
         })
     }
 
-    /// The source of a lesson.
     pub(crate) fn lesson_source(&self) -> LessonSource<'_> {
         lesson_source(self.tenant.as_ref(), &self.upstream, &self.lesson_model, self.model.door)
     }
 
-    /// The window to learn from a message, if it teaches one and that is plausible; counts lessons that are not
-    /// learned. `estimate`: that of the request as sent.
+    /// `estimate`: that of the request as sent.
     pub(super) fn window_to_learn(
         &self,
         taught: &LessonMatch,
@@ -103,21 +101,22 @@ impl RequestInfo {
     ) -> Option<u64> {
         proxy.count_quoted(&self.upstream.name, taught);
         let window = taught.window()?;
-        let is_plausible = is_plausible(window, self, estimate);
-        if !is_plausible {
+        // Lessons that are not learned are counted.
+        if !is_plausible(window, self, estimate) {
             proxy.telemetry.lesson(&self.upstream.name, LessonOutcome::Implausible);
+            return None;
         }
-        is_plausible.then_some(window)
+        Some(window)
     }
 }
 
-/// Whether a window is plausible: the tokens sent and the output requested could have been too large for it.
-/// If the provider holds the history, its size is unknown here, so any window is.
 fn is_plausible(
     window: u64,
     request: &RequestInfo,
     estimate: Option<(u64, EstimateMethod)>,
 ) -> bool {
+    // The tokens sent and the output requested must have been too large for it. If the provider holds the
+    // history, its size is unknown here, so any window is plausible.
     let Some((tokens, method)) = estimate else { return true };
     if request.is_held || method == EstimateMethod::Held {
         return true;

@@ -20,7 +20,7 @@ fn large_body() -> Bytes {
 
 /// The request may be changed, or not any more, as on a WebSocket.
 #[tokio::test]
-async fn a_request_that_waits_too_long_to_be_planned_is_not_recorded_as_a_panic() {
+async fn late_plans_are_no_panics() {
     let telemetry = Telemetry::silent().unwrap();
     let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
     let (config, matcher) = (Arc::new(config(20)), Matcher::builder().build());

@@ -18,7 +18,6 @@ use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::wire::json::Document;
 
 /// Most bytes of a refusal that are read for its cause.
@@ -33,9 +32,9 @@ struct ReadRefusal {
 }
 
 impl ReadRefusal {
-    /// The verdict, if no edit can fix it. A status that does not blame the request counts only if the message says
-    /// that the request does not fit.
     fn verdict(&self) -> Verdict {
+        // A status that does not blame the request counts only if the message says that the request does not
+        // fit.
         match (self.overflow, self.cause) {
             (Some(_), cause) => Verdict::DoesNotFit(cause),
             (None, Some(cause)) => Verdict::Refused(cause),
@@ -45,7 +44,6 @@ impl ReadRefusal {
 }
 
 impl Retry<'_> {
-    /// Judges the response to a form, and holds it.
     pub(super) async fn judge(
         &self,
         form: RequestForm,
@@ -63,7 +61,10 @@ impl Retry<'_> {
         }
         let response = read_refusal(response, self.recorder).await;
         let refused = ReadRefusal {
-            cause: blames_request(status).then(|| refusal::cause(&response.start)),
+            cause: match blames_request(status) {
+                true => Some(refusal::cause(&response.start)),
+                false => None,
+            },
             overflow: self.window_of(&response),
         };
         let verdict = match form {
@@ -82,7 +83,6 @@ impl Retry<'_> {
         verdict
     }
 
-    /// Judges a refusal of the planned or a repaired form: an edit may fix it.
     fn judge_repairable(
         &self,
         form: RequestForm,
@@ -116,13 +116,13 @@ impl Retry<'_> {
         }
     }
 
-    /// Judges an accepted response, which may begin with an error that says that the request does not fit.
     async fn judge_accepted(
         &self,
         form: RequestForm,
         response: Response<OutgoingBody>,
         seen: &mut SeenResponses,
     ) -> Verdict {
+        // Without a pending exchange no room can be made, so its start is not read.
         let Some(pending) = &self.pending else {
             seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return Verdict::Accepted;
@@ -130,6 +130,7 @@ impl Retry<'_> {
         let peeked = response_peek::read(response, pending, self.recorder).await;
         seen.hold(form, peeked.response);
         match peeked.overflow {
+            // Room was made already; its overflow is final.
             Some(_) if matches!(form, RequestForm::WithRoom | RequestForm::WithRoomUnbound) => {
                 Verdict::OverflowInReply
             }
@@ -151,43 +152,47 @@ impl Retry<'_> {
         }
     }
 
-    /// The refusal as one that an edit can fix, if a repair is allowed.
     fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
         let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
-        let (status, body) = (refused.head.status.as_u16(), &*refused.start);
-        let refusal = repair::read(&repair::RefusedAnswer { status, body })?;
-        pending.allows_repair(refusal.cause).then_some(refusal)
+        let status = refused.head.status.as_u16();
+        let refusal = repair::read(&repair::RefusedAnswer { status, body: &refused.start })?;
+        if pending.allows_repair(refusal.cause) { Some(refusal) } else { None }
     }
 
-    /// The overflow as a refusal of the output alone, if a repair is allowed: it gives way before history does.
     fn output_refused(&self, reported: &Overflow) -> Option<Refusal> {
+        // The output gives way before history does.
         let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
         let refusal = pending.output_refused(reported)?;
-        pending.allows_repair(refusal.cause).then_some(refusal)
+        if pending.allows_repair(refusal.cause) { Some(refusal) } else { None }
     }
 
-    /// Whether what a message says about the window agrees with the estimate.
     fn agrees_with_estimate(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
-        let disbelieves = |pending: &&mut PendingExchange| {
-            pending.contradicts_estimate(overflow, taught, self.recorder)
-        };
-        !self.pending.as_ref().is_some_and(disbelieves)
+        match &self.pending {
+            Some(pending) => !pending.contradicts_estimate(overflow, taught, self.recorder),
+            None => true,
+        }
     }
 
-    /// What a refusal says about the window. No room is made in a token count, so it does not matter there.
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
+        // No room is made in a token count, so it does not matter there.
         let pending = self.pending.as_ref()?;
-        let (status, host) = (refused.head.status.as_u16(), self.info.upstream.host());
-        let stated = overflow(&ErrorResponse { status, host, body: &refused.start })?;
-        (!stated.is_inferred || pending.confirms(&stated)).then_some(stated)
+        let overflow = overflow(&ErrorResponse {
+            status: refused.head.status.as_u16(),
+            host: self.info.upstream.host(),
+            body: &refused.start,
+        })?;
+        if overflow.is_inferred && !pending.confirms(&overflow) {
+            return None;
+        }
+        Some(overflow)
     }
 
-    /// The lessons of a refusal whose message is complete and not quoted from the request.
     async fn taught(&self, refused: &StartedResponse) -> LessonMatch {
+        // The lessons of a refusal whose message is complete and not quoted from the request.
         // A request without a pending exchange (a token count) teaches nothing.
         let Some(pending) = &self.pending else { return LessonMatch::default() };
-        let (status, body) = (refused.head.status.as_u16(), &*refused.start);
-        let error = lessons::RefusalResponse::Refused { status, body };
+        let status = refused.head.status.as_u16();
+        let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
         let prepared = pending.prepared();
         let refused = QuotableRequest {
             tenant: prepared.tenant.as_ref(),
@@ -199,17 +204,16 @@ impl Retry<'_> {
     }
 }
 
-/// Whether a response with this status may be a refusal; its message decides.
 fn may_be_refusal(status: StatusCode) -> bool {
     blames_request(status) || may_not_fit(status)
 }
 
-/// Reads the start of a refusal: until it is complete, and for no longer than an accepted response is
-/// delayed.
 async fn read_refusal(
     response: Response<OutgoingBody>,
     recorder: &ExchangeRecorder,
 ) -> StartedResponse {
+    // Reads the start of a refusal: until it is complete, and for no longer than an accepted response is
+    // delayed.
     StartedResponse::until(
         response,
         CAUSE_BYTES,

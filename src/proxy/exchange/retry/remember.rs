@@ -16,7 +16,6 @@ use crate::proxy::turn::request_info::RequestInfo;
 use crate::telemetry::{LessonOutcome, RefusalOutcome};
 
 impl Retry<'_> {
-    /// Reports a finding, and stores its consequences.
     pub(super) async fn remember(&mut self, finding: AttemptFinding, seen: &mut SeenResponses) {
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::AllRefused { cause, .. }
@@ -35,6 +34,7 @@ impl Retry<'_> {
         }
         let consequence = finding.consequence(self.context());
         let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out, seen));
+        // The newest refusal may be that of the request with room, whose message teaches something else.
         let is_of_room =
             matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &seen.room_taught } else { &seen.planned_taught };
@@ -42,8 +42,7 @@ impl Retry<'_> {
         learned.store_in_time(&self.recorder.proxy, &self.info).await;
     }
 
-    /// Records which form was final, or the overflow for which room is made next. Returns the keys of the decisions that
-    /// the final form left out.
+    /// Returns the keys of the decisions that the final form left out.
     async fn record_form(
         &mut self,
         finding: AttemptFinding,
@@ -90,19 +89,17 @@ impl Retry<'_> {
                 }
             }
             (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
-                let before = seen.last_accepted.take();
-                return before.map_or_else(Vec::new, |before| {
-                    pending.set_sent_as_last_accepted(before, cause, self.recorder)
-                });
+                if let Some(revised) = seen.last_accepted.take() {
+                    return pending.set_sent_as_last_accepted(revised, cause, self.recorder);
+                }
             }
             _ => {}
         }
         Vec::new()
     }
 
-    /// Records that the original was sent.
     async fn record_original_sent(&mut self, cause: RefusalCause) {
-        self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
+        self.recorder.event.done.resent = if self.is_rewritten { Some(cause) } else { None };
         self.recorder.clear_spared();
         let Some(pending) = &mut self.pending else { return };
         pending.set_sent_as_original(self.recorder).await;
@@ -129,9 +126,11 @@ impl Retry<'_> {
             RevocationScope::All(retry) => {
                 let mut keys = pending.own_decisions();
                 let repairs = std::mem::take(&mut seen.repair_decisions).concat();
-                keys.extend(
-                    repairs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>(),
-                );
+                for key in repairs {
+                    if !keys.contains(&key) {
+                        keys.push(key);
+                    }
+                }
                 pending.revoke(keys, retry)
             }
         }
@@ -148,12 +147,11 @@ struct RefusalLessons {
 }
 
 impl RefusalLessons {
-    /// Stores it, so that it survives restarts, and waits for that for a limited time. If the store cannot, another
-    /// request will be refused.
     async fn store_in_time(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
+        // Stored, it survives restarts. If the store cannot do it in time, another request will be refused.
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let keeping = tokio::spawn(self.store(proxy.clone(), info.clone()));
         let _ = tokio::time::timeout(timeout, keeping).await;

@@ -129,7 +129,8 @@ impl FrameObserver {
         answered: &HeaderMap,
         recorder: &ExchangeRecorder,
     ) -> Self {
-        let (limit, memory) = (recorder.proxy.config.limits.body_bytes, &recorder.proxy.memory);
+        let limit = recorder.proxy.config.limits.body_bytes;
+        let memory = &recorder.proxy.memory;
         let lines = answered.get_all("sec-websocket-extensions").iter();
         let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
         let (up, down) = negotiated(&lines.join(","));
@@ -153,11 +154,13 @@ impl FrameObserver {
             provider_request_id,
             permits: Arc::new(Semaphore::new(MAX_READ)),
         };
-        let (reading, answered) = (Mutex::new(SocketObservation::Active(state)), Notify::new());
-        Self(Arc::new(FrameObserverState { reading, answered, connection: Arc::new(connection) }))
+        Self(Arc::new(FrameObserverState {
+            reading: Mutex::new(SocketObservation::Active(state)),
+            answered: Notify::new(),
+            connection: Arc::new(connection),
+        }))
     }
 
-    /// Reads bytes that have been forwarded.
     pub(super) fn observe(&self, direction: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
         let SocketObservation::Active(MessageState { up, down, closed_by, reader }) = &mut *state
@@ -168,6 +171,7 @@ impl FrameObserver {
             Direction::Up => &mut *up,
             Direction::Down => &mut *down,
         };
+        // The bytes have been forwarded: a panic in here costs only what is recorded.
         let read = catch_unwind(AssertUnwindSafe(|| {
             let mut may_read = true;
             messages.push(bytes, |message| {
@@ -189,8 +193,8 @@ impl FrameObserver {
         }
     }
 
-    /// Ready once no request waits for its reply. Never ready if the connection cannot be read.
     pub(super) async fn idle(&self) {
+        // If the connection cannot be read, it is never ready.
         loop {
             let answered = self.0.answered.notified();
             if self.is_idle() {
@@ -221,7 +225,7 @@ impl FrameObserver {
             SocketObservation::Active(state) => state.closed_by.or(first),
             SocketObservation::Stopped(_) => first,
         };
-        let left = match (outcome, first) {
+        let open_outcome = match (outcome, first) {
             (_, Some(Direction::Down)) => Outcome::UpstreamFailed,
             (Outcome::Complete | Outcome::Refused | Outcome::ClientLeft, _) => Outcome::ClientLeft,
             (Outcome::UpstreamFailed | Outcome::EndedByProxy | Outcome::Interrupted, _) => outcome,
@@ -231,7 +235,8 @@ impl FrameObserver {
             ..
         }) = &mut *state
         {
-            backlog.ended = Some(left);
+            // The task ends them once it has read what waits.
+            backlog.ended = Some(open_outcome);
             return None;
         }
         match std::mem::replace(&mut *state, SocketObservation::Stopped(None)) {
@@ -239,7 +244,7 @@ impl FrameObserver {
                 reader: MessageReader::InLine(conversation),
                 ..
             }) => {
-                conversation.end(left);
+                conversation.end(open_outcome);
             }
             SocketObservation::Active(MessageState {
                 reader: MessageReader::InTask(_), ..
@@ -255,7 +260,6 @@ impl FrameObserverState {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a message, or queues it to be read; `false` if there is no memory for that.
     fn read(
         self: &Arc<Self>,
         reader: &mut MessageReader,
@@ -270,6 +274,7 @@ impl FrameObserverState {
             MessageReader::InLine(_) => {
                 let mut backlog = Backlog::new(&self.connection);
                 let may_read = backlog.add(direction, message);
+                // From now on messages wait for this one, so that they are read in order.
                 let in_task = MessageReader::InTask(Backlog::new(&self.connection));
                 if let MessageReader::InLine(conversation) = std::mem::replace(reader, in_task) {
                     tokio::spawn(self.clone().catch_up(conversation, backlog));
@@ -279,7 +284,6 @@ impl FrameObserverState {
         }
     }
 
-    /// Reads the waiting messages off the async threads, until there are none.
     async fn catch_up(
         self: Arc<Self>,
         mut conversation: Box<SocketConversation>,
@@ -331,13 +335,11 @@ impl FrameObserverState {
         }
     }
 
-    /// Reads a request's message.
     fn parse(&self, message: Bytes) -> Result<ParsedBody, FailOpen> {
         let SocketConnection { proxy, client_request, .. } = &*self.connection;
         client_request.reader(Dialect::OpenaiResponses, proxy, &proxy.memory).parse(message)
     }
 
-    /// The recorder for one request on the connection.
     fn recorder(&self) -> ExchangeRecorder {
         let SocketConnection { proxy, client, phase, client_request, upstream, .. } =
             &*self.connection;
@@ -370,8 +372,8 @@ impl Backlog {
         has_room
     }
 
-    /// The next message; its memory is no longer held here.
     fn take(&mut self) -> Option<(Direction, Vec<u8>)> {
+        // Whoever takes it reserves its memory anew.
         let (direction, message) = self.messages.pop_front()?;
         self.bytes -= message.len();
         self.memory.hold(self.bytes);
@@ -388,12 +390,12 @@ impl SocketConversation {
         shared: &Arc<FrameObserverState>,
     ) -> bool {
         let memory = &shared.connection.proxy.memory;
-        let mut held = memory.guard(MemoryKind::Message);
+        let mut parse_memory = memory.guard(MemoryKind::Message);
         let times = match direction {
             Direction::Up => TO_RECOGNISE,
             Direction::Down => TO_PARSE,
         };
-        if message.len() > SMALL && !held.hold(times * message.len()) {
+        if message.len() > SMALL && !parse_memory.hold(times * message.len()) {
             return false;
         }
         if direction == Direction::Down {
@@ -403,11 +405,10 @@ impl SocketConversation {
         if !body.hold(message.len()) {
             return false;
         }
-        self.observe_request(body.with(message.into()), held, shared);
+        self.observe_request(body.with(message.into()), parse_memory, shared);
         true
     }
 
-    /// Reads a message of the client. `recognising`: held until it is known to be a request.
     fn observe_request(
         &mut self,
         message: Bytes,
@@ -415,29 +416,31 @@ impl SocketConversation {
         shared: &Arc<FrameObserverState>,
     ) {
         let permit = shared.connection.permits.clone().try_acquire_owned().ok();
-        let read = |_: &[u8]| {
+        let request = self.socket.request_by(&message, |_| {
+            // It is known to be a request; what reading it takes is reserved by its reader.
             drop(recognising);
             match &permit {
                 Some(_) => shared.parse(message.clone()),
                 None => Err(FailOpen::AnalysisBudget),
             }
-        };
-        let Some((number, read)) = self.socket.request_by(&message, read) else { return };
+        });
+        let Some((number, parsed)) = request else { return };
         let mut recorder = shared.recorder();
         recorder.event.request_bytes = message.len() as u64;
         let Some(permit) = permit else {
             return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
         if self.open.len() >= MAX_OPEN {
+            // A client that never reads its replies must not fill the memory.
             self.open.pop_first();
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
         let guards = (permit, recorder.proxy.telemetry.stream());
-        tokio::spawn(record_exchange(shared.connection.clone(), read, recorder, guards, answered));
+        let connection = shared.connection.clone();
+        tokio::spawn(record_exchange(connection, parsed, recorder, guards, answered));
     }
 
-    /// Reads an event of a reply; `false` if there is no memory for its content.
     fn observe_event(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
         if let Some((number, reply)) = self.socket.event(message)
             && let Some(waiting) = self.open.remove(&number)
@@ -448,7 +451,6 @@ impl SocketConversation {
         self.replies.hold(self.socket.holds())
     }
 
-    /// Ends the open replies when the connection has ended.
     fn end(mut self, outcome: Outcome) {
         let socket = self.socket;
         let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
@@ -463,7 +465,6 @@ impl SocketConversation {
     }
 }
 
-/// Places a request, waits for its reply, and stores the turn.
 async fn record_exchange(
     connection: Arc<SocketConnection>,
     read: Result<ParsedBody, FailOpen>,

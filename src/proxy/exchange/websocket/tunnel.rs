@@ -40,7 +40,8 @@ pub(crate) async fn carry(
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
     let timeouts = recorder.proxy.tunnel_timeouts;
-    let (mut up, mut down) = (0, 0);
+    let mut up = 0;
+    let mut down = 0;
     let last_activity = AtomicU64::new(boot_ms());
     let observe = |direction, bytes: &[u8]| {
         last_activity.store(boot_ms(), Ordering::Relaxed);
@@ -67,24 +68,27 @@ pub(crate) async fn carry(
             |bytes| down += observe(Direction::Down, bytes),
             || _ = first_end.set(Direction::Down),
         );
-        let mut both = pin!(async { tokio::try_join!(up, down) });
+        let mut pumps = pin!(async { tokio::try_join!(up, down) });
         let mut drained = pin!(drained(&mut phase, frames.as_ref()));
         tokio::select! {
-            ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
+            ended = &mut pumps => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::EndedByProxy,
             () = idle(timeouts, &last_activity, &first_end) => Outcome::EndedByProxy,
         }
     };
-    let gave_up = frames.as_ref().and_then(|frames| frames.end(outcome, first_end.get().copied()));
-    gave_up.into_iter().for_each(|why| recorder.record_fail_open(why));
+    if let Some(frames) = &frames
+        && let Some(why) = frames.end(outcome, first_end.get().copied())
+    {
+        recorder.record_fail_open(why);
+    }
     recorder.event.request_bytes = up;
     recorder.response.bytes = down;
     recorder.event.outcome = outcome;
 }
 
-/// Ready when a drain may end this tunnel: at its deadline, or if the tunnel's messages are read, as soon as
-/// no request waits for its reply.
 async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&FrameObserver>) {
+    // A drain ends a tunnel at its deadline; one whose messages are read, as soon as no request waits for its
+    // reply.
     let _ = phase.wait_for(|phase| *phase != ServingPhase::Serving).await;
     let breaking = async { drop(phase.wait_for(|phase| *phase == ServingPhase::Breaking).await) };
     match frames {
@@ -96,7 +100,6 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
     }
 }
 
-/// Ready when nothing has passed for as long as a tunnel may be idle.
 async fn idle(
     timeouts: TunnelTimeouts,
     last_activity: &AtomicU64,
@@ -104,6 +107,7 @@ async fn idle(
 ) {
     loop {
         let idle = boot_ms().saturating_sub(last_activity.load(Ordering::Relaxed));
+        // A tunnel that is half closed has nothing more to wait for than the other end.
         if Duration::from_millis(idle) >= timeouts.timeout(first_end.get().is_some()) {
             return;
         }
@@ -111,13 +115,11 @@ async fn idle(
     }
 }
 
-/// The time since the machine started, ms.
 fn boot_ms() -> u64 {
     since_boot().as_millis() as u64
 }
 
-/// Copies bytes one way until the end of the stream, which is reported and passed on. Each side has the outcome that
-/// applies if it fails.
+/// Each side has the outcome that applies if it fails.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     from_failed: Outcome,

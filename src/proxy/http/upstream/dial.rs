@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -85,8 +86,9 @@ impl Service<Uri> for Connector {
     fn call(&mut self, to: Uri) -> ConnectFuture {
         let connecting = tokio::time::timeout(self.timeout, self.connector.call(to));
         Box::pin(async move {
-            let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
-            let stream = connecting.await.unwrap_or_else(timed_out)?;
+            let stream = connecting
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
             let is_http2 = stream.connected().is_negotiated_h2();
             Ok(UpstreamTransport::of_upstream(stream, is_http2))
         })
@@ -112,6 +114,7 @@ impl Dialer {
 
 fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
     let mut connector = HttpConnector::new_with_resolver(names);
+    // It also carries TLS, whose scheme is `https`.
     connector.enforce_http(false);
     connector.set_nodelay(true);
     connector.set_keepalive(Some(TCP_PROBE));
@@ -147,6 +150,7 @@ impl Service<Uri> for Dialer {
         let (dialling, relayed) = match self.matcher.intercept(&to) {
             None => (direct(to), false),
             Some(proxy) if to.scheme_str() == Some("https") => {
+                // A tunnel keeps the request secret from the proxy.
                 (tunnel(self.proxies.clone(), &proxy, to), false)
             }
             Some(proxy) => (relay(self.proxies.clone(), &proxy), true),
@@ -237,16 +241,22 @@ pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String
     // A platform without certificates (a scratch image) is fine: there are bundled ones.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = &config.extra_ca {
-        let describe =
-            |error: &dyn std::fmt::Display| format!("extra_ca {}: {error}", path.display());
-        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| describe(&e))? {
-            let certificate = certificate.map_err(|e| describe(&e))?;
-            roots.add(certificate).map_err(|e| describe(&e))?;
-        }
+        add_certificates(&mut roots, path)
+            .map_err(|error| format!("extra_ca {}: {error}", path.display()))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn add_certificates(
+    roots: &mut rustls::RootCertStore,
+    path: &Path,
+) -> Result<(), Box<dyn std::error::Error>> {
+    for certificate in CertificateDer::pem_file_iter(path)? {
+        roots.add(certificate?)?;
+    }
+    Ok(())
 }

@@ -27,11 +27,13 @@ pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        // The body that hyper was given failed, and that body is the client's.
         if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
             return UpstreamError::RequestBroken;
         }
         slow |= kind == Some(io::ErrorKind::TimedOut);
         let more = error.to_string();
+        // Many errors repeat the text of their cause at the end.
         if message.is_empty() {
             message = more;
         } else if !message.ends_with(&more) {
@@ -46,6 +48,7 @@ pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
 /// stream (RFC 9113, 8.7).
 pub(super) fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
     let error = error.source()?.downcast_ref::<h2::Error>()?;
+    // An error of our own side says nothing about the peer.
     match error.reason() {
         _ if !error.is_remote() => None,
         _ if error.is_go_away() => Some(RepeatCause::WentAway),

@@ -90,19 +90,18 @@ impl Http1 {
         self.spares.clone()
     }
 
-    /// Sends a request; returns when the response's headers have arrived. Only one kept connection is tried:
-    /// if it is closed, others may be, too.
     pub(super) async fn send(
         &self,
         mut request: Request<OutgoingBody>,
     ) -> Result<Response<OutgoingBody>, SendError> {
         let uri = request.uri().clone();
-        let origin = Origin::of(&uri);
-        let mut kept = self.idle.take(&origin);
+        let origin = Origin::new(&uri);
+        // Only one kept connection is tried: if it is closed, others may be, too.
+        let mut idle_connection = self.idle.take(&origin);
         let mut attempt = 1;
         loop {
-            let is_kept = kept.is_some();
-            let connection = match kept.take() {
+            let is_kept = idle_connection.is_some();
+            let connection = match idle_connection.take() {
                 Some(connection) => connection,
                 // Boxed, because few requests open a connection and the future is large.
                 None => Box::pin(self.open(&uri)).await.map_err(SendError::Connect)?,
@@ -112,7 +111,7 @@ impl Http1 {
             *request.uri_mut() = target(&uri, is_relayed);
             let (head, mut body) = request.into_parts();
             let copy = body.copy().map(|body| Request::from_parts(head.clone(), body));
-            let sent = Instant::now();
+            let send_time = Instant::now();
             let sending_progress = body.begins();
             has_read.store(false, Ordering::Release);
             let mut sent_request = Request::from_parts(head, body);
@@ -141,9 +140,10 @@ impl Http1 {
             };
             let unsent = failed.take_message();
             let error = failed.into_error();
+            // Closed so soon, without a byte: the upstream closed it before the request arrived.
             let is_unread = is_kept
                 && !has_read.load(Ordering::Acquire)
-                && sent.elapsed() < CROSSING
+                && send_time.elapsed() < CROSSING
                 && is_close(&error);
             let (cause, retry) = match (unsent, copy) {
                 (Some(unsent), _) => (RepeatCause::NotSent, unsent),
@@ -163,6 +163,7 @@ impl Http1 {
 
     async fn open(&self, to: &Uri) -> Result<Http1Connection, ConnectionError> {
         let mut connector = self.connector.clone();
+        // A connection that was opened to find out the protocol is used first.
         let transport = match self.spares.take(to) {
             Some(transport) => transport,
             None => {
@@ -185,14 +186,13 @@ impl Http1 {
     }
 }
 
-/// Waits for a response, or for the end of the connection. Returns the sender for the next request, unless
-/// the connection has ended. A request that is queued at the moment when the connection ends could wait in
-/// the queue for ever, as long as a sender exists; so the sender is dropped at that end.
 async fn outcome<T, S, E>(
     sending: impl Future<Output = T>,
     sender: S,
     task: &mut JoinHandle<E>,
 ) -> (T, Option<S>) {
+    // A request that is queued at the moment when the connection ends could wait in the queue for ever, as long
+    // as a sender exists; so the sender is dropped at that end. It is returned for the next request otherwise.
     let mut sending = pin!(sending);
     tokio::select! {
         biased;
@@ -202,8 +202,8 @@ async fn outcome<T, S, E>(
     (sending.await, None)
 }
 
-/// The target in the first line of a request: absolute if a proxy reads it.
 fn target(uri: &Uri, is_relayed: bool) -> Uri {
+    // A proxy that reads the request needs the absolute form (RFC 9112, 3.2.2).
     if is_relayed && uri.scheme() != Some(&Scheme::HTTPS) {
         return uri.clone();
     }
@@ -211,8 +211,8 @@ fn target(uri: &Uri, is_relayed: bool) -> Uri {
     Uri::from(path.cloned().unwrap_or_else(|| PathAndQuery::from_static("/")))
 }
 
-/// Whether an error means that the connection ended, not that a message was invalid.
 fn is_close(error: &hyper::Error) -> bool {
+    // Whether an error means that the connection ended, not that a message was invalid.
     if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
         return true;
     }
@@ -233,7 +233,7 @@ fn is_close(error: &hyper::Error) -> bool {
 struct Origin(Option<Scheme>, Option<Authority>);
 
 impl Origin {
-    fn of(uri: &Uri) -> Self {
+    fn new(uri: &Uri) -> Self {
         Self(uri.scheme().cloned(), uri.authority().cloned())
     }
 }
@@ -260,6 +260,7 @@ impl IdleConnections {
     fn take(&self, to: &Origin) -> Option<Http1Connection> {
         let mut idle = self.lock();
         let connections = idle.connections.get_mut(to)?;
+        // The newest one first: it is the least likely to have been closed.
         while let Some(IdleConnection { since, connection, .. }) = connections.pop_back() {
             if connection.requests.is_ready() && age(since) < IDLE {
                 return Some(connection);
@@ -268,7 +269,6 @@ impl IdleConnections {
         None
     }
 
-    /// Keeps a connection once it is idle.
     fn keep(
         self: &Arc<Self>,
         origin: Origin,
@@ -278,10 +278,12 @@ impl IdleConnections {
         if connection.requests.is_ready() {
             return self.put(origin, connection, metrics.as_ref());
         }
+        // It is idle once the response's body has been read.
         let idle = Arc::downgrade(self);
         tokio::spawn(async move {
-            let is_ready = connection.requests.ready().await.is_ok();
-            if let Some(idle) = idle.upgrade().filter(|_| is_ready) {
+            if connection.requests.ready().await.is_ok()
+                && let Some(idle) = idle.upgrade()
+            {
                 idle.put(origin, connection, metrics.as_ref());
             }
         });
@@ -296,6 +298,7 @@ impl IdleConnections {
         let mut idle = self.lock();
         let connections = idle.connections.entry(origin).or_default();
         if connections.len() >= IDLE_CONNECTIONS {
+            // Closed ones make room first.
             connections.retain(|idle| !idle.connection.requests.is_closed());
         }
         if connections.len() < IDLE_CONNECTIONS {
@@ -315,8 +318,9 @@ impl IdleConnections {
                 .retain(|idle| age(idle.since) < IDLE && !idle.connection.requests.is_closed());
             !connections.is_empty()
         });
-        let oldest = idle.connections.values().filter_map(|connections| connections.front());
-        let oldest = oldest.map(|idle| age(idle.since)).max();
+        let oldest_of_each =
+            idle.connections.values().filter_map(|connections| connections.front());
+        let oldest = oldest_of_each.map(|idle| age(idle.since)).max();
         idle.is_swept = oldest.is_some();
         oldest.map(|elapsed| IDLE.saturating_sub(elapsed))
     }
@@ -326,7 +330,7 @@ impl IdleConnections {
     }
 }
 
-/// How long ago a time was, which is one since the machine started.
+/// `since`: a time since the machine started.
 fn age(since: Duration) -> Duration {
     since_boot().saturating_sub(since)
 }
@@ -354,24 +358,24 @@ struct SpareConnection {
 
 impl SpareConnections {
     pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
-        let mut kept = self.kept();
-        kept.push_back(SpareConnection { to, since: since_boot(), transport });
-        if kept.len() > SPARES {
-            kept.pop_front();
+        let mut spares = self.lock();
+        spares.push_back(SpareConnection { to, since: since_boot(), transport });
+        if spares.len() > SPARES {
+            spares.pop_front();
         }
     }
 
     fn take(&self, to: &Uri) -> Option<UpstreamTransport> {
-        let mut kept = self.kept();
-        let at = kept.iter().position(|spare| Some(&spare.to) == to.authority())?;
-        kept.remove(at).map(|spare| spare.transport)
+        let mut spares = self.lock();
+        let position = spares.iter().position(|spare| Some(&spare.to) == to.authority())?;
+        spares.remove(position).map(|spare| spare.transport)
     }
 
-    /// The connections without those that are too old, which their peers may have closed.
-    fn kept(&self) -> MutexGuard<'_, VecDeque<SpareConnection>> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|spare| age(spare.since) < SPARE_LIFE);
-        kept
+    fn lock(&self) -> MutexGuard<'_, VecDeque<SpareConnection>> {
+        let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Their peers may have closed those that are older.
+        spares.retain(|spare| age(spare.since) < SPARE_LIFE);
+        spares
     }
 }
 
@@ -390,11 +394,12 @@ mod tests {
         let answered = outcome(lost, queue, &mut ended);
         let answered = tokio::time::timeout(Duration::from_secs(20), answered);
         let (answer, sender) = answered.await.expect("it is waited for");
-        assert!(answer.is_err() && sender.is_none());
+        assert!(answer.is_err());
+        assert!(sender.is_none());
     }
 
     #[tokio::test]
-    async fn an_open_connection_is_returned_for_the_next_request() {
+    async fn open_connections_are_reused() {
         let mut task = tokio::spawn(std::future::pending::<()>());
         let (answer, sender) = outcome(async { 7 }, "the next", &mut task).await;
         assert_eq!((answer, sender), (7, Some("the next")));

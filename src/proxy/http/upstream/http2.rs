@@ -115,8 +115,8 @@ impl Http2 {
         Self { to, connector, timeout, spares, metrics, lanes, idle }
     }
 
-    /// Called when the upstream was unreachable over HTTP/1.1: the next request asks for its protocol again.
     pub(super) fn forget_http1(&self) {
+        // The next request asks for its protocol again.
         self.lanes().forget_http1();
     }
 
@@ -139,7 +139,8 @@ impl Http2 {
             let mut body = body.of_stream(stream.0.clone());
             let sending_progress = body.begins();
             let task = SendingTask::default();
-            let (starting, has_body) = (task.clone(), !http_body::Body::is_end_stream(&body));
+            let has_body = !http_body::Body::is_end_stream(&body);
+            let starting = task.clone();
             let body = body.calling(StartingCall(Box::new(move || watch.sends_next(starting))));
             let sending = requests.try_send_request(Request::from_parts(head, body));
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
@@ -177,7 +178,6 @@ impl Http2 {
         }
     }
 
-    /// A free stream of a connection whose peer is there.
     async fn live_stream(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
         loop {
             let placement = self.free_stream().await?;
@@ -185,14 +185,15 @@ impl Http2 {
             if sender.activity.is_alive(SIGN_OF_LIFE).await {
                 return Ok(placement);
             }
-            let is_silent = |sender: &Sender| sender.activity.is_silent();
-            let actions = self.lanes().retire_silent(stream.id(), is_silent);
+            // What silenced this one mostly silenced the other idle ones as well.
+            let actions =
+                self.lanes().retire_silent(stream.id(), |sender| sender.activity.is_silent());
             self.perform(actions);
         }
     }
 
-    /// A free stream, at once or after a wait, which is counted.
     async fn free_stream(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
+        // The wait is counted, so that a full pool shows in the metrics.
         let since = Instant::now();
         let (waiting, mut placement) = {
             let mut lanes = self.lanes();
@@ -230,8 +231,8 @@ impl Http2 {
         }
     }
 
-    /// Performs what [`Lanes`] decided; never under its lock, because this may call it again.
     fn perform(self: &Arc<Self>, actions: LaneActions<Sender, StreamWaiter>) {
+        // Never under the lock of the lanes, because sending a placement may call this again.
         for (waiter, place) in actions.placed {
             drop(waiter.send(Ok(self.placement(place))));
         }
@@ -245,8 +246,8 @@ impl Http2 {
     }
 
     fn failed(&self, why: &UpstreamError) {
-        let failed = self.lanes().failed();
-        for waiter in failed {
+        let waiters = self.lanes().failed();
+        for waiter in waiters {
             drop(waiter.send(Err(why.clone())));
         }
     }
@@ -298,12 +299,12 @@ impl Drop for QueueEntry<'_> {
     }
 }
 
-/// The answer to a request that got its place; `None` if its peer no longer allows the stream, so that it is not sent.
 async fn started<T>(
     sending: impl Future<Output = T>,
     has_body: bool,
     task: &SendingTask,
 ) -> Option<T> {
+    // `None`: its peer no longer allows the stream, so it is not sent.
     let mut sending = pin!(sending);
     match tokio::time::timeout(STREAM_START, sending.as_mut()).await {
         Ok(answer) => Some(answer),
@@ -355,11 +356,12 @@ struct ConnectionAttempt(Option<Arc<Http2>>);
 impl ConnectionAttempt {
     async fn open(mut self) {
         let Some(upstream) = self.0.clone() else { return };
-        let opened = tokio::time::timeout(upstream.timeout, upstream.connect()).await;
-        let timed_out = || Err(io::Error::from(ErrorKind::TimedOut).into());
-        let opened = opened.unwrap_or_else(|_| timed_out());
+        let connected = tokio::time::timeout(upstream.timeout, upstream.connect()).await;
+        let protocol =
+            connected.unwrap_or_else(|_| Err(io::Error::from(ErrorKind::TimedOut).into()));
+        // From here on its result is reported below.
         self.0 = None;
-        match opened {
+        match protocol {
             Ok(Protocol::Http2(sender, connection, watch)) => {
                 upstream.serve(sender, *connection, &watch);
             }
@@ -413,6 +415,7 @@ impl Http2 {
         let frames = activity.connection(transport.interim_allowance());
         let (requests, connection) = Builder::new(LimitExecutor(watch.clone()))
             .timer(TokioTimer::new())
+            // A number that no peer sends: a change is seen even if the peer's limit is hyper's default.
             .initial_max_send_streams(NO_LIMIT_YET)
             .max_header_list_size(HEADER_LIST)
             .keep_alive_interval(KEEP_ALIVE_INTERVAL)
@@ -425,7 +428,6 @@ impl Http2 {
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
-    /// Puts a new connection into use.
     fn serve(
         self: &Arc<Self>,
         sender: Sender,
@@ -434,8 +436,11 @@ impl Http2 {
     ) {
         let (id, actions) = self.lanes().opened(sender, since_boot());
         let connection = Arc::new(Mutex::new(connection));
-        let (of_connection, upstream) = (Arc::downgrade(&connection), Arc::downgrade(self));
-        drop(watch.lane.set(WatchedLane { connection: of_connection, upstream, id }));
+        drop(watch.lane.set(WatchedLane {
+            connection: Arc::downgrade(&connection),
+            upstream: Arc::downgrade(self),
+            id,
+        }));
         tokio::spawn(drive(connection, Arc::downgrade(self), id));
         self.perform(actions);
         // The limit may have arrived before it was watched.
@@ -443,8 +448,8 @@ impl Http2 {
     }
 }
 
-/// Runs a connection until its end, and closes it when it was idle for too long.
 async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, id: LaneId) {
+    // The lock is held for one step at a time, so that the peer's limit can be read in between.
     let mut running = pin!(poll_fn(|cx| Pin::new(&mut *lock(&connection)).poll(cx)));
     let mut idle = Some(IDLE);
     while let Some(time) = idle {
@@ -488,24 +493,26 @@ struct LimitWatch {
 }
 
 impl LimitWatch {
-    /// Called when hyper takes the first frame of a request's body. What does not fit into the connection then is
-    /// sent by the task that hyper starts next. `false` if it must not be sent any more.
     fn sends_next(&self, task: SendingTask) -> bool {
+        // What does not fit into the connection when hyper takes the first frame is sent by the task that hyper
+        // starts next (`LimitExecutor`).
+        // `false`: it must not be sent any more.
         let starts = task.start();
         *lock(&self.sending) = Some(task);
         starts
     }
 
-    /// Reports the limit if it has changed.
     fn report_change(&self) {
         let Some(WatchedLane { connection, upstream, id }) = self.lane.get() else { return };
         let Some(connection) = connection.upgrade() else { return };
-        let changed = {
+        {
             let connection = lock(&connection);
-            let now = connection.current_max_send_streams();
-            self.seen.swap(now, Ordering::AcqRel) != now
-        };
-        let Some(upstream) = upstream.upgrade().filter(|_| changed) else { return };
+            let limit = connection.current_max_send_streams();
+            if self.seen.swap(limit, Ordering::AcqRel) == limit {
+                return;
+            }
+        }
+        let Some(upstream) = upstream.upgrade() else { return };
         let actions = {
             let mut lanes = upstream.lanes();
             // Read under the lock, so that the last report has the newest limit.

@@ -77,8 +77,8 @@ pub(super) struct LaneActions<C, W> {
 }
 
 impl<C> Lane<C> {
-    /// The number of free streams. Until the peer has sent its limit, one stream is used.
     fn free_streams(&self, bounds: &LaneBounds) -> usize {
+        // Until the peer has sent its limit, one stream is used.
         let limit = self.allowed.map_or(1, |allowed| allowed.min(bounds.streams));
         if self.connection.is_some() { limit.saturating_sub(self.live) } else { 0 }
     }
@@ -101,26 +101,24 @@ impl<C: Clone, W> Lanes<C, W> {
         }
     }
 
-    /// A placement for a request, if there is a free stream now. Waiting requests come first.
     pub(super) fn take(&mut self) -> Option<LanePlacement<C>> {
+        // Waiting requests come first.
         if self.waiting.is_empty() { self.place() } else { None }
     }
 
-    /// Adds a waiting request, which may need a new connection.
     pub(super) fn wait(&mut self, waiter: W) -> (Ticket, LaneActions<C, W>) {
         let ticket = Ticket(self.number());
         self.waiting.push_back((ticket, waiter));
         (ticket, self.place_or_open())
     }
 
-    /// Removes a waiting request; does nothing if it has been placed.
     pub(super) fn leave(&mut self, ticket: Ticket) {
+        // One that has been placed is not in the queue any more.
         if let Ok(at) = self.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
             self.waiting.remove(at);
         }
     }
 
-    /// Called when a connection was opened.
     pub(super) fn opened(&mut self, connection: C, now: Duration) -> (LaneId, LaneActions<C, W>) {
         self.opening -= 1;
         self.is_http1 = false;
@@ -130,22 +128,20 @@ impl<C: Clone, W> Lanes<C, W> {
         (id, self.place_or_open())
     }
 
-    /// Called when a connection was opened that speaks HTTP/1.1.
     pub(super) fn opened_http1(&mut self) -> LaneActions<C, W> {
         self.opening -= 1;
         self.is_http1 = true;
         self.place_waiting()
     }
 
-    /// Called when the upstream was unreachable over HTTP/1.1: its protocol is asked for again.
     pub(super) fn forget_http1(&mut self) {
         self.is_http1 = false;
     }
 
-    /// Called when a connection could not be opened. Returns the waiting requests that fail, because there is
-    /// no other connection for them. If there are streams, requests wait for one to end.
     pub(super) fn failed(&mut self) -> Vec<W> {
         self.opening -= 1;
+        // If there are streams, requests wait for one to end. Without any other connection they fail, all but
+        // those whom the connections still being opened can take.
         if self.lanes.iter().any(|lane| lane.connection.is_some() && lane.allowed != Some(0)) {
             return Vec::new();
         }
@@ -153,7 +149,6 @@ impl<C: Clone, W> Lanes<C, W> {
         self.waiting.drain(..surplus).map(|(_, waiter)| waiter).collect()
     }
 
-    /// Called when the peer sends its limit of streams, the first time or again.
     pub(super) fn set_limit(&mut self, id: LaneId, streams: usize) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.allowed = Some(streams);
@@ -162,14 +157,15 @@ impl<C: Clone, W> Lanes<C, W> {
         self.place_or_open()
     }
 
-    /// Called when a stream ended. When it was the last one of a retired connection, another may be opened.
     pub(super) fn release(&mut self, id: LaneId, now: Duration) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.live -= 1;
             lane.idle_since = now;
         }
+        // When it was the last stream of a retired connection, another may be opened.
         let has_ended = self.drop_ended();
         let actions = if has_ended { self.place_or_open() } else { self.place_waiting() };
+        // The newest one goes: the first ones are used first, so it would stay idle.
         if self.idle() > self.bounds.idle
             && let Some(newest) = self.lanes.iter_mut().rfind(|lane| lane.is_idle())
         {
@@ -179,8 +175,6 @@ impl<C: Clone, W> Lanes<C, W> {
         actions
     }
 
-    /// Called when a connection takes no more streams: it closed, or its peer sent GOAWAY or refused a
-    /// stream.
     pub(super) fn retire(&mut self, id: LaneId) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.connection = None;
@@ -196,6 +190,7 @@ impl<C: Clone, W> Lanes<C, W> {
         is_silent: impl Fn(&C) -> bool,
     ) -> LaneActions<C, W> {
         for lane in &mut self.lanes {
+            // One with live streams may be about to answer: its own requests will tell.
             let is_too = lane.live == 0 && lane.connection.as_ref().is_some_and(&is_silent);
             if lane.id == id || is_too {
                 lane.connection = None;
@@ -205,7 +200,6 @@ impl<C: Clone, W> Lanes<C, W> {
         self.place_or_open()
     }
 
-    /// Opens connections for waiting requests again, some time after one could not be opened.
     pub(super) fn open_again(&mut self) -> LaneActions<C, W> {
         self.place_or_open()
     }
@@ -225,7 +219,6 @@ impl<C: Clone, W> Lanes<C, W> {
         None
     }
 
-    /// The number of idle connections.
     pub(super) fn idle(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.is_idle()).count()
     }
@@ -234,25 +227,24 @@ impl<C: Clone, W> Lanes<C, W> {
         self.lanes.iter_mut().find(|lane| lane.id == id)
     }
 
-    /// Drops ended connections; returns whether there were any.
     fn drop_ended(&mut self) -> bool {
-        let before = self.lanes.len();
+        let count = self.lanes.len();
         self.lanes.retain(|lane| lane.live > 0 || lane.connection.is_some());
-        self.lanes.len() < before
+        self.lanes.len() < count
     }
 
     fn place(&mut self) -> Option<LanePlacement<C>> {
-        let found = self.lanes.iter_mut().find(|lane| lane.free_streams(&self.bounds) > 0);
-        match found {
-            Some(lane) => {
+        for lane in &mut self.lanes {
+            if lane.free_streams(&self.bounds) > 0
+                && let Some(connection) = lane.connection.clone()
+            {
                 lane.live += 1;
-                lane.connection.clone().map(|connection| LanePlacement::Stream(lane.id, connection))
+                return Some(LanePlacement::Stream(lane.id, connection));
             }
-            None => self.is_http1.then_some(LanePlacement::Http1),
         }
+        if self.is_http1 { Some(LanePlacement::Http1) } else { None }
     }
 
-    /// Places waiting requests, and opens connections for those that remain.
     fn place_or_open(&mut self) -> LaneActions<C, W> {
         let mut actions = self.place_waiting();
         while !self.is_closed_to_all()
@@ -265,9 +257,8 @@ impl<C: Clone, W> Lanes<C, W> {
         actions
     }
 
-    /// Places waiting requests, and opens nothing: after a failure to open, a failing upstream would otherwise be
-    /// dialled in a loop.
     fn place_waiting(&mut self) -> LaneActions<C, W> {
+        // Opens nothing: after a failure to open, a failing upstream would otherwise be dialled in a loop.
         let mut actions = LaneActions { placed: Vec::new(), open: 0 };
         while !self.waiting.is_empty()
             && let Some(place) = self.place()
@@ -278,19 +269,22 @@ impl<C: Clone, W> Lanes<C, W> {
         actions
     }
 
-    /// Whether the upstream accepts no streams. A single connection with limit 0 may be about to close; two
-    /// show that the upstream would refuse on any other, too.
     fn is_closed_to_all(&self) -> bool {
-        let closed = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed == Some(0);
-        self.lanes.iter().filter(closed).count() > 1
+        // A single connection with limit 0 may be about to close; two show that the upstream would refuse on
+        // any other, too.
+        let open_lanes = self.lanes.iter().filter(|lane| lane.connection.is_some());
+        open_lanes.filter(|lane| lane.allowed == Some(0)).count() > 1
     }
 
-    /// The streams expected on connections that are being opened, or whose peers have not sent a limit.
     fn expected_streams(&self) -> usize {
-        let has_no_limit = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed.is_none();
-        let lanes = self.lanes.iter().filter(has_no_limit);
-        let streams = lanes.map(|lane| self.expected.saturating_sub(lane.live)).sum::<usize>();
-        streams + self.opening * self.expected
+        // Counted are connections that are being opened, or whose peers have not sent a limit.
+        let mut streams = self.opening * self.expected;
+        for lane in &self.lanes {
+            if lane.connection.is_some() && lane.allowed.is_none() {
+                streams += self.expected.saturating_sub(lane.live);
+            }
+        }
+        streams
     }
 
     fn number(&mut self) -> u64 {

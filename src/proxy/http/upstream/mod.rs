@@ -76,9 +76,7 @@ impl UpstreamPool {
         mut request: Request<OutgoingBody>,
     ) -> Result<Response<OutgoingBody>, UpstreamError> {
         self.authorize(&mut request);
-        let is_secure = request.uri().scheme_str() == Some("https");
-        let authority = request.uri().authority().filter(|_| is_secure);
-        let Some(http2) = authority.and_then(|authority| self.http2.get(authority)) else {
+        let Some(http2) = self.http2(request.uri()) else {
             return self.http1.send(request).await.map_err(|error| error.unanswered());
         };
         let request = match http2.send(request).await? {
@@ -86,11 +84,20 @@ impl UpstreamPool {
             SendOutcome::Http1(request) => request,
         };
         self.http1.send(request).await.map_err(|error| {
+            // It may speak HTTP/2 when it is back.
             if matches!(error, SendError::Connect(_)) {
                 http2.forget_http1();
             }
             error.unanswered()
         })
+    }
+
+    fn http2(&self, uri: &Uri) -> Option<&Arc<Http2>> {
+        // Without TLS there is no ALPN to choose HTTP/2 by.
+        if uri.scheme_str() != Some("https") {
+            return None;
+        }
+        self.http2.get(uri.authority()?)
     }
 
     /// Sends a request over HTTP/1.1, which upgrades require.
@@ -102,38 +109,41 @@ impl UpstreamPool {
         self.http1.send(request).await.map_err(|error| error.unanswered())
     }
 
-    /// Adds our credential for a proxy that reads plain requests; tunnels send it in `CONNECT`.
     fn authorize(&self, request: &mut Request<OutgoingBody>) {
+        // Tunnels send our credential in `CONNECT`, not in each request.
         if request.uri().scheme_str() != Some("http") {
             return;
         }
         let to = request.uri().authority();
-        let found = self.credentials.iter().find(|(upstream, _)| Some(upstream) == to);
-        if let Some((_, credential)) = found {
+        let credential = self.credentials.iter().find(|(upstream, _)| Some(upstream) == to);
+        if let Some((_, credential)) = credential {
             request.headers_mut().insert(PROXY_AUTHORIZATION, credential.clone());
         }
     }
 }
 
-/// The metrics of each address. If upstreams share an address, it has the name of the first.
 fn gauges(config: &Config, telemetry: &Telemetry) -> UpstreamGauges {
     let mut gauges = HashMap::new();
     for upstream in &config.upstreams {
+        // If upstreams share an address, it has the name of the first.
         if let Some(authority) = upstream.base.authority() {
-            let metrics = || telemetry.upstream(&upstream.name);
-            gauges.entry(authority.clone()).or_insert_with(metrics);
+            let metrics = gauges.entry(authority.clone());
+            metrics.or_insert_with(|| telemetry.upstream(&upstream.name));
         }
     }
     Arc::new(gauges)
 }
 
-/// The credentials of [`UpstreamPool`], for the configured upstreams.
 fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValue)> {
-    let plain = config.upstreams.iter().map(|upstream| &upstream.base);
-    let plain = plain.filter(|base| base.scheme_str() == Some("http"));
-    let credential = |base: &Uri| {
-        let relay = matcher.intercept(base)?;
-        Some((base.authority()?.clone(), relay.basic_auth()?.clone()))
-    };
-    plain.filter_map(credential).collect()
+    let mut credentials = Vec::new();
+    for base in config.upstreams.iter().map(|upstream| &upstream.base) {
+        if base.scheme_str() == Some("http")
+            && let Some(authority) = base.authority()
+            && let Some(relay) = matcher.intercept(base)
+            && let Some(credential) = relay.basic_auth()
+        {
+            credentials.push((authority.clone(), credential.clone()));
+        }
+    }
+    credentials
 }

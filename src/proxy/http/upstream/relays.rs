@@ -17,7 +17,6 @@ pub(crate) fn log_relays(upstreams: &[Upstream], matcher: &Matcher) {
     }
 }
 
-/// One line per variable and proxy.
 fn lines(upstreams: &[Upstream], matcher: &Matcher, is_set: impl Fn(&str) -> bool) -> Vec<String> {
     let mut relays: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for upstream in upstreams {
@@ -26,14 +25,15 @@ fn lines(upstreams: &[Upstream], matcher: &Matcher, is_set: impl Fn(&str) -> boo
         let place = (variable.unwrap_or("the environment"), address(relay.uri()));
         relays.entry(place).or_default().push(&upstream.name);
     }
-    let line = |((variable, proxy), names): ((&str, String), Vec<&str>)| {
-        format!(
+    let mut lines = Vec::new();
+    for ((variable, proxy), names) in relays {
+        lines.push(format!(
             "{variable} sends requests for {} through the proxy {proxy}. If that is not meant, unset it, \
              or list these hosts in NO_PROXY",
             names.join(", ")
-        )
-    };
-    relays.into_iter().map(line).collect()
+        ));
+    }
+    lines
 }
 
 /// The variables that may name a proxy for this address, in order of precedence.
@@ -44,8 +44,8 @@ fn variables(base: &Uri) -> [&'static str; 4] {
     }
 }
 
-/// Host and port.
 fn address(proxy: &Uri) -> String {
+    // Not the whole authority: a credential may stand before its `@`.
     let host = proxy.host().unwrap_or_default();
     proxy.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
@@ -56,7 +56,7 @@ mod tests {
     use crate::proxy::tests::upstream;
 
     #[test]
-    fn a_proxy_variable_is_logged_without_the_proxys_credential() {
+    fn log_hides_proxy_credentials() {
         let upstreams = [
             upstream("anthropic", "https://api.anthropic.com", &[]),
             upstream("openai", "https://api.openai.com/v1", &[]),

@@ -37,6 +37,7 @@ pub(crate) fn route<'u, 'p>(
     if let Some(route) = by_prefix(upstreams, path) {
         return Some(route);
     }
+    // Azure's paths begin with `/openai/`, which is also the usual name of another upstream.
     if is_azure(path, headers) {
         let by_host = by_host(upstreams, uri, headers).map(|upstream| Route { upstream, path });
         return by_host.or_else(|| by_azure(upstreams, path));
@@ -62,9 +63,9 @@ pub(crate) fn address(
     let base = route.upstream.base.path().trim_end_matches('/');
     let path = without_overlap(base, route.path);
     let path = credentials.without(path, route.upstream.credential.is_some());
-    let joined = match came.filter(|came| base.is_empty() && came.as_str() == path) {
-        Some(as_it_came) => as_it_came.clone(),
-        None => PathAndQuery::try_from([base, &path].concat()).ok()?,
+    let joined = match came {
+        Some(unchanged) if base.is_empty() && unchanged.as_str() == path => unchanged.clone(),
+        _ => PathAndQuery::try_from([base, &path].concat()).ok()?,
     };
     let mut parts = route.upstream.base.clone().into_parts();
     parts.path_and_query = Some(joined);
@@ -107,31 +108,31 @@ const BEGINNINGS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Whether an upstream's own paths begin with its name, and the name is neither in its base nor repeated in
-/// `rest`.
 fn begins_with_its_name(upstream: &Upstream, rest: &str) -> bool {
     let name = &*upstream.name;
-    let has = |path: &str| path.split(['/', '?']).find(|it| !it.is_empty()) == Some(name);
+    // Such a name in a path is the provider's own word, unless it stands there twice or the base has it
+    // already.
     let begins = BEGINNINGS
         .iter()
         .any(|(word, hosts)| *word == name && hosts.iter().any(|host| is_at(upstream, host)));
-    begins && !upstream.base.path().split('/').any(|segment| segment == name) && !has(rest)
+    let is_in_base = upstream.base.path().split('/').any(|segment| segment == name);
+    let first = rest.split(['/', '?']).find(|segment| !segment.is_empty());
+    begins && !is_in_base && first != Some(name)
 }
 
-/// Whether an upstream's host is this one or a subdomain of it.
 fn is_at(upstream: &Upstream, host: &str) -> bool {
     let rest = upstream.base.host().and_then(|own| own.strip_suffix(host));
+    // `.` before it: `notazure.com` is somebody else's.
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether only Azure's clients send such a request: `/openai/…` with a deployment, with an `api-version`, or
-/// with Azure's header instead of a bearer token.
 fn is_azure(path: &str, headers: &HeaderMap) -> bool {
+    // Azure's clients send a key in a header of its own instead of a bearer token, a deployment, or an
+    // `api-version`.
     let has_key = headers.contains_key(API_KEY) && !headers.contains_key(AUTHORIZATION);
     path.starts_with("/openai/") && (has_key || has_azure_form(path))
 }
 
-/// Whether only Azure's clients use such a path.
 fn has_azure_form(path: &str) -> bool {
     let Some(rest) = path.strip_prefix("/openai/") else { return false };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -139,21 +140,33 @@ fn has_azure_form(path: &str) -> bool {
     has_version || path.starts_with("deployments/")
 }
 
-/// The upstream at Azure for such a request, preferably the one named `openai`. Else one of that name that is
-/// not OpenAI itself (a gateway to Azure), else the only upstream. OpenAI never gets a key for Azure.
 fn by_azure<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Route<'u, 'p>> {
-    let named = || upstreams.iter().find(|upstream| &*upstream.name == "openai");
-    let at_azure = |upstream: &&Arc<Upstream>| is_at(upstream, "azure.com");
-    let is_others = |upstream: &&Arc<Upstream>| !is_at(upstream, "openai.com");
-    if let Some(upstream) = named().filter(at_azure).or_else(|| upstreams.iter().find(at_azure)) {
+    // Preferably the upstream at Azure that is named `openai`; else one of that name that is not OpenAI itself
+    // (a gateway to Azure), else the only upstream. OpenAI never gets a key for Azure.
+    let openai = upstreams.iter().find(|upstream| &*upstream.name == "openai");
+    let openai_at_azure = openai.filter(|upstream| is_at(upstream, "azure.com"));
+    if let Some(upstream) = openai_at_azure.or_else(|| at_azure(upstreams)) {
         return Some(Route { upstream, path });
     }
-    if named().is_some_and(|upstream| is_others(&upstream)) && !has_azure_form(path) {
+    let upstream = openai.or_else(|| only(upstreams))?;
+    if is_at(upstream, "openai.com") {
+        return None;
+    }
+    if openai.is_some() && !has_azure_form(path) {
         return by_name(upstreams, path);
     }
-    let only = || <&[Arc<Upstream>; 1]>::try_from(upstreams).ok().map(|[only]| only);
-    let upstream = named().or_else(only).filter(is_others)?;
     Some(Route { upstream, path })
+}
+
+fn at_azure(upstreams: &[Arc<Upstream>]) -> Option<&Arc<Upstream>> {
+    upstreams.iter().find(|upstream| is_at(upstream, "azure.com"))
+}
+
+fn only(upstreams: &[Arc<Upstream>]) -> Option<&Arc<Upstream>> {
+    match upstreams {
+        [only] => Some(only),
+        _ => None,
+    }
 }
 
 /// What follows `prefix` in `path`, if the prefix ends with a whole segment.
@@ -166,31 +179,45 @@ fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
     }
 }
 
-/// The upstream for a path that a provider's API has.
 fn by_path<'u>(
     upstreams: &'u [Arc<Upstream>],
     path: &str,
     headers: &HeaderMap,
     client_dialect: Option<Dialect>,
 ) -> Option<&'u Arc<Upstream>> {
-    let speaks = |dialects: &[Dialect]| {
-        upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
-    };
-    azure(upstreams, headers)
-        .or_else(|| client_dialect.and_then(|dialect| speaks(&[dialect])))
-        .or_else(|| owner(path, headers).and_then(|provider| speaks(provider.dialects())))
-        .or_else(|| <&[Arc<Upstream>; 1]>::try_from(upstreams).ok().map(|[only]| only))
+    if headers.contains_key(API_KEY)
+        && let Some(upstream) = at_azure(upstreams)
+    {
+        return Some(upstream);
+    }
+    if let Some(dialect) = client_dialect
+        && let Some(upstream) = speaking(upstreams, &[dialect])
+    {
+        return Some(upstream);
+    }
+    if let Some(provider) = owner(path, headers)
+        && let Some(upstream) = speaking(upstreams, provider.dialects())
+    {
+        return Some(upstream);
+    }
+    only(upstreams)
+}
+
+fn speaking<'u>(upstreams: &'u [Arc<Upstream>], dialects: &[Dialect]) -> Option<&'u Arc<Upstream>> {
+    upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
 }
 
 /// The upstream that a request without a route may have meant: the one whose name or prefix is most similar
 /// to the start of its path.
 pub(crate) fn nearest<'u>(upstreams: &'u [Arc<Upstream>], path: &str) -> Option<&'u str> {
     let first = path.split('/').find(|segment| !segment.is_empty())?;
-    let prefix = |upstream: &'u Arc<Upstream>| {
-        upstream.prefix.as_deref()?.split('/').find(|it| !it.is_empty())
-    };
-    let known = upstreams.iter().flat_map(|it| prefix(it).into_iter().chain([&*it.name]));
-    errors::nearest(first, known)
+    let mut names: Vec<&str> = Vec::new();
+    for upstream in upstreams {
+        let prefix = upstream.prefix.as_deref().unwrap_or_default();
+        names.extend(prefix.split('/').find(|segment| !segment.is_empty()));
+        names.push(&upstream.name);
+    }
+    errors::nearest(first, names)
 }
 
 fn by_host<'a>(
@@ -210,28 +237,20 @@ fn by_host<'a>(
 /// Only Azure's clients send this header.
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
-/// The upstream at Azure, for a client of Azure.
-fn azure<'a>(upstreams: &'a [Arc<Upstream>], headers: &HeaderMap) -> Option<&'a Arc<Upstream>> {
-    if !headers.contains_key(API_KEY) {
-        return None;
-    }
-    upstreams.iter().find(|upstream| is_at(upstream, "azure.com"))
-}
-
-/// The provider of a path without a conversation. A path without any hint belongs to none, so that no key is
-/// sent to a provider by guess.
 fn owner(path: &str, headers: &HeaderMap) -> Option<Provider> {
+    // A path without any hint belongs to no provider, so that no key is sent to one by guess.
     let provider = paths::provider(path, headers);
     let is_declared = provider != Provider::Openai
         || headers.contains_key(AUTHORIZATION)
         || paths::hinted(path, headers).is_some();
-    is_declared.then_some(provider)
+    if is_declared { Some(provider) } else { None }
 }
 
-/// `path` without the part that `base` already has: all of it (`/openai/v1`), or its version at the end.
-/// Clients may be configured with base URLs with or without these.
 fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
-    if let Some(rest) = Some(base).filter(|base| !base.is_empty()).and_then(|it| stripped(path, it))
+    // Clients may be configured with base URLs with or without the base's path (`/openai/v1`), or its version
+    // at the end.
+    if !base.is_empty()
+        && let Some(rest) = stripped(path, base)
     {
         return rest;
     }

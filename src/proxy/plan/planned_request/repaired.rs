@@ -17,13 +17,14 @@ use crate::store::ledgers::OpenedSession;
 use crate::telemetry::RefusalOutcome;
 
 impl PreparedRequest {
-    /// Lowers the output limit, if an earlier refusal said that prompt and output exceed the window.
     pub(super) fn fit_output(
         &self,
         plan: &mut Plan,
         known: &RecordedDecisions,
         measured: &MeasuredEstimate,
     ) {
+        // An earlier refusal may have said that prompt and output exceed the window. The provider's own count
+        // is better than the estimate.
         let input = self.counted_input.unwrap_or(measured.estimate.tokens);
         repair::fit_output(&self.plan_request(), known, plan, input, self.counted_input.is_some());
     }
@@ -37,10 +38,6 @@ pub(crate) struct RepairedPlan {
 }
 
 impl PlannedRequest {
-    /// The same request with the smallest change that fixes a refusal of it: decided, saved, and replayed.
-    ///
-    /// # Errors
-    /// The reason why there is none.
     pub(crate) async fn repaired(
         &self,
         proxy: &Proxy,
@@ -49,13 +46,15 @@ impl PlannedRequest {
         refusal: &Refusal,
     ) -> Result<RepairedPlan, RefusalOutcome> {
         let proposal = {
-            let (known, refusal) = (self.known.clone(), refusal.clone());
-            let propose = move |prepared: &PreparedRequest| {
-                repair::propose(&prepared.plan_request(), &known, &refusal)
-            };
-            prepared.off_thread(propose).await
+            let decisions = self.known.clone();
+            let refusal = refusal.clone();
+            prepared
+                .off_thread(move |prepared| {
+                    repair::propose(&prepared.plan_request(), &decisions, &refusal)
+                })
+                .await
+                .map_err(|_| RefusalOutcome::NoRepair)?
         };
-        let proposal = proposal.map_err(|_| RefusalOutcome::NoRepair)?;
         if proposal.is_misplaced {
             return Err(RefusalOutcome::Misplaced);
         }
@@ -65,6 +64,7 @@ impl PlannedRequest {
         let facts = self.with_smaller_pictures(prepared, opened, refusal, proposal.facts).await;
         let saved = save(proxy, opened, facts, self.known.epoch).await;
         let saved = saved.map_err(|_| RefusalOutcome::NotKept)?;
+        // Such a repair did not help before.
         if repair::are_known(&saved, &self.known) {
             return Err(RefusalOutcome::NoRepair);
         }
@@ -77,8 +77,6 @@ impl PlannedRequest {
         }
     }
 
-    /// The same decisions, with smaller images instead of text if policy wants that. Images are decoded off
-    /// the async threads, for one request at a time; if that would take too long, the text is used.
     async fn with_smaller_pictures(
         &self,
         prepared: &Arc<PreparedRequest>,
@@ -89,12 +87,18 @@ impl PlannedRequest {
         if !repair::may_be_smaller(&prepared.plan_request(), refusal) {
             return facts;
         }
+        // Images are decoded off the async threads, for one request at a time; if that would take too long, the
+        // text is used.
         let room = opened.room_for_pictures();
         let tenant = prepared.tenant.as_ref();
-        let (prepared, known) = (prepared.clone(), self.known.clone());
-        let (refusal, quoted) = (refusal.clone(), facts.clone());
-        let make =
-            move || repair::smaller(&prepared.plan_request(), &known, &refusal, quoted, room);
-        long_work_alone(tenant, make).await.unwrap_or(facts)
+        let prepared = prepared.clone();
+        let decisions = self.known.clone();
+        let refusal = refusal.clone();
+        let quoted = facts.clone();
+        long_work_alone(tenant, move || {
+            repair::smaller(&prepared.plan_request(), &decisions, &refusal, quoted, room)
+        })
+        .await
+        .unwrap_or(facts)
     }
 }

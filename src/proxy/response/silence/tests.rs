@@ -33,7 +33,7 @@ async fn next(silence: &mut StreamSilence) -> SilenceAction {
 
 /// The error event is an error for a reader of its protocol, and a complete event.
 #[tokio::test]
-async fn a_silence_error_event_is_readable_in_each_dialect() {
+async fn error_events_fit_each_dialect() {
     for dialect in DIALECTS {
         let mut silence = silence(dialect, &[], (20, 0));
         silence.passed(b"data: {}\r\n\r\n");
@@ -53,7 +53,7 @@ async fn a_silence_error_event_is_readable_in_each_dialect() {
 }
 
 #[tokio::test]
-async fn comments_are_repeated_until_the_silence_is_too_long() {
+async fn comments_repeat_until_the_limit() {
     let mut silence = silence(Dialect::Anthropic, &[], (400, 20));
     let mut comments = 0;
     loop {
@@ -68,12 +68,12 @@ async fn comments_are_repeated_until_the_silence_is_too_long() {
             }
         }
     }
-    assert!(comments > 0 && comments <= 20, "{comments}");
+    assert!((1..=20).contains(&comments), "{comments}");
 }
 
 /// Nothing can be inserted in the middle of an event, into an encoded body, or into a body of a known length.
 #[tokio::test]
-async fn where_no_event_can_be_inserted_the_stream_breaks_without_one() {
+async fn breaks_without_event_if_bound() {
     let mut within = silence(Dialect::OpenaiChat, &[], (30, 10));
     within.passed(b"data: {}\n\n");
     within.passed(b"data: {\"half\"");
@@ -86,7 +86,7 @@ async fn where_no_event_can_be_inserted_the_stream_breaks_without_one() {
 
 /// An event's end may come in pieces.
 #[test]
-fn the_end_of_an_event_is_known_in_any_pieces() {
+fn event_ends_are_known_in_pieces() {
     for (text, is_end) in [
         ("", true),
         ("data: {}\n\n", true),
@@ -107,7 +107,7 @@ fn the_end_of_an_event_is_known_in_any_pieces() {
 
 /// Without limits nothing is done; a response that is not an event stream is not watched.
 #[tokio::test]
-async fn without_limits_silence_is_only_measured() {
+async fn without_limits_only_measured() {
     let mut silence = silence(Dialect::Gemini, &[], (0, 0));
     let never = tokio::time::timeout(Duration::from_millis(30), next(&mut silence)).await;
     assert!(never.is_err());

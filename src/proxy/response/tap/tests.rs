@@ -55,10 +55,10 @@ struct Bench {
 
 impl Bench {
     async fn new(actions: ResponseActions) -> Self {
-        Self::of(actions, None, 20).await
+        Self::with(actions, None, 20).await
     }
 
-    async fn of(actions: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
+    async fn with(actions: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let reported = telemetry.subscribe();
         let config = Arc::new(crate::proxy::tests::config(commit_ms));
@@ -159,7 +159,7 @@ async fn invariant_5_frames_and_trailers_are_forwarded_unchanged_in_order() {
 }
 
 #[tokio::test]
-async fn invariant_5_an_upstream_error_is_forwarded_as_the_same_error() {
+async fn invariant_5_errors_are_the_same() {
     let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.feed.as_ref().unwrap().send(Err("cut by the script".into())).unwrap();
@@ -173,7 +173,7 @@ async fn invariant_5_an_upstream_error_is_forwarded_as_the_same_error() {
 }
 
 #[tokio::test]
-async fn each_event_leaves_before_the_next_has_come() {
+async fn events_leave_at_once() {
     let mut bench = Bench::new(reading()).await;
     assert!(bench.now().is_none());
     for event in &EVENTS {
@@ -188,9 +188,9 @@ async fn each_event_leaves_before_the_next_has_come() {
 }
 
 #[tokio::test]
-async fn only_the_terminal_event_waits_for_the_commit() {
+async fn only_terminal_events_wait() {
     let (actions, done) = committing();
-    let mut bench = Bench::of(actions, None, 60_000).await;
+    let mut bench = Bench::with(actions, None, 60_000).await;
     bench.send(EVENTS[0]);
     bench.send(EVENTS[1]);
     assert_eq!(bench.text().await, EVENTS[0]);
@@ -207,9 +207,9 @@ async fn only_the_terminal_event_waits_for_the_commit() {
 }
 
 #[tokio::test]
-async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
+async fn late_commits_hold_nothing() {
     let (actions, done) = committing();
-    let mut bench = Bench::of(actions, None, 1).await;
+    let mut bench = Bench::with(actions, None, 1).await;
     EVENTS.iter().for_each(|event| bench.send(event));
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
@@ -226,10 +226,10 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_body_without_a_terminal_event_waits_for_the_commit() {
+async fn plain_ends_wait_for_the_commit() {
     for left in [None, Some(1)] {
         let (actions, done) = committing();
-        let mut bench = Bench::of(actions, left, 60_000).await;
+        let mut bench = Bench::with(actions, left, 60_000).await;
         bench.send("data: {}\n\n");
         bench.end();
         if left.is_none() {
@@ -248,7 +248,7 @@ async fn the_end_of_a_body_without_a_terminal_event_waits_for_the_commit() {
 }
 
 #[tokio::test]
-async fn invariant_6_a_client_that_leaves_ends_its_exchange_once() {
+async fn invariant_6_leaving_ends_once() {
     // After the terminal event: complete.
     let mut bench = Bench::new(reading()).await;
     EVENTS.iter().for_each(|event| bench.send(event));
@@ -270,7 +270,7 @@ async fn invariant_6_a_client_that_leaves_ends_its_exchange_once() {
 }
 
 #[tokio::test]
-async fn a_partial_turn_is_kept_when_the_client_leaves() {
+async fn partial_turns_are_kept() {
     let (kept, keeping) = oneshot::channel();
     let settle: SettleReply = Box::new(move |event, reply| {
         let _ = kept.send((event.outcome, reply.unwrap().usage.input));
@@ -285,7 +285,7 @@ async fn a_partial_turn_is_kept_when_the_client_leaves() {
 
 /// No frame waits for a turn whose client left, so nothing else says that it is late.
 #[tokio::test]
-async fn a_turn_that_is_stored_late_after_its_client_left_is_reported_as_late() {
+async fn late_turns_of_leavers_are_reported() {
     let (actions, _never_done) = committing();
     let mut bench = Bench::new(actions).await;
     bench.send(EVENTS[0]);
@@ -296,7 +296,7 @@ async fn a_turn_that_is_stored_late_after_its_client_left_is_reported_as_late() 
 }
 
 #[tokio::test]
-async fn a_stream_without_its_terminal_event_has_failed_and_ends_as_it_did() {
+async fn cut_streams_have_failed() {
     let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.end();
@@ -306,14 +306,14 @@ async fn a_stream_without_its_terminal_event_has_failed_and_ends_as_it_did() {
 }
 
 #[tokio::test]
-async fn a_stream_ended_by_a_drain_deadline_is_not_reported_as_client_left() {
+async fn drain_deadlines_are_no_client_left() {
     let bench = Bench::new(reading()).await;
     bench.phase.send_replace(ServingPhase::Breaking);
     assert_eq!(bench.reported().outcome, Outcome::EndedByProxy);
 }
 
 #[tokio::test]
-async fn hidden_usage_gives_no_frame_and_held_data_precedes_an_error() {
+async fn held_data_precedes_errors() {
     let mut queue: VecDeque<&str> = VecDeque::from([
         "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}],\"usage\":null}\n\n",
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",
@@ -360,9 +360,9 @@ async fn hidden_usage_gives_no_frame_and_held_data_precedes_an_error() {
 }
 
 #[tokio::test]
-async fn data_that_has_already_arrived_is_read_ahead_and_sent_first() {
+async fn arrived_data_is_read_ahead() {
     let (actions, done) = committing();
-    let mut bench = Bench::of(actions, Some(2), 60_000).await;
+    let mut bench = Bench::with(actions, Some(2), 60_000).await;
     bench.tap.look_ahead().await; // nothing has arrived, so it does not wait
     assert!(bench.now().is_none());
     bench.send(EVENTS[0]);

@@ -63,7 +63,7 @@ const STREAMS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn added_usage_is_hidden_however_the_stream_is_split() {
+fn added_usage_is_hidden_in_any_split() {
     for (sent, want) in STREAMS {
         for size in 1..=sent.len() {
             let mut hiding = UsageStrip::new(
@@ -84,7 +84,7 @@ fn added_usage_is_hidden_however_the_stream_is_split() {
 
 /// Hugging Face, DeepSeek, Together and others send it in every chunk, requested or not.
 #[test]
-fn null_usage_that_a_provider_always_sends_is_kept() {
+fn usual_null_usage_is_kept() {
     let chunk = "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
     let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n";
     for (host, is_hidden) in [
@@ -106,7 +106,7 @@ fn null_usage_that_a_provider_always_sends_is_kept() {
 }
 
 #[test]
-fn an_event_without_usage_passes_as_the_same_allocation() {
+fn plain_events_are_not_copied() {
     let mut hiding =
         UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryBudget::ample())
             .unwrap();
@@ -115,7 +115,7 @@ fn an_event_without_usage_passes_as_the_same_allocation() {
 }
 
 #[test]
-fn an_event_past_the_limit_is_not_held_back() {
+fn long_events_are_not_held() {
     let mut hiding =
         UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryBudget::ample())
             .unwrap();
@@ -128,7 +128,7 @@ fn an_event_past_the_limit_is_not_held_back() {
 }
 
 #[test]
-fn added_usage_is_hidden_in_a_compressed_stream() {
+fn added_usage_is_hidden_compressed() {
     use std::io::Write;
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(STREAMS[0].0.as_bytes()).unwrap();

@@ -139,7 +139,9 @@ fn run(table: &Arc<LaneTable>, others: Vec<fn(&Arc<LaneTable>)>) {
     });
     let others: Vec<_> = others.collect();
     table.release(table.place());
-    others.into_iter().for_each(|other| other.join().unwrap());
+    for other in others {
+        other.join().unwrap();
+    }
     table.is_at_rest();
 }
 
@@ -151,7 +153,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn requests_that_wait_for_a_stream_to_end_are_woken() {
+fn waiting_requests_are_woken() {
     explore(|| {
         let request: fn(&Arc<LaneTable>) = |table| table.release(table.place());
         run(&LaneTable::new(1, 1), vec![request, request]);
@@ -159,7 +161,7 @@ fn requests_that_wait_for_a_stream_to_end_are_woken() {
 }
 
 #[test]
-fn a_request_that_leaves_the_queue_keeps_no_stream() {
+fn leavers_keep_no_stream() {
     explore(|| {
         run(
             &LaneTable::new(1, 1),
@@ -169,7 +171,7 @@ fn a_request_that_leaves_the_queue_keeps_no_stream() {
 }
 
 #[test]
-fn a_request_that_waits_for_a_retired_connection_gets_another_one() {
+fn retired_connections_are_replaced() {
     explore(|| {
         let goes_away: fn(&Arc<LaneTable>) = |table| {
             let id = table.place();

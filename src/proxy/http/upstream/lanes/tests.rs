@@ -31,7 +31,7 @@ fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) 
 }
 
 #[test]
-fn a_burst_on_an_empty_pool_opens_enough_connections_at_once() {
+fn bursts_open_enough_connections() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 400), (0, 4));
     for name in ['a', 'b', 'c', 'd'] {
@@ -43,7 +43,7 @@ fn a_burst_on_an_empty_pool_opens_enough_connections_at_once() {
 }
 
 #[test]
-fn a_peer_gets_one_stream_before_its_stream_limit_is_known() {
+fn one_stream_before_the_limit_is_known() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
     let (id, actions) = lanes.opened('a', NOW);
@@ -68,7 +68,7 @@ fn streams_are_limited_by_the_peer_and_by_our_own_limit() {
 }
 
 #[test]
-fn a_lowered_limit_applies_to_new_streams() {
+fn lowered_limits_bind_new_streams() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     request(&mut lanes, 10);
     let (id, placed, _) = open(&mut lanes, 'a', 10);
@@ -83,7 +83,7 @@ fn a_lowered_limit_applies_to_new_streams() {
 }
 
 #[test]
-fn a_peer_that_allows_no_streams_gets_at_most_two_connections() {
+fn zero_streams_open_two_connections() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 1), (0, 1));
     let (first, placed, _) = open(&mut lanes, 'a', 100);
@@ -100,15 +100,17 @@ fn a_peer_that_allows_no_streams_gets_at_most_two_connections() {
 }
 
 #[test]
-fn the_first_connection_with_a_free_stream_is_used_and_requests_wait_in_order() {
+fn first_free_connection_is_used() {
     let mut lanes = Play::new(LaneBounds { connections: 2, streams: 2, ..BOUNDS });
     request(&mut lanes, 4);
     let (first, ..) = open(&mut lanes, 'a', 2);
     let (second, ..) = open(&mut lanes, 'b', 2);
     let (_, actions) = lanes.wait(7);
-    assert!(actions.placed.is_empty() && actions.open == 0, "the bound");
+    assert!(actions.placed.is_empty());
+    assert_eq!(actions.open, 0, "the bound");
     let (ticket, actions) = lanes.wait(8);
-    assert!(actions.placed.is_empty() && lanes.take().is_none());
+    assert!(actions.placed.is_empty());
+    assert!(lanes.take().is_none());
     lanes.leave(ticket);
     let actions = lanes.release(second, NOW);
     assert_eq!(actions.placed, [(7, LanePlacement::Stream(second, 'b'))]);
@@ -118,7 +120,7 @@ fn the_first_connection_with_a_free_stream_is_used_and_requests_wait_in_order() 
 }
 
 #[test]
-fn a_retired_connection_counts_until_its_last_stream_ends() {
+fn retired_connections_count_to_the_end() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     request(&mut lanes, 1);
     let (id, ..) = open(&mut lanes, 'a', 100);
@@ -130,7 +132,7 @@ fn a_retired_connection_counts_until_its_last_stream_ends() {
 }
 
 #[test]
-fn if_a_connection_cannot_be_opened_the_requests_that_it_was_for_fail() {
+fn failed_dials_fail_their_requests() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 150), (0, 2));
     assert_eq!(lanes.failed(), (0..50).collect::<Vec<_>>());
@@ -143,7 +145,7 @@ fn if_a_connection_cannot_be_opened_the_requests_that_it_was_for_fail() {
 }
 
 #[test]
-fn an_http1_upstream_is_not_probed_for_http2_until_a_failure() {
+fn http1_is_kept_until_a_failure() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 2), (0, 1));
     assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);
@@ -170,7 +172,7 @@ fn idle_connections_are_limited_in_number_and_time() {
 }
 
 #[test]
-fn after_a_failure_connections_are_opened_again_for_those_who_wait() {
+fn failed_dials_are_repeated() {
     let mut lanes = Play::new(LaneBounds { streams: 1, ..BOUNDS });
     request(&mut lanes, 1);
     let (first, ..) = open(&mut lanes, 'a', 1);
@@ -185,7 +187,7 @@ fn after_a_failure_connections_are_opened_again_for_those_who_wait() {
 }
 
 #[test]
-fn with_a_silent_connection_all_idle_ones_that_are_silent_are_retired() {
+fn silent_idle_connections_retire() {
     let mut lanes = Play::new(BOUNDS);
     request(&mut lanes, 201);
     let ids = ['a', 'b', 'c'].map(|name| open(&mut lanes, name, 100).0);

@@ -35,7 +35,7 @@ fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static st
 }
 
 #[test]
-fn the_dialect_of_the_path_selects_the_upstream() {
+fn dialects_select_the_upstream() {
     let known = known();
     check(&known, "/v1/messages?beta=true", &[], "https://api.anthropic.com/v1/messages?beta=true");
     check(&known, "/v1/chat/completions", &[], "https://api.openai.com/v1/chat/completions");
@@ -49,7 +49,7 @@ fn the_dialect_of_the_path_selects_the_upstream() {
 }
 
 #[test]
-fn the_upstream_name_in_a_path_selects_the_upstream_and_is_removed() {
+fn names_select_and_are_removed() {
     let known = known();
     check(&known, "/anthropic/x/y?z=%2F", &[], "https://api.anthropic.com/x/y?z=%2F");
     check(&known, "/openai/v1/models", &[], "https://api.openai.com/v1/models");
@@ -58,7 +58,7 @@ fn the_upstream_name_in_a_path_selects_the_upstream_and_is_removed() {
 }
 
 #[test]
-fn the_longest_prefix_takes_precedence_over_upstream_names() {
+fn prefixes_precede_names() {
     let mut known = known();
     known[0].prefix = Some("/openai".into());
     known[2].prefix = Some("/openai/deep/".into());
@@ -68,7 +68,7 @@ fn the_longest_prefix_takes_precedence_over_upstream_names() {
 }
 
 #[test]
-fn the_host_takes_precedence_over_the_dialect_of_the_path() {
+fn hosts_precede_dialects() {
     let mut known = known();
     known[2].hosts = vec!["gemini.local".into()];
     let at = &[("host", "Gemini.local:8787")];
@@ -76,7 +76,7 @@ fn the_host_takes_precedence_over_the_dialect_of_the_path() {
 }
 
 #[test]
-fn headers_select_the_upstream_if_the_path_does_not() {
+fn headers_select_if_paths_do_not() {
     let known = known();
     check(
         &known,
@@ -113,7 +113,7 @@ fn azure_paths_and_keys_go_to_azure() {
 
 /// `/openai/…` may name an upstream, and paths of Azure, Groq and Bedrock begin with it, too.
 #[test]
-fn an_upstream_name_that_begins_the_upstreams_own_paths_is_not_removed() {
+fn names_in_own_paths_stay() {
     const CHAT: &str = "/openai/v1/chat/completions";
     let bearer = &[("authorization", "Bearer k")];
     let chat = &[Dialect::OpenaiChat];
@@ -160,7 +160,7 @@ fn an_upstream_name_that_begins_the_upstreams_own_paths_is_not_removed() {
 
 /// Requests that only Azure's clients write go to Azure or nowhere, whatever upstreams are called.
 #[test]
-fn azures_clients_reach_no_other_provider() {
+fn azure_clients_stay_at_azure() {
     let key = &[("api-key", "k")];
     let entra = &[("authorization", "Bearer entra")];
     let deployment = "/openai/deployments/gpt/chat/completions?api-version=1";
@@ -196,7 +196,7 @@ fn azures_clients_reach_no_other_provider() {
 }
 
 #[test]
-fn the_only_upstream_takes_every_known_path() {
+fn sole_upstream_takes_known_paths() {
     let one = &known()[..1];
     check(one, "/api/hello", &[], "https://api.anthropic.com/api/hello");
     check(one, "/v1/models", &[], "https://api.anthropic.com/v1/models");
@@ -205,7 +205,7 @@ fn the_only_upstream_takes_every_known_path() {
 }
 
 #[test]
-fn a_path_that_names_no_upstream_is_not_routed_whatever_its_ending() {
+fn unknown_names_are_not_routed() {
     let mut known = known();
     known.push(upstream("deepseek", "https://api.deepseek.com", &[Dialect::OpenaiChat]));
     known.push(upstream("az", "https://res.openai.azure.com", &[Dialect::OpenaiChat]));
@@ -237,7 +237,7 @@ fn a_path_that_names_no_upstream_is_not_routed_whatever_its_ending() {
 }
 
 #[test]
-fn base_paths_are_joined_and_versions_do_not_double() {
+fn base_paths_join_without_doubling() {
     let mut one = vec![upstream("r", "https://openrouter.ai/api/v1", &[])];
     check(&one, "/v1/chat/completions", &[], "https://openrouter.ai/api/v1/chat/completions");
     check(&one, "/chat/completions", &[], "https://openrouter.ai/api/v1/chat/completions");
@@ -248,7 +248,7 @@ fn base_paths_are_joined_and_versions_do_not_double() {
 }
 
 #[test]
-fn an_upstream_credential_removes_the_client_key_from_the_query() {
+fn own_credentials_drop_query_keys() {
     let mut one = vec![upstream("g", "https://g.example", &[])];
     check(&one, "/g/m?alt=sse&key=secret", &[], "https://g.example/m?alt=sse&key=secret");
     one[0].credential = Some((HeaderName::from_static("x-goog-api-key"), Secret("own".into())));
