@@ -3,14 +3,11 @@
 //!
 //! Keys of parts, chains and replies are plain hashes in memory. On the way to and from the store, they pass
 //! through a block cipher with a key of the installation. A value with keyed hashes begins with a blank,
-//! which JSON ignores. Rows of earlier versions have none, and are read as they are until they are moved and
-//! keyed. Must not know traffic.
+//! which JSON ignores. Must not know traffic.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aes::Aes128;
@@ -106,7 +103,7 @@ impl Cipher {
         keyed.into()
     }
 
-    /// Decrypts the hashes in a value. A value without the mark was never encrypted.
+    /// Decrypts the hashes in a value. A value without the mark is stored as it is.
     fn open_value(&self, value: Bytes) -> Bytes {
         let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
         let mut open = keyed.to_vec();
@@ -124,7 +121,7 @@ impl Cipher {
     }
 
     fn opened(&self, record: Record) -> Record {
-        if !is_fact(record.kind) || !record.value.starts_with(&[MARK]) {
+        if !is_fact(record.kind) {
             return record;
         }
         let key = if is_hash(record.kind) { self.open_hash(record.key) } else { record.key };
@@ -198,13 +195,10 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
 pub(super) struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
-    /// Whether there may still be rows of earlier versions.
-    is_mixed: Arc<AtomicBool>,
 }
 
 impl KeyedStore<SqliteStore> {
-    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder. Rows of earlier
-    /// versions are keyed when they are moved.
+    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder.
     ///
     /// # Errors
     /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong and what to do.
@@ -212,12 +206,7 @@ impl KeyedStore<SqliteStore> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
-        let rekeying = cipher.clone();
-        let rekey = move |record: Record| match record.value.starts_with(&[MARK]) {
-            true => record,
-            false => rekeying.encrypted(record),
-        };
-        let store = SqliteStore::open_rekeying(path, Box::new(rekey))?;
+        let store = SqliteStore::open(path)?;
         if store.keyed_with(cipher.fingerprint())? {
             let file = folder.join(FILE);
             tracing::warn!(
@@ -226,14 +215,12 @@ impl KeyedStore<SqliteStore> {
                 file.display()
             );
         }
-        let is_mixed = store.moving();
-        Ok(Self { store, cipher, is_mixed })
+        Ok(Self { store, cipher })
     }
 
     /// The same, with other readers ([`SqliteStore::for_admin`]).
     pub(super) fn for_admin(&self) -> Self {
-        let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
-        Self { store: self.store.for_admin(), cipher, is_mixed }
+        Self { store: self.store.for_admin(), cipher: self.cipher.clone() }
     }
 
     /// The store inside.
@@ -243,49 +230,9 @@ impl KeyedStore<SqliteStore> {
 }
 
 impl<S: Store> KeyedStore<S> {
-    /// Wraps a store without rows of earlier versions.
     #[cfg(test)]
     fn over(store: S, cipher: Cipher) -> Self {
-        Self { store, cipher, is_mixed: Arc::default() }
-    }
-
-    fn is_mixed(&self) -> bool {
-        self.is_mixed.load(Ordering::Acquire)
-    }
-
-    /// Writes records that may already exist in the form of earlier versions: the first write wins, in
-    /// whichever form.
-    async fn put_beside(
-        &self,
-        scope: Scope,
-        records: Vec<Record>,
-        only_if: Precondition,
-    ) -> Result<Vec<WriteOutcome>, StoreError> {
-        let mut puts = Vec::with_capacity(records.len());
-        let mut new = Vec::new();
-        for record in records {
-            let (kind, key) = (record.kind, record.key);
-            let there = match kind {
-                RecordKind::Fingerprint => {
-                    let of =
-                        self.store.session_by_fingerprint(scope.tenant.clone(), vec![key]).await?;
-                    of.map(|_| Bytes::new())
-                }
-                _ if is_hash(kind) => self.store.get(scope.clone(), kind, key).await?,
-                _ => None,
-            };
-            let there = there.filter(|value| !value.starts_with(&[MARK]));
-            if there.is_none() {
-                new.push(self.cipher.encrypted(record));
-            }
-            puts.push(there);
-        }
-        let mut written = self.store.put(scope, new, only_if).await?.into_iter();
-        let puts = puts.into_iter().map(|there| match there {
-            Some(value) => WriteOutcome::Existed(value),
-            None => written.next().map_or(WriteOutcome::Written, |put| self.outcome(put)),
-        });
-        Ok(puts.collect())
+        Self { store, cipher }
     }
 
     fn outcome(&self, put: WriteOutcome) -> WriteOutcome {
@@ -303,9 +250,6 @@ impl<S: Store> Store for KeyedStore<S> {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        if self.is_mixed() {
-            return Box::pin(self.put_beside(scope, records, only_if));
-        }
         let records = records.into_iter().map(|record| self.cipher.encrypted(record)).collect();
         let put = self.store.put(scope, records, only_if);
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
@@ -331,18 +275,8 @@ impl<S: Store> Store for KeyedStore<S> {
             return self.store.get(scope, kind, key);
         }
         let keyed = if is_hash(kind) { self.cipher.encrypt_hash(key) } else { key };
-        Box::pin(async move {
-            let was_mixed = self.is_mixed();
-            let before = match was_mixed && is_hash(kind) {
-                true => self.store.get(scope.clone(), kind, key).await?,
-                false => None,
-            };
-            let value = match before.filter(|value| !value.starts_with(&[MARK])) {
-                Some(value) => Some(value),
-                None => self.store.get(scope, kind, keyed).await?,
-            };
-            Ok(value.map(|value| self.cipher.open_value(value)))
-        })
+        let value = self.store.get(scope, kind, keyed);
+        Box::pin(async move { Ok(value.await?.map(|value| self.cipher.open_value(value))) })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
@@ -354,26 +288,13 @@ impl<S: Store> Store for KeyedStore<S> {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        let is_mixed = self.is_mixed();
-        let both = fingerprints.into_iter().flat_map(|fingerprint| {
-            let before = is_mixed.then_some(fingerprint);
-            before.into_iter().chain([self.cipher.encrypt_hash(fingerprint)])
-        });
-        self.store.session_by_fingerprint(tenant, both.collect())
+        let keyed = fingerprints.into_iter().map(|hash| self.cipher.encrypt_hash(hash)).collect();
+        self.store.session_by_fingerprint(tenant, keyed)
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        if !is_hash(kind) {
-            return self.store.holder(kind, key);
-        }
-        Box::pin(async move {
-            if self.is_mixed()
-                && let Some(scope) = self.store.holder(kind, key).await?
-            {
-                return Ok(Some(scope));
-            }
-            self.store.holder(kind, self.cipher.encrypt_hash(key)).await
-        })
+        let key = if is_hash(kind) { self.cipher.encrypt_hash(key) } else { key };
+        self.store.holder(kind, key)
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {

@@ -10,20 +10,16 @@ mod connection;
 mod drafts;
 mod errors;
 mod facts;
-mod legacy;
-mod migration;
 mod packing;
 mod readers;
 mod retention;
 mod schema;
 mod tombstones;
 mod upkeep;
-mod views;
 mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -40,9 +36,6 @@ use crate::context::{Millis, SessionId, TenantId};
 use connection::{BUSY, beside, connect, is_database, tune};
 use drafts::FolderLock;
 use errors::{because, failed, trouble_with, unusable};
-use legacy::LegacyFacts;
-
-pub(super) use legacy::RekeyFact;
 use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
 use upkeep::LOCKED;
@@ -73,7 +66,6 @@ struct Database {
     writer: Writer,
     traffic: Readers,
     admin: Readers,
-    moving: Arc<LegacyFacts>,
     path: PathBuf,
     /// Shows other processes that this one uses the file.
     _lock: FolderLock,
@@ -99,17 +91,12 @@ pub(crate) struct StoreLoad {
 }
 
 impl SqliteStore {
-    /// Opens the store at `path`; makes it and its folder if they are missing. A store of an older version is
-    /// upgraded in place; one of a newer version is refused and left unchanged.
+    /// Opens the store at `path`; makes it and its folder if they are missing. A store of another layout is refused and
+    /// left unchanged.
     ///
     /// # Errors
     /// [`StoreError::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        Self::open_rekeying(path, Box::new(|record| record))
-    }
-
-    /// The same; records of earlier versions pass through `rekey` when they are moved.
-    pub(super) fn open_rekeying(path: &Path, rekey: RekeyFact) -> Result<Self, StoreError> {
         make_folder(path)?;
         is_database(path)?;
         // SQLite would make the file with the umask's mode, and its additional files with the same. If it
@@ -120,23 +107,19 @@ impl SqliteStore {
         // Before the tables change, so that freed pages are overwritten, too.
         tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
-        let moving = Arc::new(LegacyFacts::of(&connection).map_err(trouble)?);
         let mut made = Vec::new();
         let lock = FolderLock::take(path, || {
-            let adopting = upkeep::in_transaction(&connection, || {
-                drafts::adopt_all(&connection, moving.has(&connection)?)
-            });
+            let adopting = upkeep::in_transaction(&connection, || drafts::adopt_all(&connection));
             // On a full disk they remain as drafts, until there is room.
             made = adopting.unwrap_or_default();
         });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
         let make_way = Arc::<ReaderGate>::default();
         let beside = connect(path)?;
-        let (legacy, gate) = (moving.clone(), make_way.clone());
-        let writer = Writer::start(path, connection, beside, legacy, rekey, made, gate);
+        let writer = Writer::start(path, connection, beside, made, make_way.clone());
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let admin = Readers::start(path, ADMIN, make_way)?;
-        let file = Database { writer, traffic, admin, moving, path: path.into(), _lock: lock };
+        let file = Database { writer, traffic, admin, path: path.into(), _lock: lock };
         Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
@@ -149,11 +132,6 @@ impl SqliteStore {
     /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.file.path
-    }
-
-    /// Whether there may still be rows in the layout of an earlier version.
-    pub(super) fn moving(&self) -> Arc<AtomicBool> {
-        self.file.moving.flag()
     }
 
     /// Stores the fingerprint of the secret that hashes are keyed with; returns whether there was another one
@@ -209,19 +187,18 @@ impl SqliteStore {
         }
     }
 
-    /// Runs a query on a reading connection, in one snapshot: a row that is moved meanwhile is found once.
+    /// Runs a query on a reading connection, in one snapshot.
     fn read<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Connection, &LegacyFacts) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'_, T> {
-        let moving = self.file.moving.clone();
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
             StoreCaller::Admin => &self.file.admin,
         };
         readers.query(move |connection| {
             let look = connection.unchecked_transaction()?;
-            query(&look, &moving)
+            query(&look)
         })
     }
 }
@@ -265,16 +242,14 @@ pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
 pub(crate) fn examine(path: &Path) -> Result<u64, StoreError> {
     is_database(path)?;
-    let look = || -> rusqlite::Result<usize> {
+    let look = || -> rusqlite::Result<i64> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(BUSY)?;
-        schema::version(&connection)
+        schema::layout(&connection)
     };
-    let version = look().map_err(|error| trouble_with(path, &error))?;
-    if version > schema::STEPS.len() {
-        return Err(unusable(path, &schema::newer(version)));
-    }
+    let layout = look().map_err(|error| trouble_with(path, &error))?;
+    schema::check(layout, path)?;
     let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
     Ok(length(path) + length(&beside(path, "-wal")))
 }
@@ -303,29 +278,16 @@ impl Store for SqliteStore {
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.read(move |connection, moving| {
-            let id = facts::scope_id(connection, &scope)?;
-            let found = match id {
-                Some(id) => facts::value(connection, id, kind, key)?,
-                None => None,
-            };
-            match found {
-                None if moving.has(connection)? => legacy::value_at(connection, &scope, kind, key),
-                found => Ok(found),
-            }
+        self.read(move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => facts::value(connection, id, kind, key),
+            None => Ok(None),
         })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.read(move |connection, moving| {
-            let mut size = 0;
-            if let Some(id) = facts::scope_id(connection, &scope)? {
-                size += facts::size(connection, id, kind)?;
-            }
-            if moving.has(connection)? {
-                size += legacy::size(connection, &scope, kind)?;
-            }
-            Ok(size)
+        self.read(move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => facts::size(connection, id, kind),
+            None => Ok(0),
         })
     }
 
@@ -334,13 +296,9 @@ impl Store for SqliteStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        self.read(move |connection, moving| {
-            let is_moving = moving.has(connection)?;
+        self.read(move |connection| {
             for fingerprint in fingerprints {
-                let mut session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
-                if session.is_none() && is_moving {
-                    session = legacy::session_by_fingerprint(connection, &tenant, fingerprint)?;
-                }
+                let session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 if session.is_some() {
                     return Ok(session);
                 }
@@ -350,50 +308,22 @@ impl Store for SqliteStore {
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.read(move |connection, moving| match facts::holder(connection, kind, key)? {
-            None if moving.has(connection)? => legacy::holder(connection, kind, key),
-            found => Ok(found),
-        })
+        self.read(move |connection| facts::holder(connection, kind, key))
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        self.read(move |connection, moving| {
-            let most = i64::try_from(newest).unwrap_or(i64::MAX);
-            let mut found = match facts::scope_id(connection, &scope)? {
-                Some(id) => facts::scan(connection, id, most)?,
-                None => Vec::new(),
-            };
-            if moving.has(connection)? {
-                found.extend(legacy::scan(connection, &scope, most)?);
-            }
-            found.sort_unstable_by_key(|(id, record)| (record.at, *id));
-            let mut records: Vec<Record> = found.into_iter().map(|(_, record)| record).collect();
-            // Rows that are being moved were read from both layouts, each with its newest.
-            let others = records.iter().filter(|record| !record.kind.is_decision()).count();
-            let mut old = others.saturating_sub(newest);
-            records.retain(|record| {
-                let is_old = !record.kind.is_decision() && old > 0;
-                old -= usize::from(is_old);
-                !is_old
-            });
-            Ok(records)
+        self.read(move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => facts::scan(connection, id, newest),
+            None => Ok(Vec::new()),
         })
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.read(move |connection, _| facts::scopes(connection, page))
+        self.read(move |connection| facts::scopes(connection, page))
     }
 
     fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.read(move |connection, moving| {
-            let mut found = facts::named(connection, &session)?;
-            if moving.has(connection)? {
-                found.extend(legacy::named(connection, &session)?);
-            }
-            found.sort();
-            found.dedup();
-            Ok(found)
-        })
+        self.read(move |connection| facts::named(connection, &session))
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
@@ -413,7 +343,7 @@ impl Store for SqliteStore {
     }
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.read(|connection, _| {
+        self.read(|connection| {
             let query = "SELECT value FROM secrets WHERE name = 'tenant_key'";
             connection.query_row(query, [], |row| row.get(0))
         })

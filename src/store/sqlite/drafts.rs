@@ -107,7 +107,6 @@ pub(super) fn beats(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64)>
 /// Makes turns from an instance's drafts, and removes the instance; returns the scopes.
 pub(super) fn adopt(
     connection: &Connection,
-    is_moving: bool,
     instance: u64,
 ) -> rusqlite::Result<Vec<Scope>> {
     let drafts = {
@@ -125,7 +124,7 @@ pub(super) fn adopt(
     let mut made = Vec::new();
     for (scope, record) in drafts {
         // Removes the draft, whether the turn is written now or existed.
-        let puts = facts::put(connection, is_moving, &scope, &[record])?;
+        let puts = facts::put(connection, &scope, &[record])?;
         if puts.contains(&WriteOutcome::Written) {
             made.push(scope);
         }
@@ -136,7 +135,7 @@ pub(super) fn adopt(
 }
 
 /// Makes turns from all drafts, and drops all claims, because no other process uses the file.
-pub(super) fn adopt_all(connection: &Connection, is_moving: bool) -> rusqlite::Result<Vec<Scope>> {
+pub(super) fn adopt_all(connection: &Connection) -> rusqlite::Result<Vec<Scope>> {
     let mut claims = connection.prepare_cached("SELECT id FROM scopes WHERE session = ?1")?;
     let claims = claims
         .query_map([claims::SESSION], |row| row.get(0))?
@@ -146,7 +145,7 @@ pub(super) fn adopt_all(connection: &Connection, is_moving: bool) -> rusqlite::R
     }
     let mut made = Vec::new();
     for (instance, _) in beats(connection)? {
-        made.extend(adopt(connection, is_moving, instance)?);
+        made.extend(adopt(connection, instance)?);
     }
     Ok(made)
 }

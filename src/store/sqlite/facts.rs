@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
-use super::{legacy, tombstones};
+use super::tombstones;
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
@@ -54,10 +54,6 @@ pub(super) struct SessionDelta {
 }
 
 impl SessionDelta {
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     fn add(&mut self, record: &Record, bytes: u64) {
         self.records += 1;
         self.bytes += bytes;
@@ -169,10 +165,9 @@ fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64
     connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant.as_str()])
 }
 
-/// Writes records that do not exist yet. With `is_moving`, some may exist in the old layout.
+/// Writes records that do not exist yet.
 pub(super) fn put(
     connection: &Connection,
-    is_moving: bool,
     scope: &Scope,
     records: &[Record],
 ) -> rusqlite::Result<Vec<WriteOutcome>> {
@@ -186,26 +181,23 @@ pub(super) fn put(
     let mut puts = Vec::with_capacity(records.len());
     for record in records {
         if record.kind == RecordKind::Fingerprint {
-            let is_old = is_moving
-                && legacy::session_by_fingerprint(connection, &scope.tenant, record.key)?.is_some();
-            let written = !is_old && fingerprint(connection, scope, id, record, &mut tally)?;
-            puts.push(if written {
+            puts.push(if fingerprint(connection, scope, id, record, &mut tally)? {
                 WriteOutcome::Written
             } else {
                 WriteOutcome::Existed(Bytes::new())
             });
             continue;
         }
-        let old = match is_moving {
-            true => legacy::value_at(connection, scope, record.kind, record.key)?,
-            false => None,
-        };
-        puts.push(match old {
-            Some(old) => WriteOutcome::Existed(old),
-            None if insert(connection, id, record, None, &mut tally)? => WriteOutcome::Written,
-            None if replace(connection, id, record, &mut tally)? => WriteOutcome::Written,
-            None => WriteOutcome::Existed(value_at(connection, id, record)?.unwrap_or_default()),
-        });
+        puts.push(
+            if insert(connection, id, record, &mut tally)?
+                || replace(connection, id, record, &mut tally)?
+            {
+                WriteOutcome::Written
+            } else {
+                let value = value(connection, id, record.kind, record.key)?;
+                WriteOutcome::Existed(value.unwrap_or_default())
+            },
+        );
         if record.kind == RecordKind::Turn {
             remove_draft(connection, record.key)?;
         }
@@ -222,19 +214,18 @@ pub(super) fn put(
 }
 
 /// Writes one record; `false` if it exists.
-pub(super) fn insert(
+fn insert(
     connection: &Connection,
     scope: i64,
     record: &Record,
-    id: Option<i64>,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     let mut insert = connection.prepare_cached(
-        "INSERT INTO facts (id, scope, kind, key, at, packed, value, thread, request, upstream,
-             model, purpose, outcome, method, estimated, input, lower_bound, output, reasoning,
-             cache_read, cache_write, window, ended)
+        "INSERT INTO facts (scope, kind, key, at, packed, value, thread, request, upstream, model,
+             purpose, outcome, method, estimated, input, lower_bound, output, reasoning, cache_read,
+             cache_write, window, ended)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-             ?19, ?20, ?21, ?22, ?23)
+             ?19, ?20, ?21, ?22)
          ON CONFLICT (scope, kind, key) DO NOTHING",
     )?;
     let is_turn = record.kind == RecordKind::Turn;
@@ -250,7 +241,6 @@ pub(super) fn insert(
     let estimate = columns.and_then(|turn| turn.estimate.as_ref());
     let usage = columns.and_then(|turn| turn.usage.as_ref());
     let written = insert.execute(params![
-        id,
         scope,
         code(record.kind),
         blob(record.key),
@@ -319,7 +309,7 @@ fn replace(
     let [input, output, cache_read] = [counted.input, counted.output, counted.cache_read]
         .map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
     line.execute(params![scope, bytes + ROW as i64, input, output, cache_read])?;
-    insert(connection, scope, record, None, tally)
+    insert(connection, scope, record, tally)
 }
 
 /// Removes a draft.
@@ -389,14 +379,6 @@ fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     unused.try_for_each(|(_, id)| tombstones::doom(connection, *id, false).map(drop))
 }
 
-fn value_at(
-    connection: &Connection,
-    scope: i64,
-    record: &Record,
-) -> rusqlite::Result<Option<Bytes>> {
-    value(connection, scope, record.kind, record.key)
-}
-
 /// The value of a record.
 pub(super) fn value(
     connection: &Connection,
@@ -457,14 +439,13 @@ pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Resu
         page.after.map_or((i64::MAX, i64::MAX), |after| (number(after.used), number(after.id)));
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session, scopes.id, began, used, newest, records, turns,
-             min(input, ?5), min(output, ?5), min(cache_read, ?5)
+             input, output, cache_read
          FROM scopes INDEXED BY scopes_by_use CROSS JOIN tenants ON tenants.id = scopes.tenant
          WHERE learned = 0 AND turns > 0 AND (used, scopes.id) < (?1, ?2)
          ORDER BY used DESC, scopes.id DESC LIMIT ?3 OFFSET ?4",
     )?;
     let rows = query.query_map(
-        // An older version could write sums that are no integers.
-        params![used, id, number(page.count as u64), number(page.skip as u64), i64::MAX],
+        params![used, id, number(page.count as u64), number(page.skip as u64)],
         |row| {
             Ok(ScopeLine {
                 scope: scope_in(row)?,
@@ -482,7 +463,7 @@ pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Resu
     rows.collect()
 }
 
-/// The scopes of a session id, including those with only drafts.
+/// The scopes of a session id, including those with only drafts, in order.
 pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::Result<Vec<Scope>> {
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session FROM scopes
@@ -491,7 +472,10 @@ pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::R
          UNION ALL SELECT tenant, session FROM drafts WHERE session = ?1",
     )?;
     let rows = query.query_map([session.as_str()], scope_in)?;
-    rows.collect()
+    let mut scopes = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    scopes.sort();
+    scopes.dedup();
+    Ok(scopes)
 }
 
 /// A value from its two columns, from `first` on.
@@ -505,13 +489,12 @@ fn value_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Bytes> {
     Ok(unpack(&value).unwrap_or_default())
 }
 
-/// The records of a session: the `newest` and all decisions, each with its row id, which orders records of
-/// the same time. Unordered.
+/// The records of a session: the `newest` and all decisions, oldest first.
 pub(super) fn scan(
     connection: &Connection,
     scope: i64,
-    newest: i64,
-) -> rusqlite::Result<Vec<(i64, Record)>> {
+    newest: usize,
+) -> rusqlite::Result<Vec<Record>> {
     let mut others = connection.prepare_cached(
         "SELECT id, kind, key, at, packed, value FROM facts INDEXED BY facts_by_time
          WHERE scope = ?1 AND kind < 16 AND kind <> 4 ORDER BY at DESC, id DESC LIMIT ?2",
@@ -520,9 +503,14 @@ pub(super) fn scan(
         "SELECT id, kind, key, at, packed, value FROM facts
          WHERE scope = ?1 AND kind BETWEEN 16 AND 31",
     )?;
+    let newest = i64::try_from(newest).unwrap_or(i64::MAX);
     let others = others.query_map([scope, newest], record_in)?;
     let decisions = decisions.query_map([scope], record_in)?;
-    others.chain(decisions).filter_map(Result::transpose).collect()
+    let rows = others.chain(decisions).filter_map(Result::transpose);
+    let mut rows = rows.collect::<rusqlite::Result<Vec<(i64, Record)>>>()?;
+    // Records of the same time are in the order of their rows.
+    rows.sort_unstable_by_key(|(id, record)| (record.at, *id));
+    Ok(rows.into_iter().map(|(_, record)| record).collect())
 }
 
 /// A row as its id and its record; `None` for kinds of a newer version.

@@ -73,13 +73,15 @@ pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::store::conformance::scope;
     use crate::store::sqlite::schema;
 
     fn opened() -> Connection {
-        let connection = Connection::open_in_memory().unwrap();
-        schema::STEPS.iter().for_each(|step| connection.execute_batch(step).unwrap());
+        let mut connection = Connection::open_in_memory().unwrap();
+        schema::prepare(&mut connection, Path::new("in memory")).unwrap();
         connection
     }
 

@@ -1,5 +1,5 @@
-//! The writer's work between writes, in steps of a few milliseconds: erases deleted sessions, moves rows of
-//! older versions, returns space to the disk, and empties the log of deleted data.
+//! The writer's work between writes, in steps of a few milliseconds: erases deleted sessions, returns
+//! space to the disk, and empties the log of deleted data.
 //!
 //! A session is deleted as a whole: its row at once, so that it cannot be found any more, and its records
 //! step by step, also after a restart. A failed step is reported by the next
@@ -12,9 +12,8 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::columns::scope_in;
 use super::connection::beside;
-use super::legacy::{LegacyFacts, RekeyFact};
 use super::retention::RetentionRule;
-use super::{migration, tombstones};
+use super::tombstones;
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 
@@ -39,15 +38,10 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 /// The work between writes, and its progress.
 pub(super) struct Upkeep {
     log: PathBuf,
-    /// Applied to rows of an earlier version when they are moved.
-    rekey: RekeyFact,
-    rule: RetentionRule,
     /// The time of the last turn that was written; 0 if none was.
     now: Millis,
     /// Rows or pages of the next step.
     count: usize,
-    /// The size of the sessions in the current layout; `None` if not counted yet.
-    moved: Option<u64>,
     /// How many values of a deleted session are already overwritten.
     cleared: Option<ClearedSession>,
     /// Whether the log may contain deleted data.
@@ -64,43 +58,18 @@ struct ClearedSession {
 }
 
 impl Upkeep {
-    pub(super) fn new(file: &Path, rekey: RekeyFact) -> Self {
-        let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
-        // A log from another process may contain data that it deleted.
-        Self {
-            log: beside(file, "-wal"),
-            rekey,
-            rule,
-            now: 0,
-            count: 64,
-            moved: None,
-            cleared: None,
-            unclean: true,
-        }
+    pub(super) fn new(file: &Path) -> Self {
+        // A log that an earlier process left may contain data that it deleted.
+        Self { log: beside(file, "-wal"), now: 0, count: 64, cleared: None, unclean: true }
     }
 
     /// Does one step; `false` if there is nothing to do.
-    pub(super) fn step(
-        &mut self,
-        connection: &Connection,
-        moving: &LegacyFacts,
-    ) -> rusqlite::Result<bool> {
+    pub(super) fn step(&mut self, connection: &Connection) -> rusqlite::Result<bool> {
         let began = Instant::now();
         let worked = match next_doomed(connection)? {
             Some(doomed) => {
                 self.unclean |= doomed.urgent;
                 self.delete(connection, &doomed)?;
-                true
-            }
-            None if moving.has(connection)? => {
-                let is_full = self.moved(connection)? >= self.rule.max_bytes;
-                let (rule, count, rekey) = (self.rule, self.count, &self.rekey);
-                let moved = in_transaction(connection, || {
-                    migration::step(connection, rule, is_full, count, rekey)
-                })?;
-                // The log has the unkeyed form.
-                self.unclean = true;
-                self.moved = self.moved.map(|before| before + moved);
                 true
             }
             None => give_back(connection, self.count)?,
@@ -120,10 +89,7 @@ impl Upkeep {
         &mut self,
         connection: &Connection,
         rule: RetentionRule,
-        moving: &LegacyFacts,
     ) -> rusqlite::Result<SweepStep> {
-        self.rule = rule;
-        let is_moving = moving.has(connection)?;
         in_transaction(connection, || {
             tombstones::prune(connection)?;
             // A few at a time: the size is measured again before more are deleted.
@@ -134,15 +100,14 @@ impl Upkeep {
                 put_right(connection, self.now)?;
             }
             let mut expired = too_old(connection, rule.before)?;
-            // Rows that were not moved yet are older than those that were.
-            if expired.scopes.is_empty() && !is_moving {
+            if expired.scopes.is_empty() {
                 let used = used_bytes(connection)?;
                 let too_much = used.saturating_sub(rule.max_bytes);
                 if too_much > 0 {
                     expired.join(unused_longest(connection, too_much)?);
                 }
             }
-            expired.more |= is_moving || !expired.scopes.is_empty();
+            expired.more |= !expired.scopes.is_empty();
             Ok(expired)
         })
     }
@@ -171,17 +136,6 @@ impl Upkeep {
     /// Records that the log contains data that was deleted on request.
     pub(super) fn is_unclean(&mut self) {
         self.unclean = true;
-    }
-
-    /// The size of the sessions in the current layout, counted once.
-    fn moved(&mut self, connection: &Connection) -> rusqlite::Result<u64> {
-        if let Some(moved) = self.moved {
-            return Ok(moved);
-        }
-        let sum = "SELECT coalesce(sum(bytes), 0) FROM scopes";
-        let moved = connection.query_row(sum, [], |row| row.get(0))?;
-        self.moved = Some(moved);
-        Ok(moved)
     }
 
     pub(super) fn log_bytes(&self) -> u64 {
@@ -401,7 +355,6 @@ fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::super::connection::{connect, tune};
-    use super::super::tests::{old_file, old_put};
     use super::super::{facts, schema};
     use super::*;
     use crate::store::conformance::{self, scope, turn};
@@ -412,33 +365,27 @@ mod tests {
     /// A file with its tables, and its upkeep.
     struct UpkeepFixture {
         connection: Connection,
-        moving: LegacyFacts,
         upkeep: Upkeep,
-        folder: tempfile::TempDir,
+        _folder: tempfile::TempDir,
     }
 
     impl UpkeepFixture {
         fn new() -> Self {
-            Self::over(conformance::folder())
-        }
-
-        fn over(folder: tempfile::TempDir) -> Self {
+            let folder = conformance::folder();
             let path = folder.path().join("p.db");
             let mut connection = connect(&path).unwrap();
             tune(&connection).unwrap();
             schema::prepare(&mut connection, &path).unwrap();
-            let moving = LegacyFacts::of(&connection).unwrap();
-            let upkeep = Upkeep::new(&path, Box::new(|record| record));
-            Self { connection, moving, upkeep, folder }
+            Self { connection, upkeep: Upkeep::new(&path), _folder: folder }
         }
 
         fn put(&self, scope: &Scope, records: &[Record]) {
-            let put = || facts::put(&self.connection, false, scope, records);
+            let put = || facts::put(&self.connection, scope, records);
             in_transaction(&self.connection, put).unwrap();
         }
 
         fn step(&mut self) -> bool {
-            self.upkeep.step(&self.connection, &self.moving).unwrap()
+            self.upkeep.step(&self.connection).unwrap()
         }
 
         fn rests(&mut self) {
@@ -452,7 +399,7 @@ mod tests {
 
         fn expire(&mut self, before: Millis, max_bytes: u64) -> SweepStep {
             let rule = RetentionRule { before, max_bytes };
-            self.upkeep.expire(&self.connection, rule, &self.moving).unwrap()
+            self.upkeep.expire(&self.connection, rule).unwrap()
         }
 
         fn number(&self, query: &str) -> u64 {
@@ -605,57 +552,5 @@ mod tests {
             let after = pragma(&connection, "freelist_count").unwrap();
             assert_eq!(before - after, if gives_back { 30 } else { 0 });
         }
-    }
-
-    /// Rows of an earlier version for which there is no room are left out, the oldest sessions first. Lessons are
-    /// always moved. Another process continues the count from what it finds.
-    #[test]
-    fn a_migration_moves_no_more_rows_than_fit_the_size_limit() {
-        let folder = conformance::folder();
-        let old = old_file(&folder.path().join("p.db"));
-        let lesson = Record { kind: RecordKind::Learned, ..turn(1, "kept", 1) };
-        old_put(&old, &scope("", "~learned"), &lesson);
-        for n in 0..40 {
-            old_put(&old, &scope("t", &format!("s{n}")), &content(1, 10_000, n));
-        }
-        drop(old);
-        let mut file = UpkeepFixture::over(folder);
-        for round in 0..6 {
-            if round == 3 {
-                file.upkeep =
-                    Upkeep::new(&file.folder.path().join("p.db"), Box::new(|record| record));
-            }
-            file.upkeep.rule.max_bytes = 100_000;
-            file.upkeep.count = 4;
-            assert!(file.step());
-        }
-        // There is room for ten; a step moves four.
-        let moved = "SELECT count(*) FROM scopes WHERE session LIKE 's%'";
-        assert_eq!(file.number(moved), 12);
-        file.rests();
-        assert_eq!(file.number(moved), 12);
-        assert_eq!(file.number("SELECT count(*) FROM scopes WHERE session = '~learned'"), 1);
-        assert!(!file.moving.has(&file.connection).unwrap());
-    }
-
-    #[test]
-    fn a_migration_leaves_out_sessions_past_the_age_limit() {
-        let folder = conformance::folder();
-        let old = old_file(&folder.path().join("p.db"));
-        for n in 18..23 {
-            old_put(&old, &scope("t", &format!("s{n}")), &turn(1, "t", n));
-        }
-        drop(old);
-        let mut file = UpkeepFixture::over(folder);
-        let waits = SweepStep { more: true, ..SweepStep::default() };
-        assert_eq!(file.expire(20, 0), waits, "nothing that is moved is measured yet");
-        file.upkeep.rule.max_bytes = u64::MAX;
-        file.rests();
-        assert_eq!(file.number("SELECT count(*) FROM scopes WHERE session LIKE 's%'"), 3);
-        assert_eq!(
-            file.number("SELECT min(used) FROM scopes WHERE session LIKE 's%'"),
-            20,
-            "at the limit"
-        );
     }
 }

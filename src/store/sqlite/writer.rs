@@ -16,7 +16,6 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::errors::failed;
-use super::legacy::{self, LegacyFacts, RekeyFact};
 use super::readers::ReaderGate;
 use super::retention::RetentionRule;
 use super::upkeep::{self, Upkeep, in_transaction};
@@ -152,8 +151,6 @@ impl Writer {
         path: &Path,
         connection: Connection,
         beside: Connection,
-        moving: Arc<LegacyFacts>,
-        rekey: RekeyFact,
         made: Vec<Scope>,
         make_way: Arc<ReaderGate>,
     ) -> Self {
@@ -172,8 +169,7 @@ impl Writer {
             connection,
             queue,
             waiting: waiting.clone(),
-            moving,
-            upkeep: Upkeep::new(path, rekey),
+            upkeep: Upkeep::new(path),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
             watch: HeartbeatWatch::default(),
@@ -256,7 +252,6 @@ struct WriterThread {
     connection: Connection,
     queue: Receiver<WriterJob>,
     waiting: Arc<WriterQueue>,
-    moving: Arc<LegacyFacts>,
     upkeep: Upkeep,
     /// When the next step of upkeep is due; `None` if there is nothing to do.
     upkeep_due: Option<Instant>,
@@ -419,7 +414,7 @@ impl WriterThread {
             drop(answer.send(self.adopt(instance, lease).map_err(failed)));
         }
         for (rule, answer) in rules {
-            let expired = self.upkeep.expire(&self.connection, rule, &self.moving);
+            let expired = self.upkeep.expire(&self.connection, rule);
             self.upkeep_due.get_or_insert_with(Instant::now);
             let expired = match self.failure.take() {
                 Some(trouble) => Err(trouble),
@@ -436,11 +431,8 @@ impl WriterThread {
         let mut others = drafts::beats(connection)?;
         others.retain(|(other, _)| *other != instance);
         let gone = self.watch.gone(&others, lease);
-        let moving = &self.moving;
         for other in gone {
-            let made = in_transaction(connection, || {
-                drafts::adopt(connection, moving.has(connection)?, other)
-            })?;
+            let made = in_transaction(connection, || drafts::adopt(connection, other))?;
             self.made.extend(made);
         }
         Ok(std::mem::take(&mut self.made))
@@ -452,14 +444,12 @@ impl WriterThread {
             return;
         }
         let connection = &self.connection;
-        let moving = &self.moving;
         let is_full = self.is_full;
         let written = in_transaction(connection, || {
             if is_full {
                 connection.prepare_cached(PROBE)?.execute([])?;
             }
-            let is_moving = moving.has(connection)?;
-            let outcomes = writes.iter().map(|write| write.apply(connection, is_moving));
+            let outcomes = writes.iter().map(|write| write.apply(connection));
             outcomes.collect::<rusqlite::Result<Vec<_>>>()
         });
         if writes.iter().any(|write| matches!(write, QueuedWrite::Drop(..))) {
@@ -490,7 +480,7 @@ impl WriterThread {
             self.upkeep_due = Some(began + PAUSE.1);
             return;
         }
-        let pause = match self.upkeep.step(&self.connection, &self.moving) {
+        let pause = match self.upkeep.step(&self.connection) {
             Ok(false) => {
                 self.upkeep_due = None;
                 // The file only shrinks once the log is merged.
@@ -539,14 +529,12 @@ fn refusal(
 }
 
 impl QueuedWrite {
-    fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<CommitOutcome> {
+    fn apply(&self, connection: &Connection) -> rusqlite::Result<CommitOutcome> {
         match self {
             QueuedWrite::Put(scope, records, only_if, _) => {
                 match refusal(connection, scope, only_if)? {
                     Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
-                    None => {
-                        facts::put(connection, is_moving, scope, records).map(CommitOutcome::Puts)
-                    }
+                    None => facts::put(connection, scope, records).map(CommitOutcome::Puts),
                 }
             }
             QueuedWrite::Draft(instance, drafts, ended, _) => {
@@ -555,14 +543,11 @@ impl QueuedWrite {
             QueuedWrite::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
                 tombstones::add(connection, scope)?;
-                let mut gone = match facts::scope_id(connection, scope)? {
+                let count = match facts::scope_id(connection, scope)? {
                     Some(id) => tombstones::doom(connection, id, true)?,
                     None => 0,
                 };
-                if is_moving {
-                    gone += legacy::drop_scope(connection, scope)?;
-                }
-                Ok(CommitOutcome::Count(gone))
+                Ok(CommitOutcome::Count(count))
             }
         }
     }
@@ -618,15 +603,13 @@ mod tests {
             let mut connection = connect(&path).unwrap();
             tune(&connection).unwrap();
             schema::prepare(&mut connection, &path).unwrap();
-            let moving = Arc::new(LegacyFacts::of(&connection).unwrap());
             let (jobs, queue) = sync_channel(QUEUE);
             let now = Instant::now();
             let thread = WriterThread {
                 connection,
                 queue,
                 waiting: Arc::default(),
-                moving,
-                upkeep: Upkeep::new(&folder.path().join("other"), Box::new(|record| record)),
+                upkeep: Upkeep::new(&folder.path().join("other")),
                 upkeep_due: None,
                 failure: None,
                 watch: HeartbeatWatch::default(),
@@ -902,6 +885,46 @@ mod tests {
         }
         assert_eq!((writer.thread.upkeep_due, doomed(&writer)), (None, 0));
         assert_eq!(writer.thread.since, CHECKPOINT, "the file only shrinks with a checkpoint");
+    }
+
+    /// Panics when the answer that it waits for arrives.
+    struct PanickingWaker;
+
+    impl std::task::Wake for PanickingWaker {
+        fn wake(self: Arc<Self>) {
+            panic!("a mistake");
+        }
+    }
+
+    /// A panic loses what was being written, not the store: its transaction is undone.
+    #[tokio::test]
+    async fn the_thread_that_writes_goes_on_after_a_panic() {
+        let WriterFixture { thread, jobs, folder } = WriterFixture::new();
+        thread.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+        facts::put(&thread.connection, &scope("t", "s"), &small(1)).unwrap();
+        let waiting = thread.waiting.clone();
+        let writer = Writer { jobs, waiting, restarts: Arc::default() };
+        let put = |key| {
+            let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
+            writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
+        };
+        let mut panics = put(2);
+        let waker = Arc::new(PanickingWaker).into();
+        let mut context = std::task::Context::from_waker(&waker);
+        assert!(panics.as_mut().poll(&mut context).is_pending());
+        let restarts = writer.restarts.clone();
+        let writing = std::thread::spawn(move || thread.guarded(&restarts));
+        while writer.restarts() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(put(3).await.unwrap(), [WriteOutcome::Written]);
+        writer.submit(|answer| WriterJob::Close { answer }).await.unwrap();
+        writing.join().unwrap();
+        assert_eq!(writer.restarts(), 1);
+        let connection = Connection::open(folder.path().join("p.db")).unwrap();
+        let count = "SELECT count(*) FROM facts";
+        let facts = connection.query_row(count, [], |row| row.get::<_, i64>(0));
+        assert_eq!(facts.unwrap(), 1, "only what came after the panic");
     }
 
     #[test]
