@@ -1,7 +1,7 @@
 //! What every store must do; each backend's tests run all of it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -47,7 +47,6 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     a_draft_goes_with_its_turn_alone(&fresh()).await;
     a_turn_takes_the_place_of_one_that_was_interrupted(&fresh()).await;
     a_whole_reply_takes_the_place_of_a_part_of_it(&fresh()).await;
-    the_drafts_of_who_lives_stay(&fresh()).await;
     drafts_go_with_their_scope(&fresh()).await;
     a_deleted_scope_stays_deleted(&fresh()).await;
     a_cancelled_write_is_void(&fresh()).await;
@@ -352,12 +351,12 @@ async fn drafts_of_who_is_gone_become_turns(store: &impl Store) {
     store.put_drafts(US, vec![draft(3, 3)], Vec::new()).await.unwrap();
     assert_eq!(store.scopes(ScopePage::first(9)).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("t", "s")]);
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), [scope("t", "s")]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [draft(1, 40).record]);
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.input, line.records), (1, 40, 1));
     assert_eq!(store.holder(RecordKind::Turn, 1).await.unwrap(), Some(scope("t", "s")));
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [], "once");
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), [], "once");
 }
 
 async fn a_turn_takes_its_draft_away(store: &impl Store) {
@@ -367,7 +366,7 @@ async fn a_turn_takes_its_draft_away(store: &impl Store) {
     assert_eq!(put, [WriteOutcome::Written]);
     // A draft that arrives at the store too late is ignored.
     store.put_drafts(THEM, vec![draft(1, 45)], Vec::new()).await.unwrap();
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [ended]);
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.input), (1, 50));
@@ -383,14 +382,14 @@ async fn a_draft_goes_with_its_turn_alone(store: &impl Store) {
     store.put_if_absent(scope("t", "other"), vec![cut]).await.unwrap();
     store.put_if_absent(scope("t", "in use"), vec![turn(3, "new", 90)]).await.unwrap();
     expire(store, 50, u64::MAX).await;
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("t", "other")]);
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), [scope("t", "other")]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
 /// An instance was taken for dead, but was alive: the turn that it writes at the end counts, once.
 async fn a_turn_takes_the_place_of_one_that_was_interrupted(store: &impl Store) {
     store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap().len(), 1);
+    assert_eq!(store.adopt_drafts(US).await.unwrap().len(), 1);
     let ended = turn(1, r#"{"kind":"turn","usage":{"input":50},"outcome":"complete"}"#, 10);
     let put = || store.put_if_absent(scope("t", "s"), vec![ended.clone()]);
     assert_eq!(put().await.unwrap(), [WriteOutcome::Written]);
@@ -421,24 +420,11 @@ async fn a_whole_reply_takes_the_place_of_a_part_of_it(store: &impl Store) {
     assert_eq!((line.turns, line.records, line.input, line.output), (1, 1, 57, 3));
 }
 
-async fn the_drafts_of_who_lives_stay(store: &impl Store) {
-    const LEASE: Duration = Duration::from_millis(40);
-    let adopt = || store.adopt_drafts(US, LEASE);
-    store.put_drafts(THEM, vec![draft(1, 40)], Vec::new()).await.unwrap();
-    assert_eq!(adopt().await.unwrap(), [], "seen for the first time");
-    tokio::time::sleep(LEASE).await;
-    // An empty write shows that the instance is alive.
-    store.put_drafts(THEM, Vec::new(), Vec::new()).await.unwrap();
-    assert_eq!(adopt().await.unwrap(), []);
-    tokio::time::sleep(LEASE).await;
-    assert_eq!(adopt().await.unwrap(), [scope("t", "s")]);
-}
-
 async fn drafts_go_with_their_scope(store: &impl Store) {
     let other = Draft { scope: scope("u", "s"), ..draft(2, 7) };
     store.put_drafts(THEM, vec![draft(1, 40), other], Vec::new()).await.unwrap();
     store.drop_scope(scope("t", "s")).await.unwrap();
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("u", "s")]);
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), [scope("u", "s")]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
@@ -453,12 +439,12 @@ async fn a_deleted_scope_stays_deleted(store: &impl Store) {
     let old = Draft { since: before, ..draft(3, 7) };
     store.put_drafts(THEM, vec![old.clone()], Vec::new()).await.unwrap();
     assert_eq!(store.scopes_named("s".into()).await.unwrap(), []);
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), []);
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), []);
     // A new session of the same name begins.
     let after = Instant::now();
     assert_eq!(put(vec![turn(4, "new", 4)], after).await.unwrap(), [WriteOutcome::Written]);
     store.put_drafts(THEM, vec![old, draft(5, 7)], Vec::new()).await.unwrap();
-    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), std::slice::from_ref(&here));
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), std::slice::from_ref(&here));
     let late = put(vec![turn(6, "later", 2)], before).await;
     assert!(matches!(late, Err(StoreError::Deleted)), "{late:?}");
     let keys: Vec<u128> = store.scan(here, 9).await.unwrap().iter().map(|it| it.key).collect();

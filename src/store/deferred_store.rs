@@ -4,10 +4,10 @@
 //! never deleted. Once open, it stays open, with keyed hashes.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -16,7 +16,7 @@ use super::folder;
 use super::keyed::KeyedStore;
 use super::precondition::Precondition;
 use super::random::random;
-use super::sqlite::{SqliteStore, StoreLoad};
+use super::sqlite::{self, SqliteStore, StoreLoad};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome,
@@ -39,6 +39,8 @@ pub(crate) struct DeferredStore {
     file: Arc<OnceLock<(u64, u64)>>,
     /// The key for tenants while there is no store.
     key: Arc<OnceLock<[u8; 32]>>,
+    /// Keeps other processes out of the data folder.
+    lock: Arc<OnceLock<File>>,
     is_for_admin: bool,
 }
 
@@ -53,6 +55,7 @@ impl DeferredStore {
             failures: Arc::default(),
             file: Arc::default(),
             key: Arc::default(),
+            lock: Arc::default(),
             is_for_admin: false,
         }
     }
@@ -70,7 +73,8 @@ impl DeferredStore {
         if self.opened.get().is_some() {
             return Ok(());
         }
-        let opened = KeyedStore::open(&self.path).inspect_err(|trouble| {
+        let opened = self.lock_folder().and_then(|()| KeyedStore::open(&self.path));
+        let opened = opened.inspect_err(|trouble| {
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble.clone();
         })?;
         if let Some(file) = identity(&self.path) {
@@ -79,6 +83,15 @@ impl DeferredStore {
         let for_admin = opened.for_admin();
         // If another task was faster, there are two stores on the file, and this one is dropped.
         let _ = self.opened.set([opened, for_admin]);
+        Ok(())
+    }
+
+    fn lock_folder(&self) -> Result<(), StoreError> {
+        if self.lock.get().is_none() {
+            sqlite::make_folder(&self.path)?;
+            let lock = folder::lock(self.path.parent().unwrap_or(&self.path))?;
+            let _ = self.lock.set(lock);
+        }
         Ok(())
     }
 
@@ -200,8 +213,13 @@ impl Store for DeferredStore {
         self.answer(|store| store.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.answer(|store| store.adopt_drafts(instance, lease))
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.answer(|store| store.adopt_drafts(instance))
+    }
+
+    /// The data folder is locked for one process.
+    fn is_shared(&self) -> bool {
+        false
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

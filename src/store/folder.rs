@@ -9,6 +9,8 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use super::StoreError;
+
 /// The store's file in the data folder.
 pub(crate) const DATABASE: &str = "plimsoll.db";
 /// Locked by the process that uses the folder.
@@ -51,19 +53,39 @@ pub(crate) fn prepare(folder: &Path) -> io::Result<Vec<String>> {
     Ok(warnings)
 }
 
-/// Locks the folder for this process, until the returned file is dropped or the process ends in any way.
-/// `None` if the file system has no locks, or the folder is not writable.
+/// Locks the folder for this process, until the returned file is dropped or the process ends in any way: two processes
+/// would not know each other's decisions, and decide twice.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] if another process has locked it.
-pub(crate) fn lock(folder: &Path) -> io::Result<Option<File>> {
+/// [`StoreError::InUse`] if another process has locked it; [`StoreError::Unusable`] if it is not writable, or if its
+/// file system has no locks.
+pub(super) fn lock(folder: &Path) -> Result<File, StoreError> {
     use rustix::fs::{FlockOperation, flock};
-    let Ok(file) = append(&folder.join(LOCK)) else { return Ok(None) };
+    let file = append(&folder.join(LOCK)).map_err(|error| {
+        StoreError::Unusable(format!(
+            "the data folder {} cannot be used: it cannot be written ({error}); check the owner and the mode of the \
+             folder, or choose another folder with --data",
+            folder.display()
+        ))
+    })?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::WouldBlock.into()),
-        Err(_) => Ok(None),
+        Ok(()) => Ok(file),
+        Err(error) => Err(not_locked(folder, error)),
     }
+}
+
+fn not_locked(folder: &Path, error: rustix::io::Errno) -> StoreError {
+    let folder = folder.display();
+    if error == rustix::io::Errno::WOULDBLOCK {
+        return StoreError::InUse(format!(
+            "another Plimsoll process uses {folder}, and only one may. Send clients to that one, stop it, or choose \
+             another folder with --data"
+        ));
+    }
+    StoreError::Unusable(format!(
+        "the data folder {folder} cannot be used: its file system has no locks ({error}), so that a second process \
+         would not be noticed; choose a folder on another file system with --data"
+    ))
 }
 
 /// Makes a folder, and missing ones above it, for this user only.
@@ -231,11 +253,19 @@ mod tests {
     fn a_folder_is_locked_for_one_process_until_the_lock_is_dropped() {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
-        assert!(held.is_some(), "this file system has locks");
-        assert_eq!(lock(home.path()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let in_use = lock(home.path()).unwrap_err();
+        assert!(matches!(in_use, StoreError::InUse(_)), "{in_use}");
         drop(held);
-        assert!(lock(home.path()).unwrap().is_some());
-        assert!(lock(&home.path().join("missing")).unwrap().is_none(), "nothing can be locked");
+        lock(home.path()).unwrap();
+        let missing = lock(&home.path().join("missing")).unwrap_err().to_string();
+        assert!(missing.contains("cannot be written"), "{missing}");
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_reported() {
+        let error = not_locked(Path::new("/data"), rustix::io::Errno::OPNOTSUPP);
+        assert!(matches!(error, StoreError::Unusable(_)));
+        assert!(error.to_string().contains("/data cannot be used: its file system has no locks"));
     }
 
     /// A symbolic link to itself is an error, not a missing file.

@@ -8,7 +8,6 @@
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::time::Duration;
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
@@ -166,8 +165,7 @@ fn parsed(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |hash, digit| Some(hash << 4 | u128::from(nibble(*digit)?)))
 }
 
-/// Makes a secret that only its owner can read. If two processes do so at the same time, both use the first
-/// one.
+/// Makes a secret that only its owner can read. Its file appears whole or not at all.
 fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     folder::make(folder)?;
     let mut secret = [0; 32];
@@ -177,18 +175,15 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     let fresh = folder.join(format!(".{FILE}.{:016x}", u64::from_be_bytes(name)));
     let mut file =
         std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-    let kept = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
+    let written = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
         .and_then(|()| file.sync_all())
-        .and_then(|()| match std::fs::hard_link(&fresh, path) {
-            // Some file systems have no hard links.
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                std::fs::copy(&fresh, path).map(drop)
-            }
-            _ => Ok(()),
-        })
-        .and_then(|()| std::fs::File::open(folder)?.sync_all());
-    let removed = std::fs::remove_file(&fresh);
-    kept.and(removed)
+        .and_then(|()| std::fs::rename(&fresh, path));
+    if let Err(error) = written {
+        // What was made of it is of no use; the first error counts.
+        drop(std::fs::remove_file(&fresh));
+        return Err(error);
+    }
+    std::fs::File::open(folder)?.sync_all()
 }
 
 /// A store with keyed hashes.
@@ -266,8 +261,12 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.put_drafts(instance, drafts.into_iter().map(encrypted).collect(), ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.adopt_drafts(instance, lease)
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.store.adopt_drafts(instance)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

@@ -17,6 +17,7 @@ mod parsers;
 mod pending_compactions;
 mod records;
 mod session_cache;
+mod shared;
 mod writes;
 
 use std::sync::{Arc, Mutex};
@@ -215,18 +216,6 @@ impl Ledgers {
             (caches.bytes(), caches.most_decisions())
         };
         CacheBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
-    }
-
-    /// Reads what other processes saved for a session since it was loaded.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`]; what was known stays.
-    pub(crate) async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
-        let cache = lock(&self.caches).cache(scope);
-        let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
-        let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
-        cache.join(&ledger);
-        Ok(())
     }
 
     /// The sessions that have turns, the most recently used first.

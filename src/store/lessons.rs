@@ -51,13 +51,14 @@ impl Lessons {
         Self(Arc::new(LessonsInner { store, state, recall, loading }))
     }
 
-    /// Reads the stored lessons once per process, and waits for that within the budget. Later it reads those
-    /// of other processes now and then, in the background.
+    /// Reads the stored lessons once per process, and waits for that within the budget. From a shared store it later
+    /// reads those of other processes now and then, in the background.
     pub(crate) async fn ready(&self, budget: &ReadBudget, now: Millis) -> RecallOutcome {
         let lessons = self.clone();
         let read = || async move { lessons.load(now).await };
         let recalled = self.0.recall.wait(budget, read).await;
-        if recalled == RecallOutcome::Known && self.state().is_due(now) {
+        if recalled == RecallOutcome::Known && self.0.store.is_shared() && self.state().is_due(now)
+        {
             let lessons = self.clone();
             tokio::spawn(async move { lessons.refresh(now).await });
         }
@@ -144,7 +145,9 @@ impl Lessons {
     /// The store's [`StoreError`].
     pub async fn list(&self, now: Millis) -> Result<Vec<LessonLine>, StoreError> {
         self.load(now).await?;
-        self.refresh(now).await?;
+        if self.0.store.is_shared() {
+            self.refresh(now).await?;
+        }
         Ok(self.state().list(now))
     }
 

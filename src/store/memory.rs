@@ -1,18 +1,20 @@
 //! A store in memory, for tests: lost with the process.
 //!
-//! Behaves like any other store (`conformance`); nothing in it waits or fails.
+//! Behaves like any other store (`conformance`); nothing in it waits or fails. Tests use it as the store that several
+//! processes share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::drafts::{Draft, HeartbeatWatch};
-use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
+use super::drafts::Draft;
+use super::precondition::Precondition;
 use super::random::random;
+use super::tombstones::Tombstones;
 use super::{
     Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
     SweepStep, WriteOutcome,
@@ -27,49 +29,27 @@ const SERIES: usize = 8;
 #[derive(Default)]
 pub struct MemoryStore {
     records: Mutex<BTreeMap<Scope, Vec<Record>>>,
-    drafts: Mutex<MemoryDrafts>,
-    /// When sessions were deleted on request.
-    tombstones: Mutex<BTreeMap<Scope, Instant>>,
+    /// Drafts by key, each with its instance.
+    drafts: Mutex<BTreeMap<u128, (u64, Draft)>>,
+    tombstones: Mutex<Tombstones>,
     tenant_key: std::sync::OnceLock<[u8; 32]>,
 }
 
-/// Drafts by key, each with its instance; the instances' heartbeats, and when they were last seen.
-#[derive(Default)]
-struct MemoryDrafts {
-    by_key: BTreeMap<u128, (u64, Draft)>,
-    beats: BTreeMap<u64, u64>,
-    watch: HeartbeatWatch,
-}
-
 impl MemoryStore {
-    fn drafts(&self) -> MutexGuard<'_, MemoryDrafts> {
+    fn drafts(&self) -> MutexGuard<'_, BTreeMap<u128, (u64, Draft)>> {
         self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Scope, Vec<Record>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl MemoryStore {
-    fn tombstones(&self) -> MutexGuard<'_, BTreeMap<Scope, Instant>> {
+    fn tombstones(&self) -> MutexGuard<'_, Tombstones> {
         self.tombstones.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_deleted(&self, scope: &Scope, since: Instant) -> bool {
-        self.tombstones().get(scope).is_some_and(|at| since <= *at)
-    }
-
-    /// Remembers a deletion, and drops old ones by time and number.
-    fn bury(&self, scope: Scope) {
-        let mut all = self.tombstones();
-        all.insert(scope, Instant::now());
-        all.retain(|_, at| at.elapsed() < TOMBSTONE_LIFE);
-        if all.len() > TOMBSTONES
-            && let Some(oldest) = all.iter().min_by_key(|(_, at)| **at).map(|(it, _)| it.clone())
-        {
-            all.remove(&oldest);
-        }
+        self.tombstones().is_deleted(scope, since)
     }
 }
 
@@ -149,7 +129,7 @@ impl Store for MemoryStore {
         let kept = all.entry(scope).or_default();
         let puts = records.into_iter().map(|record| {
             if record.kind == RecordKind::Turn {
-                self.drafts().by_key.remove(&record.key);
+                self.drafts().remove(&record.key);
             }
             if let Some(first) = found(kept, record.kind, record.key) {
                 if !is_completed_by(first, &record) {
@@ -175,33 +155,37 @@ impl Store for MemoryStore {
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()> {
         let mut all = self.drafts();
-        let drafts = drafts.into_iter().filter(|it| !self.is_deleted(&it.scope, it.since));
-        all.by_key.extend(drafts.map(|draft| (draft.record.key, (instance, draft))));
-        for key in ended {
-            all.by_key.remove(&key);
+        for draft in drafts {
+            if !self.is_deleted(&draft.scope, draft.since) {
+                all.insert(draft.record.key, (instance, draft));
+            }
         }
-        *all.beats.entry(instance).or_default() += 1;
+        for key in ended {
+            all.remove(&key);
+        }
         answer(())
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        let mut all = self.drafts();
-        let others: BTreeSet<u64> = all.by_key.values().map(|(other, _)| *other).collect();
-        let beats = others.into_iter().filter(|other| *other != instance);
-        let beats = beats.map(|other| (other, all.beats.get(&other).copied().unwrap_or_default()));
-        let beats: Vec<(u64, u64)> = beats.collect();
-        let gone = all.watch.gone(&beats, lease);
-        let drafts: Vec<Draft> =
-            all.by_key.extract_if(.., |_, (of, _)| gone.contains(of)).map(|it| it.1.1).collect();
-        drop(all);
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        let drafts: Vec<Draft> = {
+            let mut all = self.drafts();
+            let others = all.extract_if(.., |_, (owner, _)| *owner != instance);
+            others.map(|(_, (_, draft))| draft).collect()
+        };
         Box::pin(async move {
-            let mut made = Vec::new();
+            let mut scopes = Vec::new();
             for Draft { scope, record, .. } in drafts {
-                let puts = self.put_if_absent(scope.clone(), vec![record]).await?;
-                made.extend(puts.contains(&WriteOutcome::Written).then_some(scope));
+                let outcomes = self.put_if_absent(scope.clone(), vec![record]).await?;
+                if outcomes.contains(&WriteOutcome::Written) {
+                    scopes.push(scope);
+                }
             }
-            Ok(made)
+            Ok(scopes)
         })
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -269,7 +253,7 @@ impl Store for MemoryStore {
     fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         let all = self.records();
         let drafts = self.drafts();
-        let on_their_way = drafts.by_key.values().map(|(_, draft)| &draft.scope);
+        let on_their_way = drafts.values().map(|(_, draft)| &draft.scope);
         let is_learned =
             |records: &[Record]| records.iter().any(|it| it.kind == RecordKind::Learned);
         let kept = all.iter().filter(|(_, records)| !records.is_empty() && !is_learned(records));
@@ -280,8 +264,8 @@ impl Store for MemoryStore {
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         let mut all = self.records();
-        self.bury(scope.clone());
-        self.drafts().by_key.retain(|_, (_, draft)| draft.scope != scope);
+        self.tombstones().add(scope.clone());
+        self.drafts().retain(|_, (_, draft)| draft.scope != scope);
         let gone = all.remove(&scope).map_or(0, |records| records.len() as u64);
         answer(gone)
     }
@@ -331,25 +315,5 @@ mod tests {
     #[tokio::test]
     async fn conforms() {
         crate::store::conformance::check(MemoryStore::default).await;
-    }
-
-    #[test]
-    fn remembered_deletions_are_limited_in_time_and_number() {
-        let store = MemoryStore::default();
-        let scope = |n: usize| Scope { tenant: "t".into(), session: format!("{n:05}").into() };
-        let now = Instant::now();
-        let ago = |ago: Duration| now.checked_sub(ago).unwrap();
-        let minute = Duration::from_secs(60);
-        // The first one by name is not the oldest.
-        store.tombstones().extend((0..TOMBSTONES - 1).map(|n| (scope(n), ago(minute))));
-        store.tombstones().insert(scope(5), ago(2 * minute));
-        store.tombstones().insert(scope(TOMBSTONES), ago(TOMBSTONE_LIFE));
-        store.bury(scope(TOMBSTONES + 1));
-        assert!(!store.is_deleted(&scope(TOMBSTONES), ago(2 * TOMBSTONE_LIFE)), "long ago");
-        assert_eq!(store.tombstones().len(), TOMBSTONES, "at the limit");
-        store.bury(scope(TOMBSTONES + 2));
-        assert_eq!(store.tombstones().len(), TOMBSTONES);
-        let remembered = |n| store.tombstones().contains_key(&scope(n));
-        assert!(!remembered(5) && remembered(0) && remembered(TOMBSTONES + 2));
     }
 }

@@ -19,6 +19,7 @@ mod random;
 pub mod recall;
 mod record;
 pub mod sqlite;
+mod tombstones;
 
 #[cfg(test)]
 mod conformance;
@@ -28,7 +29,6 @@ pub use self::record::{Record, RecordKind, Scope};
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -124,6 +124,9 @@ pub enum StoreError {
     /// The store cannot be opened; the message says what to do.
     #[error("{0}")]
     Unusable(String),
+    /// Another process uses the data folder; the message says what to do.
+    #[error("{0}")]
+    InUse(String),
     /// The store's file is damaged, or is no store; the message says what to do.
     #[error("{0}")]
     Damaged(String),
@@ -167,8 +170,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Writes drafts, each replacing the one before it, and removes those whose exchanges `ended` without a
-    /// turn. It is also the heartbeat of their instance. Drafts of scopes that were deleted since the draft
-    /// was begun are left out.
+    /// turn. Drafts of scopes that were deleted since the draft was begun are left out.
     fn put_drafts(
         &self,
         instance: u64,
@@ -176,10 +178,12 @@ pub trait Store: Send + Sync + 'static {
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()>;
 
-    /// Makes turns from the drafts of other instances that are dead: silent for `lease` while this store
-    /// watched, or ended before it was opened. Returns the scopes of the turns made since the last call. A
-    /// draft whose turn exists is removed.
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>>;
+    /// Makes turns from the drafts of other instances that have ended: of all others, in a store that only one
+    /// process uses. Returns the scopes of the turns. A draft whose turn exists is removed.
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>>;
+
+    /// Whether several processes may use it at the same time. Only then they claim work, and read what others wrote.
+    fn is_shared(&self) -> bool;
 
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>>;

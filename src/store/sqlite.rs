@@ -14,7 +14,6 @@ mod packing;
 mod readers;
 mod retention;
 mod schema;
-mod tombstones;
 mod upkeep;
 mod writer;
 
@@ -34,7 +33,6 @@ use super::{
 };
 use crate::context::{Millis, SessionId, TenantId};
 use connection::{BUSY, beside, connect, is_database, tune};
-use drafts::FolderLock;
 use errors::{because, failed, trouble_with, unusable};
 use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
@@ -67,8 +65,6 @@ struct Database {
     traffic: Readers,
     admin: Readers,
     path: PathBuf,
-    /// Shows other processes that this one uses the file.
-    _lock: FolderLock,
 }
 
 /// The load of a store, and its size.
@@ -107,19 +103,13 @@ impl SqliteStore {
         // Before the tables change, so that freed pages are overwritten, too.
         tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
-        let mut made = Vec::new();
-        let lock = FolderLock::take(path, || {
-            let adopting = upkeep::in_transaction(&connection, || drafts::adopt_all(&connection));
-            // On a full disk they remain as drafts, until there is room.
-            made = adopting.unwrap_or_default();
-        });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
         let make_way = Arc::<ReaderGate>::default();
         let beside = connect(path)?;
-        let writer = Writer::start(path, connection, beside, made, make_way.clone());
+        let writer = Writer::start(path, connection, beside, make_way.clone());
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let admin = Readers::start(path, ADMIN, make_way)?;
-        let file = Database { writer, traffic, admin, path: path.into(), _lock: lock };
+        let file = Database { writer, traffic, admin, path: path.into() };
         Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
@@ -273,8 +263,12 @@ impl Store for SqliteStore {
         self.file.writer.submit(|answer| WriterJob::Draft { instance, drafts, ended, answer })
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.file.writer.submit(|answer| WriterJob::Adopt { instance, lease, answer })
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.file.writer.submit(|answer| WriterJob::Adopt { instance, answer })
+    }
+
+    fn is_shared(&self) -> bool {
+        false
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

@@ -33,6 +33,10 @@ impl Ledgers {
         let Some(DraftBatch { due, ended }) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
         let keys: Vec<u128> = due.iter().map(DueDraft::key).collect();
+        if drafts.is_empty() && ended.is_empty() {
+            // Nothing has arrived since they were written.
+            return Ok(());
+        }
         let instance = self.drafts.instance();
         let written = self.store.put_drafts(instance, drafts, ended.clone()).await;
         match &written {
@@ -46,20 +50,19 @@ impl Ledgers {
         written
     }
 
-    /// Makes turns from the drafts of dead processes, which were silent for `lease`: returns how many were
-    /// made since the last call.
+    /// Makes turns from the drafts of processes that were killed; returns how many.
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub(crate) async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
-        let mut made = self.store.adopt_drafts(self.drafts.instance(), lease).await?;
-        let count = made.len();
-        made.sort();
-        made.dedup();
-        for scope in made {
+    pub(crate) async fn adopt_drafts(&self) -> Result<usize, StoreError> {
+        let mut scopes = self.store.adopt_drafts(self.drafts.instance()).await?;
+        let count = scopes.len();
+        scopes.sort();
+        scopes.dedup();
+        for scope in scopes {
             self.find_interrupted(&scope).await?;
             if lock(&self.caches).held(&scope).is_some() {
-                self.refresh(&scope).await?;
+                self.reload(&scope).await?;
             }
         }
         Ok(count)

@@ -13,12 +13,13 @@ use tokio::sync::Notify;
 
 use super::lock::lock;
 use super::records::{record, turn_key};
+use crate::clock::wall_micros;
 use crate::context::{Fact, Millis, TenantId, Turn};
 use crate::dialect::{ReplyProgress, ResponseReader};
 use crate::store::Scope;
 use crate::store::drafts::Draft;
 
-/// How often one exchange's draft is written. Each time is a heartbeat of the instance, also if nothing has changed.
+/// How often one exchange's draft is written, if anything has changed.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Most drafts in one write, because turns wait for it. With more exchanges in flight, each is written less
 /// often.
@@ -148,8 +149,9 @@ impl Drop for DraftGuard {
 
 impl Drafts {
     pub(super) fn new() -> Self {
-        // Without randomness all processes are one instance: its drafts are then found when it starts alone.
-        Self { instance: getrandom::u64().unwrap_or_default(), ..Self::default() }
+        // Without randomness, the time of its start tells it from the processes before it.
+        let instance = getrandom::u64().unwrap_or_else(|_| wall_micros().cast_unsigned());
+        Self { instance, ..Self::default() }
     }
 
     /// This process, among those that use the store.

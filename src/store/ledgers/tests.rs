@@ -250,8 +250,12 @@ impl Store for Dead {
         Box::pin(std::future::ready(Err(StoreError::Closed)))
     }
 
-    fn adopt_drafts(&self, _: u64, _: Duration) -> StoreFuture<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, _: u64) -> StoreFuture<'_, Vec<Scope>> {
         Box::pin(std::future::pending())
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn get(&self, _: Scope, _: RecordKind, _: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -351,8 +355,12 @@ impl Store for Slow {
         self.inner.put_drafts(instance, drafts, ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.adopt_drafts(instance, lease)
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

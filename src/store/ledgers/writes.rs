@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
-use super::session_cache::{self, SessionCache};
+use super::session_cache;
 use super::{Ledgers, fingerprints};
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
@@ -201,15 +201,6 @@ impl Ledgers {
                 Ok(())
             }
         }
-    }
-
-    /// Removes what is known about a session here, because another process deleted it.
-    fn forget_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
-        lock(&self.caches).remove_cache(scope, cache);
-        drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
-        lock(&self.fingerprints).forget(std::slice::from_ref(scope));
-        lock(&self.latest_requests).forget(scope);
-        lock(&self.pending_compactions).forget(scope);
     }
 
     /// Stores one fact of a session beside its exchange: in memory at once, then in the store. For a session

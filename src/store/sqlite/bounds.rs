@@ -22,9 +22,7 @@ async fn a_long_admin_query_does_not_make_the_log_grow() {
             tokio::spawn(async move {
                 let mut ended = 0;
                 loop {
-                    let look = |it: &Connection| {
-                        it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
-                    };
+                    let look = |it: &Connection| it.query_row(LOOK, [], |row| row.get::<_, i64>(0));
                     let trouble = admin.read(look).await.unwrap_err();
                     if matches!(trouble, StoreError::Closed) {
                         return ended;

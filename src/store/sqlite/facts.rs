@@ -13,7 +13,6 @@ use serde::Deserialize;
 
 use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
-use super::tombstones;
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
@@ -312,6 +311,17 @@ fn replace(
     insert(connection, scope, record, tally)
 }
 
+/// Deletes a session: from now on it cannot be found. Returns how many records it had.
+pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::Result<u64> {
+    let mut delete =
+        connection.prepare_cached("DELETE FROM scopes WHERE id = ?1 RETURNING records, bytes")?;
+    let row = delete.query_row([id], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
+    let Some((records, bytes)) = row.optional()? else { return Ok(0) };
+    let mut insert = connection.prepare_cached("INSERT INTO doomed VALUES (?1, ?2, ?3)")?;
+    insert.execute(params![id, bytes, urgent])?;
+    Ok(u64::try_from(records).unwrap_or(0))
+}
+
 /// Removes a draft.
 pub(super) fn remove_draft(connection: &Connection, key: u128) -> rusqlite::Result<()> {
     let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
@@ -376,7 +386,7 @@ fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     let too_many = series.len().saturating_sub(MOST_SERIES);
     let too_old = series.partition_point(|(used, _)| *used < before);
     let mut unused = series.iter().take(too_many.max(too_old));
-    unused.try_for_each(|(_, id)| tombstones::doom(connection, *id, false).map(drop))
+    unused.try_for_each(|(_, id)| doom(connection, *id, false).map(drop))
 }
 
 /// The value of a record.

@@ -81,7 +81,7 @@ CREATE TABLE signs (
     PRIMARY KEY (tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX signs_by_scope ON signs (scope);
--- Exchanges on their way: the turn of each as it would be if nothing more came.
+-- Exchanges on their way: the turn of each as it would be if nothing more came. The instance is the process.
 CREATE TABLE drafts (
     id       INTEGER PRIMARY KEY,
     key      BLOB NOT NULL UNIQUE,
@@ -91,11 +91,6 @@ CREATE TABLE drafts (
     at       INTEGER NOT NULL,
     value    NOT NULL
 );
--- The processes that they are of. A beat that goes on says that its process lives.
-CREATE TABLE instances (id INTEGER PRIMARY KEY, beat INTEGER NOT NULL);
--- Sessions that were deleted on request, each by a hash of its name: what was in flight then is not kept.
-CREATE TABLE tombstones (key BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX tombstones_by_time ON tombstones (at);
 
 CREATE VIEW turns AS SELECT
     datetime(facts.at / 1000, 'unixepoch') AS time,
@@ -150,9 +145,13 @@ pub(super) fn check(layout: i64, path: &Path) -> Result<(), StoreError> {
         return Ok(());
     }
     let reason = if layout > LAYOUT {
-        format!("a newer Plimsoll wrote it (layout {layout}, this one knows {LAYOUT}); use that one")
+        format!(
+            "a newer Plimsoll wrote it (layout {layout}, this one knows {LAYOUT}); use that one"
+        )
     } else {
-        format!("a Plimsoll before 0.1.0 wrote it (layout {layout}, this one knows {LAYOUT}); move it away")
+        format!(
+            "a Plimsoll before 0.1.0 wrote it (layout {layout}, this one knows {LAYOUT}); move it away"
+        )
     };
     Err(unusable(path, &reason))
 }

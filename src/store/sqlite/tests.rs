@@ -1,7 +1,6 @@
 use std::time::Instant;
 
 use super::*;
-use crate::store::claims::Claims;
 use crate::store::conformance::{self, scope, turn};
 
 #[tokio::test]
@@ -28,9 +27,8 @@ async fn facts_outlive_the_process() {
     assert_eq!(store.tenant_key().await.unwrap(), key);
 }
 
-/// A process that starts while no other runs knows that all earlier ones have ended.
 #[tokio::test]
-async fn drafts_of_an_ended_process_are_adopted_when_the_store_is_opened() {
+async fn drafts_of_a_process_that_ended_become_turns() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let value = r#"{"kind":"turn","request":"r","usage":{"input":40},"outcome":"interrupted"}"#;
@@ -38,16 +36,12 @@ async fn drafts_of_an_ended_process_are_adopted_when_the_store_is_opened() {
         |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10), since: Instant::now() };
     let first = SqliteStore::open(&path).unwrap();
     first.put_drafts(7, vec![draft(1), draft(2)], vec![2]).await.unwrap();
-    // A second process at the same time does not take the drafts of the first as interrupted.
+    drop(first);
     let second = SqliteStore::open(&path).unwrap();
-    assert_eq!(second.scan(scope("t", "s"), 9).await.unwrap(), []);
-    assert_eq!(second.adopt_drafts(8, crate::store::drafts::LEASE).await.unwrap(), []);
-    drop((first, second));
-    let third = SqliteStore::open(&path).unwrap();
-    assert_eq!(third.scan(scope("t", "s"), 9).await.unwrap(), [draft(1).record]);
-    assert_eq!(third.adopt_drafts(9, crate::store::drafts::LEASE).await.unwrap().len(), 1);
-    assert_eq!(third.adopt_drafts(9, crate::store::drafts::LEASE).await.unwrap(), [], "told once");
-    let row = third.read(|connection| {
+    assert_eq!(second.adopt_drafts(9).await.unwrap(), [scope("t", "s")]);
+    assert_eq!(second.scan(scope("t", "s"), 9).await.unwrap(), [draft(1).record]);
+    assert_eq!(second.adopt_drafts(9).await.unwrap(), [], "once");
+    let row = second.read(|connection| {
         let query = "SELECT outcome, input, (SELECT count(*) FROM drafts) FROM turns";
         connection.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
     });
@@ -79,7 +73,10 @@ async fn a_file_of_another_layout_is_refused_and_left_alone() {
     let path = folder.path().join("p.db");
     drop(SqliteStore::open(&path).unwrap());
     for (layout, reason) in [
-        (schema::LAYOUT + 1, "a newer Plimsoll wrote it (layout 8, this one knows 7); use that one"),
+        (
+            schema::LAYOUT + 1,
+            "a newer Plimsoll wrote it (layout 8, this one knows 7); use that one",
+        ),
         (schema::LAYOUT - 1, "a Plimsoll before 0.1.0 wrote it (layout 6, this one knows 7); move"),
     ] {
         let connection = Connection::open(&path).unwrap();
@@ -171,12 +168,7 @@ pub(super) fn file_bytes(path: &Path) -> u64 {
 /// that is not there.
 #[tokio::test]
 async fn no_store_query_needs_a_temporary_sort() {
-    let sources = [
-        include_str!("facts.rs"),
-        include_str!("drafts.rs"),
-        include_str!("tombstones.rs"),
-        include_str!("upkeep.rs"),
-    ];
+    let sources = [include_str!("facts.rs"), include_str!("drafts.rs"), include_str!("upkeep.rs")];
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let mut connection = connect(&path).unwrap();
@@ -242,9 +234,8 @@ async fn the_text_of_a_deleted_session_is_in_no_file() {
         if holding.is_empty() {
             break;
         }
-        let doomed = store.read(|it| {
-            it.query_row("SELECT count(*) FROM doomed", [], |row| row.get::<_, i64>(0))
-        });
+        let doomed = store
+            .read(|it| it.query_row("SELECT count(*) FROM doomed", [], |row| row.get::<_, i64>(0)));
         let doomed = doomed.await.unwrap();
         assert!(std::time::Instant::now() < until, "{holding:?}, {doomed} to be deleted");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -496,44 +487,4 @@ async fn a_sessions_row_counts_what_its_records_take() {
         store.put_if_absent(scope("t", "s"), vec![turn_of(outcome)]).await.unwrap();
         assert_eq!(row().await, (4, (2 + 160) + (10 + 160) + 90 + bytes + 160), "{outcome}");
     }
-}
-
-/// A process that starts waits for another that is starting, and then shares the folder.
-#[test]
-fn a_start_waits_for_another_start_and_shares_the_folder() {
-    let folder = conformance::folder();
-    let path = folder.path().join("p.db");
-    let other = std::fs::File::open(folder.path()).unwrap();
-    other.lock().unwrap();
-    let starting = std::thread::spawn(move || {
-        let mut is_alone = false;
-        let began = Instant::now();
-        let lock = FolderLock::take(&path, || is_alone = true);
-        (is_alone, began.elapsed(), lock)
-    });
-    std::thread::sleep(Duration::from_millis(100));
-    other.unlock().unwrap();
-    let (is_alone, waited, lock) = starting.join().unwrap();
-    assert!(!is_alone && waited < Duration::from_secs(4), "{waited:?}");
-    assert!(other.try_lock().is_err(), "it has the folder");
-    other.try_lock_shared().unwrap();
-    other.unlock().unwrap();
-    drop(lock);
-    assert!(other.try_lock().is_ok());
-}
-
-#[tokio::test]
-async fn the_claims_of_processes_that_ended_are_dropped_at_the_start() {
-    let folder = conformance::folder();
-    let path = folder.path().join("p.db");
-    let claim = async |store: &SqliteStore, holder| {
-        Claims::new(Arc::new(store.clone())).claim("a summary", holder, 5, 1000).await.unwrap()
-    };
-    let first = SqliteStore::open(&path).unwrap();
-    assert!(claim(&first, 1).await);
-    let second = SqliteStore::open(&path).unwrap();
-    assert!(!claim(&second, 2).await, "the first one is there");
-    drop((first, second));
-    let third = SqliteStore::open(&path).unwrap();
-    assert!(claim(&third, 3).await, "both have ended");
 }

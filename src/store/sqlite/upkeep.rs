@@ -12,8 +12,8 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::columns::scope_in;
 use super::connection::beside;
+use super::facts::doom;
 use super::retention::RetentionRule;
-use super::tombstones;
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 
@@ -91,7 +91,6 @@ impl Upkeep {
         rule: RetentionRule,
     ) -> rusqlite::Result<SweepStep> {
         in_transaction(connection, || {
-            tombstones::prune(connection)?;
             // A few at a time: the size is measured again before more are deleted.
             if next_doomed(connection)?.is_some() {
                 return Ok(SweepStep { more: true, ..SweepStep::default() });
@@ -286,7 +285,7 @@ fn forget_while(
         if !is_next(used, bytes) {
             break;
         }
-        expired.records += tombstones::doom(connection, id, false)?;
+        expired.records += doom(connection, id, false)?;
         expired.scopes.push(scope);
     }
     Ok(expired)
@@ -489,18 +488,16 @@ mod tests {
     fn the_log_is_emptied_after_a_deletion_on_request_and_not_after_expiry() {
         let mut file = UpkeepFixture::new();
         file.rests();
-        assert_eq!(file.upkeep.log_bytes(), 0, "another process may have left something in it");
+        assert_eq!(file.upkeep.log_bytes(), 0, "an earlier process may have left something in it");
         let there = |file: &UpkeepFixture| file.upkeep.log_bytes() > 0;
         let doom = |file: &UpkeepFixture, urgent| {
             file.put(&scope("t", "s"), &[turn(1, "t", 1)]);
             let id = file.number("SELECT id FROM scopes WHERE session = 's'") as i64;
-            in_transaction(&file.connection, || tombstones::doom(&file.connection, id, urgent))
-                .unwrap();
+            in_transaction(&file.connection, || doom(&file.connection, id, urgent)).unwrap();
         };
         doom(&file, false);
         file.rests();
         assert!(there(&file), "it expired");
-        // Another process deleted it, so this one was not told.
         doom(&file, true);
         file.rests();
         assert!(!there(&file), "it was deleted");

@@ -19,9 +19,10 @@ use super::errors::failed;
 use super::readers::ReaderGate;
 use super::retention::RetentionRule;
 use super::upkeep::{self, Upkeep, in_transaction};
-use super::{drafts, facts, tombstones};
-use crate::store::drafts::{Draft, HeartbeatWatch};
-use crate::store::precondition::{Precondition, WriteToken};
+use super::{drafts, facts};
+use crate::store::drafts::Draft;
+use crate::store::precondition::Precondition;
+use crate::store::tombstones::Tombstones;
 use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};
 
 /// Jobs that may wait. A disk that is slower than this will not catch up while a client waits.
@@ -75,7 +76,6 @@ pub(super) enum WriterJob {
     },
     Adopt {
         instance: u64,
-        lease: Duration,
         answer: DueAnswer<Vec<Scope>>,
     },
     Drop {
@@ -151,7 +151,6 @@ impl Writer {
         path: &Path,
         connection: Connection,
         beside: Connection,
-        made: Vec<Scope>,
         make_way: Arc<ReaderGate>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
@@ -172,8 +171,7 @@ impl Writer {
             upkeep: Upkeep::new(path),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
-            watch: HeartbeatWatch::default(),
-            made,
+            tombstones: Tombstones::default(),
             worked: false,
             since: 0,
             checkpoint: (due, checkpoint),
@@ -257,10 +255,7 @@ struct WriterThread {
     upkeep_due: Option<Instant>,
     /// Why the last step failed, until one succeeds or the failure is reported.
     failure: Option<StoreError>,
-    /// The heartbeats of other processes on the file.
-    watch: HeartbeatWatch,
-    /// Scopes with turns made from drafts, until they are asked for.
-    made: Vec<Scope>,
+    tombstones: Tombstones,
     /// Whether a step changed anything since there was last nothing to do.
     worked: bool,
     /// Jobs since the last checkpoint.
@@ -397,9 +392,7 @@ impl WriterThread {
                     self.since += drafts.len();
                     writes.push(QueuedWrite::Draft(instance, drafts, ended, answer));
                 }
-                WriterJob::Adopt { instance, lease, answer } => {
-                    adoptions.push((instance, lease, answer));
-                }
+                WriterJob::Adopt { instance, answer } => adoptions.push((instance, answer)),
                 WriterJob::Drop { scope, answer } => writes.push(QueuedWrite::Drop(scope, answer)),
                 WriterJob::Expire { rule, answer } => rules.push((rule, answer)),
                 WriterJob::Close { answer } => close = Some(answer),
@@ -410,8 +403,10 @@ impl WriterThread {
         }
         self.since += writes.len();
         self.write(writes);
-        for (instance, lease, answer) in adoptions {
-            drop(answer.send(self.adopt(instance, lease).map_err(failed)));
+        for (instance, answer) in adoptions {
+            let connection = &self.connection;
+            let adopted = in_transaction(connection, || drafts::adopt(connection, instance));
+            drop(answer.send(adopted.map_err(failed)));
         }
         for (rule, answer) in rules {
             let expired = self.upkeep.expire(&self.connection, rule);
@@ -425,31 +420,19 @@ impl WriterThread {
         close
     }
 
-    /// Makes turns from the drafts of dead processes; returns the scopes since the last call.
-    fn adopt(&mut self, instance: u64, lease: Duration) -> rusqlite::Result<Vec<Scope>> {
-        let connection = &self.connection;
-        let mut others = drafts::beats(connection)?;
-        others.retain(|(other, _)| *other != instance);
-        let gone = self.watch.gone(&others, lease);
-        for other in gone {
-            let made = in_transaction(connection, || drafts::adopt(connection, other))?;
-            self.made.extend(made);
-        }
-        Ok(std::mem::take(&mut self.made))
-    }
-
     /// Does the writes in one transaction; if it fails, nothing is stored and all are refused.
     fn write(&mut self, writes: Vec<QueuedWrite>) {
         if writes.is_empty() {
             return;
         }
         let connection = &self.connection;
+        let tombstones = &mut self.tombstones;
         let is_full = self.is_full;
         let written = in_transaction(connection, || {
             if is_full {
                 connection.prepare_cached(PROBE)?.execute([])?;
             }
-            let outcomes = writes.iter().map(|write| write.apply(connection));
+            let outcomes = writes.iter().map(|write| write.apply(connection, tombstones));
             outcomes.collect::<rusqlite::Result<Vec<_>>>()
         });
         if writes.iter().any(|write| matches!(write, QueuedWrite::Drop(..))) {
@@ -512,39 +495,45 @@ impl WriterThread {
 }
 
 /// Why a write is refused; `None` if its precondition holds.
-fn refusal(
-    connection: &Connection,
-    scope: &Scope,
-    only_if: &Precondition,
-) -> rusqlite::Result<Option<StoreError>> {
-    let is_deleted = match only_if.since {
-        Some(since) => tombstones::is_deleted(connection, scope, since)?,
-        None => false,
-    };
-    if is_deleted {
-        return Ok(Some(StoreError::Deleted));
+fn refusal(tombstones: &Tombstones, scope: &Scope, only_if: &Precondition) -> Option<StoreError> {
+    if only_if.since.is_some_and(|since| tombstones.is_deleted(scope, since)) {
+        return Some(StoreError::Deleted);
     }
-    let begins = only_if.token.as_ref().is_none_or(WriteToken::begin);
-    Ok((!begins).then_some(StoreError::Cancelled))
+    match &only_if.token {
+        Some(token) if !token.begin() => Some(StoreError::Cancelled),
+        _ => None,
+    }
 }
 
 impl QueuedWrite {
-    fn apply(&self, connection: &Connection) -> rusqlite::Result<CommitOutcome> {
+    fn apply(
+        &self,
+        connection: &Connection,
+        tombstones: &mut Tombstones,
+    ) -> rusqlite::Result<CommitOutcome> {
         match self {
             QueuedWrite::Put(scope, records, only_if, _) => {
-                match refusal(connection, scope, only_if)? {
+                match refusal(tombstones, scope, only_if) {
                     Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
                     None => facts::put(connection, scope, records).map(CommitOutcome::Puts),
                 }
             }
             QueuedWrite::Draft(instance, drafts, ended, _) => {
-                drafts::put(connection, *instance, drafts, ended).map(|()| CommitOutcome::Drafted)
+                for draft in drafts {
+                    if !tombstones.is_deleted(&draft.scope, draft.since) {
+                        drafts::put(connection, *instance, draft)?;
+                    }
+                }
+                for key in ended {
+                    facts::remove_draft(connection, *key)?;
+                }
+                Ok(CommitOutcome::Drafted)
             }
             QueuedWrite::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
-                tombstones::add(connection, scope)?;
+                tombstones.add(scope.clone());
                 let count = match facts::scope_id(connection, scope)? {
-                    Some(id) => tombstones::doom(connection, id, true)?,
+                    Some(id) => facts::doom(connection, id, true)?,
                     None => 0,
                 };
                 Ok(CommitOutcome::Count(count))
@@ -612,8 +601,7 @@ mod tests {
                 upkeep: Upkeep::new(&folder.path().join("other")),
                 upkeep_due: None,
                 failure: None,
-                watch: HeartbeatWatch::default(),
-                made: Vec::new(),
+                tombstones: Tombstones::default(),
                 worked: false,
                 since: 0,
                 checkpoint: (sync_channel(1).0, None),

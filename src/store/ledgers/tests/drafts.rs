@@ -10,7 +10,7 @@ fn drafted(opened: &OpenedSession) -> Turn {
 
 async fn interrupted(store: &Arc<MemoryStore>) -> Vec<Turn> {
     let after = ledgers(store);
-    let count = after.adopt_drafts(Duration::ZERO).await.unwrap();
+    let count = after.adopt_drafts().await.unwrap();
     let mut turns = Vec::new();
     for line in after.sessions(ScopePage::first(99)).await.unwrap() {
         let of = |ledger: &Ledger| ledger.turns().map(|turn| Turn::clone(turn)).collect::<Vec<_>>();
@@ -129,23 +129,6 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
     assert_eq!(due(), Some((0, vec![key])));
 }
 
-/// Other processes see that this one is alive, even if its exchange makes no progress.
-#[tokio::test]
-async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
-    let store = Arc::new(MemoryStore::default());
-    let (ours, theirs) = (ledgers(&store), ledgers(&store));
-    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    let _guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
-    ours.write_drafts(7).await.unwrap();
-    let second = Duration::from_secs(1);
-    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 0, "seen for the first time");
-    tokio::time::sleep(second).await;
-    ours.write_drafts(8).await.unwrap();
-    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 0, "it lives");
-    tokio::time::sleep(second).await;
-    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 1, "it has been silent");
-}
-
 /// The process is killed while a reply streams; what comes of it later completes the turn, once, and for its tenant alone.
 #[tokio::test]
 async fn the_rest_of_an_interrupted_reply_finds_its_turn() {
@@ -167,7 +150,7 @@ async fn the_rest_of_an_interrupted_reply_finds_its_turn() {
         ours.write_drafts(7).await.unwrap();
         std::mem::forget(guard);
         assert_eq!(theirs.complete_turn(&"t".into(), "resp", whole).await.unwrap(), None);
-        assert_eq!(theirs.adopt_drafts(Duration::ZERO).await.unwrap(), 1);
+        assert_eq!(theirs.adopt_drafts().await.unwrap(), 1);
         assert_eq!(theirs.complete_turn(&"u".into(), "resp", whole).await.unwrap(), None);
         let turn = theirs.complete_turn(&"t".into(), "resp", whole).await.unwrap().unwrap();
         assert_eq!(turn.outcome, Outcome::Complete);
