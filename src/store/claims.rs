@@ -82,29 +82,31 @@ impl Claims {
         }
         let Some(last) = self.count(what).await?.checked_sub(1) else { return Ok(()) };
         if self.holder(what, last, now).await? == Some(format!("{holder:016x}")) {
-            let (key, value) = (release_key(what, last), "\"released\"".into());
+            let key = release_key(what, last);
+            let value = "\"released\"".into();
             let record = Record { kind: RecordKind::Learned, key, value, at: now };
             self.store.put_if_absent(scope(), vec![record]).await?;
         }
         Ok(())
     }
 
-    /// How many claims there were of a piece of work. They are numbered without gaps, so few have to be looked at.
     async fn count(&self, what: &str) -> Result<u64, StoreError> {
+        // They are numbered without gaps, so few have to be looked at.
         let mut beyond = 1;
         while self.exists(claim_key(what, beyond - 1)).await? {
             beyond *= 2;
         }
-        let mut least = beyond / 2;
-        let mut most = beyond - 1;
-        while least < most {
-            let middle = least + (most - least) / 2;
+        // The last one that exists is between the last two numbers that were tried.
+        let mut low = beyond / 2;
+        let mut high = beyond - 1;
+        while low < high {
+            let middle = low + (high - low) / 2;
             match self.exists(claim_key(what, middle)).await? {
-                true => least = middle + 1,
-                false => most = middle,
+                true => low = middle + 1,
+                false => high = middle,
             }
         }
-        Ok(least)
+        Ok(low)
     }
 
     /// Who holds a claim, unless it has expired or was released.
@@ -138,7 +140,7 @@ mod tests {
     use crate::store::memory::MemoryStore;
 
     #[tokio::test]
-    async fn a_claim_is_held_until_its_expiry_or_release() {
+    async fn claims_are_held_until_expiry() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
         let claim =
             async |holder, now| claims.claim("sum up", holder, now, now + 10).await.unwrap();
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_can_be_claimed_any_number_of_times() {
+    async fn work_can_be_claimed_repeatedly() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
         for at in 0..70 {
             assert!(claims.claim("sum up", at, at, at + 10).await.unwrap(), "{at}");

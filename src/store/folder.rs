@@ -119,13 +119,14 @@ pub(crate) fn run_log(folder: &Path) -> io::Result<File> {
 
 /// Removes the permissions of others; returns a warning if there is one.
 pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
-    let found = std::fs::metadata(path)?;
-    let was = found.mode() & 0o7777;
-    let shown = path.display();
-    if found.file_type().is_socket() {
+    let metadata = std::fs::metadata(path)?;
+    let was = metadata.mode() & 0o7777;
+    let path_text = path.display();
+    if metadata.file_type().is_socket() {
+        // Its mode is set where it is opened.
         return Ok(None);
     }
-    let owner = found.uid();
+    let owner = metadata.uid();
     // Root can see everything anyhow; any other owner can, whatever the mode.
     let is_strangers = owner != 0 && owner != rustix::process::geteuid().as_raw();
     if was & OTHERS == 0 && !is_strangers {
@@ -133,29 +134,29 @@ pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
     }
     if owner != rustix::process::geteuid().as_raw() {
         return Ok(Some(format!(
-            "{shown} belongs to another user (id {owner}), and its mode is {was:04o}: others may see or \
+            "{path_text} belongs to another user (id {owner}), and its mode is {was:04o}: others may see or \
              change what is kept here. It was left as it is",
         )));
     }
-    if is_shared(&found) {
+    if is_shared(&metadata) {
         return Ok(Some(format!(
-            "{shown} is a folder that many users share (mode {was:04o}). It was left as it is: name \
+            "{path_text} is a folder that many users share (mode {was:04o}). It was left as it is: name \
              a folder of your own with --data"
         )));
     }
     Ok(Some(match std::fs::set_permissions(path, Permissions::from_mode(mode)) {
         Ok(()) => {
-            format!("{shown} was open to others (mode {was:04o}); its mode is now {mode:04o}")
+            format!("{path_text} was open to others (mode {was:04o}); its mode is now {mode:04o}")
         }
         Err(error) => format!(
-            "{shown} is open to others (mode {was:04o}), and that cannot be changed: {error}. Run \
-             `chmod {mode:o} {shown}`"
+            "{path_text} is open to others (mode {was:04o}), and that cannot be changed: {error}. Run \
+             `chmod {mode:o} {path_text}`"
         ),
     }))
 }
 
-fn is_shared(found: &Metadata) -> bool {
-    found.is_dir() && found.mode() & STICKY != 0
+fn is_shared(metadata: &Metadata) -> bool {
+    metadata.is_dir() && metadata.mode() & STICKY != 0
 }
 
 #[cfg(test)]
@@ -172,13 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn a_created_folder_and_its_files_are_private_to_the_user() {
+    fn a_new_data_folder_is_private() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("share/plimsoll");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
         let store = SqliteStore::open(&folder.join(DATABASE)).unwrap();
         drop(append(&folder.join(RUN_LOG)).unwrap());
-        assert_eq!((mode(&folder), mode(folder.parent().unwrap())), (0o700, 0o700));
+        assert_eq!(mode(&folder), 0o700);
+        assert_eq!(mode(folder.parent().unwrap()), 0o700);
         let mut files = 0;
         for file in std::fs::read_dir(&folder).unwrap() {
             let file = file.unwrap().path();
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn wider_modes_are_narrowed_and_reported_once() {
+    fn wide_modes_are_narrowed_once() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("data");
         std::fs::create_dir(&folder).unwrap();
@@ -206,13 +208,14 @@ mod tests {
         assert!(
             warnings[1].ends_with("run.log was open to others (mode 0644); its mode is now 0600")
         );
-        assert_eq!((mode(&folder), mode(&log)), (0o700, 0o600));
+        assert_eq!(mode(&folder), 0o700);
+        assert_eq!(mode(&log), 0o600);
         assert_eq!(mode(&folder.join("of-the-user.txt")), 0o644, "not ours to change");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
     }
 
     #[test]
-    fn a_folder_that_many_share_keeps_its_mode() {
+    fn a_shared_folder_keeps_its_mode() {
         let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o1777);
         let warnings = prepare(folder.path()).unwrap();
@@ -222,7 +225,7 @@ mod tests {
 
     /// Another process may have renamed it a moment ago, or the name may be taken.
     #[test]
-    fn a_log_that_cannot_be_renamed_is_still_appended_to() {
+    fn a_log_without_rotation_is_used() {
         let home = crate::store::conformance::folder();
         let [log, old] = [RUN_LOG, OLD_RUN_LOG].map(|name| home.path().join(name));
         File::create(&log).unwrap().set_len(RUN_LOG_BYTES + 1).unwrap();
@@ -233,7 +236,7 @@ mod tests {
 
     /// A volume in Kubernetes belongs to root, with one of our groups. It must be usable.
     #[test]
-    fn a_folder_of_another_user_is_reported_and_still_used() {
+    fn a_strangers_folder_is_reported() {
         if !rustix::process::geteuid().is_root() {
             // Only root can give a folder away, so a folder of root's is used instead.
             let warnings = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_locked_for_one_process_until_the_lock_is_dropped() {
+    fn one_process_locks_the_folder() {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
         let in_use = lock(home.path()).unwrap_err();
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_locks_is_reported() {
+    fn missing_locks_are_reported() {
         let error = not_locked(Path::new("/data"), rustix::io::Errno::OPNOTSUPP);
         assert!(matches!(error, StoreError::Unusable(_)));
         assert!(error.to_string().contains("/data cannot be used: its file system has no locks"));
@@ -270,7 +273,7 @@ mod tests {
 
     /// A symbolic link to itself is an error, not a missing file.
     #[test]
-    fn a_file_without_readable_metadata_is_an_error() {
+    fn unreadable_metadata_is_an_error() {
         let home = crate::store::conformance::folder();
         let file = home.path().join(DATABASE);
         std::os::unix::fs::symlink(&file, &file).unwrap();

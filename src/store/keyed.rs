@@ -38,13 +38,13 @@ struct Cipher {
 }
 
 impl Cipher {
-    /// The cipher for an installation's secret.
-    fn of(secret: &[u8; 32]) -> Self {
+    fn new(secret: &[u8; 32]) -> Self {
         let key = blake3::derive_key("plimsoll hashes of content in the store, version 1", secret);
         let fingerprint = blake3::derive_key("plimsoll install secret, fingerprint", secret);
-        let mut first = [0; 16];
-        first.copy_from_slice(&key[..16]);
-        Self { blocks: Aes128::new(&first.into()), fingerprint }
+        // A block of AES-128 is as long as a hash, so a keyed hash takes no more room.
+        let mut block_key = [0; 16];
+        block_key.copy_from_slice(&key[..16]);
+        Self { blocks: Aes128::new(&block_key.into()), fingerprint }
     }
 
     /// The cipher for the secret in a data folder, which is made if there is none yet.
@@ -53,13 +53,6 @@ impl Cipher {
     /// [`StoreError::Unusable`]: the file cannot be read or made, or has no valid secret.
     fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
-        let unusable = |why: &str| {
-            let path = path.display();
-            StoreError::Unusable(format!(
-                "{path} cannot be used: {why}. It is the key of stored data; restore it from a backup, \
-                 or move it away to start with a new one"
-            ))
-        };
         if !path.exists() {
             make(folder, &path).map_err(|error| {
                 let path = path.display();
@@ -69,9 +62,11 @@ impl Cipher {
                 ))
             })?;
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| unusable(&error.to_string()))?;
-        let secret = blake3::Hash::from_hex(text.trim());
-        Ok(Self::of(secret.map_err(|_| unusable("it does not contain 64 hex digits"))?.as_bytes()))
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| unusable_secret(&path, &error.to_string()))?;
+        let secret = blake3::Hash::from_hex(text.trim())
+            .map_err(|_| unusable_secret(&path, "it does not contain 64 hex digits"))?;
+        Ok(Self::new(secret.as_bytes()))
     }
 
     /// A fingerprint of the secret, which reveals nothing else about it.
@@ -79,21 +74,18 @@ impl Cipher {
         &self.fingerprint
     }
 
-    /// Encrypts a hash.
     fn encrypt_hash(&self, hash: u128) -> u128 {
         let mut block = hash.to_be_bytes().into();
         self.blocks.encrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
-    /// Decrypts a hash.
     fn open_hash(&self, keyed: u128) -> u128 {
         let mut block = keyed.to_be_bytes().into();
         self.blocks.decrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
-    /// Encrypts the hashes in a value, and marks it.
     fn encrypt_value(&self, value: &[u8]) -> Bytes {
         let mut keyed = Vec::with_capacity(value.len() + 1);
         keyed.push(MARK);
@@ -102,8 +94,8 @@ impl Cipher {
         keyed.into()
     }
 
-    /// Decrypts the hashes in a value. A value without the mark is stored as it is.
     fn open_value(&self, value: Bytes) -> Bytes {
+        // A value without the mark, such as a text, is stored as it is.
         let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
         let mut open = keyed.to_vec();
         change_hashes(&mut open, |hash| self.open_hash(hash));
@@ -128,6 +120,14 @@ impl Cipher {
     }
 }
 
+fn unusable_secret(path: &Path, reason: &str) -> StoreError {
+    let path = path.display();
+    StoreError::Unusable(format!(
+        "{path} cannot be used: {reason}. It is the key of stored data; restore it from a backup, or move it away to \
+         start with a new one"
+    ))
+}
+
 /// Whether records of a kind contain hashes of content.
 fn is_fact(kind: RecordKind) -> bool {
     kind.layout().value == RecordValue::Fact
@@ -138,17 +138,18 @@ fn is_hash(kind: RecordKind) -> bool {
     kind.layout().key == RecordKey::Content
 }
 
-/// Changes every JSON string of exactly 32 lower-case hex digits. The result has the same form and place, so
-/// the reverse change finds the same strings; a string of that form which is no hash is changed and restored
-/// as well.
 fn change_hashes(value: &mut [u8], change: impl Fn(u128) -> u128) {
+    // The result has the same form and place, so the reverse change finds the same strings. A
+    // string of that form which is no hash is changed and restored as well.
     let mut from = 0;
     while let Some(quote) = memchr::memchr(b'"', &value[from..]) {
         let start = from + quote + 1;
         let end = start + DIGITS;
         from = start;
-        let digits = value.get(start..end).filter(|_| value.get(end) == Some(&b'"'));
-        if let Some(hash) = digits.and_then(parsed) {
+        if value.get(end) != Some(&b'"') {
+            continue;
+        }
+        if let Some(hash) = parse_hash(&value[start..end]) {
             let digits = format!("{:032x}", change(hash));
             value[start..end].copy_from_slice(digits.as_bytes());
             from = end;
@@ -156,31 +157,36 @@ fn change_hashes(value: &mut [u8], change: impl Fn(u128) -> u128) {
     }
 }
 
-fn parsed(digits: &[u8]) -> Option<u128> {
-    let nibble = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    digits.iter().try_fold(0, |hash, digit| Some(hash << 4 | u128::from(nibble(*digit)?)))
+fn parse_hash(digits: &[u8]) -> Option<u128> {
+    let mut hash = 0;
+    for digit in digits {
+        let nibble = match digit {
+            b'0'..=b'9' => digit - b'0',
+            // Hashes are written in lower case; other text of that length is left as it is.
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        hash = hash << 4 | u128::from(nibble);
+    }
+    Some(hash)
 }
 
-/// Makes a secret that only its owner can read. Its file appears whole or not at all.
 fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     folder::make(folder)?;
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(std::io::Error::other)?;
     let mut name = [0; 8];
     getrandom::fill(&mut name).map_err(std::io::Error::other)?;
-    let fresh = folder.join(format!(".{FILE}.{:016x}", u64::from_be_bytes(name)));
+    // Renamed once it is whole, so that a crash leaves no half secret under the real name.
+    let temporary = folder.join(format!(".{FILE}.{:016x}", u64::from_be_bytes(name)));
     let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let written = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
         .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&fresh, path));
+        .and_then(|()| std::fs::rename(&temporary, path));
     if let Err(error) = written {
         // What was made of it is of no use; the first error counts.
-        drop(std::fs::remove_file(&fresh));
+        drop(std::fs::remove_file(&temporary));
         return Err(error);
     }
     std::fs::File::open(folder)?.sync_all()
@@ -218,7 +224,6 @@ impl KeyedStore<SqliteStore> {
         Self { store: self.store.for_admin(), cipher: self.cipher.clone() }
     }
 
-    /// The store inside.
     pub(super) fn sqlite(&self) -> &SqliteStore {
         &self.store
     }

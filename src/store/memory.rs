@@ -57,7 +57,6 @@ fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
 }
 
-/// How the exchange of a turn ended.
 fn outcome(turn: &Record) -> Option<Outcome> {
     let value: Value = serde_json::from_slice(&turn.value).ok()?;
     serde_json::from_value(value["outcome"].clone()).ok()
@@ -70,20 +69,30 @@ fn is_completed_by(first: &Record, later: &Record) -> bool {
         && outcomes.is_some_and(|(first, later)| first.is_completed_by(later))
 }
 
-/// When a scope was last used.
 fn used(records: &[Record]) -> Option<Millis> {
     records.iter().map(|record| record.at).max()
 }
 
+fn has_lessons(records: &[Record]) -> bool {
+    records.iter().any(|record| record.kind == RecordKind::Learned)
+}
+
+fn size(records: &[Record]) -> u64 {
+    // Roughly, with what is beside the values.
+    records.iter().map(|record| record.value.len() as u64 + 64).sum()
+}
+
 /// A scope as it is listed; `None` if it has no turn.
 fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
-    let kept: Vec<&Record> =
+    let turns: Vec<&Record> =
         records.iter().filter(|record| record.kind == RecordKind::Turn).collect();
-    let usages = kept.iter().map(|turn| {
+    let usages = turns.iter().map(|turn| {
         let value: Value = serde_json::from_slice(&turn.value).unwrap_or_default();
         Usage::deserialize(&value["usage"]).unwrap_or_default()
     });
-    let (mut input, mut output, mut cache_read) = (0u64, 0u64, 0u64);
+    let mut input = 0u64;
+    let mut output = 0u64;
+    let mut cache_read = 0u64;
     for usage in usages {
         for (_, one) in usage.billed() {
             input = input.saturating_add(one.input.unwrap_or(0));
@@ -98,9 +107,9 @@ fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
         scope: scope.clone(),
         cursor: Cursor { used: used(records)?, id },
         began: records.iter().map(|record| record.at).min()?,
-        newest: kept.iter().map(|turn| turn.at).max()?,
+        newest: turns.iter().map(|turn| turn.at).max()?,
         records: records.len() as u64,
-        turns: kept.len() as u64,
+        turns: turns.len() as u64,
         input,
         output,
         cache_read,
@@ -118,7 +127,7 @@ impl Store for MemoryStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        let mut all = self.records();
+        let mut records_by_scope = self.records();
         if only_if.since.is_some_and(|since| self.is_deleted(&scope, since)) {
             return Box::pin(std::future::ready(Err(StoreError::Deleted)));
         }
@@ -126,26 +135,27 @@ impl Store for MemoryStore {
             return Box::pin(std::future::ready(Err(StoreError::Cancelled)));
         }
         let is_series = scope.is_series();
-        let kept = all.entry(scope).or_default();
-        let puts = records.into_iter().map(|record| {
+        let stored = records_by_scope.entry(scope).or_default();
+        let mut outcomes = Vec::new();
+        for record in records {
             if record.kind == RecordKind::Turn {
                 self.drafts().remove(&record.key);
             }
-            if let Some(first) = found(kept, record.kind, record.key) {
+            if let Some(first) = found(stored, record.kind, record.key) {
                 if !is_completed_by(first, &record) {
-                    return WriteOutcome::Existed(first.value.clone());
+                    outcomes.push(WriteOutcome::Existed(first.value.clone()));
+                    continue;
                 }
-                kept.retain(|it| (it.kind, it.key) != (record.kind, record.key));
+                stored.retain(|other| (other.kind, other.key) != (record.kind, record.key));
             }
-            kept.push(record);
-            WriteOutcome::Written
-        });
-        let puts = puts.collect();
-        if is_series {
-            kept.sort_by_key(|record| std::cmp::Reverse(record.at));
-            kept.truncate(SERIES);
+            stored.push(record);
+            outcomes.push(WriteOutcome::Written);
         }
-        answer(puts)
+        if is_series {
+            stored.sort_by_key(|record| std::cmp::Reverse(record.at));
+            stored.truncate(SERIES);
+        }
+        answer(outcomes)
     }
 
     fn put_drafts(
@@ -154,22 +164,22 @@ impl Store for MemoryStore {
         drafts: Vec<Draft>,
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()> {
-        let mut all = self.drafts();
+        let mut drafts_by_key = self.drafts();
         for draft in drafts {
             if !self.is_deleted(&draft.scope, draft.since) {
-                all.insert(draft.record.key, (instance, draft));
+                drafts_by_key.insert(draft.record.key, (instance, draft));
             }
         }
         for key in ended {
-            all.remove(&key);
+            drafts_by_key.remove(&key);
         }
         answer(())
     }
 
     fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
         let drafts: Vec<Draft> = {
-            let mut all = self.drafts();
-            let others = all.extract_if(.., |_, (owner, _)| *owner != instance);
+            let mut drafts_by_key = self.drafts();
+            let others = drafts_by_key.extract_if(.., |_, (owner, _)| *owner != instance);
             others.map(|(_, (_, draft))| draft).collect()
         };
         Box::pin(async move {
@@ -189,14 +199,14 @@ impl Store for MemoryStore {
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        let all = self.records();
-        let record = all.get(&scope).and_then(|records| found(records, kind, key));
+        let records_by_scope = self.records();
+        let record = records_by_scope.get(&scope).and_then(|records| found(records, kind, key));
         answer(record.map(|record| record.value.clone()))
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        let all = self.records();
-        let records = all.get(&scope).into_iter().flatten();
+        let records_by_scope = self.records();
+        let records = records_by_scope.get(&scope).into_iter().flatten();
         let sizes = records.filter(|record| record.kind == kind);
         answer(sizes.map(|record| record.value.len() as u64).sum())
     }
@@ -206,23 +216,24 @@ impl Store for MemoryStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        let all = self.records();
-        let holder = |fingerprint| {
-            let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
-            let session_by_fingerprint = scopes.filter_map(|(scope, records)| {
-                Some((
-                    found(records, RecordKind::Fingerprint, fingerprint)?.at,
-                    scope.session.clone(),
-                ))
+        let records_by_scope = self.records();
+        for fingerprint in fingerprints {
+            let scopes = records_by_scope.iter().filter(|(scope, _)| scope.tenant == tenant);
+            let sessions = scopes.filter_map(|(scope, records)| {
+                let record = found(records, RecordKind::Fingerprint, fingerprint)?;
+                Some((record.at, scope.session.clone()))
             });
-            session_by_fingerprint.max().map(|(_, session)| session)
-        };
-        answer(fingerprints.into_iter().find_map(holder))
+            if let Some((_, session)) = sessions.max() {
+                return answer(Some(session));
+            }
+        }
+        answer(None)
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        let all = self.records();
-        let holder = all.iter().find(|(_, records)| found(records, kind, key).is_some());
+        let records_by_scope = self.records();
+        let holder =
+            records_by_scope.iter().find(|(_, records)| found(records, kind, key).is_some());
         answer(holder.map(|(scope, _)| scope.clone()))
     }
 
@@ -232,64 +243,62 @@ impl Store for MemoryStore {
             .retain(|record| !matches!(record.kind, RecordKind::Fingerprint | RecordKind::Content));
         records.sort_by_key(|record| record.at);
         let others = records.iter().filter(|record| !record.kind.is_decision()).count();
-        let mut old = others.saturating_sub(newest);
+        // Decisions are always needed, so only others are left out.
+        let mut surplus = others.saturating_sub(newest);
         records.retain(|record| {
-            let is_old = !record.kind.is_decision() && old > 0;
-            old -= usize::from(is_old);
+            let is_old = !record.kind.is_decision() && surplus > 0;
+            surplus -= usize::from(is_old);
             !is_old
         });
         answer(records)
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        let all = self.records();
+        let records_by_scope = self.records();
         let mut lines: Vec<ScopeLine> =
-            all.iter().filter_map(|(scope, records)| line(scope, records)).collect();
+            records_by_scope.iter().filter_map(|(scope, records)| line(scope, records)).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.cursor));
         let rest = lines.into_iter().filter(|line| page.after.is_none_or(|it| line.cursor < it));
         answer(rest.skip(page.skip).take(page.count).collect())
     }
 
     fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        let all = self.records();
+        let records_by_scope = self.records();
         let drafts = self.drafts();
         let on_their_way = drafts.values().map(|(_, draft)| &draft.scope);
-        let is_learned =
-            |records: &[Record]| records.iter().any(|it| it.kind == RecordKind::Learned);
-        let kept = all.iter().filter(|(_, records)| !records.is_empty() && !is_learned(records));
-        let named = kept.map(|(scope, _)| scope).chain(on_their_way);
+        let sessions = records_by_scope
+            .iter()
+            .filter(|(_, records)| !records.is_empty() && !has_lessons(records));
+        let named = sessions.map(|(scope, _)| scope).chain(on_their_way);
         let named: BTreeSet<&Scope> = named.filter(|scope| scope.session == session).collect();
         answer(named.into_iter().cloned().collect())
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        let mut all = self.records();
+        let mut records_by_scope = self.records();
         self.tombstones().add(scope.clone());
         self.drafts().retain(|_, (_, draft)| draft.scope != scope);
-        let gone = all.remove(&scope).map_or(0, |records| records.len() as u64);
-        answer(gone)
+        answer(records_by_scope.remove(&scope).map_or(0, |records| records.len() as u64))
     }
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        let mut all = self.records();
-        let size = |records: &Vec<Record>| -> u64 {
-            records.iter().map(|record| record.value.len() as u64 + 64).sum()
-        };
-        let mut left: u64 = all.values().map(size).sum();
-        let mut lines: Vec<(Millis, Scope, u64)> = all
+        let mut records_by_scope = self.records();
+        let mut total: u64 = records_by_scope.values().map(|records| size(records)).sum();
+        let mut lines: Vec<(Millis, Scope, u64)> = records_by_scope
             .iter()
-            .filter(|(_, records)| records.iter().all(|it| it.kind != RecordKind::Learned))
+            .filter(|(_, records)| !has_lessons(records))
             .filter_map(|(scope, records)| Some((used(records)?, scope.clone(), size(records))))
             .collect();
         lines.sort();
         lines.pop(); // the most recently used one stays
         let mut expired = SweepStep::default();
         for (used, scope, bytes) in lines {
-            if used >= before && left <= max_bytes {
+            if used >= before && total <= max_bytes {
                 break;
             }
-            left -= bytes;
-            expired.records += all.remove(&scope).map_or(0, |records| records.len() as u64);
+            total -= bytes;
+            let records = records_by_scope.remove(&scope).unwrap_or_default();
+            expired.records += records.len() as u64;
             expired.scopes.push(scope);
         }
         answer(expired)

@@ -99,14 +99,13 @@ impl SqliteStore {
         // cannot be opened, SQLite reports why.
         let _ = folder::append(path);
         let mut connection = connect(path)?;
-        let trouble = |error: rusqlite::Error| trouble_with(path, &error);
         // Before the tables change, so that freed pages are overwritten, too.
-        tune(&connection).map_err(trouble)?;
+        tune(&connection).map_err(|error| trouble_with(path, &error))?;
         schema::prepare(&mut connection, path)?;
-        connection.busy_timeout(LOCKED).map_err(trouble)?;
+        connection.busy_timeout(LOCKED).map_err(|error| trouble_with(path, &error))?;
         let make_way = Arc::<ReaderGate>::default();
-        let beside = connect(path)?;
-        let writer = Writer::start(path, connection, beside, make_way.clone());
+        let checkpointing = connect(path)?;
+        let writer = Writer::start(path, connection, checkpointing, make_way.clone());
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let admin = Readers::start(path, ADMIN, make_way)?;
         let file = Database { writer, traffic, admin, path: path.into() };
@@ -119,7 +118,6 @@ impl SqliteStore {
         Self { side: StoreCaller::Admin, ..self.clone() }
     }
 
-    /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.file.path
     }
@@ -127,19 +125,8 @@ impl SqliteStore {
     /// Stores the fingerprint of the secret that hashes are keyed with; returns whether there was another one
     /// before.
     pub(super) fn keyed_with(&self, fingerprint: &[u8; 32]) -> Result<bool, StoreError> {
-        const NAME: &str = "keyed_with";
         let connection = connect(self.path())?;
-        let look = || -> rusqlite::Result<bool> {
-            let query = "SELECT value FROM secrets WHERE name = ?1";
-            let before = connection.query_row(query, [NAME], |row| row.get::<_, [u8; 32]>(0));
-            let before = before.optional()?;
-            if before != Some(*fingerprint) {
-                let keep = "INSERT OR REPLACE INTO secrets VALUES (?1, ?2)";
-                connection.execute(keep, rusqlite::params![NAME, fingerprint])?;
-            }
-            Ok(before.is_some_and(|before| before != *fingerprint))
-        };
-        look().map_err(failed)
+        replace_key_fingerprint(&connection, fingerprint).map_err(failed)
     }
 
     /// Answers waiting jobs, then merges everything into one file.
@@ -152,7 +139,10 @@ impl SqliteStore {
         // In a thread of its own: neither the runtime nor the process's end may wait for a read that hangs.
         let (joined, ended) = oneshot::channel();
         let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
-            threads.into_iter().for_each(|thread| drop(thread.join()));
+            for thread in threads {
+                // A reader that panicked has nothing left to answer.
+                drop(thread.join());
+            }
             let _ = joined.send(());
         });
         drop(joining);
@@ -160,11 +150,8 @@ impl SqliteStore {
         self.file.writer.submit(|answer| WriterJob::Close { answer }).await
     }
 
-    /// Its load and size.
     pub(super) fn load(&self) -> StoreLoad {
         let Database { writer, traffic, admin, path, .. } = &*self.file;
-        let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-        let log = beside(path, "-wal");
         StoreLoad {
             writes: writer.waiting(),
             write_bytes: writer.waiting_bytes(),
@@ -173,7 +160,7 @@ impl SqliteStore {
             // One thread writes, and one makes checkpoints.
             threads: traffic.threads() + admin.threads() + 2,
             restarts: writer.restarts(),
-            bytes: length(path) + length(&log),
+            bytes: bytes_on_disk(path),
         }
     }
 
@@ -193,6 +180,28 @@ impl SqliteStore {
     }
 }
 
+fn replace_key_fingerprint(
+    connection: &Connection,
+    fingerprint: &[u8; 32],
+) -> rusqlite::Result<bool> {
+    const NAME: &str = "keyed_with";
+    let query = "SELECT value FROM secrets WHERE name = ?1";
+    let stored: Option<[u8; 32]> =
+        connection.query_row(query, [NAME], |row| row.get(0)).optional()?;
+    if stored == Some(*fingerprint) {
+        return Ok(false);
+    }
+    let replace = "INSERT OR REPLACE INTO secrets VALUES (?1, ?2)";
+    connection.execute(replace, rusqlite::params![NAME, fingerprint])?;
+    Ok(stored.is_some())
+}
+
+fn bytes_on_disk(path: &Path) -> u64 {
+    // A missing file has none: there is no log after a clean stop.
+    let paths = [path.to_owned(), beside(path, "-wal")];
+    paths.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum()
+}
+
 /// Copies the store at `path` into a new file, from one snapshot; its users do not wait. Returns the size of
 /// the copy, bytes.
 ///
@@ -201,20 +210,11 @@ impl SqliteStore {
 pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     use std::os::unix::fs::OpenOptionsExt as _;
     examine(path)?;
-    let here = |error: std::io::Error| {
-        StoreError::Unusable(format!("{} cannot be written: {error}", copy.display()))
-    };
     // Only its owner may read it, like the store; an existing file is not overwritten.
-    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
-    let made = made.map_err(here)?;
-    let copied = || -> rusqlite::Result<()> {
-        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(BUSY)?;
-        connection.pragma_update(None, "temp_store", "MEMORY")?;
-        connection.execute("VACUUM INTO ?1", [copy.to_string_lossy()])?;
-        Ok(())
-    };
-    if let Err(error) = copied() {
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
+    let file = file.map_err(|error| not_writable(copy, &error))?;
+    if let Err(error) = vacuum_into(path, copy) {
+        // A part of a copy must not be taken for one.
         drop(std::fs::remove_file(copy));
         return Err(StoreError::Unusable(format!(
             "{} cannot be copied: {}",
@@ -222,8 +222,21 @@ pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
             because(&error)
         )));
     }
-    made.sync_all().map_err(here)?;
-    Ok(std::fs::metadata(copy).map_err(here)?.len())
+    file.sync_all().map_err(|error| not_writable(copy, &error))?;
+    Ok(file.metadata().map_err(|error| not_writable(copy, &error))?.len())
+}
+
+fn vacuum_into(path: &Path, copy: &Path) -> rusqlite::Result<()> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    connection.busy_timeout(BUSY)?;
+    // There may be no folder for temporary files.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.execute("VACUUM INTO ?1", [copy.to_string_lossy()])?;
+    Ok(())
+}
+
+fn not_writable(path: &Path, error: &std::io::Error) -> StoreError {
+    StoreError::Unusable(format!("{} cannot be written: {error}", path.display()))
 }
 
 /// Checks whether this version can use a store, without changing it. Returns its size, bytes.
@@ -232,16 +245,17 @@ pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
 pub(crate) fn examine(path: &Path) -> Result<u64, StoreError> {
     is_database(path)?;
-    let look = || -> rusqlite::Result<i64> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(BUSY)?;
-        schema::layout(&connection)
-    };
-    let layout = look().map_err(|error| trouble_with(path, &error))?;
+    let layout = read_layout(path).map_err(|error| trouble_with(path, &error))?;
     schema::check(layout, path)?;
-    let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-    Ok(length(path) + length(&beside(path, "-wal")))
+    Ok(bytes_on_disk(path))
+}
+
+fn read_layout(path: &Path) -> rusqlite::Result<i64> {
+    // Without the flag to create it, a missing file stays missing.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY)?;
+    schema::layout(&connection)
 }
 
 impl Store for SqliteStore {
@@ -344,16 +358,11 @@ impl Store for SqliteStore {
     }
 }
 
-/// Makes the folder of a store if it is missing.
 pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     folder::make(folder)
         .map_err(|error| unusable(path, &format!("its folder cannot be created: {error}")))
 }
 
-#[cfg(test)]
-mod bounds;
-#[cfg(test)]
-mod scale;
 #[cfg(test)]
 pub(super) mod tests;

@@ -18,7 +18,6 @@ const MOST: usize = 10_000;
 pub(super) struct Tombstones(HashMap<Scope, Instant>);
 
 impl Tombstones {
-    /// Remembers that a session is deleted now.
     pub(super) fn add(&mut self, scope: Scope) {
         self.0.retain(|_, at| at.elapsed() < LIFE);
         self.0.insert(scope, Instant::now());
@@ -29,7 +28,6 @@ impl Tombstones {
         }
     }
 
-    /// Whether a session was deleted at this time or later.
     pub(super) fn is_deleted(&self, scope: &Scope, since: Instant) -> bool {
         self.0.get(scope).is_some_and(|at| since <= *at)
     }
@@ -52,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_limited_in_time_and_number() {
+    fn tombstones_are_limited() {
         const MINUTE: Duration = Duration::from_secs(60);
         let mut tombstones = Tombstones::default();
         let now = Instant::now();

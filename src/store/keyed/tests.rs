@@ -8,7 +8,7 @@ use crate::store::conformance::{self, scope};
 use crate::store::memory::MemoryStore;
 
 fn cipher() -> Cipher {
-    Cipher::of(&[7; 32])
+    Cipher::new(&[7; 32])
 }
 
 /// A fact that contains two hashes and is stored under the first.
@@ -49,7 +49,7 @@ async fn conforms() {
 }
 
 #[tokio::test]
-async fn the_store_file_contains_no_unkeyed_content_hash() {
+async fn the_store_has_only_keyed_hashes() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -79,7 +79,7 @@ async fn the_store_file_contains_no_unkeyed_content_hash() {
     );
     // The file alone is of no use to another installation.
     let other =
-        KeyedStore { store: SqliteStore::open(&path).unwrap(), cipher: Cipher::of(&[8; 32]) };
+        KeyedStore { store: SqliteStore::open(&path).unwrap(), cipher: Cipher::new(&[8; 32]) };
     let (scope, records) = records(1).remove(0);
     assert_eq!(other.get(scope, records[1].kind, records[1].key).await.unwrap(), None);
 }
@@ -120,7 +120,7 @@ async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Reco
 }
 
 #[tokio::test]
-async fn a_changed_or_unreadable_secret_is_reported() {
+async fn a_changed_secret_is_reported() {
     let folder = crate::store::conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
@@ -128,19 +128,20 @@ async fn a_changed_or_unreadable_secret_is_reported() {
     assert!(store.keyed_with(&[2; 32]).unwrap());
     std::fs::write(folder.path().join(FILE), "no secret").unwrap();
     let trouble = Cipher::open(folder.path()).err().unwrap().to_string();
-    assert!(trouble.contains("64 hex digits") && trouble.contains("backup"), "{trouble}");
+    assert!(trouble.contains("64 hex digits"), "{trouble}");
+    assert!(trouble.contains("backup"), "{trouble}");
 }
 
 #[test]
-fn each_secret_has_a_fingerprint_of_its_own() {
-    let (one, other) = (cipher(), Cipher::of(&[8; 32]));
+fn secrets_have_fingerprints() {
+    let (one, other) = (cipher(), Cipher::new(&[8; 32]));
     assert_eq!(one.fingerprint(), cipher().fingerprint());
     assert_ne!(one.fingerprint(), other.fingerprint());
     assert_ne!(one.fingerprint(), &[7; 32], "it is not the secret");
 }
 
 #[test]
-fn a_secret_is_created_once_and_a_failure_leaves_no_file() {
+fn a_secret_is_created_once() {
     let folder = crate::store::conformance::folder();
     let folder = folder.path();
     let first = Cipher::open(folder).unwrap();
@@ -152,7 +153,7 @@ fn a_secret_is_created_once_and_a_failure_leaves_no_file() {
 
 /// A draft stores hashes as its turn does, and becomes a turn that can be read like any other.
 #[tokio::test]
-async fn a_draft_contains_no_unkeyed_content_hash() {
+async fn drafts_have_only_keyed_hashes() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -204,7 +205,7 @@ fn keying_costs() {
 
 proptest! {
     #[test]
-    fn encrypted_hashes_and_values_decrypt_to_the_originals(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
+    fn hashes_and_values_are_restored(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
         let cipher = cipher();
         prop_assert_eq!(cipher.open_hash(cipher.encrypt_hash(hash)), hash);
         let keyed = cipher.encrypt_value(text.as_bytes());

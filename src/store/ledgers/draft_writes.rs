@@ -16,8 +16,7 @@ impl Ledgers {
     /// Begins the draft of an exchange: `turn` is what is stored if the process is killed. It is written once
     /// the exchange has lasted for `delay`.
     pub(crate) fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
-        let (scope, since) = (opened.scope.clone(), opened.cache.born());
-        self.drafts.begin(scope, since, turn, delay)
+        self.drafts.begin(opened.scope.clone(), opened.cache.born(), turn, delay)
     }
 
     /// Ready when there are drafts to write, now or soon.
@@ -42,9 +41,9 @@ impl Ledgers {
         match &written {
             Ok(()) => self.drafts.wrote(&keys),
             Err(_) => {
-                let first = due.iter().filter(|due| due.is_first);
-                let first: Vec<u128> = first.map(DueDraft::key).collect();
-                self.drafts.failed(&first, ended);
+                let unwritten = due.iter().filter(|due| due.is_first);
+                let unwritten: Vec<u128> = unwritten.map(DueDraft::key).collect();
+                self.drafts.failed(&unwritten, ended);
             }
         }
         written
@@ -61,6 +60,7 @@ impl Ledgers {
         scopes.dedup();
         for scope in scopes {
             self.find_interrupted(&scope).await?;
+            // A session that is not in memory is read when it is needed.
             if lock(&self.caches).held(&scope).is_some() {
                 self.reload(&scope).await?;
             }
@@ -68,12 +68,12 @@ impl Ledgers {
         Ok(count)
     }
 
-    /// Lets the rest of interrupted replies find their turns.
     async fn find_interrupted(&self, scope: &Scope) -> Result<(), StoreError> {
+        // The rest of an interrupted reply may still be read by its id.
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
         let facts = records.iter().filter(|record| record.kind == RecordKind::Turn);
         let facts = facts.filter_map(|turn| serde_json::from_slice(&turn.value).ok());
-        let left = facts.filter_map(|fact: Fact| fingerprints::of_open_reply(&fact)).collect();
-        self.store.put(scope.clone(), left, Precondition::since(Instant::now())).await.map(drop)
+        let prints = facts.filter_map(|fact: Fact| fingerprints::of_open_reply(&fact)).collect();
+        self.store.put(scope.clone(), prints, Precondition::since(Instant::now())).await.map(drop)
     }
 }

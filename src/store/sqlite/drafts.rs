@@ -11,9 +11,9 @@ use super::facts;
 use crate::store::drafts::Draft;
 use crate::store::{Record, RecordKind, Scope, WriteOutcome};
 
-/// Writes a draft of an instance. An exchange may end while its draft is being written: if its turn is already stored,
-/// no draft is written.
 pub(super) fn put(connection: &Connection, instance: u64, draft: &Draft) -> rusqlite::Result<()> {
+    // An exchange may end while its draft is being written: if its turn is already stored, no draft
+    // is written.
     let mut keep = connection.prepare_cached(
         "INSERT INTO drafts (key, instance, tenant, session, at, value)
          SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE NOT EXISTS (
@@ -36,7 +36,6 @@ pub(super) fn put(connection: &Connection, instance: u64, draft: &Draft) -> rusq
     Ok(())
 }
 
-/// Removes the drafts of a session.
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<()> {
     let mut delete =
         connection.prepare_cached("DELETE FROM drafts WHERE tenant = ?1 AND session = ?2")?;
@@ -51,8 +50,8 @@ pub(super) fn adopt(connection: &Connection, instance: u64) -> rusqlite::Result<
         )?;
         let rows = query.query_map([instance.cast_signed()], |row| {
             let key = u128::from_be_bytes(row.get(2)?);
-            let (at, value) = (row.get(3)?, bytes_in(row, 4)?);
-            let record = Record { kind: RecordKind::Turn, key, value, at };
+            let value = bytes_in(row, 4)?;
+            let record = Record { kind: RecordKind::Turn, key, value, at: row.get(3)? };
             Ok((scope_in(row)?, record))
         })?;
         rows.collect::<rusqlite::Result<Vec<_>>>()?

@@ -125,17 +125,16 @@ FROM threads GROUP BY tenant, session;
 /// # Errors
 /// [`StoreError::Unusable`] if the file has another layout, or is another program's; it is left unchanged.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
-    let trouble = |error: rusqlite::Error| trouble_with(path, &error);
-    let layout = layout(connection).map_err(trouble)?;
+    let layout = layout(connection).map_err(|error| trouble_with(path, &error))?;
     check(layout, path)?;
     if layout == LAYOUT {
         // Nothing is written, so a store on a full disk can still be read.
         return Ok(());
     }
-    if has_tables(connection).map_err(trouble)? {
+    if has_tables(connection).map_err(|error| trouble_with(path, &error))? {
         return Err(unusable(path, "it is the database of another program; move it away"));
     }
-    create(connection, random()?).map_err(trouble)
+    create(connection, random()?).map_err(|error| trouble_with(path, &error))
 }
 
 /// Refuses a file of another layout.
@@ -166,6 +165,7 @@ fn has_tables(connection: &Connection) -> rusqlite::Result<bool> {
 }
 
 fn create(connection: &mut Connection, tenant_key: [u8; 32]) -> rusqlite::Result<()> {
+    // All or nothing: a file without its tenant key would be of no use.
     let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     change.execute_batch(SCHEMA)?;
     change.execute("INSERT INTO secrets VALUES ('tenant_key', ?1)", [tenant_key])?;

@@ -141,7 +141,8 @@ async fn scopes_are_paged_newest_first(store: &impl Store) {
     let page = store.scopes(ScopePage { after: None, skip: 1, count: 2 }).await.unwrap();
     let names: Vec<&str> = page.iter().map(|line| line.scope.session.as_str()).collect();
     assert_eq!(names, ["s3", "s2"]);
-    assert_eq!((page[0].newest, page[0].records), (103, 1));
+    assert_eq!(page[0].newest, 103);
+    assert_eq!(page[0].records, 1);
     assert_eq!(store.scopes(ScopePage::first(99)).await.unwrap().len(), 5);
 }
 
@@ -171,9 +172,14 @@ async fn a_line_sums_up_what_its_turns_report(store: &impl Store) {
     let cut = Record { kind: RecordKind::Cut, ..turn(9, "c", 40) };
     store.put_if_absent(here, vec![turn(1, &reported(100), 10), cut]).await.unwrap();
     let line = store.scopes(ScopePage::first(1)).await.unwrap().remove(0);
-    assert_eq!((line.began, line.newest, line.cursor.used), (10, 30, 40));
-    assert_eq!((line.turns, line.records), (3, 4));
-    assert_eq!((line.input, line.output, line.cache_read), (150, 14, 6));
+    assert_eq!(line.began, 10);
+    assert_eq!(line.newest, 30);
+    assert_eq!(line.cursor.used, 40);
+    assert_eq!(line.turns, 3);
+    assert_eq!(line.records, 4);
+    assert_eq!(line.input, 150);
+    assert_eq!(line.output, 14);
+    assert_eq!(line.cache_read, 6);
     // What is billed counts: calls of other models too, no refusal for which nothing is charged, and no number that
     // cannot be.
     let advice =
@@ -189,7 +195,10 @@ async fn a_line_sums_up_what_its_turns_report(store: &impl Store) {
         .map(|(usage, key)| turn(key, &format!(r#"{{"kind":"turn","usage":{usage}}}"#), 50));
     store.put_if_absent(scope("t", "s"), turns.collect()).await.unwrap();
     let line = store.scopes(ScopePage::first(1)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.input, line.output, line.cache_read), (6, 170, 19, 9));
+    assert_eq!(line.turns, 6);
+    assert_eq!(line.input, 170);
+    assert_eq!(line.output, 19);
+    assert_eq!(line.cache_read, 9);
 }
 
 async fn a_session_is_found_by_its_name(store: &impl Store) {
@@ -265,7 +274,8 @@ async fn what_is_old_expires(store: &impl Store) {
         store.put_if_absent(here, vec![turn(2, "last", n)]).await.unwrap();
     }
     let gone = expire(store, 150, u64::MAX).await;
-    assert_eq!((gone.records, gone.scopes.len()), (300, 150));
+    assert_eq!(gone.records, 300);
+    assert_eq!(gone.scopes.len(), 150);
     assert!(gone.scopes.contains(&scope("t", "s149")));
     assert_eq!(store.scan(scope("t", "s149"), 99).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s150"), 99).await.unwrap().len(), 2, "it is whole");
@@ -354,7 +364,9 @@ async fn drafts_of_who_is_gone_become_turns(store: &impl Store) {
     assert_eq!(store.adopt_drafts(US).await.unwrap(), [scope("t", "s")]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [draft(1, 40).record]);
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.input, line.records), (1, 40, 1));
+    assert_eq!(line.turns, 1);
+    assert_eq!(line.input, 40);
+    assert_eq!(line.records, 1);
     assert_eq!(store.holder(RecordKind::Turn, 1).await.unwrap(), Some(scope("t", "s")));
     assert_eq!(store.adopt_drafts(US).await.unwrap(), [], "once");
 }
@@ -369,7 +381,8 @@ async fn a_turn_takes_its_draft_away(store: &impl Store) {
     assert_eq!(store.adopt_drafts(US).await.unwrap(), []);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [ended]);
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.input), (1, 50));
+    assert_eq!(line.turns, 1);
+    assert_eq!(line.input, 50);
 }
 
 /// A turn that expired does not come back from its draft. Another kind of record with the same key does not remove a
@@ -398,7 +411,9 @@ async fn a_turn_takes_the_place_of_one_that_was_interrupted(store: &impl Store) 
     assert_eq!(again, [WriteOutcome::Existed(ended.value.clone())], "not the other way round");
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), std::slice::from_ref(&ended));
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.records, line.input), (1, 1, 50));
+    assert_eq!(line.turns, 1);
+    assert_eq!(line.records, 1);
+    assert_eq!(line.input, 50);
 }
 
 /// A reply that came after its exchange had ended counts, once.
@@ -417,7 +432,10 @@ async fn a_whole_reply_takes_the_place_of_a_part_of_it(store: &impl Store) {
         assert_eq!(put == [WriteOutcome::Written], is_written, "{outcome} {input}");
     }
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.records, line.input, line.output), (1, 1, 57, 3));
+    assert_eq!(line.turns, 1);
+    assert_eq!(line.records, 1);
+    assert_eq!(line.input, 57);
+    assert_eq!(line.output, 3);
 }
 
 async fn drafts_go_with_their_scope(store: &impl Store) {
