@@ -138,6 +138,7 @@ mod tests {
 
     use super::*;
     use crate::store::memory::MemoryStore;
+    use crate::store::sqlite::SqliteStore;
 
     #[tokio::test]
     async fn claims_are_held_until_expiry() {
@@ -153,6 +154,19 @@ mod tests {
         claims.release("sum up", 2, 13).await.unwrap();
         assert!(claim(3, 14).await);
         assert!(claims.claim("sum up otherwise", 4, 14, 24).await.unwrap(), "other work");
+    }
+
+    /// Nobody else could do the work.
+    #[tokio::test]
+    async fn a_store_of_one_process_has_no_claims() {
+        let folder = crate::store::conformance::folder();
+        let store = Arc::new(SqliteStore::open(&folder.path().join("p.db")).unwrap());
+        let claims = Claims::new(store.clone());
+        for holder in 1..=2 {
+            assert!(claims.claim("sum up", holder, 0, 10).await.unwrap());
+        }
+        claims.release("sum up", 2, 1).await.unwrap();
+        assert_eq!(store.scan(scope(), 9).await.unwrap(), []);
     }
 
     #[tokio::test]

@@ -8,6 +8,10 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
 
 use super::StoreError;
 
@@ -15,6 +19,10 @@ use super::StoreError;
 pub(crate) const DATABASE: &str = "plimsoll.db";
 /// Locked by the process that uses the folder.
 const LOCK: &str = "plimsoll.lock";
+/// How long a start waits for the lock: a process that is killed keeps it for a moment.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How often it tries meanwhile.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// The log of `plimsoll run`.
 pub(crate) const RUN_LOG: &str = "run.log";
 /// The log before it, once it was too large.
@@ -68,15 +76,19 @@ pub(super) fn lock(folder: &Path) -> Result<File, StoreError> {
             folder.display()
         ))
     })?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(error) => Err(not_locked(folder, error)),
+    let began = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_WAIT => thread::sleep(LOCK_RETRY),
+            Err(error) => return Err(not_locked(folder, error)),
+        }
     }
 }
 
-fn not_locked(folder: &Path, error: rustix::io::Errno) -> StoreError {
+fn not_locked(folder: &Path, error: Errno) -> StoreError {
     let folder = folder.display();
-    if error == rustix::io::Errno::WOULDBLOCK {
+    if error == Errno::WOULDBLOCK {
         return StoreError::InUse(format!(
             "another Plimsoll process uses {folder}, and only one may. Send clients to that one, stop it, or choose \
              another folder with --data"
@@ -265,8 +277,20 @@ mod tests {
     }
 
     #[test]
+    fn a_start_waits_for_an_end() {
+        let home = crate::store::conformance::folder();
+        let held = lock(home.path()).unwrap();
+        let ending = thread::spawn(move || {
+            thread::sleep(LOCK_RETRY * 3);
+            drop(held);
+        });
+        lock(home.path()).unwrap();
+        ending.join().unwrap();
+    }
+
+    #[test]
     fn missing_locks_are_reported() {
-        let error = not_locked(Path::new("/data"), rustix::io::Errno::OPNOTSUPP);
+        let error = not_locked(Path::new("/data"), Errno::OPNOTSUPP);
         assert!(matches!(error, StoreError::Unusable(_)));
         assert!(error.to_string().contains("/data cannot be used: its file system has no locks"));
     }

@@ -94,7 +94,9 @@ impl SqliteStore {
     /// [`StoreError::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         make_folder(path)?;
-        is_database(path)?;
+        // Before any setting of the file changes, so that one that is refused stays as it is. Open until
+        // the store has its own connection: the last one to close merges the log, which takes time.
+        let checked = if path.exists() { Some(open_checked(path)?) } else { None };
         // SQLite would make the file with the umask's mode, and its additional files with the same. If it
         // cannot be opened, SQLite reports why.
         let _ = folder::append(path);
@@ -102,6 +104,7 @@ impl SqliteStore {
         // Before the tables change, so that freed pages are overwritten, too.
         tune(&connection).map_err(|error| trouble_with(path, &error))?;
         schema::prepare(&mut connection, path)?;
+        drop(checked);
         connection.busy_timeout(LOCKED).map_err(|error| trouble_with(path, &error))?;
         let make_way = Arc::<ReaderGate>::default();
         let checkpointing = connect(path)?;
@@ -244,18 +247,23 @@ fn not_writable(path: &Path, error: &std::io::Error) -> StoreError {
 /// # Errors
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
 pub(crate) fn examine(path: &Path) -> Result<u64, StoreError> {
-    is_database(path)?;
-    let layout = read_layout(path).map_err(|error| trouble_with(path, &error))?;
-    schema::check(layout, path)?;
+    open_checked(path)?;
     Ok(bytes_on_disk(path))
 }
 
-fn read_layout(path: &Path) -> rusqlite::Result<i64> {
+fn open_checked(path: &Path) -> Result<Connection, StoreError> {
+    is_database(path)?;
+    let connection = open_existing(path).map_err(|error| trouble_with(path, &error))?;
+    schema::check(&connection, path)?;
+    Ok(connection)
+}
+
+fn open_existing(path: &Path) -> rusqlite::Result<Connection> {
     // Without the flag to create it, a missing file stays missing.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY)?;
-    schema::layout(&connection)
+    Ok(connection)
 }
 
 impl Store for SqliteStore {

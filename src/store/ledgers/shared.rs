@@ -1,4 +1,6 @@
 //! What only a store needs that several processes share: reading what others wrote, and forgetting what they deleted.
+//!
+//! With a store of one process, nothing is read again: memory knows all that was written.
 
 use std::sync::Arc;
 

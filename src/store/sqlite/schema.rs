@@ -120,43 +120,44 @@ CREATE VIEW sessions AS SELECT
 FROM threads GROUP BY tenant, session;
 ";
 
-/// Makes the tables in an empty file.
+/// Refuses a file of another layout, or of another program.
 ///
 /// # Errors
-/// [`StoreError::Unusable`] if the file has another layout, or is another program's; it is left unchanged.
-pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+/// [`StoreError::Unusable`], saying what to do.
+pub(super) fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     let layout = layout(connection).map_err(|error| trouble_with(path, &error))?;
-    check(layout, path)?;
     if layout == LAYOUT {
-        // Nothing is written, so a store on a full disk can still be read.
         return Ok(());
     }
+    if layout > LAYOUT {
+        let reason = format!(
+            "a newer Plimsoll wrote it (layout {layout}, this one knows {LAYOUT}); use that one"
+        );
+        return Err(unusable(path, &reason));
+    }
+    if layout != 0 {
+        let reason = format!(
+            "a Plimsoll before 0.1.0 wrote it (layout {layout}, this one knows {LAYOUT}); move it away"
+        );
+        return Err(unusable(path, &reason));
+    }
+    // A new file has neither a layout nor tables.
     if has_tables(connection).map_err(|error| trouble_with(path, &error))? {
         return Err(unusable(path, "it is the database of another program; move it away"));
+    }
+    Ok(())
+}
+
+/// Makes the tables in an empty file. Others were checked before ([`check`]).
+pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+    // If there are tables, nothing is written: a store on a full disk can still be read.
+    if layout(connection).map_err(|error| trouble_with(path, &error))? == LAYOUT {
+        return Ok(());
     }
     create(connection, random()?).map_err(|error| trouble_with(path, &error))
 }
 
-/// Refuses a file of another layout.
-pub(super) fn check(layout: i64, path: &Path) -> Result<(), StoreError> {
-    // A new file has 0.
-    if layout == 0 || layout == LAYOUT {
-        return Ok(());
-    }
-    let reason = if layout > LAYOUT {
-        format!(
-            "a newer Plimsoll wrote it (layout {layout}, this one knows {LAYOUT}); use that one"
-        )
-    } else {
-        format!(
-            "a Plimsoll before 0.1.0 wrote it (layout {layout}, this one knows {LAYOUT}); move it away"
-        )
-    };
-    Err(unusable(path, &reason))
-}
-
-/// The number of a file's layout; 0 in a new file.
-pub(super) fn layout(connection: &Connection) -> rusqlite::Result<i64> {
+fn layout(connection: &Connection) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
