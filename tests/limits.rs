@@ -274,15 +274,15 @@ fn the_bounds_of_the_documentation_are_those_of_the_code() {
 fn turn(number: usize) -> Fact {
     let part =
         |at: usize| json!({"key": key(number * 100 + at), "tokens": 250, "place": "history"});
-    let fact = json!({"kind": "turn", "request": name(number),
-        "standing": {"thread": "1f2e3d4c5b6a7988", "parent": name(number.max(1) - 1),
+    let fact = json!({"kind": "turn", "exchange": name(number),
+        "position": {"thread": "1f2e3d4c5b6a7988", "parent": name(number.max(1) - 1),
             "chain": key(number * 7), "last": key(number * 11), "system": key(1), "tools": key(2)},
         "after": key(number * 13 + 1), "response": format!("chatcmpl-{number:029}"),
         "at": 1, "ended": 2, "upstream": "openai", "dialect": "openai-chat", "model": "gpt-5",
         "family": "o200k", "purpose": "turn", "estimate": null, "usage": {"input": 100, "output": 7},
         "stop": "end", "outcome": "complete", "window": 200_000, "reserve": 8_000,
         "sketch": {"base": name(number.max(1) - 1), "kept": 9, "added": [part(1), part(2), part(3)]},
-        "reply": [part(4), part(5)], "marks": [key(number * 17)]});
+        "reply": [part(4), part(5)], "anchor_keys": [key(number * 17)]});
     serde_json::from_value(fact).unwrap()
 }
 

@@ -6,7 +6,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::config::{self, ConfigFlag, ConfigSources};
@@ -115,8 +114,12 @@ impl Store for Less {
         }
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.adopt_drafts(instance, lease)
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.store.adopt_drafts(instance)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

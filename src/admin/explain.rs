@@ -64,7 +64,6 @@ pub(super) struct Explanation {
     pub resent: Option<RefusalCause>,
     /// What the provider's refusal of this request's new changes named, if these were revoked and the request
     /// was sent in the last accepted form.
-    #[serde(rename = "taken_back")]
     pub revoked: Option<RefusalCause>,
     /// The causes for which the provider refused the request, if it accepted it once they were changed.
     pub healed: Vec<RepairCause>,

@@ -155,7 +155,10 @@ pub(super) async fn ready(admin: &Admin) -> AdminResponse {
         Ok(Ok(())) => Ok(text("ready\n")),
         // Traffic works without a store, so readiness must not wait for it.
         Ok(Err(
-            trouble @ (StoreError::Unusable(_) | StoreError::Damaged(_) | StoreError::Full(_)),
+            trouble @ (StoreError::Unusable(_)
+            | StoreError::InUse(_)
+            | StoreError::Damaged(_)
+            | StoreError::Full(_)),
         )) => Ok(text(format!("ready, degraded: nothing is stored: {trouble}\n"))),
         Ok(Err(trouble)) => Err(not_ready(trouble.to_string())),
         Err(_) => Err(not_ready("The store does not answer in time.".into())),

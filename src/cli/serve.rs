@@ -11,7 +11,6 @@ mod sweep;
 mod threads;
 mod timed;
 
-use std::fs::File;
 use std::io::IsTerminal as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -33,9 +32,9 @@ use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, M
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::deferred_store::DeferredStore;
-use crate::store::folder;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonTerms;
+use crate::store::{StoreError, folder};
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Log, LogFormat};
 use crate::tls::TlsTerminator;
@@ -102,8 +101,6 @@ pub(super) struct Server {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
     store: Arc<DeferredStore>,
-    /// Keeps other processes out of the data folder.
-    _lock: Option<File>,
     ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
@@ -141,7 +138,6 @@ impl Server {
         let telemetry = Telemetry::new(log)?;
         timer.done("the configuration is read");
         let store = Arc::new(open_store(&config, &telemetry)?);
-        let lock = lock_data_folder(&config)?;
         timer.done("the store is open");
         let ledgers = open_ledgers(&store, &config, &telemetry);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
@@ -168,7 +164,6 @@ impl Server {
             config,
             telemetry,
             store,
-            _lock: lock,
             ledgers,
             proxy,
             clients,
@@ -316,24 +311,13 @@ fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, C
         warn_of_room(config);
         return Ok(store);
     };
-    if config.on_failure == OnFailure::Exit {
+    if config.on_failure == OnFailure::Exit || matches!(trouble, StoreError::InUse(_)) {
         return Err(trouble.into());
     }
     tracing::warn!("nothing is stored for now, traffic continues: {trouble}");
     telemetry.set_store_state(None);
     replace_if_damaged(&store, &trouble);
     Ok(store)
-}
-
-fn lock_data_folder(config: &Config) -> Result<Option<File>, CliError> {
-    // Two processes would not know each other's decisions, and decide twice.
-    folder::lock(&config.data).map_err(|_| {
-        let folder = config.data.display();
-        CliError(format!(
-            "another Plimsoll process uses {folder}, and only one may. Send \
-             clients to that one, stop it, or choose another folder with --data"
-        ))
-    })
 }
 
 fn prepare(config: &Config) -> std::io::Result<()> {
@@ -382,8 +366,8 @@ async fn listen_late(
 }
 
 /// Renames a damaged file, so that a new one is used; `false` if damage is not the problem, or the renaming fails.
-fn replace_if_damaged(store: &DeferredStore, trouble: &crate::store::StoreError) -> bool {
-    if !matches!(trouble, crate::store::StoreError::Damaged(_)) {
+fn replace_if_damaged(store: &DeferredStore, trouble: &StoreError) -> bool {
+    if !matches!(trouble, StoreError::Damaged(_)) {
         return false;
     }
     let aside = store.set_aside(wall());

@@ -19,7 +19,6 @@ pub(crate) struct Calibrations {
 }
 
 impl Calibrations {
-    /// The states in `store`.
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
     }
@@ -29,8 +28,8 @@ impl Calibrations {
     /// # Errors
     /// The store's [`StoreError`].
     pub(crate) async fn states(&self, name: &str) -> Result<Vec<(Bytes, Millis)>, StoreError> {
-        let kept = self.store.scan(Scope::series(name), STATES).await?;
-        Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
+        let records = self.store.scan(Scope::series(name), STATES).await?;
+        Ok(records.into_iter().map(|record| (record.value, record.at)).collect())
     }
 
     /// Saves a state under a name.

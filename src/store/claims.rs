@@ -1,8 +1,8 @@
 //! Claims: of all processes on one store, only one at a time does a piece of work.
 //!
 //! A claim is a record, held by the process that writes it first. Records never change, so a claim that
-//! expired or was released is followed by another record. A store that no other process uses forgets them when
-//! it is opened: whoever held one has ended.
+//! expired or was released is followed by another record. In a store that only one process uses, everything is
+//! free, and nothing is written.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Record, RecordKind, Scope, Store, StoreError, WriteOutcome};
 use crate::context::{Millis, TenantId};
 
 /// The session of all claims.
-pub(super) const SESSION: &str = "~claims";
+const SESSION: &str = "~claims";
 
 fn claim_key(what: &str, number: u64) -> u128 {
     xxh3_128(format!("{what} #{number}").as_bytes())
@@ -49,6 +49,9 @@ impl Claims {
         now: Millis,
         until: Millis,
     ) -> Result<bool, StoreError> {
+        if !self.store.is_shared() {
+            return Ok(true);
+        }
         let by = format!("{holder:016x}");
         let mut number = self.count(what).await?;
         loop {
@@ -74,31 +77,36 @@ impl Claims {
     /// # Errors
     /// The store's [`StoreError`]: it then expires by itself.
     pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), StoreError> {
+        if !self.store.is_shared() {
+            return Ok(());
+        }
         let Some(last) = self.count(what).await?.checked_sub(1) else { return Ok(()) };
         if self.holder(what, last, now).await? == Some(format!("{holder:016x}")) {
-            let (key, value) = (release_key(what, last), "\"released\"".into());
+            let key = release_key(what, last);
+            let value = "\"released\"".into();
             let record = Record { kind: RecordKind::Learned, key, value, at: now };
             self.store.put_if_absent(scope(), vec![record]).await?;
         }
         Ok(())
     }
 
-    /// How many claims there were of a piece of work. They are numbered without gaps, so few have to be looked at.
     async fn count(&self, what: &str) -> Result<u64, StoreError> {
+        // They are numbered without gaps, so few have to be looked at.
         let mut beyond = 1;
         while self.exists(claim_key(what, beyond - 1)).await? {
             beyond *= 2;
         }
-        let mut least = beyond / 2;
-        let mut most = beyond - 1;
-        while least < most {
-            let middle = least + (most - least) / 2;
+        // The last one that exists is between the last two numbers that were tried.
+        let mut low = beyond / 2;
+        let mut high = beyond - 1;
+        while low < high {
+            let middle = low + (high - low) / 2;
             match self.exists(claim_key(what, middle)).await? {
-                true => least = middle + 1,
-                false => most = middle,
+                true => low = middle + 1,
+                false => high = middle,
             }
         }
-        Ok(least)
+        Ok(low)
     }
 
     /// Who holds a claim, unless it has expired or was released.
@@ -130,9 +138,10 @@ mod tests {
 
     use super::*;
     use crate::store::memory::MemoryStore;
+    use crate::store::sqlite::SqliteStore;
 
     #[tokio::test]
-    async fn a_claim_is_held_until_its_expiry_or_release() {
+    async fn claims_are_held_until_expiry() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
         let claim =
             async |holder, now| claims.claim("sum up", holder, now, now + 10).await.unwrap();
@@ -147,8 +156,21 @@ mod tests {
         assert!(claims.claim("sum up otherwise", 4, 14, 24).await.unwrap(), "other work");
     }
 
+    /// Nobody else could do the work.
     #[tokio::test]
-    async fn work_can_be_claimed_any_number_of_times() {
+    async fn a_store_of_one_process_has_no_claims() {
+        let folder = crate::store::conformance::folder();
+        let store = Arc::new(SqliteStore::open(&folder.path().join("p.db")).unwrap());
+        let claims = Claims::new(store.clone());
+        for holder in 1..=2 {
+            assert!(claims.claim("sum up", holder, 0, 10).await.unwrap());
+        }
+        claims.release("sum up", 2, 1).await.unwrap();
+        assert_eq!(store.scan(scope(), 9).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn work_can_be_claimed_repeatedly() {
         let claims = Claims::new(Arc::new(MemoryStore::default()));
         for at in 0..70 {
             assert!(claims.claim("sum up", at, at, at + 10).await.unwrap(), "{at}");

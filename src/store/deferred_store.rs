@@ -4,10 +4,10 @@
 //! never deleted. Once open, it stays open, with keyed hashes.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -16,7 +16,7 @@ use super::folder;
 use super::keyed::KeyedStore;
 use super::precondition::Precondition;
 use super::random::random;
-use super::sqlite::{SqliteStore, StoreLoad};
+use super::sqlite::{self, SqliteStore, StoreLoad};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome,
@@ -24,7 +24,7 @@ use super::{
 use crate::context::{Millis, SessionId, TenantId};
 
 /// The endings of the file and of SQLite's additional files.
-const ENDS: [&str; 3] = ["", "-wal", "-shm"];
+const ENDINGS: [&str; 3] = ["", "-wal", "-shm"];
 
 /// A store, or the reason why there is none yet. Clones share it.
 #[derive(Clone)]
@@ -39,6 +39,8 @@ pub(crate) struct DeferredStore {
     file: Arc<OnceLock<(u64, u64)>>,
     /// The key for tenants while there is no store.
     key: Arc<OnceLock<[u8; 32]>>,
+    /// Keeps other processes out of the data folder.
+    lock: Arc<OnceLock<File>>,
     is_for_admin: bool,
 }
 
@@ -53,6 +55,7 @@ impl DeferredStore {
             failures: Arc::default(),
             file: Arc::default(),
             key: Arc::default(),
+            lock: Arc::default(),
             is_for_admin: false,
         }
     }
@@ -70,7 +73,8 @@ impl DeferredStore {
         if self.opened.get().is_some() {
             return Ok(());
         }
-        let opened = KeyedStore::open(&self.path).inspect_err(|trouble| {
+        let opened = self.lock_folder().and_then(|()| KeyedStore::open(&self.path));
+        let opened = opened.inspect_err(|trouble| {
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble.clone();
         })?;
         if let Some(file) = identity(&self.path) {
@@ -82,22 +86,33 @@ impl DeferredStore {
         Ok(())
     }
 
+    fn lock_folder(&self) -> Result<(), StoreError> {
+        if self.lock.get().is_none() {
+            sqlite::make_folder(&self.path)?;
+            let lock = folder::lock(self.path.parent().unwrap_or(&self.path))?;
+            let _ = self.lock.set(lock);
+        }
+        Ok(())
+    }
+
     /// Renames a damaged file and its additional files; returns the new name.
     ///
     /// # Errors
     /// If it cannot be renamed.
     pub(crate) fn set_aside(&self, now: Millis) -> std::io::Result<PathBuf> {
-        let aside = |end: &str| ended(&self.path, &format!(".damaged-{}{end}", now / 1000));
-        for end in ENDS {
-            match std::fs::rename(ended(&self.path, end), aside(end)) {
-                Err(error) if end.is_empty() || error.kind() != std::io::ErrorKind::NotFound => {
+        let damaged = with_ending(&self.path, &format!(".damaged-{}", now / 1000));
+        for ending in ENDINGS {
+            let target = with_ending(&damaged, ending);
+            match std::fs::rename(with_ending(&self.path, ending), &target) {
+                // Only the file itself must be there.
+                Err(error) if ending.is_empty() || error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(error);
                 }
                 // It may contain stored text, so its mode is narrowed.
-                _ => drop(folder::narrow(&aside(end), folder::FILE_MODE)),
+                _ => drop(folder::narrow(&target, folder::FILE_MODE)),
             }
         }
-        Ok(aside(""))
+        Ok(damaged)
     }
 
     /// Why data is not saved or not read although the store is open: its file is gone, or the last write or
@@ -114,12 +129,12 @@ impl DeferredStore {
         failures.iter().flatten().next().cloned()
     }
 
-    /// Remembers whether a write or a read of traffic failed.
     fn watched<'a, T: Send + 'a>(
         &'a self,
         what: StoreAccess,
         answer: StoreFuture<'a, T>,
     ) -> StoreFuture<'a, T> {
+        // Lists that the admin API reads say nothing about traffic.
         if self.is_for_admin || self.opened.get().is_none() {
             return answer;
         }
@@ -169,15 +184,14 @@ enum StoreAccess {
     Read,
 }
 
-/// Device and inode of the file at `path`.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::metadata(path).ok()?;
     Some((file.dev(), file.ino()))
 }
 
-fn ended(path: &Path, end: &str) -> PathBuf {
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(path);
-    name.push(end);
+    name.push(ending);
     name.into()
 }
 
@@ -200,8 +214,13 @@ impl Store for DeferredStore {
         self.answer(|store| store.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.answer(|store| store.adopt_drafts(instance, lease))
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.answer(|store| store.adopt_drafts(instance))
+    }
+
+    fn is_shared(&self) -> bool {
+        // Its data folder is locked.
+        false
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -253,8 +272,8 @@ impl Store for DeferredStore {
         }
     }
 
-    /// Without a store, a random key for the lifetime of this process keeps tenants apart.
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
+        // A random key for the lifetime of this process keeps tenants apart without a store, too.
         if self.opened.get().is_some() {
             return self.answer(Store::tenant_key);
         }
@@ -275,7 +294,7 @@ mod tests {
     use crate::store::keyed::FILE;
 
     #[tokio::test]
-    async fn a_store_that_cannot_be_opened_says_why_and_opens_later() {
+    async fn a_closed_store_says_why() {
         let folder = conformance::folder();
         let in_the_way = folder.path().join("data");
         std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
@@ -295,7 +314,7 @@ mod tests {
 
     /// Without the secret no record can be found, so the store waits for it as it does for the file.
     #[tokio::test]
-    async fn a_store_waits_for_a_secret_that_cannot_be_read() {
+    async fn a_store_waits_for_its_secret() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let cut = || Record { kind: RecordKind::Cut, ..turn(7, "{}", 1) };
@@ -320,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_file_is_renamed_and_its_bytes_are_kept() {
+    async fn a_damaged_file_is_kept_aside() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let letter = "this is a letter, not a database".repeat(100);
@@ -342,7 +361,7 @@ mod tests {
     /// A store that fails says so until its next write or read of that kind succeeds. Lists that the admin API reads
     /// say nothing about traffic.
     #[tokio::test]
-    async fn a_store_failure_is_reported_until_the_same_operation_succeeds() {
+    async fn a_failure_lasts_until_a_success() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -350,7 +369,8 @@ mod tests {
         store.open().unwrap();
         let put = |key| store.put_if_absent(scope("t", "s"), vec![turn(key, "a", 1)]);
         put(1).await.unwrap();
-        assert!(store.failure().is_none() && store.load().is_some());
+        assert!(store.failure().is_none());
+        assert!(store.load().is_some());
         let connection = rusqlite::Connection::open(&path).unwrap();
         connection.execute_batch("ALTER TABLE facts RENAME TO hidden").unwrap();
         store.for_admin().scan(scope("t", "s"), 9).await.unwrap_err();
@@ -365,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_deleted_or_replaced_store_file_is_reported() {
+    async fn a_replaced_file_is_reported() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -382,21 +402,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_a_store_merges_its_log_into_one_file() {
+    async fn closing_merges_the_log() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
         store.close().await.unwrap();
         store.open().unwrap();
         store.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]).await.unwrap();
-        let log = ended(&path, "-wal");
+        let log = with_ending(&path, "-wal");
         assert!(std::fs::metadata(&log).is_ok_and(|it| it.len() > 0));
         store.close().await.unwrap();
         assert!(std::fs::metadata(&log).map_or(0, |it| it.len()) == 0, "the log is merged");
     }
 
     #[test]
-    fn a_file_that_cannot_be_set_aside_is_an_error() {
+    fn setting_aside_can_fail() {
         let folder = conformance::folder();
         let store = DeferredStore::new(&folder.path().join("p.db"));
         let error = store.set_aside(5_000).unwrap_err();

@@ -1,18 +1,12 @@
 //! Drafts of turns: what is known about an exchange in flight.
 //!
 //! A draft is not a fact: it is replaced during the exchange, and removed with the turn that it becomes.
-//! Drafts only remain if a process is killed. Each belongs to an instance, whose heartbeat shows that it is
-//! alive; drafts of a dead instance become turns as they are. System clocks are not compared: an instance is
-//! dead if another one saw no heartbeat for the length of a lease.
+//! Drafts only remain if a process is killed, and become turns as they are. Each belongs to an instance, which is a
+//! process.
 
-use std::time::{Duration, Instant};
-
-use foldhash::{HashMap, HashMapExt as _};
+use std::time::Instant;
 
 use super::record::{Record, Scope};
-
-/// How long an instance with exchanges in flight may be silent. It writes once a second.
-pub(crate) const LEASE: Duration = Duration::from_secs(15);
 
 /// The outcome of a turn that was made from a draft.
 pub(super) const INTERRUPTED: &str = "interrupted";
@@ -28,26 +22,4 @@ pub struct Draft {
     pub record: Record,
     /// When the data that it is based on was known: if the scope was deleted since, it is dropped.
     pub since: Instant,
-}
-
-/// The last heartbeats that were seen of other instances.
-#[derive(Default)]
-pub(super) struct HeartbeatWatch(HashMap<u64, (u64, Instant)>);
-
-impl HeartbeatWatch {
-    /// Those of these instances (with their heartbeats) that were silent for a lease.
-    pub(super) fn gone(&mut self, beats: &[(u64, u64)], lease: Duration) -> Vec<u64> {
-        let mut seen = HashMap::with_capacity(beats.len());
-        let mut gone = Vec::new();
-        for (instance, beat) in beats {
-            let before = self.0.get(instance).filter(|(last, _)| last == beat);
-            let since = before.map_or_else(Instant::now, |(_, since)| *since);
-            if since.elapsed() >= lease {
-                gone.push(*instance);
-            }
-            seen.insert(*instance, (*beat, since));
-        }
-        self.0 = seen;
-        gone
-    }
 }

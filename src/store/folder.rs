@@ -8,11 +8,21 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::StoreError;
 
 /// The store's file in the data folder.
 pub(crate) const DATABASE: &str = "plimsoll.db";
 /// Locked by the process that uses the folder.
 const LOCK: &str = "plimsoll.lock";
+/// How long a start waits for the lock: a process that is killed keeps it for a moment.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How often it tries meanwhile.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// The log of `plimsoll run`.
 pub(crate) const RUN_LOG: &str = "run.log";
 /// The log before it, once it was too large.
@@ -51,19 +61,43 @@ pub(crate) fn prepare(folder: &Path) -> io::Result<Vec<String>> {
     Ok(warnings)
 }
 
-/// Locks the folder for this process, until the returned file is dropped or the process ends in any way.
-/// `None` if the file system has no locks, or the folder is not writable.
+/// Locks the folder for this process, until the returned file is dropped or the process ends in any way: two processes
+/// would not know each other's decisions, and decide twice.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] if another process has locked it.
-pub(crate) fn lock(folder: &Path) -> io::Result<Option<File>> {
+/// [`StoreError::InUse`] if another process has locked it; [`StoreError::Unusable`] if it is not writable, or if its
+/// file system has no locks.
+pub(super) fn lock(folder: &Path) -> Result<File, StoreError> {
     use rustix::fs::{FlockOperation, flock};
-    let Ok(file) = append(&folder.join(LOCK)) else { return Ok(None) };
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::WouldBlock.into()),
-        Err(_) => Ok(None),
+    let file = append(&folder.join(LOCK)).map_err(|error| {
+        StoreError::Unusable(format!(
+            "the data folder {} cannot be used: it cannot be written ({error}); check the owner and the mode of the \
+             folder, or choose another folder with --data",
+            folder.display()
+        ))
+    })?;
+    let began = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_WAIT => thread::sleep(LOCK_RETRY),
+            Err(error) => return Err(not_locked(folder, error)),
+        }
     }
+}
+
+fn not_locked(folder: &Path, error: Errno) -> StoreError {
+    let folder = folder.display();
+    if error == Errno::WOULDBLOCK {
+        return StoreError::InUse(format!(
+            "another Plimsoll process uses {folder}, and only one may. Send clients to that one, stop it, or choose \
+             another folder with --data"
+        ));
+    }
+    StoreError::Unusable(format!(
+        "the data folder {folder} cannot be used: its file system has no locks ({error}), so that a second process \
+         would not be noticed; choose a folder on another file system with --data"
+    ))
 }
 
 /// Makes a folder, and missing ones above it, for this user only.
@@ -97,13 +131,14 @@ pub(crate) fn run_log(folder: &Path) -> io::Result<File> {
 
 /// Removes the permissions of others; returns a warning if there is one.
 pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
-    let found = std::fs::metadata(path)?;
-    let was = found.mode() & 0o7777;
-    let shown = path.display();
-    if found.file_type().is_socket() {
+    let metadata = std::fs::metadata(path)?;
+    let was = metadata.mode() & 0o7777;
+    let path_text = path.display();
+    if metadata.file_type().is_socket() {
+        // Its mode is set where it is opened.
         return Ok(None);
     }
-    let owner = found.uid();
+    let owner = metadata.uid();
     // Root can see everything anyhow; any other owner can, whatever the mode.
     let is_strangers = owner != 0 && owner != rustix::process::geteuid().as_raw();
     if was & OTHERS == 0 && !is_strangers {
@@ -111,29 +146,29 @@ pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
     }
     if owner != rustix::process::geteuid().as_raw() {
         return Ok(Some(format!(
-            "{shown} belongs to another user (id {owner}), and its mode is {was:04o}: others may see or \
+            "{path_text} belongs to another user (id {owner}), and its mode is {was:04o}: others may see or \
              change what is kept here. It was left as it is",
         )));
     }
-    if is_shared(&found) {
+    if is_shared(&metadata) {
         return Ok(Some(format!(
-            "{shown} is a folder that many users share (mode {was:04o}). It was left as it is: name \
+            "{path_text} is a folder that many users share (mode {was:04o}). It was left as it is: name \
              a folder of your own with --data"
         )));
     }
     Ok(Some(match std::fs::set_permissions(path, Permissions::from_mode(mode)) {
         Ok(()) => {
-            format!("{shown} was open to others (mode {was:04o}); its mode is now {mode:04o}")
+            format!("{path_text} was open to others (mode {was:04o}); its mode is now {mode:04o}")
         }
         Err(error) => format!(
-            "{shown} is open to others (mode {was:04o}), and that cannot be changed: {error}. Run \
-             `chmod {mode:o} {shown}`"
+            "{path_text} is open to others (mode {was:04o}), and that cannot be changed: {error}. Run \
+             `chmod {mode:o} {path_text}`"
         ),
     }))
 }
 
-fn is_shared(found: &Metadata) -> bool {
-    found.is_dir() && found.mode() & STICKY != 0
+fn is_shared(metadata: &Metadata) -> bool {
+    metadata.is_dir() && metadata.mode() & STICKY != 0
 }
 
 #[cfg(test)]
@@ -150,13 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn a_created_folder_and_its_files_are_private_to_the_user() {
+    fn a_new_data_folder_is_private() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("share/plimsoll");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
         let store = SqliteStore::open(&folder.join(DATABASE)).unwrap();
         drop(append(&folder.join(RUN_LOG)).unwrap());
-        assert_eq!((mode(&folder), mode(folder.parent().unwrap())), (0o700, 0o700));
+        assert_eq!(mode(&folder), 0o700);
+        assert_eq!(mode(folder.parent().unwrap()), 0o700);
         let mut files = 0;
         for file in std::fs::read_dir(&folder).unwrap() {
             let file = file.unwrap().path();
@@ -168,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn wider_modes_are_narrowed_and_reported_once() {
+    fn wide_modes_are_narrowed_once() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("data");
         std::fs::create_dir(&folder).unwrap();
@@ -184,13 +220,14 @@ mod tests {
         assert!(
             warnings[1].ends_with("run.log was open to others (mode 0644); its mode is now 0600")
         );
-        assert_eq!((mode(&folder), mode(&log)), (0o700, 0o600));
+        assert_eq!(mode(&folder), 0o700);
+        assert_eq!(mode(&log), 0o600);
         assert_eq!(mode(&folder.join("of-the-user.txt")), 0o644, "not ours to change");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
     }
 
     #[test]
-    fn a_folder_that_many_share_keeps_its_mode() {
+    fn a_shared_folder_keeps_its_mode() {
         let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o1777);
         let warnings = prepare(folder.path()).unwrap();
@@ -200,7 +237,7 @@ mod tests {
 
     /// Another process may have renamed it a moment ago, or the name may be taken.
     #[test]
-    fn a_log_that_cannot_be_renamed_is_still_appended_to() {
+    fn a_log_without_rotation_is_used() {
         let home = crate::store::conformance::folder();
         let [log, old] = [RUN_LOG, OLD_RUN_LOG].map(|name| home.path().join(name));
         File::create(&log).unwrap().set_len(RUN_LOG_BYTES + 1).unwrap();
@@ -211,7 +248,7 @@ mod tests {
 
     /// A volume in Kubernetes belongs to root, with one of our groups. It must be usable.
     #[test]
-    fn a_folder_of_another_user_is_reported_and_still_used() {
+    fn a_strangers_folder_is_reported() {
         if !rustix::process::geteuid().is_root() {
             // Only root can give a folder away, so a folder of root's is used instead.
             let warnings = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
@@ -228,19 +265,39 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_locked_for_one_process_until_the_lock_is_dropped() {
+    fn one_process_locks_the_folder() {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
-        assert!(held.is_some(), "this file system has locks");
-        assert_eq!(lock(home.path()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let in_use = lock(home.path()).unwrap_err();
+        assert!(matches!(in_use, StoreError::InUse(_)), "{in_use}");
         drop(held);
-        assert!(lock(home.path()).unwrap().is_some());
-        assert!(lock(&home.path().join("missing")).unwrap().is_none(), "nothing can be locked");
+        lock(home.path()).unwrap();
+        let missing = lock(&home.path().join("missing")).unwrap_err().to_string();
+        assert!(missing.contains("cannot be written"), "{missing}");
+    }
+
+    #[test]
+    fn a_start_waits_for_an_end() {
+        let home = crate::store::conformance::folder();
+        let held = lock(home.path()).unwrap();
+        let ending = thread::spawn(move || {
+            thread::sleep(LOCK_RETRY * 3);
+            drop(held);
+        });
+        lock(home.path()).unwrap();
+        ending.join().unwrap();
+    }
+
+    #[test]
+    fn missing_locks_are_reported() {
+        let error = not_locked(Path::new("/data"), Errno::OPNOTSUPP);
+        assert!(matches!(error, StoreError::Unusable(_)));
+        assert!(error.to_string().contains("/data cannot be used: its file system has no locks"));
     }
 
     /// A symbolic link to itself is an error, not a missing file.
     #[test]
-    fn a_file_without_readable_metadata_is_an_error() {
+    fn unreadable_metadata_is_an_error() {
         let home = crate::store::conformance::folder();
         let file = home.path().join(DATABASE);
         std::os::unix::fs::symlink(&file, &file).unwrap();

@@ -3,15 +3,11 @@
 //!
 //! Keys of parts, chains and replies are plain hashes in memory. On the way to and from the store, they pass
 //! through a block cipher with a key of the installation. A value with keyed hashes begins with a blank,
-//! which JSON ignores. Rows of earlier versions have none, and are read as they are until they are moved and
-//! keyed. Must not know traffic.
+//! which JSON ignores. Must not know traffic.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
@@ -42,13 +38,13 @@ struct Cipher {
 }
 
 impl Cipher {
-    /// The cipher for an installation's secret.
-    fn of(secret: &[u8; 32]) -> Self {
+    fn new(secret: &[u8; 32]) -> Self {
         let key = blake3::derive_key("plimsoll hashes of content in the store, version 1", secret);
         let fingerprint = blake3::derive_key("plimsoll install secret, fingerprint", secret);
-        let mut first = [0; 16];
-        first.copy_from_slice(&key[..16]);
-        Self { blocks: Aes128::new(&first.into()), fingerprint }
+        // A block of AES-128 is as long as a hash, so a keyed hash takes no more room.
+        let mut block_key = [0; 16];
+        block_key.copy_from_slice(&key[..16]);
+        Self { blocks: Aes128::new(&block_key.into()), fingerprint }
     }
 
     /// The cipher for the secret in a data folder, which is made if there is none yet.
@@ -57,13 +53,6 @@ impl Cipher {
     /// [`StoreError::Unusable`]: the file cannot be read or made, or has no valid secret.
     fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
-        let unusable = |why: &str| {
-            let path = path.display();
-            StoreError::Unusable(format!(
-                "{path} cannot be used: {why}. It is the key of stored data; restore it from a backup, \
-                 or move it away to start with a new one"
-            ))
-        };
         if !path.exists() {
             make(folder, &path).map_err(|error| {
                 let path = path.display();
@@ -73,9 +62,11 @@ impl Cipher {
                 ))
             })?;
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| unusable(&error.to_string()))?;
-        let secret = blake3::Hash::from_hex(text.trim());
-        Ok(Self::of(secret.map_err(|_| unusable("it does not contain 64 hex digits"))?.as_bytes()))
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| unusable_secret(&path, &error.to_string()))?;
+        let secret = blake3::Hash::from_hex(text.trim())
+            .map_err(|_| unusable_secret(&path, "it does not contain 64 hex digits"))?;
+        Ok(Self::new(secret.as_bytes()))
     }
 
     /// A fingerprint of the secret, which reveals nothing else about it.
@@ -83,21 +74,18 @@ impl Cipher {
         &self.fingerprint
     }
 
-    /// Encrypts a hash.
     fn encrypt_hash(&self, hash: u128) -> u128 {
         let mut block = hash.to_be_bytes().into();
         self.blocks.encrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
-    /// Decrypts a hash.
     fn open_hash(&self, keyed: u128) -> u128 {
         let mut block = keyed.to_be_bytes().into();
         self.blocks.decrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
-    /// Encrypts the hashes in a value, and marks it.
     fn encrypt_value(&self, value: &[u8]) -> Bytes {
         let mut keyed = Vec::with_capacity(value.len() + 1);
         keyed.push(MARK);
@@ -106,8 +94,8 @@ impl Cipher {
         keyed.into()
     }
 
-    /// Decrypts the hashes in a value. A value without the mark was never encrypted.
     fn open_value(&self, value: Bytes) -> Bytes {
+        // A value without the mark, such as a text, is stored as it is.
         let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
         let mut open = keyed.to_vec();
         change_hashes(&mut open, |hash| self.open_hash(hash));
@@ -124,12 +112,20 @@ impl Cipher {
     }
 
     fn opened(&self, record: Record) -> Record {
-        if !is_fact(record.kind) || !record.value.starts_with(&[MARK]) {
+        if !is_fact(record.kind) {
             return record;
         }
         let key = if is_hash(record.kind) { self.open_hash(record.key) } else { record.key };
         Record { key, value: self.open_value(record.value), ..record }
     }
+}
+
+fn unusable_secret(path: &Path, reason: &str) -> StoreError {
+    let path = path.display();
+    StoreError::Unusable(format!(
+        "{path} cannot be used: {reason}. It is the key of stored data; restore it from a backup, or move it away to \
+         start with a new one"
+    ))
 }
 
 /// Whether records of a kind contain hashes of content.
@@ -142,17 +138,18 @@ fn is_hash(kind: RecordKind) -> bool {
     kind.layout().key == RecordKey::Content
 }
 
-/// Changes every JSON string of exactly 32 lower-case hex digits. The result has the same form and place, so
-/// the reverse change finds the same strings; a string of that form which is no hash is changed and restored
-/// as well.
 fn change_hashes(value: &mut [u8], change: impl Fn(u128) -> u128) {
+    // The result has the same form and place, so the reverse change finds the same strings. A
+    // string of that form which is no hash is changed and restored as well.
     let mut from = 0;
     while let Some(quote) = memchr::memchr(b'"', &value[from..]) {
         let start = from + quote + 1;
         let end = start + DIGITS;
         from = start;
-        let digits = value.get(start..end).filter(|_| value.get(end) == Some(&b'"'));
-        if let Some(hash) = digits.and_then(parsed) {
+        if value.get(end) != Some(&b'"') {
+            continue;
+        }
+        if let Some(hash) = parse_hash(&value[start..end]) {
             let digits = format!("{:032x}", change(hash));
             value[start..end].copy_from_slice(digits.as_bytes());
             from = end;
@@ -160,51 +157,49 @@ fn change_hashes(value: &mut [u8], change: impl Fn(u128) -> u128) {
     }
 }
 
-fn parsed(digits: &[u8]) -> Option<u128> {
-    let nibble = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    digits.iter().try_fold(0, |hash, digit| Some(hash << 4 | u128::from(nibble(*digit)?)))
+fn parse_hash(digits: &[u8]) -> Option<u128> {
+    let mut hash = 0;
+    for digit in digits {
+        let nibble = match digit {
+            b'0'..=b'9' => digit - b'0',
+            // Hashes are written in lower case; other text of that length is left as it is.
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        hash = hash << 4 | u128::from(nibble);
+    }
+    Some(hash)
 }
 
-/// Makes a secret that only its owner can read. If two processes do so at the same time, both use the first
-/// one.
 fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     folder::make(folder)?;
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(std::io::Error::other)?;
     let mut name = [0; 8];
     getrandom::fill(&mut name).map_err(std::io::Error::other)?;
-    let fresh = folder.join(format!(".{FILE}.{:016x}", u64::from_be_bytes(name)));
+    // Renamed once it is whole, so that a crash leaves no half secret under the real name.
+    let temporary = folder.join(format!(".{FILE}.{:016x}", u64::from_be_bytes(name)));
     let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-    let kept = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let written = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
         .and_then(|()| file.sync_all())
-        .and_then(|()| match std::fs::hard_link(&fresh, path) {
-            // Some file systems have no hard links.
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                std::fs::copy(&fresh, path).map(drop)
-            }
-            _ => Ok(()),
-        })
-        .and_then(|()| std::fs::File::open(folder)?.sync_all());
-    let removed = std::fs::remove_file(&fresh);
-    kept.and(removed)
+        .and_then(|()| std::fs::rename(&temporary, path));
+    if let Err(error) = written {
+        // What was made of it is of no use; the first error counts.
+        drop(std::fs::remove_file(&temporary));
+        return Err(error);
+    }
+    std::fs::File::open(folder)?.sync_all()
 }
 
 /// A store with keyed hashes.
 pub(super) struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
-    /// Whether there may still be rows of earlier versions.
-    is_mixed: Arc<AtomicBool>,
 }
 
 impl KeyedStore<SqliteStore> {
-    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder. Rows of earlier
-    /// versions are keyed when they are moved.
+    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder.
     ///
     /// # Errors
     /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong and what to do.
@@ -212,12 +207,7 @@ impl KeyedStore<SqliteStore> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
-        let rekeying = cipher.clone();
-        let rekey = move |record: Record| match record.value.starts_with(&[MARK]) {
-            true => record,
-            false => rekeying.encrypted(record),
-        };
-        let store = SqliteStore::open_rekeying(path, Box::new(rekey))?;
+        let store = SqliteStore::open(path)?;
         if store.keyed_with(cipher.fingerprint())? {
             let file = folder.join(FILE);
             tracing::warn!(
@@ -226,66 +216,23 @@ impl KeyedStore<SqliteStore> {
                 file.display()
             );
         }
-        let is_mixed = store.moving();
-        Ok(Self { store, cipher, is_mixed })
+        Ok(Self { store, cipher })
     }
 
     /// The same, with other readers ([`SqliteStore::for_admin`]).
     pub(super) fn for_admin(&self) -> Self {
-        let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
-        Self { store: self.store.for_admin(), cipher, is_mixed }
+        Self { store: self.store.for_admin(), cipher: self.cipher.clone() }
     }
 
-    /// The store inside.
     pub(super) fn sqlite(&self) -> &SqliteStore {
         &self.store
     }
 }
 
 impl<S: Store> KeyedStore<S> {
-    /// Wraps a store without rows of earlier versions.
     #[cfg(test)]
     fn over(store: S, cipher: Cipher) -> Self {
-        Self { store, cipher, is_mixed: Arc::default() }
-    }
-
-    fn is_mixed(&self) -> bool {
-        self.is_mixed.load(Ordering::Acquire)
-    }
-
-    /// Writes records that may already exist in the form of earlier versions: the first write wins, in
-    /// whichever form.
-    async fn put_beside(
-        &self,
-        scope: Scope,
-        records: Vec<Record>,
-        only_if: Precondition,
-    ) -> Result<Vec<WriteOutcome>, StoreError> {
-        let mut puts = Vec::with_capacity(records.len());
-        let mut new = Vec::new();
-        for record in records {
-            let (kind, key) = (record.kind, record.key);
-            let there = match kind {
-                RecordKind::Fingerprint => {
-                    let of =
-                        self.store.session_by_fingerprint(scope.tenant.clone(), vec![key]).await?;
-                    of.map(|_| Bytes::new())
-                }
-                _ if is_hash(kind) => self.store.get(scope.clone(), kind, key).await?,
-                _ => None,
-            };
-            let there = there.filter(|value| !value.starts_with(&[MARK]));
-            if there.is_none() {
-                new.push(self.cipher.encrypted(record));
-            }
-            puts.push(there);
-        }
-        let mut written = self.store.put(scope, new, only_if).await?.into_iter();
-        let puts = puts.into_iter().map(|there| match there {
-            Some(value) => WriteOutcome::Existed(value),
-            None => written.next().map_or(WriteOutcome::Written, |put| self.outcome(put)),
-        });
-        Ok(puts.collect())
+        Self { store, cipher }
     }
 
     fn outcome(&self, put: WriteOutcome) -> WriteOutcome {
@@ -303,9 +250,6 @@ impl<S: Store> Store for KeyedStore<S> {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        if self.is_mixed() {
-            return Box::pin(self.put_beside(scope, records, only_if));
-        }
         let records = records.into_iter().map(|record| self.cipher.encrypted(record)).collect();
         let put = self.store.put(scope, records, only_if);
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
@@ -322,8 +266,12 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.put_drafts(instance, drafts.into_iter().map(encrypted).collect(), ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.adopt_drafts(instance, lease)
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.store.adopt_drafts(instance)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -331,18 +279,8 @@ impl<S: Store> Store for KeyedStore<S> {
             return self.store.get(scope, kind, key);
         }
         let keyed = if is_hash(kind) { self.cipher.encrypt_hash(key) } else { key };
-        Box::pin(async move {
-            let was_mixed = self.is_mixed();
-            let before = match was_mixed && is_hash(kind) {
-                true => self.store.get(scope.clone(), kind, key).await?,
-                false => None,
-            };
-            let value = match before.filter(|value| !value.starts_with(&[MARK])) {
-                Some(value) => Some(value),
-                None => self.store.get(scope, kind, keyed).await?,
-            };
-            Ok(value.map(|value| self.cipher.open_value(value)))
-        })
+        let value = self.store.get(scope, kind, keyed);
+        Box::pin(async move { Ok(value.await?.map(|value| self.cipher.open_value(value))) })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
@@ -354,26 +292,13 @@ impl<S: Store> Store for KeyedStore<S> {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        let is_mixed = self.is_mixed();
-        let both = fingerprints.into_iter().flat_map(|fingerprint| {
-            let before = is_mixed.then_some(fingerprint);
-            before.into_iter().chain([self.cipher.encrypt_hash(fingerprint)])
-        });
-        self.store.session_by_fingerprint(tenant, both.collect())
+        let keyed = fingerprints.into_iter().map(|hash| self.cipher.encrypt_hash(hash)).collect();
+        self.store.session_by_fingerprint(tenant, keyed)
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        if !is_hash(kind) {
-            return self.store.holder(kind, key);
-        }
-        Box::pin(async move {
-            if self.is_mixed()
-                && let Some(scope) = self.store.holder(kind, key).await?
-            {
-                return Ok(Some(scope));
-            }
-            self.store.holder(kind, self.cipher.encrypt_hash(key)).await
-        })
+        let key = if is_hash(kind) { self.cipher.encrypt_hash(key) } else { key };
+        self.store.holder(kind, key)
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {

@@ -17,6 +17,7 @@ mod parsers;
 mod pending_compactions;
 mod records;
 mod session_cache;
+mod shared;
 mod writes;
 
 use std::sync::{Arc, Mutex};
@@ -175,11 +176,11 @@ impl Ledgers {
         let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
-        let known = cache.look(|ledger| {
+        let decisions = cache.look(|ledger| {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             RecordedDecisions::of(ledger, conversation, &placed, lookup.decisions)
         });
-        LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
+        LookupOutcome::Found(SessionPeek { session: scope.session, known: decisions, store_missed })
     }
 
     /// The session of a request, and what decided that: the one that the client names, or else the one that its fingerprints
@@ -205,7 +206,7 @@ impl Ledgers {
 
     /// The latest request of a session, if it is still kept.
     pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
-        lock(&self.latest_requests).of(scope)
+        lock(&self.latest_requests).get(scope)
     }
 
     /// The memory that is used now.
@@ -215,18 +216,6 @@ impl Ledgers {
             (caches.bytes(), caches.most_decisions())
         };
         CacheBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
-    }
-
-    /// Reads what other processes saved for a session since it was loaded.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`]; what was known stays.
-    pub(crate) async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
-        let cache = lock(&self.caches).cache(scope);
-        let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
-        let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
-        cache.join(&ledger);
-        Ok(())
     }
 
     /// The sessions that have turns, the most recently used first.
@@ -271,8 +260,9 @@ impl Ledgers {
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
-        let held = lock(&self.caches).held(scope).filter(|cache| cache.is_loaded());
-        if let Some(cache) = held {
+        // The lock must not be held while `look` runs.
+        let loaded = lock(&self.caches).held(scope).filter(|cache| cache.is_loaded());
+        if let Some(cache) = loaded {
             return Ok(cache.look(look));
         }
         let records = self.admin_store.scan(scope.clone(), session_cache::FACTS).await?;
@@ -289,14 +279,13 @@ impl Ledgers {
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T,
     ) -> Result<T, StoreError> {
-        let held = lock(&self.caches).held(scope);
-        if let Some(cache) = held {
+        let cached = lock(&self.caches).held(scope);
+        if let Some(cache) = cached {
             cache.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
             return Ok(cache.look(look));
         }
-        let timed_out = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
         let scan = self.admin_store.scan(scope.clone(), session_cache::FACTS);
-        let records = tokio::time::timeout(LOOK, scan).await.map_err(timed_out)??;
+        let records = tokio::time::timeout(LOOK, scan).await.map_err(|_| no_answer(LOOK))??;
         let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
         Ok(look(&ledger))
     }
@@ -322,9 +311,9 @@ impl Ledgers {
         forgotten
     }
 
-    /// Requests during the deletion may have loaded old data, which is removed, too. Later ones read from the
-    /// store again.
     fn forget_late(&self, scope: &Scope) {
+        // Requests during the deletion may have loaded old data, which is removed, too. Later ones
+        // read from the store again.
         let late = lock(&self.caches).remove(scope);
         if let Some(late) = late {
             drop(late.forget(|| Box::pin(std::future::ready(Ok(())))));
@@ -350,12 +339,12 @@ impl Ledgers {
         max_bytes: u64,
     ) -> Result<SweepStep, StoreError> {
         lock(&self.pending_compactions).expire();
-        let gone = self.store.expire(before, max_bytes).await?;
-        if !gone.scopes.is_empty() {
-            lock(&self.caches).release(&gone.scopes);
-            lock(&self.fingerprints).forget(&gone.scopes);
+        let expired = self.store.expire(before, max_bytes).await?;
+        if !expired.scopes.is_empty() {
+            lock(&self.caches).release(&expired.scopes);
+            lock(&self.fingerprints).forget(&expired.scopes);
         }
-        Ok(gone)
+        Ok(expired)
     }
 
     /// Whether the store answers.
@@ -366,45 +355,49 @@ impl Ledgers {
         self.store.ready().await
     }
 
-    /// The session of a request whose client names none: that of its longest known prefix. A late answer is
-    /// remembered for the next request of the conversation.
     async fn find_by_fingerprints(
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         goes_on: bool,
     ) -> LookupOutcome<(SessionId, SessionWitness)> {
+        // The longest known prefix decides: shorter ones belong to more conversations.
         let fingerprints = fingerprints::shown_by(conversation);
-        let (tenant, source) = (lookup.tenant, lookup.source);
-        let known = lock(&self.fingerprints).session(tenant, &fingerprints, source, goes_on);
-        if let Some(found) = known {
-            return LookupOutcome::Found(found);
+        let SessionLookup { tenant, source, .. } = *lookup;
+        let cached = lock(&self.fingerprints).session(tenant, &fingerprints, source, goes_on);
+        if let Some(session) = cached {
+            return LookupOutcome::Found(session);
         }
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
             // It has no reply of the model, so nothing is known about it.
-            let is_beside = conversation.purpose == Purpose::Side;
-            let only = lock(&self.fingerprints).only_in_use(tenant, source, Instant::now());
-            return match only.filter(|_| is_beside) {
+            if conversation.purpose != Purpose::Side {
+                return LookupOutcome::None;
+            }
+            return match lock(&self.fingerprints).only_in_use(tenant, source, Instant::now()) {
                 Some(session) => LookupOutcome::Found((session, SessionWitness::Time)),
                 None => LookupOutcome::None,
             };
         }
-        let own = fingerprints.first().map(|fingerprint| fingerprint.key);
+        let request_key = fingerprints.first().map(|fingerprint| fingerprint.key);
         let since = lock(&self.fingerprints).begin_look_up(tenant, &fingerprints);
         let wanted = fingerprints::to_look_up(&fingerprints);
-        let (store, known) = (self.store.clone(), self.fingerprints.clone());
-        let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
+        let store = self.store.clone();
+        let cached = self.fingerprints.clone();
+        let tenant = lookup.tenant.clone();
+        let forgotten = lock(&cached).forgotten();
+        // A task of its own: a late answer serves the next request, though this one has gone on.
         let lookup_task = tokio::spawn(async move {
-            let session = store.session_by_fingerprint(tenant.clone(), wanted).await;
-            own.into_iter().for_each(|own| lock(&known).end_look_up(&tenant, own));
-            let session = session?;
-            if let (Some(session), Some(own)) = (&session, own) {
+            let answer = store.session_by_fingerprint(tenant.clone(), wanted).await;
+            let Some(key) = request_key else { return answer };
+            lock(&cached).end_look_up(&tenant, key);
+            let session = answer?;
+            if let Some(session) = &session {
                 let scope = Scope { tenant, session: session.clone() };
-                lock(&known).add_found(&scope, own, forgotten);
+                lock(&cached).add_found(&scope, key, forgotten);
             }
-            Ok::<_, StoreError>(session)
+            Ok(session)
         });
         match lookup.reads.wait_once_more(since, lookup_task).await {
             Some(Ok(Ok(Some(session)))) => LookupOutcome::Found((session, SessionWitness::Stored)),
@@ -412,6 +405,10 @@ impl Ledgers {
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,
         }
     }
+}
+
+fn no_answer(timeout: Duration) -> StoreError {
+    StoreError::Failed(format!("no answer within {timeout:?}"))
 }
 
 #[cfg(test)]

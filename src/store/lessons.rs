@@ -44,20 +44,19 @@ struct LessonsInner {
 }
 
 impl Lessons {
-    /// Lessons over `store`; nothing is read yet.
     pub(super) fn new(store: Arc<dyn Store>, terms: LessonTerms) -> Self {
         let state = Mutex::new(LessonState::new(terms));
         let (recall, loading) = Default::default();
         Self(Arc::new(LessonsInner { store, state, recall, loading }))
     }
 
-    /// Reads the stored lessons once per process, and waits for that within the budget. Later it reads those
-    /// of other processes now and then, in the background.
+    /// Reads the stored lessons once per process, and waits for that within the budget. From a shared store it later
+    /// reads those of other processes now and then, in the background.
     pub(crate) async fn ready(&self, budget: &ReadBudget, now: Millis) -> RecallOutcome {
         let lessons = self.clone();
-        let read = || async move { lessons.load(now).await };
-        let recalled = self.0.recall.wait(budget, read).await;
-        if recalled == RecallOutcome::Known && self.state().is_due(now) {
+        let recalled = self.0.recall.wait(budget, || async move { lessons.load(now).await }).await;
+        if recalled == RecallOutcome::Known && self.0.store.is_shared() && self.state().is_due(now)
+        {
             let lessons = self.clone();
             tokio::spawn(async move { lessons.refresh(now).await });
         }
@@ -89,7 +88,8 @@ impl Lessons {
         most: usize,
         now: Millis,
     ) -> usize {
-        let (mut learned, mut differ) = (0, 0);
+        let mut learned = 0;
+        let mut differ = 0;
         let mut all_notes = Vec::new();
         for (listed, assumed) in assumed {
             let source = LessonSource { model: &listed.name, ..*source };
@@ -144,7 +144,9 @@ impl Lessons {
     /// The store's [`StoreError`].
     pub async fn list(&self, now: Millis) -> Result<Vec<LessonLine>, StoreError> {
         self.load(now).await?;
-        self.refresh(now).await?;
+        if self.0.store.is_shared() {
+            self.refresh(now).await?;
+        }
         Ok(self.state().list(now))
     }
 
@@ -169,8 +171,9 @@ impl Lessons {
     /// # Errors
     /// The store's [`StoreError`].
     pub(crate) async fn expire(&self, now: Millis) -> Result<(), StoreError> {
-        let kept = self.state().terms().days + 1;
-        for ago in kept + 1..kept + LONGEST_LIFE {
+        // A lesson lasts whole days from its own time, so it ends within the day after the last.
+        let days = self.state().terms().days + 1;
+        for ago in days + 1..days + LONGEST_LIFE {
             let Some(day) = (now / DAY).checked_sub(ago) else { break };
             if !self.0.store.scan(scope_of(day), 1).await?.is_empty() {
                 self.0.store.drop_scope(scope_of(day)).await?;
@@ -233,13 +236,13 @@ impl Lessons {
     }
 }
 
-/// The scope of a day's lessons: an expired day is deleted as a whole.
 fn scope_of(day: u64) -> Scope {
+    // An expired day is deleted as a whole.
     Scope { tenant: TenantId::default(), session: format!("~lessons of day {day}").into() }
 }
 
-/// The scope of the operator's decisions, which do not expire.
 fn operator() -> Scope {
+    // They do not expire, so they are in none of the days.
     Scope { tenant: TenantId::default(), session: "~lessons decided".into() }
 }
 

@@ -1,18 +1,20 @@
 //! A store in memory, for tests: lost with the process.
 //!
-//! Behaves like any other store (`conformance`); nothing in it waits or fails.
+//! Behaves like any other store (`conformance`); nothing in it waits or fails. Tests use it as the store that several
+//! processes share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::drafts::{Draft, HeartbeatWatch};
-use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
+use super::drafts::Draft;
+use super::precondition::Precondition;
 use super::random::random;
+use super::tombstones::Tombstones;
 use super::{
     Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
     SweepStep, WriteOutcome,
@@ -27,49 +29,27 @@ const SERIES: usize = 8;
 #[derive(Default)]
 pub struct MemoryStore {
     records: Mutex<BTreeMap<Scope, Vec<Record>>>,
-    drafts: Mutex<MemoryDrafts>,
-    /// When sessions were deleted on request.
-    tombstones: Mutex<BTreeMap<Scope, Instant>>,
+    /// Drafts by key, each with its instance.
+    drafts: Mutex<BTreeMap<u128, (u64, Draft)>>,
+    tombstones: Mutex<Tombstones>,
     tenant_key: std::sync::OnceLock<[u8; 32]>,
 }
 
-/// Drafts by key, each with its instance; the instances' heartbeats, and when they were last seen.
-#[derive(Default)]
-struct MemoryDrafts {
-    by_key: BTreeMap<u128, (u64, Draft)>,
-    beats: BTreeMap<u64, u64>,
-    watch: HeartbeatWatch,
-}
-
 impl MemoryStore {
-    fn drafts(&self) -> MutexGuard<'_, MemoryDrafts> {
+    fn drafts(&self) -> MutexGuard<'_, BTreeMap<u128, (u64, Draft)>> {
         self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Scope, Vec<Record>>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl MemoryStore {
-    fn tombstones(&self) -> MutexGuard<'_, BTreeMap<Scope, Instant>> {
+    fn tombstones(&self) -> MutexGuard<'_, Tombstones> {
         self.tombstones.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_deleted(&self, scope: &Scope, since: Instant) -> bool {
-        self.tombstones().get(scope).is_some_and(|at| since <= *at)
-    }
-
-    /// Remembers a deletion, and drops old ones by time and number.
-    fn bury(&self, scope: Scope) {
-        let mut all = self.tombstones();
-        all.insert(scope, Instant::now());
-        all.retain(|_, at| at.elapsed() < TOMBSTONE_LIFE);
-        if all.len() > TOMBSTONES
-            && let Some(oldest) = all.iter().min_by_key(|(_, at)| **at).map(|(it, _)| it.clone())
-        {
-            all.remove(&oldest);
-        }
+        self.tombstones().is_deleted(scope, since)
     }
 }
 
@@ -77,7 +57,6 @@ fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
 }
 
-/// How the exchange of a turn ended.
 fn outcome(turn: &Record) -> Option<Outcome> {
     let value: Value = serde_json::from_slice(&turn.value).ok()?;
     serde_json::from_value(value["outcome"].clone()).ok()
@@ -90,20 +69,30 @@ fn is_completed_by(first: &Record, later: &Record) -> bool {
         && outcomes.is_some_and(|(first, later)| first.is_completed_by(later))
 }
 
-/// When a scope was last used.
 fn used(records: &[Record]) -> Option<Millis> {
     records.iter().map(|record| record.at).max()
 }
 
+fn has_lessons(records: &[Record]) -> bool {
+    records.iter().any(|record| record.kind == RecordKind::Learned)
+}
+
+fn size(records: &[Record]) -> u64 {
+    // Roughly, with what is beside the values.
+    records.iter().map(|record| record.value.len() as u64 + 64).sum()
+}
+
 /// A scope as it is listed; `None` if it has no turn.
 fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
-    let kept: Vec<&Record> =
+    let turns: Vec<&Record> =
         records.iter().filter(|record| record.kind == RecordKind::Turn).collect();
-    let usages = kept.iter().map(|turn| {
+    let usages = turns.iter().map(|turn| {
         let value: Value = serde_json::from_slice(&turn.value).unwrap_or_default();
         Usage::deserialize(&value["usage"]).unwrap_or_default()
     });
-    let (mut input, mut output, mut cache_read) = (0u64, 0u64, 0u64);
+    let mut input = 0u64;
+    let mut output = 0u64;
+    let mut cache_read = 0u64;
     for usage in usages {
         for (_, one) in usage.billed() {
             input = input.saturating_add(one.input.unwrap_or(0));
@@ -118,9 +107,9 @@ fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
         scope: scope.clone(),
         cursor: Cursor { used: used(records)?, id },
         began: records.iter().map(|record| record.at).min()?,
-        newest: kept.iter().map(|turn| turn.at).max()?,
+        newest: turns.iter().map(|turn| turn.at).max()?,
         records: records.len() as u64,
-        turns: kept.len() as u64,
+        turns: turns.len() as u64,
         input,
         output,
         cache_read,
@@ -138,7 +127,7 @@ impl Store for MemoryStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        let mut all = self.records();
+        let mut records_by_scope = self.records();
         if only_if.since.is_some_and(|since| self.is_deleted(&scope, since)) {
             return Box::pin(std::future::ready(Err(StoreError::Deleted)));
         }
@@ -146,26 +135,27 @@ impl Store for MemoryStore {
             return Box::pin(std::future::ready(Err(StoreError::Cancelled)));
         }
         let is_series = scope.is_series();
-        let kept = all.entry(scope).or_default();
-        let puts = records.into_iter().map(|record| {
+        let stored = records_by_scope.entry(scope).or_default();
+        let mut outcomes = Vec::new();
+        for record in records {
             if record.kind == RecordKind::Turn {
-                self.drafts().by_key.remove(&record.key);
+                self.drafts().remove(&record.key);
             }
-            if let Some(first) = found(kept, record.kind, record.key) {
+            if let Some(first) = found(stored, record.kind, record.key) {
                 if !is_completed_by(first, &record) {
-                    return WriteOutcome::Existed(first.value.clone());
+                    outcomes.push(WriteOutcome::Existed(first.value.clone()));
+                    continue;
                 }
-                kept.retain(|it| (it.kind, it.key) != (record.kind, record.key));
+                stored.retain(|other| (other.kind, other.key) != (record.kind, record.key));
             }
-            kept.push(record);
-            WriteOutcome::Written
-        });
-        let puts = puts.collect();
-        if is_series {
-            kept.sort_by_key(|record| std::cmp::Reverse(record.at));
-            kept.truncate(SERIES);
+            stored.push(record);
+            outcomes.push(WriteOutcome::Written);
         }
-        answer(puts)
+        if is_series {
+            stored.sort_by_key(|record| std::cmp::Reverse(record.at));
+            stored.truncate(SERIES);
+        }
+        answer(outcomes)
     }
 
     fn put_drafts(
@@ -174,45 +164,49 @@ impl Store for MemoryStore {
         drafts: Vec<Draft>,
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()> {
-        let mut all = self.drafts();
-        let drafts = drafts.into_iter().filter(|it| !self.is_deleted(&it.scope, it.since));
-        all.by_key.extend(drafts.map(|draft| (draft.record.key, (instance, draft))));
-        for key in ended {
-            all.by_key.remove(&key);
+        let mut drafts_by_key = self.drafts();
+        for draft in drafts {
+            if !self.is_deleted(&draft.scope, draft.since) {
+                drafts_by_key.insert(draft.record.key, (instance, draft));
+            }
         }
-        *all.beats.entry(instance).or_default() += 1;
+        for key in ended {
+            drafts_by_key.remove(&key);
+        }
         answer(())
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        let mut all = self.drafts();
-        let others: BTreeSet<u64> = all.by_key.values().map(|(other, _)| *other).collect();
-        let beats = others.into_iter().filter(|other| *other != instance);
-        let beats = beats.map(|other| (other, all.beats.get(&other).copied().unwrap_or_default()));
-        let beats: Vec<(u64, u64)> = beats.collect();
-        let gone = all.watch.gone(&beats, lease);
-        let drafts: Vec<Draft> =
-            all.by_key.extract_if(.., |_, (of, _)| gone.contains(of)).map(|it| it.1.1).collect();
-        drop(all);
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        let drafts: Vec<Draft> = {
+            let mut drafts_by_key = self.drafts();
+            let others = drafts_by_key.extract_if(.., |_, (owner, _)| *owner != instance);
+            others.map(|(_, (_, draft))| draft).collect()
+        };
         Box::pin(async move {
-            let mut made = Vec::new();
+            let mut scopes = Vec::new();
             for Draft { scope, record, .. } in drafts {
-                let puts = self.put_if_absent(scope.clone(), vec![record]).await?;
-                made.extend(puts.contains(&WriteOutcome::Written).then_some(scope));
+                let outcomes = self.put_if_absent(scope.clone(), vec![record]).await?;
+                if outcomes.contains(&WriteOutcome::Written) {
+                    scopes.push(scope);
+                }
             }
-            Ok(made)
+            Ok(scopes)
         })
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        let all = self.records();
-        let record = all.get(&scope).and_then(|records| found(records, kind, key));
+        let records_by_scope = self.records();
+        let record = records_by_scope.get(&scope).and_then(|records| found(records, kind, key));
         answer(record.map(|record| record.value.clone()))
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        let all = self.records();
-        let records = all.get(&scope).into_iter().flatten();
+        let records_by_scope = self.records();
+        let records = records_by_scope.get(&scope).into_iter().flatten();
         let sizes = records.filter(|record| record.kind == kind);
         answer(sizes.map(|record| record.value.len() as u64).sum())
     }
@@ -222,23 +216,24 @@ impl Store for MemoryStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        let all = self.records();
-        let holder = |fingerprint| {
-            let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
-            let session_by_fingerprint = scopes.filter_map(|(scope, records)| {
-                Some((
-                    found(records, RecordKind::Fingerprint, fingerprint)?.at,
-                    scope.session.clone(),
-                ))
+        let records_by_scope = self.records();
+        for fingerprint in fingerprints {
+            let scopes = records_by_scope.iter().filter(|(scope, _)| scope.tenant == tenant);
+            let sessions = scopes.filter_map(|(scope, records)| {
+                let record = found(records, RecordKind::Fingerprint, fingerprint)?;
+                Some((record.at, scope.session.clone()))
             });
-            session_by_fingerprint.max().map(|(_, session)| session)
-        };
-        answer(fingerprints.into_iter().find_map(holder))
+            if let Some((_, session)) = sessions.max() {
+                return answer(Some(session));
+            }
+        }
+        answer(None)
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        let all = self.records();
-        let holder = all.iter().find(|(_, records)| found(records, kind, key).is_some());
+        let records_by_scope = self.records();
+        let holder =
+            records_by_scope.iter().find(|(_, records)| found(records, kind, key).is_some());
         answer(holder.map(|(scope, _)| scope.clone()))
     }
 
@@ -248,64 +243,62 @@ impl Store for MemoryStore {
             .retain(|record| !matches!(record.kind, RecordKind::Fingerprint | RecordKind::Content));
         records.sort_by_key(|record| record.at);
         let others = records.iter().filter(|record| !record.kind.is_decision()).count();
-        let mut old = others.saturating_sub(newest);
+        // Decisions are always needed, so only others are left out.
+        let mut surplus = others.saturating_sub(newest);
         records.retain(|record| {
-            let is_old = !record.kind.is_decision() && old > 0;
-            old -= usize::from(is_old);
+            let is_old = !record.kind.is_decision() && surplus > 0;
+            surplus -= usize::from(is_old);
             !is_old
         });
         answer(records)
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        let all = self.records();
+        let records_by_scope = self.records();
         let mut lines: Vec<ScopeLine> =
-            all.iter().filter_map(|(scope, records)| line(scope, records)).collect();
+            records_by_scope.iter().filter_map(|(scope, records)| line(scope, records)).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.cursor));
         let rest = lines.into_iter().filter(|line| page.after.is_none_or(|it| line.cursor < it));
         answer(rest.skip(page.skip).take(page.count).collect())
     }
 
     fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        let all = self.records();
+        let records_by_scope = self.records();
         let drafts = self.drafts();
-        let on_their_way = drafts.by_key.values().map(|(_, draft)| &draft.scope);
-        let is_learned =
-            |records: &[Record]| records.iter().any(|it| it.kind == RecordKind::Learned);
-        let kept = all.iter().filter(|(_, records)| !records.is_empty() && !is_learned(records));
-        let named = kept.map(|(scope, _)| scope).chain(on_their_way);
+        let on_their_way = drafts.values().map(|(_, draft)| &draft.scope);
+        let sessions = records_by_scope
+            .iter()
+            .filter(|(_, records)| !records.is_empty() && !has_lessons(records));
+        let named = sessions.map(|(scope, _)| scope).chain(on_their_way);
         let named: BTreeSet<&Scope> = named.filter(|scope| scope.session == session).collect();
         answer(named.into_iter().cloned().collect())
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        let mut all = self.records();
-        self.bury(scope.clone());
-        self.drafts().by_key.retain(|_, (_, draft)| draft.scope != scope);
-        let gone = all.remove(&scope).map_or(0, |records| records.len() as u64);
-        answer(gone)
+        let mut records_by_scope = self.records();
+        self.tombstones().add(scope.clone());
+        self.drafts().retain(|_, (_, draft)| draft.scope != scope);
+        answer(records_by_scope.remove(&scope).map_or(0, |records| records.len() as u64))
     }
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        let mut all = self.records();
-        let size = |records: &Vec<Record>| -> u64 {
-            records.iter().map(|record| record.value.len() as u64 + 64).sum()
-        };
-        let mut left: u64 = all.values().map(size).sum();
-        let mut lines: Vec<(Millis, Scope, u64)> = all
+        let mut records_by_scope = self.records();
+        let mut total: u64 = records_by_scope.values().map(|records| size(records)).sum();
+        let mut lines: Vec<(Millis, Scope, u64)> = records_by_scope
             .iter()
-            .filter(|(_, records)| records.iter().all(|it| it.kind != RecordKind::Learned))
+            .filter(|(_, records)| !has_lessons(records))
             .filter_map(|(scope, records)| Some((used(records)?, scope.clone(), size(records))))
             .collect();
         lines.sort();
         lines.pop(); // the most recently used one stays
         let mut expired = SweepStep::default();
         for (used, scope, bytes) in lines {
-            if used >= before && left <= max_bytes {
+            if used >= before && total <= max_bytes {
                 break;
             }
-            left -= bytes;
-            expired.records += all.remove(&scope).map_or(0, |records| records.len() as u64);
+            total -= bytes;
+            let records = records_by_scope.remove(&scope).unwrap_or_default();
+            expired.records += records.len() as u64;
             expired.scopes.push(scope);
         }
         answer(expired)
@@ -331,25 +324,5 @@ mod tests {
     #[tokio::test]
     async fn conforms() {
         crate::store::conformance::check(MemoryStore::default).await;
-    }
-
-    #[test]
-    fn remembered_deletions_are_limited_in_time_and_number() {
-        let store = MemoryStore::default();
-        let scope = |n: usize| Scope { tenant: "t".into(), session: format!("{n:05}").into() };
-        let now = Instant::now();
-        let ago = |ago: Duration| now.checked_sub(ago).unwrap();
-        let minute = Duration::from_secs(60);
-        // The first one by name is not the oldest.
-        store.tombstones().extend((0..TOMBSTONES - 1).map(|n| (scope(n), ago(minute))));
-        store.tombstones().insert(scope(5), ago(2 * minute));
-        store.tombstones().insert(scope(TOMBSTONES), ago(TOMBSTONE_LIFE));
-        store.bury(scope(TOMBSTONES + 1));
-        assert!(!store.is_deleted(&scope(TOMBSTONES), ago(2 * TOMBSTONE_LIFE)), "long ago");
-        assert_eq!(store.tombstones().len(), TOMBSTONES, "at the limit");
-        store.bury(scope(TOMBSTONES + 2));
-        assert_eq!(store.tombstones().len(), TOMBSTONES);
-        let remembered = |n| store.tombstones().contains_key(&scope(n));
-        assert!(!remembered(5) && remembered(0) && remembered(TOMBSTONES + 2));
     }
 }

@@ -19,16 +19,18 @@ mod random;
 pub mod recall;
 mod record;
 pub mod sqlite;
+mod tombstones;
 
 #[cfg(test)]
-mod conformance;
+mod conformance_tests;
+#[cfg(test)]
+use conformance_tests as conformance;
 
 use self::record::SERIES_NAMES;
 pub use self::record::{Record, RecordKind, Scope};
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -110,7 +112,6 @@ pub struct SweepStep {
 }
 
 impl SweepStep {
-    /// Adds another step.
     fn join(&mut self, other: Self) {
         self.records += other.records;
         self.scopes.extend(other.scopes);
@@ -124,6 +125,9 @@ pub enum StoreError {
     /// The store cannot be opened; the message says what to do.
     #[error("{0}")]
     Unusable(String),
+    /// Another process uses the data folder; the message says what to do.
+    #[error("{0}")]
+    InUse(String),
     /// The store's file is damaged, or is no store; the message says what to do.
     #[error("{0}")]
     Damaged(String),
@@ -157,7 +161,7 @@ pub trait Store: Send + Sync + 'static {
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>>;
 
-    /// The same without a condition.
+    /// Writes records that do not exist yet, without a condition.
     fn put_if_absent(
         &self,
         scope: Scope,
@@ -167,8 +171,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Writes drafts, each replacing the one before it, and removes those whose exchanges `ended` without a
-    /// turn. It is also the heartbeat of their instance. Drafts of scopes that were deleted since the draft
-    /// was begun are left out.
+    /// turn. Drafts of scopes that were deleted since the draft was begun are left out.
     fn put_drafts(
         &self,
         instance: u64,
@@ -176,10 +179,12 @@ pub trait Store: Send + Sync + 'static {
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()>;
 
-    /// Makes turns from the drafts of other instances that are dead: silent for `lease` while this store
-    /// watched, or ended before it was opened. Returns the scopes of the turns made since the last call. A
-    /// draft whose turn exists is removed.
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>>;
+    /// Makes turns from the drafts of other instances that have ended: of all others, in a store that only one
+    /// process uses. Returns the scopes of the turns. A draft whose turn exists is removed.
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>>;
+
+    /// Whether several processes may use it at the same time. Only then they claim work, and read what others wrote.
+    fn is_shared(&self) -> bool;
 
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>>;
@@ -231,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sweep_steps_add_up_and_more_remains_if_either_step_says_so() {
+    fn sweep_steps_add_up() {
         let step = |session: &str, more| {
             let scopes = vec![Scope { tenant: "t".into(), session: session.into() }];
             SweepStep { records: 2, scopes, more }
@@ -239,7 +244,8 @@ mod tests {
         for (first, second) in [(false, false), (false, true), (true, false)] {
             let mut both = step("a", first);
             both.join(step("b", second));
-            assert_eq!((both.records, both.more), (4, first || second));
+            assert_eq!(both.records, 4);
+            assert_eq!(both.more, first || second);
             assert_eq!(both.scopes, [step("a", false).scopes, step("b", false).scopes].concat());
         }
     }

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use strum::{IntoStaticStr, VariantArray};
+use strum::VariantArray;
 
 use crate::context::{Millis, SessionId, TenantId};
 
@@ -34,10 +34,8 @@ impl Scope {
     }
 }
 
-/// The kind of fact in a record; part of its key. Files have the names in `strum` of the first versions, and the
-/// codes of [`RecordKind::layout`]; neither ever changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "snake_case")]
+/// The kind of fact in a record; part of its key. Files have the codes of [`RecordKind::layout`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, VariantArray)]
 pub enum RecordKind {
     /// A completed exchange.
     Turn,
@@ -46,10 +44,8 @@ pub enum RecordKind {
     /// A tool result that was cut.
     Cut,
     /// A decision about reasoning: put back, left out, a stand-in.
-    #[strum(serialize = "echo")]
     ReasoningDecision,
     /// A refused rewrite, or revoked decisions.
-    #[strum(serialize = "aside")]
     Suspension,
     /// A summary that was written.
     Summary,
@@ -58,16 +54,13 @@ pub enum RecordKind {
     /// A queued message.
     Queued,
     /// What happened to a queued message.
-    #[strum(serialize = "said")]
     InjectedMessage,
     /// A fingerprint by which an unnamed session is found. It has no value, and is only queried with
     /// [`Store::session_by_fingerprint`](super::Store::session_by_fingerprint).
-    #[strum(serialize = "sign")]
     Fingerprint,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
     /// The content of an exchange, if stored. Only queried with [`Store::get`](super::Store::get).
-    #[strum(serialize = "words")]
     Content,
 }
 
@@ -125,20 +118,10 @@ impl RecordKind {
         RecordLayout { code, key, value }
     }
 
-    /// Its name in files of the first version.
-    pub(super) fn name(self) -> &'static str {
-        self.into()
-    }
-
     /// Whether it records a decision about a conversation, which is needed as long as the conversation
     /// continues.
     pub fn is_decision(self) -> bool {
         self.layout().code >= DECISIONS
-    }
-
-    /// The kind with this name; `None` if a newer version wrote it.
-    pub(super) fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
     /// The kind with this code; `None` if a newer version wrote it.
@@ -164,28 +147,29 @@ pub struct Record {
 mod tests {
     use super::*;
 
-    /// Old files have these names and codes.
+    /// Files have these codes, and queries compare them.
     #[test]
-    fn the_stored_names_and_codes_of_kinds_never_change() {
+    fn kinds_have_their_stored_codes() {
+        use RecordKind as Kind;
         let stored = [
-            ("turn", 1, false),
-            ("reasoning", 2, false),
-            ("cut", 16, true),
-            ("echo", 17, true),
-            ("aside", 18, true),
-            ("summary", 19, true),
-            ("compact", 20, true),
-            ("queued", 21, true),
-            ("said", 22, true),
-            ("sign", 5, false),
-            ("learned", 3, false),
-            ("words", 4, false),
+            (Kind::Turn, 1, false),
+            (Kind::Reasoning, 2, false),
+            (Kind::Cut, 16, true),
+            (Kind::ReasoningDecision, 17, true),
+            (Kind::Suspension, 18, true),
+            (Kind::Summary, 19, true),
+            (Kind::Compact, 20, true),
+            (Kind::Queued, 21, true),
+            (Kind::InjectedMessage, 22, true),
+            (Kind::Fingerprint, 5, false),
+            (Kind::Learned, 3, false),
+            (Kind::Content, 4, false),
         ];
-        let now = RecordKind::ALL.iter();
-        let now = now.map(|kind| (kind.name(), kind.layout().code, kind.is_decision()));
-        assert_eq!(now.collect::<Vec<_>>(), stored);
-        for (name, code, _) in stored {
-            assert_eq!(RecordKind::named(name), RecordKind::coded(code));
+        assert_eq!(stored.map(|(kind, ..)| kind), RecordKind::ALL);
+        for (kind, code, is_decision) in stored {
+            assert_eq!(kind.layout().code, code);
+            assert_eq!(kind.is_decision(), is_decision, "{kind:?}");
+            assert_eq!(RecordKind::coded(code), Some(kind));
         }
     }
 }

@@ -10,20 +10,15 @@ mod connection;
 mod drafts;
 mod errors;
 mod facts;
-mod legacy;
-mod migration;
 mod packing;
 mod readers;
 mod retention;
 mod schema;
-mod tombstones;
 mod upkeep;
-mod views;
 mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -38,11 +33,7 @@ use super::{
 };
 use crate::context::{Millis, SessionId, TenantId};
 use connection::{BUSY, beside, connect, is_database, tune};
-use drafts::FolderLock;
 use errors::{because, failed, trouble_with, unusable};
-use legacy::LegacyFacts;
-
-pub(super) use legacy::RekeyFact;
 use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
 use upkeep::LOCKED;
@@ -73,10 +64,7 @@ struct Database {
     writer: Writer,
     traffic: Readers,
     admin: Readers,
-    moving: Arc<LegacyFacts>,
     path: PathBuf,
-    /// Shows other processes that this one uses the file.
-    _lock: FolderLock,
 }
 
 /// The load of a store, and its size.
@@ -99,44 +87,31 @@ pub(crate) struct StoreLoad {
 }
 
 impl SqliteStore {
-    /// Opens the store at `path`; makes it and its folder if they are missing. A store of an older version is
-    /// upgraded in place; one of a newer version is refused and left unchanged.
+    /// Opens the store at `path`; makes it and its folder if they are missing. A store of another layout is refused and
+    /// left unchanged.
     ///
     /// # Errors
     /// [`StoreError::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        Self::open_rekeying(path, Box::new(|record| record))
-    }
-
-    /// The same; records of earlier versions pass through `rekey` when they are moved.
-    pub(super) fn open_rekeying(path: &Path, rekey: RekeyFact) -> Result<Self, StoreError> {
         make_folder(path)?;
-        is_database(path)?;
+        // Before any setting of the file changes, so that one that is refused stays as it is. Open until
+        // the store has its own connection: the last one to close merges the log, which takes time.
+        let checked = if path.exists() { Some(open_checked(path)?) } else { None };
         // SQLite would make the file with the umask's mode, and its additional files with the same. If it
         // cannot be opened, SQLite reports why.
         let _ = folder::append(path);
         let mut connection = connect(path)?;
-        let trouble = |error: rusqlite::Error| trouble_with(path, &error);
         // Before the tables change, so that freed pages are overwritten, too.
-        tune(&connection).map_err(trouble)?;
+        tune(&connection).map_err(|error| trouble_with(path, &error))?;
         schema::prepare(&mut connection, path)?;
-        let moving = Arc::new(LegacyFacts::of(&connection).map_err(trouble)?);
-        let mut made = Vec::new();
-        let lock = FolderLock::take(path, || {
-            let adopting = upkeep::in_transaction(&connection, || {
-                drafts::adopt_all(&connection, moving.has(&connection)?)
-            });
-            // On a full disk they remain as drafts, until there is room.
-            made = adopting.unwrap_or_default();
-        });
-        connection.busy_timeout(LOCKED).map_err(trouble)?;
+        drop(checked);
+        connection.busy_timeout(LOCKED).map_err(|error| trouble_with(path, &error))?;
         let make_way = Arc::<ReaderGate>::default();
-        let beside = connect(path)?;
-        let (legacy, gate) = (moving.clone(), make_way.clone());
-        let writer = Writer::start(path, connection, beside, legacy, rekey, made, gate);
+        let checkpointing = connect(path)?;
+        let writer = Writer::start(path, connection, checkpointing, make_way.clone());
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let admin = Readers::start(path, ADMIN, make_way)?;
-        let file = Database { writer, traffic, admin, moving, path: path.into(), _lock: lock };
+        let file = Database { writer, traffic, admin, path: path.into() };
         Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
@@ -146,32 +121,15 @@ impl SqliteStore {
         Self { side: StoreCaller::Admin, ..self.clone() }
     }
 
-    /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.file.path
-    }
-
-    /// Whether there may still be rows in the layout of an earlier version.
-    pub(super) fn moving(&self) -> Arc<AtomicBool> {
-        self.file.moving.flag()
     }
 
     /// Stores the fingerprint of the secret that hashes are keyed with; returns whether there was another one
     /// before.
     pub(super) fn keyed_with(&self, fingerprint: &[u8; 32]) -> Result<bool, StoreError> {
-        const NAME: &str = "keyed_with";
         let connection = connect(self.path())?;
-        let look = || -> rusqlite::Result<bool> {
-            let query = "SELECT value FROM secrets WHERE name = ?1";
-            let before = connection.query_row(query, [NAME], |row| row.get::<_, [u8; 32]>(0));
-            let before = before.optional()?;
-            if before != Some(*fingerprint) {
-                let keep = "INSERT OR REPLACE INTO secrets VALUES (?1, ?2)";
-                connection.execute(keep, rusqlite::params![NAME, fingerprint])?;
-            }
-            Ok(before.is_some_and(|before| before != *fingerprint))
-        };
-        look().map_err(failed)
+        replace_key_fingerprint(&connection, fingerprint).map_err(failed)
     }
 
     /// Answers waiting jobs, then merges everything into one file.
@@ -184,7 +142,10 @@ impl SqliteStore {
         // In a thread of its own: neither the runtime nor the process's end may wait for a read that hangs.
         let (joined, ended) = oneshot::channel();
         let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
-            threads.into_iter().for_each(|thread| drop(thread.join()));
+            for thread in threads {
+                // A reader that panicked has nothing left to answer.
+                drop(thread.join());
+            }
             let _ = joined.send(());
         });
         drop(joining);
@@ -192,11 +153,8 @@ impl SqliteStore {
         self.file.writer.submit(|answer| WriterJob::Close { answer }).await
     }
 
-    /// Its load and size.
     pub(super) fn load(&self) -> StoreLoad {
         let Database { writer, traffic, admin, path, .. } = &*self.file;
-        let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-        let log = beside(path, "-wal");
         StoreLoad {
             writes: writer.waiting(),
             write_bytes: writer.waiting_bytes(),
@@ -205,25 +163,46 @@ impl SqliteStore {
             // One thread writes, and one makes checkpoints.
             threads: traffic.threads() + admin.threads() + 2,
             restarts: writer.restarts(),
-            bytes: length(path) + length(&log),
+            bytes: bytes_on_disk(path),
         }
     }
 
-    /// Runs a query on a reading connection, in one snapshot: a row that is moved meanwhile is found once.
+    /// Runs a query on a reading connection, in one snapshot.
     fn read<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Connection, &LegacyFacts) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'_, T> {
-        let moving = self.file.moving.clone();
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
             StoreCaller::Admin => &self.file.admin,
         };
         readers.query(move |connection| {
             let look = connection.unchecked_transaction()?;
-            query(&look, &moving)
+            query(&look)
         })
     }
+}
+
+fn replace_key_fingerprint(
+    connection: &Connection,
+    fingerprint: &[u8; 32],
+) -> rusqlite::Result<bool> {
+    const NAME: &str = "keyed_with";
+    let query = "SELECT value FROM secrets WHERE name = ?1";
+    let stored: Option<[u8; 32]> =
+        connection.query_row(query, [NAME], |row| row.get(0)).optional()?;
+    if stored == Some(*fingerprint) {
+        return Ok(false);
+    }
+    let replace = "INSERT OR REPLACE INTO secrets VALUES (?1, ?2)";
+    connection.execute(replace, rusqlite::params![NAME, fingerprint])?;
+    Ok(stored.is_some())
+}
+
+fn bytes_on_disk(path: &Path) -> u64 {
+    // A missing file has none: there is no log after a clean stop.
+    let paths = [path.to_owned(), beside(path, "-wal")];
+    paths.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum()
 }
 
 /// Copies the store at `path` into a new file, from one snapshot; its users do not wait. Returns the size of
@@ -234,20 +213,11 @@ impl SqliteStore {
 pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     use std::os::unix::fs::OpenOptionsExt as _;
     examine(path)?;
-    let here = |error: std::io::Error| {
-        StoreError::Unusable(format!("{} cannot be written: {error}", copy.display()))
-    };
     // Only its owner may read it, like the store; an existing file is not overwritten.
-    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
-    let made = made.map_err(here)?;
-    let copied = || -> rusqlite::Result<()> {
-        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        connection.busy_timeout(BUSY)?;
-        connection.pragma_update(None, "temp_store", "MEMORY")?;
-        connection.execute("VACUUM INTO ?1", [copy.to_string_lossy()])?;
-        Ok(())
-    };
-    if let Err(error) = copied() {
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
+    let file = file.map_err(|error| not_writable(copy, &error))?;
+    if let Err(error) = vacuum_into(path, copy) {
+        // A part of a copy must not be taken for one.
         drop(std::fs::remove_file(copy));
         return Err(StoreError::Unusable(format!(
             "{} cannot be copied: {}",
@@ -255,8 +225,21 @@ pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
             because(&error)
         )));
     }
-    made.sync_all().map_err(here)?;
-    Ok(std::fs::metadata(copy).map_err(here)?.len())
+    file.sync_all().map_err(|error| not_writable(copy, &error))?;
+    Ok(file.metadata().map_err(|error| not_writable(copy, &error))?.len())
+}
+
+fn vacuum_into(path: &Path, copy: &Path) -> rusqlite::Result<()> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    connection.busy_timeout(BUSY)?;
+    // There may be no folder for temporary files.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.execute("VACUUM INTO ?1", [copy.to_string_lossy()])?;
+    Ok(())
+}
+
+fn not_writable(path: &Path, error: &std::io::Error) -> StoreError {
+    StoreError::Unusable(format!("{} cannot be written: {error}", path.display()))
 }
 
 /// Checks whether this version can use a store, without changing it. Returns its size, bytes.
@@ -264,19 +247,23 @@ pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
 /// # Errors
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
 pub(crate) fn examine(path: &Path) -> Result<u64, StoreError> {
+    open_checked(path)?;
+    Ok(bytes_on_disk(path))
+}
+
+fn open_checked(path: &Path) -> Result<Connection, StoreError> {
     is_database(path)?;
-    let look = || -> rusqlite::Result<usize> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(BUSY)?;
-        schema::version(&connection)
-    };
-    let version = look().map_err(|error| trouble_with(path, &error))?;
-    if version > schema::STEPS.len() {
-        return Err(unusable(path, &schema::newer(version)));
-    }
-    let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-    Ok(length(path) + length(&beside(path, "-wal")))
+    let connection = open_existing(path).map_err(|error| trouble_with(path, &error))?;
+    schema::check(&connection, path)?;
+    Ok(connection)
+}
+
+fn open_existing(path: &Path) -> rusqlite::Result<Connection> {
+    // Without the flag to create it, a missing file stays missing.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY)?;
+    Ok(connection)
 }
 
 impl Store for SqliteStore {
@@ -298,34 +285,25 @@ impl Store for SqliteStore {
         self.file.writer.submit(|answer| WriterJob::Draft { instance, drafts, ended, answer })
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.file.writer.submit(|answer| WriterJob::Adopt { instance, lease, answer })
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.file.writer.submit(|answer| WriterJob::Adopt { instance, answer })
+    }
+
+    fn is_shared(&self) -> bool {
+        false
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.read(move |connection, moving| {
-            let id = facts::scope_id(connection, &scope)?;
-            let found = match id {
-                Some(id) => facts::value(connection, id, kind, key)?,
-                None => None,
-            };
-            match found {
-                None if moving.has(connection)? => legacy::value_at(connection, &scope, kind, key),
-                found => Ok(found),
-            }
+        self.read(move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => facts::value(connection, id, kind, key),
+            None => Ok(None),
         })
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.read(move |connection, moving| {
-            let mut size = 0;
-            if let Some(id) = facts::scope_id(connection, &scope)? {
-                size += facts::size(connection, id, kind)?;
-            }
-            if moving.has(connection)? {
-                size += legacy::size(connection, &scope, kind)?;
-            }
-            Ok(size)
+        self.read(move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => facts::size(connection, id, kind),
+            None => Ok(0),
         })
     }
 
@@ -334,13 +312,9 @@ impl Store for SqliteStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        self.read(move |connection, moving| {
-            let is_moving = moving.has(connection)?;
+        self.read(move |connection| {
             for fingerprint in fingerprints {
-                let mut session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
-                if session.is_none() && is_moving {
-                    session = legacy::session_by_fingerprint(connection, &tenant, fingerprint)?;
-                }
+                let session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 if session.is_some() {
                     return Ok(session);
                 }
@@ -350,50 +324,22 @@ impl Store for SqliteStore {
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.read(move |connection, moving| match facts::holder(connection, kind, key)? {
-            None if moving.has(connection)? => legacy::holder(connection, kind, key),
-            found => Ok(found),
-        })
+        self.read(move |connection| facts::holder(connection, kind, key))
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        self.read(move |connection, moving| {
-            let most = i64::try_from(newest).unwrap_or(i64::MAX);
-            let mut found = match facts::scope_id(connection, &scope)? {
-                Some(id) => facts::scan(connection, id, most)?,
-                None => Vec::new(),
-            };
-            if moving.has(connection)? {
-                found.extend(legacy::scan(connection, &scope, most)?);
-            }
-            found.sort_unstable_by_key(|(id, record)| (record.at, *id));
-            let mut records: Vec<Record> = found.into_iter().map(|(_, record)| record).collect();
-            // Rows that are being moved were read from both layouts, each with its newest.
-            let others = records.iter().filter(|record| !record.kind.is_decision()).count();
-            let mut old = others.saturating_sub(newest);
-            records.retain(|record| {
-                let is_old = !record.kind.is_decision() && old > 0;
-                old -= usize::from(is_old);
-                !is_old
-            });
-            Ok(records)
+        self.read(move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => facts::scan(connection, id, newest),
+            None => Ok(Vec::new()),
         })
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.read(move |connection, _| facts::scopes(connection, page))
+        self.read(move |connection| facts::scopes(connection, page))
     }
 
     fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.read(move |connection, moving| {
-            let mut found = facts::named(connection, &session)?;
-            if moving.has(connection)? {
-                found.extend(legacy::named(connection, &session)?);
-            }
-            found.sort();
-            found.dedup();
-            Ok(found)
-        })
+        self.read(move |connection| facts::named(connection, &session))
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
@@ -413,23 +359,18 @@ impl Store for SqliteStore {
     }
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.read(|connection, _| {
+        self.read(|connection| {
             let query = "SELECT value FROM secrets WHERE name = 'tenant_key'";
             connection.query_row(query, [], |row| row.get(0))
         })
     }
 }
 
-/// Makes the folder of a store if it is missing.
 pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     folder::make(folder)
         .map_err(|error| unusable(path, &format!("its folder cannot be created: {error}")))
 }
 
-#[cfg(test)]
-mod bounds;
-#[cfg(test)]
-mod scale;
 #[cfg(test)]
 pub(super) mod tests;

@@ -448,8 +448,8 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     }
     let counts = [
         ("put_back", put_back),
-        ("taken_out", removed),
-        ("said", injected),
+        ("removed", removed),
+        ("injected", injected),
         ("repaired", repaired),
     ];
     for (name, times) in counts {
@@ -467,7 +467,7 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
         line.push_name("resent").push_variant(cause);
     }
     if let Some(cause) = done.revoked {
-        line.push_name("taken_back").push_variant(cause);
+        line.push_name("revoked").push_variant(cause);
     }
     if let Some(OverflowReport { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };

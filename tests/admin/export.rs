@@ -104,7 +104,7 @@ async fn long(place: &Place) {
         let content = json!({
             "follows": if number == 0 { "nothing" } else { "reply" },
             "head": [],
-            "said": [part("user", format!("{number} {}", "w".repeat(TEXT_BYTES)))],
+            "messages": [part("user", format!("{number} {}", "w".repeat(TEXT_BYTES)))],
             "reply": [part("assistant", format!("Answer {number}"))],
         });
         let content = (serde_json::to_vec(&content).unwrap(), 1_000 + number as u64);

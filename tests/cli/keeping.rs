@@ -201,7 +201,7 @@ async fn check_finds_what_is_wrong_with_the_store() {
     let done = run(&["check", "--json", "--data", folder.path().to_str().unwrap()]).await;
     let report: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!((done.code, &report["ok"]), (1, &Value::Bool(false)));
-    assert!(report["store"]["trouble"].as_str().unwrap().contains("version 99"), "{report}");
+    assert!(report["store"]["trouble"].as_str().unwrap().contains("layout 99"), "{report}");
 
     std::fs::remove_file(&file).unwrap();
     let config = folder.path().join("plimsoll.toml");

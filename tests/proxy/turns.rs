@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -209,8 +208,12 @@ impl Store for Troubled {
         self.inner.put_drafts(instance, drafts, ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.adopt_drafts(instance, lease)
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

@@ -534,7 +534,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
     };
     let zero = "0".repeat(32);
     let turn: Turn = serde_json::from_value(json!({
-        "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
+        "exchange": "q", "position": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
         "after": zero, "response": null, "at": 1, "ended": 2, "upstream": "up", "dialect": "anthropic",
         "model": MODEL, "family": "claude", "purpose": "turn", "estimate": null, "usage": last,
         "stop": null, "outcome": "complete", "window": window, "reserve": 0,

@@ -45,7 +45,7 @@ async fn newest(store: &Arc<dyn Store>) -> u64 {
     let newest = store.scan(series, 1).await.unwrap().pop();
     newest.map_or(0, |record| {
         let state: Value = serde_json::from_slice(&record.value).unwrap();
-        state["lessons"].as_u64().unwrap()
+        state["observations"].as_u64().unwrap()
     })
 }
 

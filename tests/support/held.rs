@@ -2,7 +2,6 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::context::{Millis, SessionId, TenantId};
@@ -125,8 +124,12 @@ impl Store for Held {
         once(&self.writes, self.inner.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        once(&self.writes, self.inner.adopt_drafts(instance, lease))
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        once(&self.writes, self.inner.adopt_drafts(instance))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

@@ -19,7 +19,6 @@ pub struct ExchangeContent {
     /// Tools and system prompt; empty if they equal the parent's.
     pub head: Vec<TranscriptPart>,
     /// The stored part of the history.
-    #[serde(rename = "said")]
     pub messages: Vec<TranscriptPart>,
     /// The parts of the reply, in order.
     pub reply: Vec<TranscriptPart>,

@@ -36,14 +36,14 @@ pub struct ReasoningRecord {
     /// Raw blocks, in order.
     pub blocks: Vec<ReasoningBlock>,
     /// Signatures on parts of the reply (Gemini).
-    #[serde(rename = "seals", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signatures: Vec<Signature>,
     /// The reply's keyed parts, in order.
     #[serde(default)]
     pub parts: Vec<PartKey>,
     /// The keys by which the reply is found if the client changed what comes before it
     /// (`ledger::anchor_keys`).
-    #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub anchor_keys: Vec<PartKey>,
 }
 
@@ -86,7 +86,6 @@ pub struct Signature {
     /// The index of the keyed part.
     pub part: u32,
     /// The bytes of the signature, as they were received.
-    #[serde(rename = "seal")]
     pub value: Box<str>,
     /// If the part is a text that came in several pieces: the range of the signed piece, bytes of the whole
     /// text.
@@ -102,7 +101,6 @@ pub struct Cut {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// What stands in its place.
     #[serde(flatten)]
@@ -119,7 +117,7 @@ pub struct Cut {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
     /// A new decision after this refusal, stored beside the earlier one.
-    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<DecisionEpoch>,
 }
 
@@ -132,12 +130,11 @@ impl Cut {
 
 /// What replaces a tool result's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Replacement {
     /// This text stands in place of the content.
-    #[serde(rename = "text")]
     Text(Box<str>),
     /// The beginning and the end of the original text.
-    #[serde(rename = "trim")]
     Trim(TrimRange),
 }
 
@@ -159,7 +156,6 @@ pub struct ReasoningDecision {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// What is done with the reasoning.
     pub does: ReasoningAction,
@@ -169,7 +165,7 @@ pub struct ReasoningDecision {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
     /// A new decision after this refusal, as in [`Cut`].
-    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<DecisionEpoch>,
 }
 
@@ -178,12 +174,10 @@ pub struct ReasoningDecision {
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningAction {
     /// The recorded reasoning is put back.
-    #[serde(rename = "back")]
     PutBack,
     /// The reasoning is lost; this replaces it, for providers that require some.
     StandIn(Box<str>),
     /// The reasoning that the client sends is removed.
-    #[serde(rename = "out")]
     Remove,
 }
 
@@ -200,7 +194,6 @@ pub struct CompactionRecord {
     /// When it was written, or first used.
     pub at: Millis,
     /// The exchange that it was written for, or that first used it.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// The messages that replace those before the cut, as JSON for the body.
     pub raw: Box<str>,
@@ -230,7 +223,7 @@ pub struct CompactionRecord {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
     /// Written or decided again after this refusal, as in [`Cut`].
-    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<DecisionEpoch>,
 }
 
@@ -269,7 +262,6 @@ pub struct ForwardedHistory {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspension {
     /// The exchange that was refused.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// The thread of the refused request.
     pub thread: ThreadId,
@@ -285,7 +277,6 @@ pub struct Suspension {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Revocation {
     /// The exchange that was refused.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// The thread of the refused request.
     pub thread: ThreadId,
@@ -297,7 +288,6 @@ pub struct Revocation {
     /// The keys that the decisions are stored under.
     pub about: Vec<PartKey>,
     /// When they may be made again.
-    #[serde(rename = "anew")]
     pub retry: RevocationRetry,
 }
 
@@ -339,15 +329,12 @@ pub enum Fact {
     /// A tool result that was cut.
     Cut(Box<Cut>),
     /// Reasoning is put back, left out, or replaced by a stand-in.
-    #[serde(rename = "echo")]
     ReasoningDecision(Box<ReasoningDecision>),
     /// A change that answers a refusal, repeated from then on.
     Repair(Box<RepairDecision>),
     /// A refused rewrite, after which its branch is suspended.
-    #[serde(rename = "aside")]
     Suspension(Box<Suspension>),
     /// Refused decisions that no longer apply.
-    #[serde(rename = "taken_back")]
     Revocation(Box<Revocation>),
     /// A summary that was written but is not in use yet.
     Summary(Box<CompactionRecord>),
@@ -356,6 +343,5 @@ pub enum Fact {
     /// A message that waits to be injected.
     Queued(Box<QueuedMessage>),
     /// What happened to a queued message.
-    #[serde(rename = "said")]
     InjectedMessage(Box<InjectedMessage>),
 }

@@ -128,7 +128,7 @@ mod tests {
     /// A cut as earlier versions stored it is read and written unchanged.
     #[test]
     fn a_cut_stored_with_its_text_is_read_and_written_unchanged() {
-        let old = r#"{"about":"000000000000000000000000000000ff","at":1,"request":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
+        let old = r#"{"about":"000000000000000000000000000000ff","at":1,"exchange":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
         let cut: Cut = serde_json::from_str(old).unwrap();
         assert_eq!(cut.content, Replacement::Text("begin … end".into()));
         assert_eq!(serde_json::to_string(&cut).unwrap(), old);

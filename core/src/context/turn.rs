@@ -33,10 +33,10 @@ pub struct Estimate {
     /// that is not sent back or not read.
     pub gone: u64,
     /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
-    #[serde(rename = "went", default, skip_serializing_if = "plan::is_default")]
+    #[serde(default, skip_serializing_if = "plan::is_default")]
     pub gone_history: u64,
     /// A compaction that only the provider can read is counted from its length.
-    #[serde(rename = "sealed", default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted_compaction: bool,
     /// How the tokens are split; the sum is `tokens`.
     pub breakdown: Breakdown,
@@ -49,7 +49,6 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderCount {
     /// Whether the client's original request was counted, not the rewritten one.
-    #[serde(rename = "as_it_came")]
     pub of_original: bool,
     /// Input tokens, as the endpoint counted them.
     pub tokens: u64,
@@ -116,10 +115,8 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// The id of its exchange. It is unique, which a chain is not (retries, parallel calls).
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// Its place among the turns of its session.
-    #[serde(rename = "standing")]
     pub position: Position,
     /// The chain after its reply, as the next request has it if the client sends the whole reply back.
     pub after: Chain,
@@ -175,7 +172,7 @@ pub struct Turn {
     /// The reply's keyed parts, with what each will cost when the client sends it back.
     pub reply: Vec<SketchPart>,
     /// The keys of the reply's parts by which the turn is found again (`ledger::anchor_keys`).
-    #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub anchor_keys: Vec<PartKey>,
     /// The forms besides this one in which the client may send the reply back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -249,13 +246,13 @@ pub struct Position {
     /// The hash of the tool definitions.
     pub tools: PartKey,
     /// The thread that the client names, if it names one.
-    #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_thread: Option<Box<str>>,
     /// Whether the request has a reply of the model in it: then its messages belong to one conversation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_reply: bool,
     /// When a rewrite of this request, or of one of its ancestors, was last refused.
-    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended: Option<Millis>,
 }
 

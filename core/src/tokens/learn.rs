@@ -123,15 +123,12 @@ pub struct CostPrediction {
     /// The upper bound: holds nine times in ten.
     pub high: u64,
     /// The reasoning retention that is assumed.
-    #[serde(rename = "habit")]
     pub retention: ReasoningRetention,
     /// The expert that corrected the count.
     pub expert: Expert,
     /// The estimate for each reasoning retention.
-    #[serde(rename = "by_habit")]
     pub by_retention: ByRetention<u64>,
     /// The evidence of the thread for each reasoning retention so far.
-    #[serde(rename = "shown")]
     pub evidence: ByRetention<f32>,
 }
 
@@ -143,7 +140,6 @@ pub struct EstimatorState {
     /// Whether tokens were counted with the family's own vocabulary; it is useless if that changes.
     exact: bool,
     /// The number of responses that taught something, including the first calls with a new head.
-    #[serde(rename = "lessons")]
     observations: u64,
     /// Recent errors of each expert, as logarithms of tokens.
     records: [f32; 3],
@@ -151,7 +147,6 @@ pub struct EstimatorState {
     regression: Regression,
     /// The evidence for each reasoning retention, in doublings of error, by way of serving
     /// ([`Observation::way`]).
-    #[serde(rename = "shown")]
     evidence: [ByRetention<f32>; WAYS],
     /// The last errors, which say how wide the range must be.
     #[serde(default)]

@@ -80,7 +80,7 @@ pub(super) async fn run(
             Err(trouble) => {
                 notices.report_deletion_failure(&trouble);
                 // A store that cannot be used at all has a metric of its own.
-                if !matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_)) {
+                if !is_unusable(&trouble) {
                     telemetry.retention_failed();
                 }
                 QUIET
@@ -153,11 +153,17 @@ struct SweepNotices {
     deleted_reported: Option<Instant>,
 }
 
+/// Whether the store is not open.
+fn is_unusable(trouble: &StoreError) -> bool {
+    matches!(trouble, StoreError::Unusable(_) | StoreError::InUse(_) | StoreError::Damaged(_))
+}
+
 impl SweepNotices {
     fn report_deletion_failure(&mut self, trouble: &StoreError) {
         // A store that cannot be used at all is reported where it is opened.
-        let is_known = matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_));
-        if !is_known && self.deletion_failure.is_none_or(|at| at.elapsed() >= REPORTED_EVERY) {
+        if !is_unusable(trouble)
+            && self.deletion_failure.is_none_or(|at| at.elapsed() >= REPORTED_EVERY)
+        {
             self.deletion_failure = Some(Instant::now());
             tracing::warn!("old sessions could not be deleted: {trouble}");
         }

@@ -3,7 +3,7 @@
 //! Stores know nothing about metrics, and metrics nothing about stores; this connects them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -55,8 +55,12 @@ impl<S: Store> Store for TimedStore<S> {
         self.time(StoreOperation::Draft, self.store.put_drafts(instance, drafts, ended))
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.time(StoreOperation::Draft, self.store.adopt_drafts(instance, lease))
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.time(StoreOperation::Draft, self.store.adopt_drafts(instance))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {

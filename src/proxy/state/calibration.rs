@@ -324,7 +324,7 @@ mod tests {
         for (for_tenant, width) in [(None, 20), (Some(&one), 40)] {
             let key = CalibrationKey::new("up", "a", for_tenant);
             let mut taught = serde_json::json!(EstimatorState::new(Family::Claude));
-            taught["lessons"] = 100.into();
+            taught["observations"] = 100.into();
             taught["errors"][0] = serde_json::json!([width]);
             let learned = Arc::new(serde_json::from_value(taught).unwrap());
             let known = ModelCalibration::new(&key, Family::Claude, &all);

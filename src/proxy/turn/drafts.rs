@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use crate::clock::now;
 use crate::proxy::state::Proxy;
-use crate::store::drafts::LEASE;
 use crate::store::ledgers::Ledgers;
 
 /// How often drafts are checked, while there are exchanges in flight.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often the store is asked for exchanges of processes that were killed.
+const FIND: Duration = Duration::from_secs(5);
 /// How long to wait after the store failed.
 const REST: Duration = Duration::from_secs(1);
 /// How long the last write may take.
@@ -39,15 +40,25 @@ async fn write(ledgers: &Ledgers) {
 
 async fn find(proxy: &Proxy) {
     loop {
-        // If the store fails now, it is asked again later.
-        if let Ok(found @ 1..) = proxy.ledgers.adopt_drafts(LEASE).await {
-            proxy.telemetry.found_interrupted(found as u64);
-            tracing::warn!(
-                "{found} exchanges were in flight when Plimsoll was killed; they are stored as interrupted"
-            );
+        // If the store fails now, for example because it is not open yet, it is asked again later.
+        if let Ok(count) = proxy.ledgers.adopt_drafts().await {
+            report_interrupted(proxy, count);
+            if !proxy.ledgers.is_shared() {
+                return;
+            }
         }
-        tokio::time::sleep(LEASE / 3).await;
+        tokio::time::sleep(FIND).await;
     }
+}
+
+fn report_interrupted(proxy: &Proxy, count: usize) {
+    if count == 0 {
+        return;
+    }
+    proxy.telemetry.found_interrupted(count as u64);
+    tracing::warn!(
+        "{count} exchanges were in flight when Plimsoll was killed; they are stored as interrupted"
+    );
 }
 
 pub(crate) async fn finish(ledgers: &Ledgers) {

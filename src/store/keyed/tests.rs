@@ -1,15 +1,14 @@
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::store::conformance::{self, scope};
 use crate::store::memory::MemoryStore;
-use crate::store::sqlite::tests::{is_moved, move_some, moved, old_file, old_put};
 
 fn cipher() -> Cipher {
-    Cipher::of(&[7; 32])
+    Cipher::new(&[7; 32])
 }
 
 /// A fact that contains two hashes and is stored under the first.
@@ -50,7 +49,7 @@ async fn conforms() {
 }
 
 #[tokio::test]
-async fn the_store_file_contains_no_unkeyed_content_hash() {
+async fn the_store_has_only_keyed_hashes() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -58,8 +57,16 @@ async fn the_store_file_contains_no_unkeyed_content_hash() {
         store.put_if_absent(scope, records).await.unwrap();
     }
     is_whole(&store, records(20)).await;
+    is_whole(&store.for_admin(), records(20)).await;
     store.sqlite().close().await.unwrap();
     assert_eq!(clear_hashes(&path, 20), 0);
+    let plain_folder = crate::store::conformance::folder();
+    let plain_path = plain_folder.path().join("p.db");
+    let plain = SqliteStore::open(&plain_path).unwrap();
+    for (scope, records) in records(20) {
+        plain.put_if_absent(scope, records).await.unwrap();
+    }
+    assert!(clear_hashes(&plain_path, 20) > 0, "the search finds hashes that are not keyed");
     let mode = std::fs::metadata(folder.path().join(FILE)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(
@@ -71,11 +78,8 @@ async fn the_store_file_contains_no_unkeyed_content_hash() {
         "no temporary file is left"
     );
     // The file alone is of no use to another installation.
-    let other = KeyedStore {
-        store: SqliteStore::open(&path).unwrap(),
-        cipher: Cipher::of(&[8; 32]),
-        is_mixed: Arc::default(),
-    };
+    let other =
+        KeyedStore { store: SqliteStore::open(&path).unwrap(), cipher: Cipher::new(&[8; 32]) };
     let (scope, records) = records(1).remove(0);
     assert_eq!(other.get(scope, records[1].kind, records[1].key).await.unwrap(), None);
 }
@@ -115,165 +119,8 @@ async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Reco
     }
 }
 
-/// A file of an earlier version, with `of` sessions and a lesson.
-fn earlier(path: &Path, of: u64) {
-    let file = old_file(path);
-    file.execute_batch("BEGIN").unwrap();
-    for (scope, records) in records(of) {
-        records.iter().for_each(|record| old_put(&file, &scope, record));
-    }
-    old_put(&file, &scope("", "~learned"), &lesson());
-    file.execute_batch("COMMIT").unwrap();
-}
-
-fn lesson() -> Record {
-    Record {
-        kind: RecordKind::Learned,
-        key: 3,
-        value: "\"0123456789abcdef0123456789abcdef\"".into(),
-        at: 1,
-    }
-}
-
-fn encrypt_with(cipher: &Cipher) -> crate::store::sqlite::RekeyFact {
-    let cipher = cipher.clone();
-    Box::new(move |record| cipher.encrypted(record))
-}
-
-/// Wherever the migration was interrupted, every fact is there, in the old form or the new.
 #[tokio::test]
-async fn an_old_file_is_whole_after_each_step_of_its_migration() {
-    let folder = crate::store::conformance::folder();
-    let path = folder.path().join("p.db");
-    earlier(&path, 40);
-    assert!(clear_hashes(&path, 40) > 390, "as earlier versions wrote it");
-    let mut steps = 0;
-    loop {
-        // The store is opened after every step, as after a kill. Its own steps begin only a second later.
-        let store = KeyedStore::open(&path).unwrap();
-        is_whole(&store, records(40)).await;
-        let lessons = store.scan(scope("", "~learned"), 9).await.unwrap();
-        assert_eq!(lessons, [lesson()]);
-        store.sqlite().close().await.unwrap();
-        if is_moved(&path) {
-            break;
-        }
-        move_some(&path, 100, &encrypt_with(&Cipher::open(folder.path()).unwrap()));
-        steps += 1;
-    }
-    assert!(steps >= 2, "in {steps} steps");
-    assert_eq!(clear_hashes(&path, 40), 0);
-}
-
-/// While it is in use, a file of an earlier version is moved to the new tables and keyed. No hash stays readable, not
-/// even in the log.
-#[tokio::test]
-async fn an_old_file_is_keyed_while_the_store_is_in_use() {
-    let folder = crate::store::conformance::folder();
-    let path = folder.path().join("p.db");
-    earlier(&path, 40);
-    let store = KeyedStore::open(&path).unwrap();
-    while !is_moved(&path) {
-        is_whole(&store, records(40)).await;
-        is_whole(&store.for_admin(), records(40)).await;
-    }
-    is_whole(&store, records(40)).await;
-    let until = Instant::now() + Duration::from_secs(20);
-    while store.is_mixed() || clear_hashes(&path, 40) > 0 {
-        assert!(Instant::now() < until, "{} stand there", clear_hashes(&path, 40));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    // A deleted fact is gone, whatever its key was.
-    let (here, facts) = records(1).remove(0);
-    store.drop_scope(here.clone()).await.unwrap();
-    assert_eq!(store.get(here, facts[2].kind, facts[2].key).await.unwrap(), None);
-    assert_eq!(store.session_by_fingerprint("t".into(), vec![facts[9].key]).await.unwrap(), None);
-}
-
-/// A process that moves a file is killed again and again, until one finishes.
-#[tokio::test]
-async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
-    let folder = crate::store::conformance::folder();
-    let path = folder.path().join("p.db");
-    earlier(&path, 200);
-    for round in 0u32.. {
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::keyed::tests::keys_a_file_for_another", "--ignored"])
-            .env(KEYED, &path)
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
-        let until = Instant::now() + Duration::from_millis(10) * 2u32.pow(round.min(11));
-        let ended = loop {
-            if let Some(ended) = child.try_wait().unwrap() {
-                break Some(ended);
-            }
-            if Instant::now() > until {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                break None;
-            }
-            std::thread::yield_now();
-        };
-        let store = KeyedStore::open(&path).unwrap();
-        // Only some of them, because the store itself begins to move facts a second after it is opened.
-        is_whole(&store, records(200).into_iter().step_by(9).collect()).await;
-        store.sqlite().close().await.unwrap();
-        if let Some(ended) = ended {
-            assert!(ended.success() && is_moved(&path));
-            break;
-        }
-        assert!(round < 16, "it never ends");
-    }
-    let store = KeyedStore::open(&path).unwrap();
-    is_whole(&store, records(200)).await;
-    store.sqlite().close().await.unwrap();
-    assert_eq!(clear_hashes(&path, 200), 0);
-}
-
-/// The variable that names the file for the child process.
-const KEYED: &str = "PLIMSOLL_TEST_KEYED";
-
-#[test]
-#[ignore = "the child of the test above"]
-fn keys_a_file_for_another() {
-    let Some(path) = std::env::var_os(KEYED) else { return };
-    let path = Path::new(&path);
-    drop(KeyedStore::open(path).unwrap());
-    let rekey = encrypt_with(&Cipher::open(path.parent().unwrap()).unwrap());
-    while !is_moved(path) {
-        move_some(path, 16, &rekey);
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// The first write wins, in the old form or the new.
-#[tokio::test]
-async fn earlier_decisions_apply_while_the_file_is_being_keyed() {
-    let folder = crate::store::conformance::folder();
-    let path = folder.path().join("p.db");
-    earlier(&path, 40);
-    let store = KeyedStore::open(&path).unwrap();
-    assert!(store.is_mixed());
-    // A later session has a fingerprint of an earlier one. The earlier one is still being moved.
-    let fingerprint = records(1).remove(0).1.pop().unwrap();
-    let put = store.put_if_absent(scope("t", "later"), vec![fingerprint.clone()]).await.unwrap();
-    assert_eq!(put, [WriteOutcome::Existed(Bytes::new())]);
-    let new = record(RecordKind::Cut, u128::MAX / 3, 1);
-    let (here, old) = records(1).remove(0);
-    let cut = Record { value: "{}".into(), ..old[2].clone() };
-    let puts = store.put_if_absent(here.clone(), vec![cut, new.clone()]).await.unwrap();
-    assert_eq!(puts, [WriteOutcome::Existed(old[2].value.clone()), WriteOutcome::Written]);
-    moved(&path).await;
-    assert_eq!(
-        store.session_by_fingerprint("t".into(), vec![fingerprint.key]).await.unwrap(),
-        Some(here.session.clone())
-    );
-    assert_eq!(store.get(here, RecordKind::Cut, new.key).await.unwrap(), Some(new.value));
-}
-
-#[tokio::test]
-async fn a_changed_or_unreadable_secret_is_reported() {
+async fn a_changed_secret_is_reported() {
     let folder = crate::store::conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
@@ -281,26 +128,24 @@ async fn a_changed_or_unreadable_secret_is_reported() {
     assert!(store.keyed_with(&[2; 32]).unwrap());
     std::fs::write(folder.path().join(FILE), "no secret").unwrap();
     let trouble = Cipher::open(folder.path()).err().unwrap().to_string();
-    assert!(trouble.contains("64 hex digits") && trouble.contains("backup"), "{trouble}");
+    assert!(trouble.contains("64 hex digits"), "{trouble}");
+    assert!(trouble.contains("backup"), "{trouble}");
 }
 
 #[test]
-fn each_secret_has_a_fingerprint_of_its_own() {
-    let (one, other) = (cipher(), Cipher::of(&[8; 32]));
+fn secrets_have_fingerprints() {
+    let (one, other) = (cipher(), Cipher::new(&[8; 32]));
     assert_eq!(one.fingerprint(), cipher().fingerprint());
     assert_ne!(one.fingerprint(), other.fingerprint());
     assert_ne!(one.fingerprint(), &[7; 32], "it is not the secret");
 }
 
-/// Two processes that start at once use the secret of the first.
 #[test]
-fn a_secret_is_created_once_and_a_failure_leaves_no_file() {
+fn a_secret_is_created_once() {
     let folder = crate::store::conformance::folder();
-    let (path, folder) = (folder.path().join(FILE), folder.path());
-    make(folder, &path).unwrap();
-    let first = std::fs::read(&path).unwrap();
-    make(folder, &path).unwrap();
-    assert_eq!(std::fs::read(&path).unwrap(), first);
+    let folder = folder.path();
+    let first = Cipher::open(folder).unwrap();
+    assert_eq!(Cipher::open(folder).unwrap().fingerprint(), first.fingerprint());
     let error = make(folder, &folder.join("missing").join(FILE)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "what was made meanwhile is gone");
@@ -308,7 +153,7 @@ fn a_secret_is_created_once_and_a_failure_leaves_no_file() {
 
 /// A draft stores hashes as its turn does, and becomes a turn that can be read like any other.
 #[tokio::test]
-async fn a_draft_contains_no_unkeyed_content_hash() {
+async fn drafts_have_only_keyed_hashes() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -321,13 +166,12 @@ async fn a_draft_contains_no_unkeyed_content_hash() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
         assert_eq!(memchr::memmem::find(&bytes, digits.as_bytes()), None);
     }
-    assert_eq!(store.adopt_drafts(8, Duration::ZERO).await.unwrap(), std::slice::from_ref(&here));
+    assert_eq!(store.adopt_drafts(8).await.unwrap(), std::slice::from_ref(&here));
     assert_eq!(store.scan(here, 9).await.unwrap(), [record]);
 }
 
-/// Once nothing is left to move, rows without a keyed hash are not looked up any more.
 #[tokio::test]
-async fn after_the_migration_only_keyed_rows_are_found() {
+async fn only_keyed_rows_are_found() {
     let inner = MemoryStore::default();
     let clear = record(RecordKind::Cut, 7, 1);
     inner.put_if_absent(scope("t", "s"), vec![clear.clone()]).await.unwrap();
@@ -361,7 +205,7 @@ fn keying_costs() {
 
 proptest! {
     #[test]
-    fn encrypted_hashes_and_values_decrypt_to_the_originals(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
+    fn hashes_and_values_are_restored(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
         let cipher = cipher();
         prop_assert_eq!(cipher.open_hash(cipher.encrypt_hash(hash)), hash);
         let keyed = cipher.encrypt_value(text.as_bytes());

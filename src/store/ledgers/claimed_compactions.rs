@@ -50,12 +50,12 @@ impl Ledgers {
 
     /// Whether a compaction of a session is pending.
     pub fn has_pending_compaction(&self, scope: &Scope) -> bool {
-        lock(&self.pending_compactions).of(scope).is_some()
+        lock(&self.pending_compactions).get(scope).is_some()
     }
 
     /// Whether the pending compaction has a focus.
     pub(crate) fn has_focus(&self, scope: &Scope) -> bool {
-        lock(&self.pending_compactions).of(scope).is_some_and(|pending| pending.focus.is_some())
+        lock(&self.pending_compactions).get(scope).is_some_and(|pending| pending.focus.is_some())
     }
 
     /// Claims a pending compaction for a request.

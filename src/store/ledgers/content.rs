@@ -29,20 +29,18 @@ impl Ledgers {
         let value =
             value.map_err(|_| StoreError::Failed("the text cannot be written".to_owned()))?;
         let SessionHandle { scope, cache, exchange } = handle;
-        let held = self.store.size(scope.clone(), RecordKind::Content).await?;
-        if held.saturating_add(value.len() as u64) > most {
+        let stored_bytes = self.store.size(scope.clone(), RecordKind::Content).await?;
+        if stored_bytes.saturating_add(value.len() as u64) > most {
             return Ok(());
         }
-        let (kind, key) = (RecordKind::Content, xxh3_128(exchange.as_str().as_bytes()));
-        let record = Record { kind, key, value: value.into(), at };
+        let key = xxh3_128(exchange.as_str().as_bytes());
+        let record = Record { kind: RecordKind::Content, key, value: value.into(), at };
         let only_if = cache.precondition();
-        let kept = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
-        match kept {
-            Some(kept) => match kept.await {
-                Err(StoreError::Deleted) => Ok(()),
-                kept => kept.map(drop),
-            },
-            None => Ok(()),
+        let write = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
+        let Some(write) = write else { return Ok(()) };
+        match write.await {
+            Err(StoreError::Deleted) => Ok(()),
+            outcome => outcome.map(drop),
         }
     }
 
@@ -77,7 +75,8 @@ mod tests {
     fn content(text: &str) -> ExchangeContent {
         let json = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
         let part: TranscriptPart = serde_json::from_value(json).unwrap();
-        assert_eq!((part.role, part.kind), (TranscriptSpeaker::User, TranscriptKind::Text));
+        assert_eq!(part.role, TranscriptSpeaker::User);
+        assert_eq!(part.kind, TranscriptKind::Text);
         ExchangeContent {
             follows: ContentLink::Nothing,
             messages: vec![part],
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn content_is_stored_up_to_the_limit_of_its_session() {
+    async fn content_is_limited_per_session() {
         let store = Arc::new(MemoryStore::default());
         let ledgers = Ledgers::new(store.clone());
         let kept = content("one");
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn content_of_a_session_that_was_deleted_meanwhile_is_not_stored() {
+    async fn deleted_content_stays_away() {
         let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let kept = opened(&ledgers, "a").await.handle();

@@ -16,8 +16,7 @@ impl Ledgers {
     /// Begins the draft of an exchange: `turn` is what is stored if the process is killed. It is written once
     /// the exchange has lasted for `delay`.
     pub(crate) fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
-        let (scope, since) = (opened.scope.clone(), opened.cache.born());
-        self.drafts.begin(scope, since, turn, delay)
+        self.drafts.begin(opened.scope.clone(), opened.cache.born(), turn, delay)
     }
 
     /// Ready when there are drafts to write, now or soon.
@@ -33,44 +32,48 @@ impl Ledgers {
         let Some(DraftBatch { due, ended }) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
         let keys: Vec<u128> = due.iter().map(DueDraft::key).collect();
+        if drafts.is_empty() && ended.is_empty() {
+            // Nothing has arrived since they were written.
+            return Ok(());
+        }
         let instance = self.drafts.instance();
         let written = self.store.put_drafts(instance, drafts, ended.clone()).await;
         match &written {
             Ok(()) => self.drafts.wrote(&keys),
             Err(_) => {
-                let first = due.iter().filter(|due| due.is_first);
-                let first: Vec<u128> = first.map(DueDraft::key).collect();
-                self.drafts.failed(&first, ended);
+                let unwritten = due.iter().filter(|due| due.is_first);
+                let unwritten: Vec<u128> = unwritten.map(DueDraft::key).collect();
+                self.drafts.failed(&unwritten, ended);
             }
         }
         written
     }
 
-    /// Makes turns from the drafts of dead processes, which were silent for `lease`: returns how many were
-    /// made since the last call.
+    /// Makes turns from the drafts of processes that were killed; returns how many.
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub(crate) async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
-        let mut made = self.store.adopt_drafts(self.drafts.instance(), lease).await?;
-        let count = made.len();
-        made.sort();
-        made.dedup();
-        for scope in made {
+    pub(crate) async fn adopt_drafts(&self) -> Result<usize, StoreError> {
+        let mut scopes = self.store.adopt_drafts(self.drafts.instance()).await?;
+        let count = scopes.len();
+        scopes.sort();
+        scopes.dedup();
+        for scope in scopes {
             self.find_interrupted(&scope).await?;
+            // A session that is not in memory is read when it is needed.
             if lock(&self.caches).held(&scope).is_some() {
-                self.refresh(&scope).await?;
+                self.reload(&scope).await?;
             }
         }
         Ok(count)
     }
 
-    /// Lets the rest of interrupted replies find their turns.
     async fn find_interrupted(&self, scope: &Scope) -> Result<(), StoreError> {
+        // The rest of an interrupted reply may still be read by its id.
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
         let facts = records.iter().filter(|record| record.kind == RecordKind::Turn);
         let facts = facts.filter_map(|turn| serde_json::from_slice(&turn.value).ok());
-        let left = facts.filter_map(|fact: Fact| fingerprints::of_open_reply(&fact)).collect();
-        self.store.put(scope.clone(), left, Precondition::since(Instant::now())).await.map(drop)
+        let prints = facts.filter_map(|fact: Fact| fingerprints::of_open_reply(&fact)).collect();
+        self.store.put(scope.clone(), prints, Precondition::since(Instant::now())).await.map(drop)
     }
 }

@@ -13,12 +13,13 @@ use tokio::sync::Notify;
 
 use super::lock::lock;
 use super::records::{record, turn_key};
+use crate::clock::wall_micros;
 use crate::context::{Fact, Millis, TenantId, Turn};
 use crate::dialect::{ReplyProgress, ResponseReader};
 use crate::store::Scope;
 use crate::store::drafts::Draft;
 
-/// How often one exchange's draft is written. Each time is a heartbeat of the instance, also if nothing has changed.
+/// How often one exchange's draft is written, if anything has changed.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Most drafts in one write, because turns wait for it. With more exchanges in flight, each is written less
 /// often.
@@ -88,8 +89,11 @@ pub(crate) struct DraftProgress {
 
 impl DraftProgress {
     fn new() -> Self {
-        let (reply_bytes, progress) = Default::default();
-        Self { wanted: AtomicU8::new(PIECES), reply_bytes, progress }
+        Self {
+            wanted: AtomicU8::new(PIECES),
+            reply_bytes: AtomicUsize::default(),
+            progress: Mutex::default(),
+        }
     }
 
     /// Records another piece of the reply. Of most pieces, only the length is recorded.
@@ -148,16 +152,15 @@ impl Drop for DraftGuard {
 
 impl Drafts {
     pub(super) fn new() -> Self {
-        // Without randomness all processes are one instance: its drafts are then found when it starts alone.
-        Self { instance: getrandom::u64().unwrap_or_default(), ..Self::default() }
+        // Without randomness, the time of its start tells it from the processes before it.
+        let instance = getrandom::u64().unwrap_or_else(|_| wall_micros().cast_unsigned());
+        Self { instance, ..Self::default() }
     }
 
-    /// This process, among those that use the store.
     pub(super) fn instance(&self) -> u64 {
         self.instance
     }
 
-    /// Begins the draft of an exchange in a session that was first known here at `since`.
     pub(super) fn begin(
         self: &Arc<Self>,
         scope: Scope,
@@ -174,6 +177,7 @@ impl Drafts {
         });
         let due = Instant::now() + delay;
         let open = OpenDraft { exchange: exchange.clone(), due, written: false };
+        // The writer sleeps while there is none.
         let is_first = {
             let mut state = lock(&self.state);
             state.open.insert(exchange.key, open);
@@ -188,9 +192,11 @@ impl Drafts {
     /// The exchange in flight whose response has this id, if its tenant has one.
     pub(super) fn of_response(&self, tenant: &TenantId, response: &str) -> Option<(Scope, Turn)> {
         let state = lock(&self.state);
-        let mut own = state.open.values().map(|open| &open.exchange);
-        let found = own.find(|open| open.scope.tenant == *tenant && open.has_response(response))?;
-        Some((found.scope.clone(), lock(&found.known).turn.clone()))
+        let mut exchanges = state.open.values().map(|open| &open.exchange);
+        let exchange =
+            exchanges.find(|open| open.scope.tenant == *tenant && open.has_response(response))?;
+        let turn = lock(&exchange.known).turn.clone();
+        Some((exchange.scope.clone(), turn))
     }
 
     /// Ready when there are drafts to write, now or soon.
@@ -200,12 +206,13 @@ impl Drafts {
         }
     }
 
-    /// Removes the drafts of a deleted session.
     pub(super) fn forget(&self, scope: &Scope) {
         let mut state = lock(&self.state);
-        let gone = state.open.extract_if(|_, open| open.exchange.scope == *scope);
-        let gone: Vec<u128> = gone.filter(|(_, open)| open.written).map(|(key, _)| key).collect();
-        state.ended.extend(gone);
+        let deleted = state.open.extract_if(|_, open| open.exchange.scope == *scope);
+        // Only those that were written are in the store.
+        let written: Vec<u128> =
+            deleted.filter(|(_, open)| open.written).map(|(key, _)| key).collect();
+        state.ended.extend(written);
         self.begun.notify_one();
     }
 
@@ -231,17 +238,19 @@ impl Drafts {
         });
         let due: Vec<DueDraft> = due.collect();
         let ended = std::mem::take(&mut state.ended);
-        (!due.is_empty() || !ended.is_empty()).then_some(DraftBatch { due, ended })
+        if due.is_empty() && ended.is_empty() {
+            return None;
+        }
+        Some(DraftBatch { due, ended })
     }
 
-    /// Records a successful write; drafts whose exchanges ended meanwhile are removed again.
     pub(super) fn wrote(&self, keys: &[u128]) {
+        // Exchanges that ended while their drafts were written left them behind.
         let mut state = lock(&self.state);
         let DraftState { open, ended, .. } = &mut *state;
         ended.extend(keys.iter().filter(|key| !open.contains_key(key)));
     }
 
-    /// Records a failed write.
     pub(super) fn failed(&self, first: &[u128], mut ended: Vec<u128>) {
         let mut state = lock(&self.state);
         for key in first {
@@ -274,7 +283,6 @@ pub(super) struct DueDraft {
 }
 
 impl DueDraft {
-    /// The key of its turn.
     pub(super) fn key(&self) -> u128 {
         self.exchange.key
     }

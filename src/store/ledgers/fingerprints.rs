@@ -15,7 +15,9 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
-use crate::context::{ExchangeId, Fact, Outcome, SessionId, SessionWitness, TenantId, Turn};
+use crate::context::{
+    ExchangeId, Fact, Millis, Outcome, SessionId, SessionWitness, TenantId, Turn,
+};
 use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
@@ -51,6 +53,12 @@ pub(super) struct ShownFingerprint {
     pub(super) key: u128,
     /// What it proves.
     pub(super) witness: SessionWitness,
+}
+
+impl ShownFingerprint {
+    fn new(key: u128, witness: SessionWitness) -> Self {
+        Self { key, witness }
+    }
 }
 
 /// A session that left a fingerprint.
@@ -93,21 +101,20 @@ impl SessionFingerprints {
         tenant: &TenantId,
         fingerprints: &[ShownFingerprint],
     ) -> Instant {
-        let mut own = fingerprints.iter().map(|it| of_tenant(tenant, it.key)).peekable();
-        let first = own.peek().copied();
-        let under_way =
-            own.filter_map(|fingerprint| self.look_ups.get(&fingerprint)).min().copied();
+        let keys: Vec<u128> =
+            fingerprints.iter().map(|shown| of_tenant(tenant, shown.key)).collect();
+        let under_way = keys.iter().filter_map(|key| self.look_ups.get(key)).min().copied();
         let since = under_way.unwrap_or_else(Instant::now);
         if self.look_ups.len() >= LOOK_UPS {
+            // What is forgotten costs one more full wait.
             self.look_ups.clear();
         }
-        if let Some(first) = first {
-            self.look_ups.insert(first, since);
+        if let Some(key) = keys.first() {
+            self.look_ups.insert(*key, since);
         }
         since
     }
 
-    /// Called when the store has answered or failed.
     pub(super) fn end_look_up(&mut self, tenant: &TenantId, own: u128) {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
@@ -128,15 +135,14 @@ impl SessionFingerprints {
                 None => fingerprint.witness,
             };
             // The last of equals is used, which is the newest.
-            let rank =
-                |it: &FingerprintHolder| (!it.is_continued, it.connection == source.connection);
-            let holder = holders.iter_mut().max_by_key(|holder| rank(holder))?;
+            let holder = holders.iter_mut().max_by_key(|holder| {
+                (!holder.is_continued, holder.connection == source.connection)
+            })?;
             holder.is_continued |= goes_on;
             Some((holder.scope.session.clone(), witness))
         })
     }
 
-    /// Adds a session's fingerprints, left by a request on this connection.
     pub(super) fn add(&mut self, scope: &Scope, fingerprints: &[Record], connection: u64) {
         let keys = fingerprints.iter().map(|fingerprint| fingerprint.key);
         self.add_fingerprints(scope, keys, connection);
@@ -168,7 +174,6 @@ impl SessionFingerprints {
         }
     }
 
-    /// Records that a turn of an unnamed session is under way.
     pub(super) fn set_in_use(&mut self, scope: &Scope, source: RequestSource, at: Instant) {
         self.in_use.retain(|it| *it.scope != *scope && at.duration_since(it.at) < BESIDE);
         if self.in_use.len() == IN_USE {
@@ -177,20 +182,23 @@ impl SessionFingerprints {
         self.in_use.push_back(SessionInUse { scope: Arc::new(scope.clone()), source, at });
     }
 
-    /// The session that a call beside a conversation belongs to: the only one that the same credential and agent used within
-    /// the last minute. With several it could be any of them.
     pub(super) fn only_in_use(
         &self,
         tenant: &TenantId,
         source: RequestSource,
         now: Instant,
     ) -> Option<SessionId> {
+        // A call beside a conversation says nothing of it. With several sessions in use it could
+        // belong to any.
         let mut used = self.in_use.iter().filter(|it| {
             let is_own = it.scope.tenant == *tenant && it.source.agent == source.agent;
             is_own && now.duration_since(it.at) < BESIDE
         });
-        let only = used.next().filter(|_| used.next().is_none());
-        only.map(|only| only.scope.session.clone())
+        let session = used.next()?;
+        if used.next().is_some() {
+            return None;
+        }
+        Some(session.scope.session.clone())
     }
 
     /// How often sessions were deleted so far; passed back with the store's answer.
@@ -198,9 +206,8 @@ impl SessionFingerprints {
         self.forgotten
     }
 
-    /// Adds a session that the store found by other fingerprints of the request, unless a session was deleted
-    /// since the question: it could be this one.
     pub(super) fn add_found(&mut self, scope: &Scope, fingerprint: u128, forgotten: u64) {
+        // If a session was deleted since the question, it could be this one.
         if self.forgotten == forgotten {
             self.add_fingerprints(scope, [fingerprint], 0);
         }
@@ -208,13 +215,14 @@ impl SessionFingerprints {
 
     pub(super) fn forget(&mut self, scopes: &[Scope]) {
         self.forgotten += 1;
-        let gone: HashSet<&Scope> = scopes.iter().collect();
+        // Once for all of them: each pass goes through all fingerprints.
+        let forgotten: HashSet<&Scope> = scopes.iter().collect();
         self.holders.retain(|_, holders| {
-            holders.retain(|holder| !gone.contains(&*holder.scope));
+            holders.retain(|holder| !forgotten.contains(&*holder.scope));
             !holders.is_empty()
         });
         self.order.retain(|fingerprint| self.holders.contains_key(fingerprint));
-        self.in_use.retain(|it| !gone.contains(&*it.scope));
+        self.in_use.retain(|session| !forgotten.contains(&*session.scope));
     }
 
     #[cfg(test)]
@@ -234,28 +242,33 @@ fn deciding(holders: &[FingerprintHolder], source: RequestSource) -> Option<Sess
         return Some(SessionWitness::Open);
     }
     let candidates = holders.iter().filter(|holder| open == 0 || !holder.is_continued);
-    let here = candidates.filter(|holder| holder.connection == source.connection).count();
-    Some(if here == 1 { SessionWitness::Connection } else { SessionWitness::Newest })
+    let same_connection =
+        candidates.filter(|holder| holder.connection == source.connection).count();
+    Some(if same_connection == 1 { SessionWitness::Connection } else { SessionWitness::Newest })
 }
 
-/// The fingerprint within one tenant: no other tenant's request can show it (invariant 11).
 fn of_tenant(tenant: &TenantId, fingerprint: u128) -> u128 {
+    // So no other tenant's request can show it (invariant 11).
     xxh3_128_with_seed(&fingerprint.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
 }
 
-/// The fingerprints that a fact leaves. A turn leaves the end of its reply, its anchor keys and boundary, its response's
-/// id, and the end of its request: if it has no complete reply, for whatever follows; if the request has a reply in it,
-/// for an edited one. A request without a reply proves nothing: many conversations begin with the same words. With the end
-/// of its reply it does: some clients drop the text beside a call. Reasoning leaves its signatures.
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
+    // A turn leaves the end of its reply, its anchor keys and
+    // boundary, its response's id, and the end of its request: if it has no complete reply, for
+    // whatever follows; if the request has a reply in it, for an edited one. A request without a
+    // reply proves nothing: many conversations begin with the same words. With the end of its reply
+    // it does: some clients drop the text beside a call. Reasoning leaves its signatures.
     let (mut fingerprints, at) = match fact {
         Fact::Turn(turn) => (left_by_turn(turn), turn.at),
         Fact::Reasoning(made) => (made.signature_keys().map(of_signature).collect(), made.at),
         _ => return Vec::new(),
     };
     fingerprints.dedup();
-    let record = |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at };
-    fingerprints.into_iter().map(record).collect()
+    fingerprints.into_iter().map(|key| fingerprint_record(key, at)).collect()
+}
+
+fn fingerprint_record(key: u128, at: Millis) -> Record {
+    Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at }
 }
 
 fn left_by_turn(turn: &Turn) -> Vec<u128> {
@@ -284,10 +297,9 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
         .collect();
     let chains: Vec<Chain> = conversation.chains().collect();
     let signatures = conversation.parts().rev().filter_map(|part| part.reasoning_key);
-    let shown = |key, witness| ShownFingerprint { key, witness };
     let mut found_by: Vec<ShownFingerprint> = signatures
         .take(SIGNATURES)
-        .map(|key| shown(of_signature(PartKey(key)), SessionWitness::Signature))
+        .map(|key| ShownFingerprint::new(of_signature(PartKey(key)), SessionWitness::Signature))
         .collect();
     if let Some(HeldHistory::After(id)) = &conversation.held {
         found_by.push(shown_response(id));
@@ -295,67 +307,70 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
     let first_reply = keyed.iter().position(|(_, answered)| *answered).unwrap_or(keyed.len());
     let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
-        let next = keyed.get(index + 1).map(|(_, next)| *next);
+        let next_answered = keyed.get(index + 1).map(|(_, answered)| *answered);
         // A turn ends where the role changes, or at the end.
-        if next != Some(*answered) {
-            found_by.push(shown(chains[index].0, SessionWitness::Prefix));
+        if next_answered != Some(*answered) {
+            found_by.push(ShownFingerprint::new(chains[index].0, SessionWitness::Prefix));
         }
-        if !*answered && next == Some(true) && index > first_reply {
+        // Before the first reply, many conversations begin alike.
+        if !*answered && next_answered == Some(true) && index > first_reply {
             let end = BoundaryHash::of_end(chains[index]);
-            found_by.push(shown(end.0, SessionWitness::RequestEnd));
+            found_by.push(ShownFingerprint::new(end.0, SessionWitness::RequestEnd));
         }
         if *answered {
-            found_by.push(shown(BoundaryHash::of_anchor_key(*key).0, SessionWitness::Call));
-            let before = index.checked_sub(1).map(|before| keyed[before].0);
-            let boundary = before.map(|before| BoundaryHash::of(before, *key).0);
-            boundary_hashes.extend(boundary.map(|key| shown(key, SessionWitness::Boundary)));
+            let call = BoundaryHash::of_anchor_key(*key);
+            found_by.push(ShownFingerprint::new(call.0, SessionWitness::Call));
+            if let Some(previous) = index.checked_sub(1) {
+                let boundary = BoundaryHash::of(keyed[previous].0, *key);
+                boundary_hashes.push(ShownFingerprint::new(boundary.0, SessionWitness::Boundary));
+            }
         }
     }
+    // They prove least, so they come last.
     found_by.extend(boundary_hashes);
     found_by
 }
 
 /// The fingerprints of a request that the store is asked for: of both kinds, those nearest to its end.
 pub(super) fn to_look_up(fingerprints: &[ShownFingerprint]) -> Vec<u128> {
-    let is_boundary = |it: &&ShownFingerprint| it.witness == SessionWitness::Boundary;
-    let others = fingerprints.iter().filter(|it| !is_boundary(it)).take(LOOKED_UP * 3 / 4);
-    let boundaries = fingerprints.iter().filter(is_boundary);
-    others.chain(boundaries).take(LOOKED_UP).map(|it| it.key).collect()
+    let (boundaries, others): (Vec<&ShownFingerprint>, Vec<&ShownFingerprint>) =
+        fingerprints.iter().partition(|shown| shown.witness == SessionWitness::Boundary);
+    let nearest = others.into_iter().take(LOOKED_UP * 3 / 4);
+    nearest.chain(boundaries).take(LOOKED_UP).map(|shown| shown.key).collect()
 }
 
-/// The fingerprint of signed reasoning.
 fn of_signature(key: PartKey) -> u128 {
     BoundaryHash::of(key, PartKey(2)).0
 }
 
-/// The fingerprint of a response's id.
 pub(super) fn of_response(id: &str) -> u128 {
     xxh3_128(id.as_bytes())
 }
 
 /// The same, as a request shows it.
 pub(super) fn shown_response(id: &str) -> ShownFingerprint {
-    ShownFingerprint { key: of_response(id), witness: SessionWitness::Response }
+    ShownFingerprint::new(of_response(id), SessionWitness::Response)
 }
 
-/// The fingerprint by which the rest of a turn's reply finds it, in a session that its client names.
 pub(super) fn of_open_reply(fact: &Fact) -> Option<Record> {
+    // The whole reply completes the turn, also in a session that its client names.
     let Fact::Turn(turn) = fact else { return None };
-    let response = turn.response.as_deref().filter(|_| turn.outcome != Outcome::Complete)?;
-    let key = of_response(response);
-    Some(Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: turn.at })
+    if turn.outcome == Outcome::Complete {
+        return None;
+    }
+    let response = turn.response.as_deref()?;
+    Some(fingerprint_record(of_response(response), turn.at))
 }
 
 /// How the name of a session begins that its client does not name.
 const UNNAMED: &str = "line-";
 
-/// The name of a session that begins with an exchange. Within a process such names increase with time, so
-/// that a store keeps new rows together and rewrites few pages.
 pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
+    // Within a process such names increase with time, so that a store keeps new rows together and
+    // rewrites few pages.
     format!("{UNNAMED}{exchange}").into()
 }
 
-/// Whether a session has such a name.
 pub(super) fn is_unnamed(session: &SessionId) -> bool {
     session.as_str().starts_with(UNNAMED)
 }
@@ -373,7 +388,7 @@ mod tests {
     /// Two equal conversations: each request continues the one that waits for it. If both wait, the connection decides, and
     /// without it the newer one is used.
     #[test]
-    fn of_equal_sessions_the_one_that_waits_is_continued() {
+    fn the_waiting_session_is_continued() {
         let source = |connection| RequestSource { connection, agent: 0 };
         let mut known = SessionFingerprints::default();
         let ask = |known: &mut SessionFingerprints, connection, goes_on| {
@@ -400,7 +415,7 @@ mod tests {
 
     /// A call beside a conversation belongs to the only one in use.
     #[test]
-    fn a_side_call_belongs_to_the_only_session_in_use() {
+    fn side_calls_join_the_only_session() {
         let (mut known, now) = (SessionFingerprints::default(), Instant::now());
         let [one, other] = [1, 2].map(|agent| RequestSource { connection: 1, agent });
         let only = |known: &SessionFingerprints, tenant: &str, source, after| {
@@ -435,7 +450,7 @@ mod tests {
 
     /// A turn ends where the role changes, so these ends are looked up, from the last to the first.
     #[test]
-    fn a_request_is_looked_up_by_the_possible_ends_of_its_turns() {
+    fn requests_are_found_by_turn_ends() {
         let asked = conversation(&[
             ("user", &["one", "two"]),
             ("assistant", &["three", "four"]),
@@ -449,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_continues_a_response_is_looked_up_by_response_id() {
+    fn requests_are_found_by_response_id() {
         let mut asked = conversation(&[("user", &["one"])]);
         let shown = |id: &str, asked: &mut Conversation| {
             asked.held = Some(HeldHistory::After(id.into()));
@@ -463,7 +478,7 @@ mod tests {
     /// Of a long request only some fingerprints are looked up: mostly specific ones, and of each kind those nearest to
     /// its end.
     #[test]
-    fn a_long_request_looks_up_the_nearest_fingerprints_of_both_kinds() {
+    fn look_ups_take_the_nearest() {
         let texts: Vec<String> = (0..300).map(|n| format!("text {n}")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let turns = texts.chunks(3);
@@ -484,7 +499,7 @@ mod tests {
 
     /// What the store found is added, unless a session was deleted since the query began.
     #[test]
-    fn a_fingerprint_looked_up_before_a_deletion_is_not_added() {
+    fn look_ups_do_not_undo_deletions() {
         let (found, other) = (scope("t", "found"), scope("t", "other"));
         let mut known = SessionFingerprints::default();
         let before = known.forgotten();
@@ -508,6 +523,7 @@ mod tests {
         known.add_found(&found, 8, known.forgotten());
         assert_eq!(known.len(), 2);
         known.forget(std::slice::from_ref(&found));
-        assert_eq!((session(&mut known, &[7, 8]), known.len()), (None, 0));
+        assert_eq!(session(&mut known, &[7, 8]), None);
+        assert_eq!(known.len(), 0);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::lock::lock;
 use super::records::record;
-use super::{LOOK, Ledgers, RequestSource, fingerprints};
+use super::{LOOK, Ledgers, RequestSource, fingerprints, no_answer};
 use crate::context::{Fact, TenantId, Turn};
 use crate::store::recall::ReadBudget;
 use crate::store::{Record, Scope, StoreError, WriteOutcome};
@@ -34,26 +34,30 @@ impl Ledgers {
         let cache = lock(&self.caches).cache(&scope);
         cache.load(&self.store, &scope, &ReadBudget::new(LOOK)).await?;
         let mut completed = None;
-        let kept = cache.add_found(
+        // In one step: of two requests that read the reply, only one completes the turn.
+        let write = cache.add_found(
             |ledger| {
-                let known = ledger.answered_by(response).map(|turn| &**turn);
-                let turn = complete(known.or(open.as_ref().map(|(_, turn)| turn))?)?;
+                let stored = ledger.answered_by(response).map(|turn| &**turn);
+                let turn = complete(stored.or(open.as_ref().map(|(_, turn)| turn))?)?;
                 completed = Some(Arc::new(turn.clone()));
                 Some(vec![Fact::Turn(Box::new(turn))])
             },
             |facts| {
                 let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
                 if fingerprints::is_unnamed(&scope.session) {
-                    let left: Vec<Record> = facts.iter().flat_map(fingerprints::left_by).collect();
-                    lock(&self.fingerprints).add(&scope, &left, 0);
-                    records.extend(left);
+                    let prints: Vec<Record> =
+                        facts.iter().flat_map(fingerprints::left_by).collect();
+                    lock(&self.fingerprints).add(&scope, &prints, 0);
+                    records.extend(prints);
                 }
                 self.store.put(scope.clone(), records, cache.precondition())
             },
         );
-        let Some(kept) = kept else { return Ok(None) };
-        let was_first = matches!(kept.await?.first(), Some(WriteOutcome::Written));
-        Ok(completed.filter(|_| was_first))
+        let Some(write) = write else { return Ok(None) };
+        match write.await?.first() {
+            Some(WriteOutcome::Written) => Ok(completed),
+            _ => Ok(None),
+        }
     }
 
     /// The session with the turn whose response has this id.
@@ -63,14 +67,14 @@ impl Ledgers {
         response: &str,
     ) -> Result<Option<Scope>, StoreError> {
         let wanted = vec![fingerprints::of_response(response)];
-        let (shown, source) = ([fingerprints::shown_response(response)], RequestSource::default());
-        let known = lock(&self.fingerprints).session(tenant, &shown, source, false);
-        let session = match known {
+        let shown = [fingerprints::shown_response(response)];
+        let source = RequestSource::default();
+        let cached = lock(&self.fingerprints).session(tenant, &shown, source, false);
+        let session = match cached {
             Some((session, _)) => Some(session),
             None => {
                 let asking = self.store.session_by_fingerprint(tenant.clone(), wanted);
-                let timed_out = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
-                tokio::time::timeout(LOOK, asking).await.map_err(timed_out)??
+                tokio::time::timeout(LOOK, asking).await.map_err(|_| no_answer(LOOK))??
             }
         };
         Ok(session.map(|session| Scope { tenant: tenant.clone(), session }))

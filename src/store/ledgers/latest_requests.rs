@@ -80,7 +80,6 @@ pub(super) struct LatestRequests {
 }
 
 impl LatestRequests {
-    /// Replaces a session's latest request.
     pub(super) fn keep(&mut self, scope: Scope, latest: LatestRequest) {
         self.forget(&scope);
         if latest.bytes > BYTES {
@@ -96,8 +95,8 @@ impl LatestRequests {
         self.by_scope.insert(scope, (self.count, Arc::new(latest)));
     }
 
-    /// The oldest request of the tenant with the largest share, once `tenant` has another one of `bytes`.
     fn oldest_of_largest(&self, tenant: &TenantId, bytes: usize) -> Option<Scope> {
+        // The new request counts as well: its tenant may have the largest share with it.
         let mut shares: HashMap<&TenantId, usize> = HashMap::default();
         for (scope, (_, latest)) in &self.by_scope {
             *shares.entry(&scope.tenant).or_default() += latest.bytes.max(LEAST);
@@ -109,13 +108,12 @@ impl LatestRequests {
         self.order.values().find(|scope| scope.tenant == *largest).cloned()
     }
 
-    /// Bytes of all requests.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub(super) fn of(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
-        self.by_scope.get(scope).map(|(_, one)| one.clone())
+    pub(super) fn get(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
+        self.by_scope.get(scope).map(|(_, latest)| latest.clone())
     }
 
     pub(super) fn forget(&mut self, scope: &Scope) {
@@ -134,38 +132,42 @@ mod tests {
         Scope { tenant: "t".into(), session: number.to_string().into() }
     }
 
-    fn of(bytes: usize) -> LatestRequest {
+    fn request(bytes: usize) -> LatestRequest {
         let count: CountTokensFn =
             Box::new(|| Box::pin(std::future::ready(Err(RecountError::NoEndpoint))));
         LatestRequest { bytes, preview: Box::new(|| None), begin: None, count }
     }
 
     #[test]
-    fn latest_requests_are_bounded_in_number_and_size() {
+    fn latest_requests_are_bounded() {
         let mut all = LatestRequests::default();
-        (0..MOST).for_each(|number| all.keep(scope(number), of(1)));
-        assert!(all.of(&scope(0)).is_some(), "at the limit");
-        all.keep(scope(MOST), of(1));
-        assert!(all.of(&scope(0)).is_none() && all.of(&scope(1)).is_some());
-        all.keep(scope(1), of(BYTES));
-        assert_eq!((all.by_scope.len(), all.bytes()), (1, BYTES), "at the limit");
-        all.keep(scope(2), of(BYTES + 1));
-        assert!(all.of(&scope(2)).is_none() && all.of(&scope(1)).is_some());
-        all.keep(scope(3), of(1));
-        assert!(all.of(&scope(1)).is_none());
+        (0..MOST).for_each(|number| all.keep(scope(number), request(1)));
+        assert!(all.get(&scope(0)).is_some(), "at the limit");
+        all.keep(scope(MOST), request(1));
+        assert!(all.get(&scope(0)).is_none());
+        assert!(all.get(&scope(1)).is_some());
+        all.keep(scope(1), request(BYTES));
+        assert_eq!(all.by_scope.len(), 1, "at the limit");
+        assert_eq!(all.bytes(), BYTES, "at the limit");
+        all.keep(scope(2), request(BYTES + 1));
+        assert!(all.get(&scope(2)).is_none());
+        assert!(all.get(&scope(1)).is_some());
+        all.keep(scope(3), request(1));
+        assert!(all.get(&scope(1)).is_none());
         all.forget(&scope(3));
-        assert_eq!((all.by_scope.len(), all.bytes), (0, 0));
+        assert_eq!(all.by_scope.len(), 0);
+        assert_eq!(all.bytes, 0);
     }
 
     #[test]
-    fn a_tenant_with_many_requests_takes_nobody_elses() {
+    fn tenants_keep_their_latest_requests() {
         for bytes in [1, BYTES / 8] {
             let mut all = LatestRequests::default();
             let other = Scope { tenant: "other".into(), session: "s".into() };
-            all.keep(other.clone(), of(BYTES / 4));
-            (0..2 * MOST).for_each(|number| all.keep(scope(number), of(bytes)));
-            assert!(all.of(&other).is_some(), "{bytes} bytes each");
-            assert!(all.of(&scope(2 * MOST - 1)).is_some(), "{bytes} bytes each");
+            all.keep(other.clone(), request(BYTES / 4));
+            (0..2 * MOST).for_each(|number| all.keep(scope(number), request(bytes)));
+            assert!(all.get(&other).is_some(), "{bytes} bytes each");
+            assert!(all.get(&scope(2 * MOST - 1)).is_some(), "{bytes} bytes each");
         }
     }
 }

@@ -4,7 +4,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A poisoned lock means that a reader panicked, not that the facts are wrong: facts are only added.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock means that a reader panicked, not that the facts are wrong: facts are only
+    // added.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

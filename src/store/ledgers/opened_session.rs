@@ -15,8 +15,8 @@ use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::DecisionMode;
 use crate::context::{
-    DecisionEpoch, ExchangeId, Fact, Outcome, QueuedMessage, SessionId, SketchPart, TenantId, Turn,
-    TurnOrigin, inject,
+    DecisionEpoch, ExchangeId, Fact, Millis, Outcome, QueuedMessage, SessionId, SketchPart,
+    TenantId, Turn, TurnOrigin, inject,
 };
 use crate::dialect::Conversation;
 use crate::store::Scope;
@@ -99,11 +99,12 @@ impl OpenedSession {
         began: Instant,
         store_missed: bool,
     ) -> Self {
-        let (placed, anchor, known) = cache.look(|ledger| {
+        // In one look: another request must not come in between.
+        let (placed, anchor, decisions) = cache.look(|ledger| {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             let anchor = anchor(ledger, &placed);
-            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.decisions);
-            (placed, anchor, Arc::new(known))
+            let decisions = RecordedDecisions::of(ledger, conversation, &placed, lookup.decisions);
+            (placed, anchor, Arc::new(decisions))
         });
         cache.begin(lookup.exchange.clone(), placed.position.chain);
         Self {
@@ -117,7 +118,7 @@ impl OpenedSession {
             scope,
             placed,
             anchor,
-            known,
+            known: decisions,
             store_missed,
             cache,
             began,
@@ -130,10 +131,9 @@ impl OpenedSession {
         facts: Vec<Fact>,
         epoch: Option<DecisionEpoch>,
     ) -> Vec<Fact> {
-        let dated = |ledger: &Ledger| {
+        self.cache.look(|ledger| {
             facts.into_iter().map(|fact| ledger.after_suspension(fact, epoch)).collect()
-        };
-        self.cache.look(dated)
+        })
     }
 
     /// The recorded decisions that apply to the request now.
@@ -147,14 +147,19 @@ impl OpenedSession {
 
     /// The handle by which later data of this exchange is written.
     pub(crate) fn handle(&self) -> SessionHandle {
-        let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
-        SessionHandle { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
+        SessionHandle {
+            scope: self.scope.clone(),
+            cache: self.cache.clone(),
+            exchange: self.exchange.clone(),
+        }
     }
 
     /// Whether its reply was read by another exchange, which completed its turn.
     pub(crate) fn is_completed(&self) -> bool {
-        let is_complete = |turn: &Arc<Turn>| turn.outcome == Outcome::Complete;
-        self.cache.look(|ledger| ledger.turn(&self.exchange).is_some_and(is_complete))
+        self.cache.look(|ledger| {
+            let turn = ledger.turn(&self.exchange);
+            turn.is_some_and(|turn| turn.outcome == Outcome::Complete)
+        })
     }
 
     /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
@@ -183,11 +188,16 @@ pub struct SessionHandle {
 impl SessionHandle {
     /// The place of a message among those that wait, from 1: messages that wait again come first.
     pub(crate) fn position(&self, queued: &QueuedMessage) -> usize {
-        let order = |message: &QueuedMessage| (message.number, message.at, message.id.clone());
-        let own = order(queued);
-        let is_before = |waiting: &&&Arc<QueuedMessage>| order(waiting) < own;
-        1 + self.cache.look(|ledger| ledger.waiting().iter().filter(is_before).count())
+        1 + self.cache.look(|ledger| {
+            let waiting = ledger.waiting();
+            waiting.iter().filter(|other| order(other) < order(queued)).count()
+        })
     }
+}
+
+fn order(message: &QueuedMessage) -> (u32, Millis, &str) {
+    // By number first: a message that waits again keeps its place.
+    (message.number, message.at, &message.id)
 }
 
 /// The turn that an estimate can be based on: the nearest measured one, from the parent upwards.

@@ -26,7 +26,6 @@ pub(super) struct PendingCompaction {
 }
 
 impl PendingCompaction {
-    /// One that is requested now.
     pub(super) fn new(focus: Option<Box<str>>) -> Self {
         Self { focus, until: Instant::now() + PENDING_TTL }
     }
@@ -46,20 +45,20 @@ impl PendingCompactions {
         has_room
     }
 
-    /// Returns a pending compaction that was not carried out, unless there is a later one.
     pub(super) fn give_back(&mut self, scope: &Scope, pending: PendingCompaction) {
+        // A later one is what the operator wants now.
         if !self.0.contains_key(scope) {
             self.add(scope.clone(), pending);
         }
     }
 
-    pub(super) fn of(&self, scope: &Scope) -> Option<&PendingCompaction> {
+    pub(super) fn get(&self, scope: &Scope) -> Option<&PendingCompaction> {
         self.0.get(scope).filter(|pending| pending.until > Instant::now())
     }
 
-    /// Takes the pending compaction of a session, unless its time is over.
     pub(super) fn claim(&mut self, scope: &Scope) -> Option<PendingCompaction> {
-        self.of(scope)?;
+        // One whose time is over stays: `expire` logs it.
+        self.get(scope)?;
         self.0.remove(scope)
     }
 
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn pending_compactions_are_bounded_in_number_and_time() {
+    fn pending_compactions_are_bounded() {
         let mut pending_compactions = PendingCompactions::default();
         for number in 0..MOST {
             assert!(
@@ -108,27 +107,25 @@ mod tests {
             pending_compactions.add(scope("0"), pending("f", Duration::ZERO)),
             "in place of an earlier one"
         );
-        assert!(
-            pending_compactions.of(&scope("0")).is_none()
-                && pending_compactions.of(&scope("1")).is_some()
-        );
+        assert!(pending_compactions.get(&scope("0")).is_none());
+        assert!(pending_compactions.get(&scope("1")).is_some());
         pending_compactions.expire();
         assert!(pending_compactions.add(scope("one more"), pending("f", PENDING_TTL)));
-        assert!(pending_compactions.of(&scope("1")).is_some(), "its time is not over");
+        assert!(pending_compactions.get(&scope("1")).is_some(), "its time is not over");
         pending_compactions.forget(&scope("1"));
         assert!(pending_compactions.claim(&scope("1")).is_none());
         assert!(pending_compactions.claim(&scope("2")).is_some(), "others stay");
     }
 
     #[test]
-    fn a_returned_compaction_does_not_replace_a_later_one() {
+    fn returned_compactions_come_second() {
         let mut pending_compactions = PendingCompactions::default();
         pending_compactions.add(scope("s"), pending("later", PENDING_TTL));
         pending_compactions.give_back(&scope("s"), pending("earlier", PENDING_TTL));
-        assert_eq!(pending_compactions.of(&scope("s")).unwrap().focus.as_deref(), Some("later"));
+        assert_eq!(pending_compactions.get(&scope("s")).unwrap().focus.as_deref(), Some("later"));
         let later = pending_compactions.claim(&scope("s")).unwrap();
-        assert!(pending_compactions.of(&scope("s")).is_none(), "it is claimed");
+        assert!(pending_compactions.get(&scope("s")).is_none(), "it is claimed");
         pending_compactions.give_back(&scope("s"), later);
-        assert!(pending_compactions.of(&scope("s")).is_some());
+        assert!(pending_compactions.get(&scope("s")).is_some());
     }
 }

@@ -47,18 +47,17 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
     Some(Record { kind, key, value: value.into(), at })
 }
 
-/// The key of an exchange's turn.
 pub(super) fn turn_key(exchange: &ExchangeId) -> u128 {
     xxh3_128(exchange.as_str().as_bytes())
 }
 
-/// Decisions of shadow mode are stored beside the real ones.
 fn salted(about: u128, shadow: bool) -> u128 {
+    // Decisions of shadow mode are stored beside the real ones.
     if shadow { !about } else { about }
 }
 
-/// Decisions after a refusal are stored beside those before it.
 fn decision_address(about: u128, shadow: bool, epoch: Option<DecisionEpoch>) -> u128 {
+    // Decisions after a refusal are stored beside those before it.
     let about = salted(about, shadow);
     epoch.map_or(about, |epoch| about ^ xxh3_128(&epoch.to_le_bytes()))
 }

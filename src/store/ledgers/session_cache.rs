@@ -45,7 +45,6 @@ pub(super) struct SessionCaches {
 }
 
 impl SessionCaches {
-    /// The cache of a session.
     pub(super) fn cache(&mut self, scope: &Scope) -> Arc<SessionCache> {
         self.uses += 1;
         if let Some((cache, used)) = self.by_scope.get_mut(scope) {
@@ -60,9 +59,8 @@ impl SessionCaches {
         cache
     }
 
-    /// Drops caches of the tenant with the largest share, the least recently used first, until an eighth of the
-    /// room is free: doing this for each new session would cost too much.
     fn make_room(&mut self) {
+        // Until an eighth of the room is free: doing this for each new session would cost too much.
         let mut shares = self.shares();
         while !self.has_room() {
             let largest = shares.iter_mut().filter(|share| !share.unused.is_empty());
@@ -74,7 +72,6 @@ impl SessionCaches {
         }
     }
 
-    /// What each tenant has in memory.
     fn shares(&self) -> Vec<TenantShare> {
         let mut shares: HashMap<&TenantId, TenantShare> = HashMap::default();
         for (scope, (cache, used)) in &self.by_scope {
@@ -97,7 +94,6 @@ impl SessionCaches {
             && self.bytes.load(Ordering::Relaxed) <= BYTES - BYTES / 8
     }
 
-    /// Bytes of all caches.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -108,18 +104,16 @@ impl SessionCaches {
         caches.map(|cache| cache.look(Ledger::decision_bytes)).max().unwrap_or_default()
     }
 
-    /// The cache of a session, if it is in memory.
     pub(super) fn held(&self, scope: &Scope) -> Option<Arc<SessionCache>> {
         self.by_scope.get(scope).map(|(cache, _)| cache.clone())
     }
 
-    /// Removes a session's cache, in use or not.
     pub(super) fn remove(&mut self, scope: &Scope) -> Option<Arc<SessionCache>> {
         self.by_scope.remove(scope).map(|(cache, _)| cache)
     }
 
-    /// Drops these caches if they are not in use: they are loaded again when needed.
     pub(super) fn release(&mut self, scopes: &[Scope]) {
+        // Those in use stay, so that a session never has two.
         for scope in scopes {
             if self.by_scope.get(scope).is_some_and(|(cache, _)| !is_used(cache)) {
                 self.by_scope.remove(scope);
@@ -165,8 +159,8 @@ struct UnusedCache {
 /// What a small session counts as, bytes: as many of them are in memory as of bytes.
 const LEAST: usize = BYTES / SESSIONS;
 
-/// Whether anybody besides the caches holds it. Only the caches hand it out.
 fn is_used(cache: &Arc<SessionCache>) -> bool {
+    // Only the caches hand it out, so more than one holder is a user.
     Arc::strong_count(cache) > 1
 }
 
@@ -197,17 +191,21 @@ struct SessionCacheState {
 
 impl SessionCache {
     fn new(bytes: Arc<AtomicUsize>) -> Self {
-        let (state, open, recall) = Default::default();
-        let born = std::time::Instant::now();
-        Self { state, born, open, changed: Notify::new(), recall, bytes }
+        Self {
+            state: Mutex::default(),
+            born: std::time::Instant::now(),
+            open: Mutex::default(),
+            changed: Notify::new(),
+            recall: Recall::default(),
+            bytes,
+        }
     }
 
-    /// The condition for writes: the session was not deleted since it was first known here.
     pub(super) fn precondition(&self) -> Precondition {
+        // What was known before a deletion must not be written after it.
         Precondition::since(self.born)
     }
 
-    /// When it was first known here.
     pub(super) fn born(&self) -> std::time::Instant {
         self.born
     }
@@ -217,28 +215,28 @@ impl SessionCache {
         lock(&self.open).is_empty() && self.look(Ledger::is_empty)
     }
 
-    /// Runs `act` if the session was not deleted; it cannot be deleted meanwhile.
     pub(super) fn unless_forgotten(&self, act: impl FnOnce()) {
+        // The state stays locked meanwhile, so that it cannot be deleted between the two.
         let state = lock(&self.state);
         if !state.forgotten {
             act();
         }
     }
 
-    /// Records that the session is new: the store has no data about it, and is not read.
     pub(super) fn set_new(&self) {
+        // The store has no data about a new session, so it is not read.
         self.recall.set_known();
     }
 
-    /// Waits until the store's data is loaded, within the budget.
     pub(super) async fn load(
         self: &Arc<Self>,
         store: &Arc<dyn Store>,
         scope: &Scope,
         budget: &ReadBudget,
     ) -> Result<(), StoreError> {
-        let read = || load(self.clone(), store.clone(), scope.clone());
-        match self.recall.wait(budget, read).await {
+        let loaded =
+            self.recall.wait(budget, || load(self.clone(), store.clone(), scope.clone())).await;
+        match loaded {
             RecallOutcome::Known => Ok(()),
             RecallOutcome::Late => Err(StoreError::Failed("no answer in time".to_owned())),
             RecallOutcome::Failed => {
@@ -247,8 +245,8 @@ impl SessionCache {
         }
     }
 
-    /// Merges the store's data, in front of what arrived meanwhile.
     pub(super) fn loaded(&self, loaded: LoadedLedger) {
+        // What arrived meanwhile is newer than what the store had.
         let LoadedLedger { mut ledger, has_unread } = loaded;
         let mut state = lock(&self.state);
         if !state.forgotten {
@@ -264,12 +262,10 @@ impl SessionCache {
         &self.recall
     }
 
-    /// Whether the store's data is loaded.
     pub(super) fn is_loaded(&self) -> bool {
         self.recall.is_known()
     }
 
-    /// Reads the ledger.
     pub(super) fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         look(&lock(&self.state).ledger)
     }
@@ -289,7 +285,9 @@ impl SessionCache {
         if state.forgotten {
             return None;
         }
-        facts.into_iter().for_each(|fact| state.ledger.add(fact));
+        for fact in facts {
+            state.ledger.add(fact);
+        }
         self.weigh(&mut state);
         Some(keep())
     }
@@ -306,10 +304,13 @@ impl SessionCache {
             return None;
         }
         let facts = find(&state.ledger)?;
-        let kept = keep(&facts);
-        facts.into_iter().for_each(|fact| state.ledger.add(fact));
+        // While the state is locked, so that a deletion comes before or after both.
+        let write = keep(&facts);
+        for fact in facts {
+            state.ledger.add(fact);
+        }
         self.weigh(&mut state);
-        Some(kept)
+        Some(write)
     }
 
     /// Adds facts that the store already has; `false` if the session was deleted.
@@ -318,12 +319,13 @@ impl SessionCache {
         if state.forgotten {
             return false;
         }
-        facts.into_iter().for_each(|fact| state.ledger.add(fact));
+        for fact in facts {
+            state.ledger.add(fact);
+        }
         self.weigh(&mut state);
         true
     }
 
-    /// Merges another ledger of the session.
     pub(super) fn join(&self, other: &Ledger) {
         let mut state = lock(&self.state);
         if !state.forgotten {
@@ -359,12 +361,10 @@ impl SessionCache {
         self.bytes.fetch_sub(std::mem::replace(&mut state.bytes, bytes), Ordering::Relaxed);
     }
 
-    /// Begins an exchange whose request ends at `chain`.
     pub(super) fn begin(&self, exchange: ExchangeId, chain: Chain) {
         lock(&self.open).insert(exchange, chain);
     }
 
-    /// Ends an exchange: its turn is known, or never will be.
     pub(super) fn settle(&self, exchange: &ExchangeId) {
         lock(&self.open).remove(exchange);
         self.changed.notify_waiters();
@@ -417,7 +417,6 @@ pub(super) struct LoadedLedger {
     pub(super) has_unread: bool,
 }
 
-/// Makes a ledger from records.
 pub(super) fn ledger(records: &[Record]) -> LoadedLedger {
     let mut loaded = LoadedLedger { ledger: Ledger::default(), has_unread: false };
     for record in records {

@@ -128,7 +128,7 @@ async fn add_turn(
 }
 
 #[tokio::test]
-async fn a_session_is_found_again_after_a_restart() {
+async fn sessions_survive_a_restart() {
     let store = Arc::new(MemoryStore::default());
     let (_, first) =
         add_turn(&ledgers(&store), lookup("t", Some("s"), "1"), &user("hi"), "A").await;
@@ -141,7 +141,7 @@ async fn a_session_is_found_again_after_a_restart() {
 }
 
 #[tokio::test]
-async fn an_unnamed_session_is_found_by_its_content() {
+async fn unnamed_sessions_are_found() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (first, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
@@ -156,7 +156,7 @@ async fn an_unnamed_session_is_found_by_its_content() {
 
 /// A client that edits replies is found by the end of its last request, from the second turn on, and after a restart.
 #[tokio::test]
-async fn an_unnamed_session_is_found_although_its_replies_are_edited() {
+async fn edited_sessions_are_found() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (first, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
@@ -165,10 +165,12 @@ async fn an_unnamed_session_is_found_although_its_replies_are_edited() {
     assert_ne!(second_scope, first, "others begin with the same words");
     let third = [second.clone(), model("b"), user("on")].join(",");
     let (scope, placed) = add_turn(&ours, lookup("t", None, "3"), &third, "C").await;
-    assert_eq!((scope, placed.growth), (second_scope.clone(), Growth::Grows));
+    assert_eq!(scope, second_scope.clone());
+    assert_eq!(placed.growth, Growth::Grows);
     let fourth = [third, model("c"), user("end")].join(",");
     let (scope, placed) = add_turn(&ledgers(&store), lookup("t", None, "4"), &fourth, "D").await;
-    assert_eq!((scope, placed.growth), (second_scope.clone(), Growth::Grows));
+    assert_eq!(scope, second_scope.clone());
+    assert_eq!(placed.growth, Growth::Grows);
     let (again, _) = add_turn(&ours, lookup("t", None, "5"), &second, "E").await;
     assert_ne!(again, second_scope, "it only repeats the request");
     let (other, _) = add_turn(&ours, lookup("u", None, "6"), &fourth, "D").await;
@@ -190,7 +192,7 @@ async fn invariant_11_one_tenant_does_not_find_anothers_session() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_the_turn_before_it() {
+async fn requests_wait_for_their_parent() {
     let store = Arc::new(MemoryStore::default());
     let ours = Arc::new(ledgers(&store));
     let before = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -213,7 +215,7 @@ async fn a_request_waits_for_the_turn_before_it() {
 }
 
 #[tokio::test]
-async fn a_request_does_not_wait_for_other_conversations_or_for_long() {
+async fn waits_are_short_and_own() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let _open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -250,8 +252,12 @@ impl Store for Dead {
         Box::pin(std::future::ready(Err(StoreError::Closed)))
     }
 
-    fn adopt_drafts(&self, _: u64, _: Duration) -> StoreFuture<'_, Vec<Scope>> {
+    fn adopt_drafts(&self, _: u64) -> StoreFuture<'_, Vec<Scope>> {
         Box::pin(std::future::pending())
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn get(&self, _: Scope, _: RecordKind, _: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -304,7 +310,7 @@ impl Store for Dead {
 }
 
 #[tokio::test]
-async fn sessions_continue_in_memory_if_the_store_fails() {
+async fn sessions_outlive_store_failures() {
     let ours = Ledgers::new(Arc::new(Dead));
     let ask = |request| lookup_without_wait(Some("s"), request);
     let opened = ours.open(ask("1"), &conversation(&user("hi"))).await.unwrap();
@@ -351,8 +357,12 @@ impl Store for Slow {
         self.inner.put_drafts(instance, drafts, ended)
     }
 
-    fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.adopt_drafts(instance, lease)
+    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
+        self.inner.adopt_drafts(instance)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -414,7 +424,7 @@ impl Store for Slow {
 }
 
 #[tokio::test]
-async fn a_slow_store_is_read_once_and_its_late_answer_is_merged() {
+async fn late_answers_are_merged() {
     let store = Slow::new();
     let before = Ledgers::new(store.clone());
     store.go.add_permits(1);
@@ -448,7 +458,7 @@ async fn a_slow_store_is_read_once_and_its_late_answer_is_merged() {
 
 /// If the store answers too late, a session may still be there: no new one is begun in its place.
 #[tokio::test]
-async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
+async fn late_look_ups_begin_no_session() {
     let store = Slow::new();
     let before = Ledgers::new(store.clone());
     let (scope, _) = add_turn(&before, lookup("t", None, "1"), &user("hi"), "A").await;
@@ -478,7 +488,7 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
 }
 
 #[tokio::test]
-async fn a_session_in_use_outlives_expiry_and_eviction() {
+async fn sessions_in_use_are_kept() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     add_turn(&ours, lookup("t", Some("old"), "0"), &user("old"), "O").await;
@@ -503,7 +513,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
 }
 
 #[tokio::test]
-async fn a_turn_whose_session_was_deleted_meanwhile_is_not_stored() {
+async fn turns_of_deleted_sessions_vanish() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
@@ -516,7 +526,7 @@ async fn a_turn_whose_session_was_deleted_meanwhile_is_not_stored() {
 }
 
 #[tokio::test]
-async fn a_session_is_found_by_its_rare_content_before_small_talk() {
+async fn rare_content_beats_small_talk() {
     const LONG_ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
@@ -536,7 +546,7 @@ async fn a_session_is_found_by_its_rare_content_before_small_talk() {
 
 /// A tenant has another id in each store, and the same one after a restart.
 #[tokio::test]
-async fn each_store_has_its_own_key_for_tenant_ids() {
+async fn each_store_has_a_tenant_key() {
     let (here, there) = (Arc::new(MemoryStore::default()), Arc::new(MemoryStore::default()));
     let key = ledgers(&here).tenant_key().await.unwrap();
     assert_eq!(ledgers(&here).tenant_key().await.unwrap(), key);
@@ -560,7 +570,7 @@ fn cut(about: u128, words: &str) -> Cut {
 
 /// Past the limit nothing new is decided for a session, and earlier decisions apply, also after a restart.
 #[tokio::test]
-async fn decisions_of_a_session_are_limited_and_earlier_ones_still_apply() {
+async fn decisions_of_a_session_are_limited() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
@@ -593,7 +603,7 @@ async fn decisions_of_a_session_are_limited_and_earlier_ones_still_apply() {
 
 /// As many as `docs/limits.md` says, the newest ones. A decision is read however old it is.
 #[tokio::test]
-async fn a_session_is_read_with_its_newest_facts_and_all_decisions() {
+async fn all_decisions_are_loaded() {
     const MORE: usize = 100;
     let folder = crate::store::conformance::folder();
     let store =
@@ -634,7 +644,7 @@ async fn a_session_is_read_with_its_newest_facts_and_all_decisions() {
 /// A refusal revokes earlier decisions on its branch. A later decision about the same place neither loses against an
 /// earlier one nor hides it from other branches, also after a restart.
 #[tokio::test]
-async fn a_decision_after_a_refusal_has_a_key_of_its_own() {
+async fn decisions_after_refusals_differ() {
     let store = Arc::new(MemoryStore::default());
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let decided = |words: &str, epoch: Option<DecisionEpoch>| {
@@ -712,14 +722,15 @@ async fn fingerprints_in_memory_are_bounded() {
     assert_eq!(session(&mut known, "t", 0).as_deref(), Some("s"));
     assert_eq!(known.len(), fingerprints::IN_MEMORY);
     known.add(&scope, &[fingerprint(u128::MAX)], 0);
-    assert_eq!((known.len(), session(&mut known, "t", 0)), (fingerprints::IN_MEMORY, None));
+    assert_eq!(known.len(), fingerprints::IN_MEMORY);
+    assert_eq!(session(&mut known, "t", 0), None);
     assert_eq!(session(&mut known, "u", u128::MAX), None);
     known.forget(std::slice::from_ref(&scope));
     assert_eq!(known.len(), 0);
 }
 
 #[tokio::test]
-async fn look_ups_that_are_remembered_are_bounded() {
+async fn remembered_look_ups_are_bounded() {
     let mut known = SessionFingerprints::default();
     let (here, there): (TenantId, TenantId) = ("t".into(), "u".into());
     let first = known.begin_look_up(&here, &[shown(0)]);
@@ -772,7 +783,7 @@ fn no_two_decisions_share_a_key() {
 
 /// A record that cannot be read is left out, and reported once.
 #[tokio::test]
-async fn an_unreadable_record_is_reported_once() {
+async fn unreadable_records_are_reported() {
     let store = Arc::new(MemoryStore::default());
     add_turn(&ledgers(&store), lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let broken = crate::store::conformance::turn(7, "not a fact", 1);
@@ -785,7 +796,8 @@ async fn an_unreadable_record_is_reported_once() {
         let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
         let opened = ours.open(lookup("t", Some("s"), exchange), &next).await.unwrap();
         let parent = opened.placed.position.parent.is_some();
-        assert_eq!((opened.unread, parent), (unread, true), "the rest is known");
+        assert_eq!(opened.unread, unread, "the rest is known");
+        assert!(parent, "the rest is known");
         let fact = turn(&opened, "B");
         ours.commit(opened, vec![fact]).await.unwrap();
     }
@@ -795,7 +807,7 @@ async fn an_unreadable_record_is_reported_once() {
 
 /// What other processes wrote for a session is known here after a refresh.
 #[tokio::test]
-async fn a_refresh_knows_what_another_process_wrote() {
+async fn refreshes_read_other_processes() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
     let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
@@ -811,7 +823,7 @@ async fn a_refresh_knows_what_another_process_wrote() {
 
 /// Images are made smaller only while other decisions still have room.
 #[tokio::test]
-async fn decisions_leave_less_room_for_pictures() {
+async fn decisions_take_room_from_pictures() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
     assert_eq!(opened.room_for_pictures(), session_cache::PICTURES);
@@ -825,7 +837,7 @@ async fn decisions_leave_less_room_for_pictures() {
 }
 
 #[tokio::test]
-async fn ledgers_are_as_ready_as_their_store() {
+async fn ledgers_are_ready_with_the_store() {
     let path = std::path::Path::new("/dev/null/p.db");
     let store = crate::store::deferred_store::DeferredStore::new(path);
     let trouble = Ledgers::new(Arc::new(store)).ready().await.unwrap_err().to_string();
@@ -835,13 +847,15 @@ async fn ledgers_are_as_ready_as_their_store() {
 
 /// A compaction that was claimed waits again unless it was carried out, or its session is gone.
 #[tokio::test]
-async fn a_compaction_that_was_not_carried_out_waits_again() {
+async fn dropped_compactions_wait_again() {
     let ours = Arc::new(ledgers(&Arc::new(MemoryStore::default())));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let (scope, handle) = (opened.scope.clone(), || opened.handle());
-    assert!(ours.claim_compaction(handle()).is_none() && !ours.has_pending_compaction(&scope));
+    assert!(ours.claim_compaction(handle()).is_none());
+    assert!(!ours.has_pending_compaction(&scope));
     assert!(ours.request_compaction(scope.clone(), None));
-    assert!(ours.has_pending_compaction(&scope) && !ours.has_focus(&scope));
+    assert!(ours.has_pending_compaction(&scope));
+    assert!(!ours.has_focus(&scope));
     assert!(ours.request_compaction(scope.clone(), Some("the ship".into())));
     assert!(ours.has_focus(&scope));
     let claimed = ours.claim_compaction(handle()).unwrap();
@@ -854,7 +868,8 @@ async fn a_compaction_that_was_not_carried_out_waits_again() {
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope));
     let claimed = ours.claim_new_compaction(handle(), None);
-    assert_eq!((claimed.focus(), ours.has_pending_compaction(&scope)), (None, false));
+    assert_eq!(claimed.focus(), None);
+    assert!(!ours.has_pending_compaction(&scope));
     drop(claimed);
     assert!(ours.has_pending_compaction(&scope));
     let claimed = ours.claim_compaction(handle()).unwrap();
@@ -865,7 +880,7 @@ async fn a_compaction_that_was_not_carried_out_waits_again() {
 
 /// If nobody waits for a decision any more, it is neither stored nor known. The next decision applies.
 #[tokio::test]
-async fn a_decision_that_comes_too_late_is_cancelled() {
+async fn late_decisions_are_cancelled() {
     let folder = crate::store::conformance::folder();
     let store = crate::store::sqlite::SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let ours = Ledgers::new(Arc::new(store.clone()));
@@ -886,7 +901,7 @@ async fn a_decision_that_comes_too_late_is_cancelled() {
 /// Another process deleted the session: an exchange that began after that is the first of a new one, and one that was
 /// in flight is not stored. Nothing that was known before is known after.
 #[tokio::test]
-async fn after_a_deletion_elsewhere_only_later_exchanges_are_kept() {
+async fn deletions_elsewhere_are_noticed() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
     let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
@@ -897,7 +912,8 @@ async fn after_a_deletion_elsewhere_only_later_exchanges_are_kept() {
     theirs.forget(&scope).await.unwrap();
     let fact = turn(&in_flight, "B");
     ours.commit(in_flight, vec![fact]).await.unwrap();
-    assert_eq!((known().await, store.scan(scope.clone(), 9).await.unwrap()), (vec![], vec![]));
+    assert!(known().await.is_empty());
+    assert_eq!(store.scan(scope.clone(), 9).await.unwrap(), vec![]);
     add_turn(&ours, lookup("t", Some("s"), "3"), &user("hi"), "C").await;
     theirs.forget(&scope).await.unwrap();
     add_turn(&ours, lookup("t", Some("s"), "4"), &user("ho"), "D").await;

@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
-use super::session_cache::{self, SessionCache};
-use super::{Ledgers, fingerprints};
+use super::session_cache;
+use super::{Ledgers, fingerprints, no_answer};
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -54,7 +54,6 @@ pub(crate) enum DecisionError {
     Store(#[from] StoreError),
 }
 
-/// Writes decisions, and adds those that apply to the ledger, whether anybody still waits or not.
 async fn write_decisions(
     store: Arc<dyn Store>,
     handle: SessionHandle,
@@ -62,6 +61,7 @@ async fn write_decisions(
     records: Vec<Record>,
     token: WriteToken,
 ) -> DecisionResult {
+    // What is stored must be known here, too, or the next request decides differently.
     let only_if = Precondition { token: Some(token), ..handle.cache.precondition() };
     let puts = store.put(handle.scope.clone(), records, only_if).await?;
     let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
@@ -77,17 +77,18 @@ async fn write_decisions(
     }
 }
 
-/// Queues messages again that a request took but did not send.
 async fn requeue(store: Arc<dyn Store>, handle: SessionHandle, won: Vec<Fact>) {
+    // The request took them but was sent without them.
     let facts = inject::requeue_unsent(&won, &handle.exchange);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
     if records.is_empty() {
         return;
     }
-    let (scope, only_if) = (handle.scope.clone(), handle.cache.precondition());
-    if let Some(kept) = handle.cache.add(facts, || store.put(scope, records, only_if)) {
+    let scope = handle.scope.clone();
+    let only_if = handle.cache.precondition();
+    if let Some(write) = handle.cache.add(facts, || store.put(scope, records, only_if)) {
         // If the store cannot save it, it stays in memory.
-        let _ = kept.await;
+        let _ = write.await;
     }
 }
 
@@ -125,19 +126,24 @@ impl Ledgers {
         }
         let (sender, answer) = oneshot::channel();
         let token = WriteToken::default();
-        let (store, handle) = (self.store.clone(), opened.handle());
-        let mut decision = DecisionWrite { answer, token, store, handle };
-        let (store, handle) = (decision.store.clone(), decision.handle.clone());
-        let token = decision.token.clone();
+        let store = self.store.clone();
+        let handle = opened.handle();
+        let mut decision = DecisionWrite {
+            answer,
+            token: token.clone(),
+            store: store.clone(),
+            handle: handle.clone(),
+        };
+        // A task of its own: once written, a decision applies, though nobody waits any more.
         tokio::spawn(async move {
             let won = write_decisions(store.clone(), handle.clone(), facts, records, token).await;
             if let Err(Ok(won)) = sender.send(won) {
                 requeue(store, handle, won).await;
             }
         });
-        let timed_out = |_| StoreError::Failed(format!("no answer within {timeout:?}"));
-        let answer =
-            tokio::time::timeout(timeout, &mut decision.answer).await.map_err(timed_out)?;
+        let answer = tokio::time::timeout(timeout, &mut decision.answer)
+            .await
+            .map_err(|_| no_answer(timeout))?;
         let won = match answer.unwrap_or(Err(StoreError::Closed)) {
             Err(StoreError::Deleted) => {
                 self.forget_deleted(&opened.scope, &opened.cache);
@@ -146,8 +152,7 @@ impl Ledgers {
             won => won?,
         };
         // Revoked decisions are left out.
-        let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
-        Ok(opened.cache.look(holds))
+        Ok(opened.cache.look(|ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect()))
     }
 
     /// Stores what an exchange taught: in memory at once, and durably when this returns. Its place is
@@ -157,41 +162,44 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`]; memory has the turn all the same.
     pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
-        let (scope, began) = (opened.scope.clone(), opened.began.into_std());
+        let scope = opened.scope.clone();
+        let began = opened.began.into_std();
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let fingerprints: Vec<Record> = match opened.named {
             true => facts.iter().filter_map(fingerprints::of_open_reply).collect(),
             false => facts.iter().flat_map(fingerprints::left_by).collect(),
         };
         records.extend(fingerprints.iter().cloned());
-        let (cache, connection) = (opened.cache.clone(), opened.connection);
+        let cache = opened.cache.clone();
+        let connection = opened.connection;
         let copies = records.clone();
-        let kept = cache.add(facts, || {
+        let write = cache.add(facts, || {
+            // Before the place is released: a request that waited for it looks for them.
             lock(&self.fingerprints).add(&scope, &fingerprints, connection);
             self.store.put(scope.clone(), records, cache.precondition())
         });
         drop(opened);
-        let kept = match kept {
-            Some(kept) => kept.await,
+        let outcome = match write {
+            Some(write) => write.await,
             None => Err(StoreError::Deleted),
         };
-        match kept {
+        match outcome {
             Err(StoreError::Deleted) => {
                 self.forget_deleted(&scope, &cache);
                 self.restart_session(scope, copies, began).await
             }
-            kept => kept.map(drop),
+            outcome => outcome.map(drop),
         }
     }
 
-    /// Stores the result of an exchange whose session was deleted: if the exchange began after that, and only
-    /// used old data from memory, it is the first of a new session.
     async fn restart_session(
         &self,
         scope: Scope,
         records: Vec<Record>,
         began: std::time::Instant,
     ) -> Result<(), StoreError> {
+        // If the exchange began after the deletion, and only used old data from memory, it is the
+        // first of a new session.
         let only_if = Precondition::since(began);
         match self.store.put(scope.clone(), records.clone(), only_if).await {
             Err(StoreError::Deleted) => Ok(()),
@@ -201,15 +209,6 @@ impl Ledgers {
                 Ok(())
             }
         }
-    }
-
-    /// Removes what is known about a session here, because another process deleted it.
-    fn forget_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
-        lock(&self.caches).remove_cache(scope, cache);
-        drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
-        lock(&self.fingerprints).forget(std::slice::from_ref(scope));
-        lock(&self.latest_requests).forget(scope);
-        lock(&self.pending_compactions).forget(scope);
     }
 
     /// Stores one fact of a session beside its exchange: in memory at once, then in the store. For a session
@@ -224,16 +223,15 @@ impl Ledgers {
     ) -> Result<(), StoreError> {
         let SessionHandle { scope, cache, .. } = handle;
         let records = record(&fact).into_iter().collect();
-        let put = || self.store.put(scope.clone(), records, cache.precondition());
-        match cache.add(vec![fact], put) {
-            Some(kept) => match kept.await {
-                Err(StoreError::Deleted) => {
-                    self.forget_deleted(scope, cache);
-                    Ok(())
-                }
-                kept => kept.map(drop),
-            },
-            None => Ok(()),
+        let write =
+            cache.add(vec![fact], || self.store.put(scope.clone(), records, cache.precondition()));
+        let Some(write) = write else { return Ok(()) };
+        match write.await {
+            Err(StoreError::Deleted) => {
+                self.forget_deleted(scope, cache);
+                Ok(())
+            }
+            outcome => outcome.map(drop),
         }
     }
 
@@ -247,17 +245,16 @@ impl Ledgers {
         handle: &SessionHandle,
         fact: Fact,
     ) -> Result<Fact, StoreError> {
-        let unwritten = || StoreError::Failed("a fact cannot be written".to_owned());
+        const UNWRITTEN: &str = "a fact cannot be written";
         let SessionHandle { scope, cache, .. } = handle;
-        let records = vec![record(&fact).ok_or_else(unwritten)?];
+        let records = vec![record(&fact).ok_or_else(|| StoreError::Failed(UNWRITTEN.to_owned()))?];
         let put = self.store.put(scope.clone(), records, cache.precondition()).await;
         if matches!(put, Err(StoreError::Deleted)) {
             self.forget_deleted(scope, cache);
         }
         let won = match put?.into_iter().next() {
-            Some(WriteOutcome::Existed(first)) => {
-                serde_json::from_slice(&first).map_err(|_| unwritten())?
-            }
+            Some(WriteOutcome::Existed(first)) => serde_json::from_slice(&first)
+                .map_err(|_| StoreError::Failed(UNWRITTEN.to_owned()))?,
             Some(WriteOutcome::Written) | None => fact,
         };
         cache.add_stored(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)

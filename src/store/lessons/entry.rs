@@ -48,8 +48,8 @@ impl LessonNote {
         serde_json::from_slice(value).ok()
     }
 
-    /// Its key in the store: a tenant meets a lesson once a day.
     pub(super) fn name(&self) -> String {
+        // With the day in it, a tenant's lesson is stored once a day at most.
         let Self { about, event, tenant, at, after } = self;
         let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
         let when = match event {
@@ -82,7 +82,6 @@ impl LessonEntry {
         Self { about, met: HashMap::default(), shared: None, forgotten: 0, outgrown: 0 }
     }
 
-    /// Applies a note.
     pub(super) fn apply(&mut self, note: &LessonNote) {
         let LessonNote { event, tenant, at, .. } = note;
         let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
@@ -114,8 +113,9 @@ impl LessonEntry {
         terms: LessonTerms,
         now: Millis,
     ) -> Option<Millis> {
-        let last = self.met.get(tenant?)?.last;
-        (last.saturating_add(terms.life()) > now).then_some(last)
+        let sighting = self.met.get(tenant?)?;
+        let expires = sighting.last.saturating_add(terms.life());
+        if expires > now { Some(sighting.last) } else { None }
     }
 
     pub(super) fn is_met_by(&self, tenant: &TenantId) -> bool {
@@ -127,7 +127,6 @@ impl LessonEntry {
         self.shared.is_some()
     }
 
-    /// When it was last forgotten or disproved.
     pub(super) fn after(&self) -> Millis {
         self.forgotten.max(self.outgrown)
     }
@@ -149,8 +148,8 @@ impl LessonEntry {
             self.met.values().filter(|met| met.last.saturating_add(life) > now).collect();
         let since = met.iter().map(|met| met.first).chain(self.shared).min()?;
         let reach = if self.is_shared() { LessonScope::Shared } else { LessonScope::Tenants };
-        let last = met.iter().map(|met| met.last).max().unwrap_or(0);
-        let ends = last.saturating_add(life);
+        let last_met = met.iter().map(|met| met.last).max().unwrap_or(0);
+        let ends = last_met.saturating_add(life);
         let LessonSubject { upstream, model, lesson, believed, door } = &self.about;
         Some(LessonLine {
             id: self.about.id(),

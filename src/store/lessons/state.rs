@@ -72,7 +72,6 @@ impl LessonState {
         self.due = now.saturating_add(REFRESH);
     }
 
-    /// Applies stored notes in the order of time.
     pub(super) fn apply(&mut self, mut notes: Vec<LessonNote>, now: Millis) {
         notes.sort_by_key(|note| (note.at, note.event));
         for note in &notes {
@@ -83,16 +82,15 @@ impl LessonState {
 
     pub(super) fn holds(&self, source: &LessonSource<'_>, lesson: Lesson, now: Millis) -> bool {
         let model = if lesson.is_about_all_models() { "" } else { source.model };
-        let mut entries = self.of(source.upstream, model).iter();
+        let mut entries = self.lessons_of(source.upstream, model).iter();
         entries.any(|entry| {
-            let own = || entry.own(source.tenant, self.terms, now).is_some();
-            entry.about.lesson == lesson && (entry.is_shared() || own())
+            entry.about.lesson == lesson
+                && (entry.is_shared() || entry.own(source.tenant, self.terms, now).is_some())
         })
     }
 
-    /// The window after corrections: what the upstream said instead of `believed`, then instead of that, and
-    /// so on.
     pub(super) fn window(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> u64 {
+        // A corrected window can be refused and corrected again.
         let mut passed = Vec::new();
         let mut window = believed;
         while passed.len() < CORRECTIONS {
@@ -109,16 +107,18 @@ impl LessonState {
 
     /// The window that a list of models named: for this model, else for all of the upstream's.
     pub(super) fn listed_window(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
-        let of = |source: &LessonSource<'_>| {
-            self.limit(source, now, |about| match about.lesson {
-                Lesson::ListedWindow(window) if about.door == source.door => Some(window),
-                _ => None,
-            })
-        };
-        of(source).or_else(|| of(&LessonSource { model: "", ..*source }))
+        let whole_upstream = LessonSource { model: "", ..*source };
+        self.listed_for(source, now).or_else(|| self.listed_for(&whole_upstream, now))
     }
 
-    /// The most output that may be asked for.
+    fn listed_for(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
+        self.limit(source, now, |about| match about.lesson {
+            // A list belongs to the protocol by which it was read.
+            Lesson::ListedWindow(window) if about.door == source.door => Some(window),
+            _ => None,
+        })
+    }
+
     pub(super) fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
         self.limit(source, now, |about| match about.lesson {
             Lesson::MaxOutput(most) => Some(most),
@@ -126,7 +126,6 @@ impl LessonState {
         })
     }
 
-    /// The window that corrects this one.
     fn correction(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> Option<u64> {
         self.limit(source, now, |about| match about.lesson {
             Lesson::Window(window)
@@ -138,23 +137,23 @@ impl LessonState {
         })
     }
 
-    /// The limit that applies, of those that `read` finds in lessons. What the tenant met last comes before what
-    /// applies to all; of that, the smallest.
     fn limit(
         &self,
         source: &LessonSource<'_>,
         now: Millis,
         read: impl Fn(&LessonSubject) -> Option<u64>,
     ) -> Option<u64> {
-        let (mut own, mut shared): (Option<(Millis, u64)>, Option<u64>) = (None, None);
-        for entry in self.of(source.upstream, source.model) {
+        // What the tenant met last comes before what applies to all; of that, the smallest is safe.
+        let mut newest: Option<(Millis, u64)> = None;
+        let mut shared: Option<u64> = None;
+        for entry in self.lessons_of(source.upstream, source.model) {
             let Some(limit) = read(&entry.about) else { continue };
-            own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, limit)));
+            newest = newest.max(entry.own(source.tenant, self.terms, now).map(|at| (at, limit)));
             if entry.is_shared() {
                 shared = Some(shared.map_or(limit, |other| other.min(limit)));
             }
         }
-        own.map(|(_, limit)| limit).or(shared)
+        newest.map(|(_, limit)| limit).or(shared)
     }
 
     /// Learns a lesson; returns the result and the notes to store.
@@ -164,24 +163,30 @@ impl LessonState {
         about: LessonSubject,
         now: Millis,
     ) -> (LessonOffer, Vec<LessonNote>) {
-        let is_new = about.lesson != Lesson::Window(about.believed.unwrap_or(0));
-        let Some(tenant) = source.tenant.filter(|_| is_new) else {
+        let Some(tenant) = source.tenant else { return (LessonOffer::Nothing, Vec::new()) };
+        // The upstream named the window that was assumed anyway.
+        if about.lesson == Lesson::Window(about.believed.unwrap_or(0)) {
             return (LessonOffer::Nothing, Vec::new());
-        };
-        let before = self.find(&about).and_then(|entry| entry.own(Some(tenant), self.terms, now));
-        if before.is_none() && !self.has_room(&about, tenant, now) {
+        }
+        let last_met = self.find(&about).and_then(|entry| entry.own(Some(tenant), self.terms, now));
+        if last_met.is_none() && !self.has_room(&about, tenant, now) {
             return (LessonOffer::Full, Vec::new());
         }
         let entry = self.entry(&about);
-        let after = entry.after();
+        let ended = entry.after();
         // What was forgotten in this millisecond stays forgotten.
-        let at = now.max(after.saturating_add(1));
-        let met =
-            LessonNote { about, event: LessonEvent::Met, tenant: Some(tenant.clone()), at, after };
+        let met_at = now.max(ended.saturating_add(1));
+        let met = LessonNote {
+            about,
+            event: LessonEvent::Met,
+            tenant: Some(tenant.clone()),
+            at: met_at,
+            after: ended,
+        };
         entry.apply(&met);
-        match before {
+        match last_met {
             // It is already stored.
-            Some(before) if before / DAY == at / DAY => (LessonOffer::Known, Vec::new()),
+            Some(last_met) if last_met / DAY == met_at / DAY => (LessonOffer::Known, Vec::new()),
             Some(_) => (LessonOffer::Known, vec![met]),
             None => (LessonOffer::New, vec![met]),
         }
@@ -198,9 +203,11 @@ impl LessonState {
             return Vec::new();
         };
         let mut notes = Vec::new();
-        for entry in self.of(upstream, model) {
-            let window = entry.about.lesson.window().filter(|_| entry.about.door == door);
-            let is_outgrown = window.is_some_and(|window| held > window);
+        for entry in self.lessons_of(upstream, model) {
+            let window = entry.about.lesson.window();
+            // Another protocol of the upstream may have another window.
+            let is_outgrown =
+                entry.about.door == door && window.is_some_and(|window| held > window);
             if is_outgrown && entry.own(Some(tenant), self.terms, now).is_some() {
                 notes.push(LessonNote {
                     about: entry.about.clone(),
@@ -225,8 +232,8 @@ impl LessonState {
         now: Millis,
     ) -> Option<LessonNote> {
         let terms = self.terms;
-        let all = self.by_upstream.values().flat_map(HashMap::values).flatten();
-        let about = all
+        let about = self
+            .entries()
             .filter(|entry| entry.line(terms, now).is_some())
             .find(|entry| entry.about.id() == id)?
             .about
@@ -237,35 +244,38 @@ impl LessonState {
     }
 
     pub(super) fn list(&self, now: Millis) -> Vec<LessonLine> {
-        let all = self.by_upstream.values().flat_map(HashMap::values).flatten();
         let mut lines: Vec<LessonLine> =
-            all.filter_map(|entry| entry.line(self.terms, now)).collect();
+            self.entries().filter_map(|entry| entry.line(self.terms, now)).collect();
         lines.sort_by(|a, b| b.since.cmp(&a.since).then_with(|| a.id.cmp(&b.id)));
         lines
     }
 
-    fn of(&self, upstream: &str, model: &str) -> &[LessonEntry] {
+    fn lessons_of(&self, upstream: &str, model: &str) -> &[LessonEntry] {
         let models = self.by_upstream.get(upstream);
         models.and_then(|models| models.get(model)).map_or(&[], Vec::as_slice)
     }
 
+    fn entries(&self) -> impl Iterator<Item = &LessonEntry> {
+        self.by_upstream.values().flat_map(HashMap::values).flatten()
+    }
+
     fn find(&self, about: &LessonSubject) -> Option<&LessonEntry> {
-        self.of(&about.upstream, &about.model).iter().find(|entry| entry.about == *about)
+        self.lessons_of(&about.upstream, &about.model).iter().find(|entry| entry.about == *about)
     }
 
     fn entry(&mut self, about: &LessonSubject) -> &mut LessonEntry {
         let models = self.by_upstream.entry(about.upstream.clone()).or_default();
         let entries = models.entry(about.model.clone()).or_default();
-        let at = entries.iter().position(|entry| entry.about == *about);
-        let at = at.unwrap_or_else(|| {
+        let position = entries.iter().position(|entry| entry.about == *about);
+        let index = position.unwrap_or_else(|| {
             entries.push(LessonEntry::new(about.clone()));
             entries.len() - 1
         });
-        &mut entries[at]
+        &mut entries[index]
     }
 
-    /// Whether another lesson fits; expired ones make room.
     fn has_room(&mut self, about: &LessonSubject, tenant: &TenantId, now: Millis) -> bool {
+        // Expired lessons are only counted out when room is needed.
         if self.fits(about, tenant) {
             return true;
         }
@@ -274,12 +284,11 @@ impl LessonState {
     }
 
     fn fits(&self, about: &LessonSubject, tenant: &TenantId) -> bool {
-        let all = || self.by_upstream.values().flat_map(HashMap::values).flatten();
         let is_new = self.find(about).is_none();
         about.model.len() <= NAME_BYTES
-            && !(is_new && self.of(&about.upstream, &about.model).len() >= OF_MODEL)
-            && all().filter(|entry| entry.is_met_by(tenant)).count() < OF_TENANT
-            && all().map(LessonEntry::tenants).sum::<usize>() < MEETINGS
+            && !(is_new && self.lessons_of(&about.upstream, &about.model).len() >= OF_MODEL)
+            && self.entries().filter(|entry| entry.is_met_by(tenant)).count() < OF_TENANT
+            && self.entries().map(LessonEntry::tenants).sum::<usize>() < MEETINGS
     }
 
     /// Drops lessons that apply to nobody any more.
@@ -288,6 +297,7 @@ impl LessonState {
         for models in self.by_upstream.values_mut() {
             for entries in models.values_mut() {
                 entries.retain_mut(|entry| {
+                    // A recent end stays: notes from before it must not bring the lesson back.
                     let is_recent = entry.after().saturating_add(terms.life()) > now;
                     entry.expire(terms, now) > 0 || entry.is_shared() || is_recent
                 });
@@ -303,7 +313,7 @@ mod tests {
     use crate::dialect::door::Door;
 
     #[test]
-    fn a_lesson_that_is_met_again_the_same_day_is_not_written_again() {
+    fn a_lesson_is_written_once_a_day() {
         const NOW: Millis = 20_000 * DAY;
         let mut state = LessonState::new(LessonTerms::default());
         let tenant = "a".into();

@@ -74,8 +74,8 @@ impl LessonSubject {
         Self { upstream: source.upstream.into(), model: model.into(), lesson, believed, door }
     }
 
-    /// The id, for people and machines. It must not change, because stored keys contain it.
     pub(super) fn id(&self) -> String {
+        // It must not change, because stored keys contain it.
         let Self { upstream, model, lesson, believed, door } = self;
         let name = match door {
             Door::Api => serde_json::to_string(&(upstream, model, lesson, believed)),

@@ -10,8 +10,9 @@ use crate::store::Scope;
 
 /// Tenant and session from the first two columns of a row.
 pub(super) fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
-    let text = |column| row.get::<_, String>(column);
-    Ok(Scope { tenant: text(0)?.into(), session: text(1)?.into() })
+    let tenant: String = row.get(0)?;
+    let session: String = row.get(1)?;
+    Ok(Scope { tenant: tenant.into(), session: session.into() })
 }
 
 pub(super) fn bytes_in(row: &Row<'_>, index: usize) -> rusqlite::Result<Bytes> {

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use crate::store::StoreError;
 
-/// The error for a file that cannot be used.
 pub(super) fn trouble_with(path: &Path, error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     match (error.sqlite_error_code(), unusable(path, &because(error))) {
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn each_error_says_whose_fault_it_is_and_what_to_do() {
+    fn errors_say_what_to_do() {
         let told = [
             (ffi::SQLITE_NOTADB, "not a database", "move it away"),
             (ffi::SQLITE_CORRUPT, "damaged", "move it away"),

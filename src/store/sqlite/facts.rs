@@ -13,7 +13,6 @@ use serde::Deserialize;
 
 use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
-use super::{legacy, tombstones};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
@@ -33,7 +32,6 @@ const ROW: u64 = 160;
 /// The size of a fingerprint, bytes, roughly.
 const FINGERPRINT: u64 = 90;
 
-/// The code of a kind in the file.
 pub(super) fn code(kind: RecordKind) -> i64 {
     kind.layout().code
 }
@@ -54,10 +52,6 @@ pub(super) struct SessionDelta {
 }
 
 impl SessionDelta {
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     fn add(&mut self, record: &Record, bytes: u64) {
         self.records += 1;
         self.bytes += bytes;
@@ -89,18 +83,17 @@ impl SessionDelta {
                  learned = max(learned, ?11)
              WHERE id = ?1",
         )?;
-        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         update.execute(params![
             id,
-            number(first),
-            number(last),
-            self.newest_turn.map(number),
-            number(self.records),
-            number(self.bytes),
-            number(self.turns),
-            number(self.input),
-            number(self.output),
-            number(self.cache_read),
+            capped(first),
+            capped(last),
+            self.newest_turn.map(capped),
+            capped(self.records),
+            capped(self.bytes),
+            capped(self.turns),
+            capped(self.input),
+            capped(self.output),
+            capped(self.cache_read),
             self.learned,
             i64::MAX, // past it, the sum would be no integer any more
         ])?;
@@ -113,12 +106,11 @@ impl SessionDelta {
 #[serde(default)]
 struct TurnColumns<'t> {
     #[serde(borrow)]
-    request: Option<Cow<'t, str>>,
+    exchange: Option<Cow<'t, str>>,
     upstream: Option<Cow<'t, str>>,
     model: Option<Cow<'t, str>>,
     purpose: Option<Cow<'t, str>>,
     outcome: Option<Cow<'t, str>>,
-    #[serde(rename = "standing")]
     position: Option<PositionColumns<'t>>,
     estimate: Option<EstimateColumns<'t>>,
     usage: Option<Usage>,
@@ -157,8 +149,11 @@ pub(super) fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusql
     let mut insert = connection.prepare_cached(
         "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
     )?;
-    let at = i64::try_from(at).unwrap_or(i64::MAX);
-    insert.insert(params![tenant_id(connection, &scope.tenant)?, scope.session.as_str(), at])
+    insert.insert(params![
+        tenant_id(connection, &scope.tenant)?,
+        scope.session.as_str(),
+        capped(at)
+    ])
 }
 
 fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64> {
@@ -169,16 +164,14 @@ fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64
     connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant.as_str()])
 }
 
-/// Writes records that do not exist yet. With `is_moving`, some may exist in the old layout.
 pub(super) fn put(
     connection: &Connection,
-    is_moving: bool,
     scope: &Scope,
     records: &[Record],
 ) -> rusqlite::Result<Vec<WriteOutcome>> {
     let Some(first) = records.first() else { return Ok(Vec::new()) };
-    let known = scope_id(connection, scope)?;
-    let id = match known {
+    let existing = scope_id(connection, scope)?;
+    let id = match existing {
         Some(id) => id,
         None => begin(connection, scope, first.at)?,
     };
@@ -186,26 +179,23 @@ pub(super) fn put(
     let mut puts = Vec::with_capacity(records.len());
     for record in records {
         if record.kind == RecordKind::Fingerprint {
-            let is_old = is_moving
-                && legacy::session_by_fingerprint(connection, &scope.tenant, record.key)?.is_some();
-            let written = !is_old && fingerprint(connection, scope, id, record, &mut tally)?;
-            puts.push(if written {
+            puts.push(if fingerprint(connection, scope, id, record, &mut tally)? {
                 WriteOutcome::Written
             } else {
                 WriteOutcome::Existed(Bytes::new())
             });
             continue;
         }
-        let old = match is_moving {
-            true => legacy::value_at(connection, scope, record.kind, record.key)?,
-            false => None,
-        };
-        puts.push(match old {
-            Some(old) => WriteOutcome::Existed(old),
-            None if insert(connection, id, record, None, &mut tally)? => WriteOutcome::Written,
-            None if replace(connection, id, record, &mut tally)? => WriteOutcome::Written,
-            None => WriteOutcome::Existed(value_at(connection, id, record)?.unwrap_or_default()),
-        });
+        puts.push(
+            if insert(connection, id, record, &mut tally)?
+                || replace(connection, id, record, &mut tally)?
+            {
+                WriteOutcome::Written
+            } else {
+                let value = value(connection, id, record.kind, record.key)?;
+                WriteOutcome::Existed(value.unwrap_or_default())
+            },
+        );
         if record.kind == RecordKind::Turn {
             remove_draft(connection, record.key)?;
         }
@@ -213,7 +203,8 @@ pub(super) fn put(
     tally.add_to(connection, id)?;
     if scope.is_series() {
         trim_series(connection, id)?;
-        if known.is_none() {
+        // Only then their number grows.
+        if existing.is_none() {
             let now = records.iter().map(|record| record.at).max().unwrap_or_default();
             forget_series(connection, now)?;
         }
@@ -222,24 +213,27 @@ pub(super) fn put(
 }
 
 /// Writes one record; `false` if it exists.
-pub(super) fn insert(
+fn insert(
     connection: &Connection,
     scope: i64,
     record: &Record,
-    id: Option<i64>,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     let mut insert = connection.prepare_cached(
-        "INSERT INTO facts (id, scope, kind, key, at, packed, value, thread, request, upstream,
-             model, purpose, outcome, method, estimated, input, lower_bound, output, reasoning,
-             cache_read, cache_write, window, ended)
+        "INSERT INTO facts (scope, kind, key, at, packed, value, thread, request, upstream, model,
+             purpose, outcome, method, estimated, input, lower_bound, output, reasoning, cache_read,
+             cache_write, window, ended)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-             ?19, ?20, ?21, ?22, ?23)
+             ?19, ?20, ?21, ?22)
          ON CONFLICT (scope, kind, key) DO NOTHING",
     )?;
     let is_turn = record.kind == RecordKind::Turn;
-    let turn: Option<TurnColumns<'_>> =
-        is_turn.then(|| serde_json::from_slice(&record.value).unwrap_or_default());
+    // Only turns have columns, and are many enough to be packed.
+    let turn: Option<TurnColumns<'_>> = if is_turn {
+        Some(serde_json::from_slice(&record.value).unwrap_or_default())
+    } else {
+        None
+    };
     let packed = if is_turn { pack(&record.value) } else { None };
     let (packing, value) = match &packed {
         Some(packed) => (Packing::Turn, KeptValue::Packed(packed)),
@@ -250,29 +244,28 @@ pub(super) fn insert(
     let estimate = columns.and_then(|turn| turn.estimate.as_ref());
     let usage = columns.and_then(|turn| turn.usage.as_ref());
     let written = insert.execute(params![
-        id,
         scope,
         code(record.kind),
         blob(record.key),
-        i64::try_from(record.at).unwrap_or(i64::MAX),
+        capped(record.at),
         packing as i64,
         value,
-        position.and_then(|it| it.thread.as_deref()),
-        columns.and_then(|it| it.request.as_deref()),
-        columns.and_then(|it| it.upstream.as_deref()),
-        columns.and_then(|it| it.model.as_deref()),
-        columns.and_then(|it| it.purpose.as_deref()),
-        columns.and_then(|it| it.outcome.as_deref()),
-        estimate.and_then(|it| it.method.as_deref()),
-        estimate.and_then(|it| number(it.tokens)),
-        usage.and_then(|it| number(it.input)),
-        usage.map(|it| it.lower_bound).filter(|is_cut| *is_cut),
-        usage.and_then(|it| number(it.output)),
-        usage.and_then(|it| number(it.reasoning)),
-        usage.and_then(|it| number(it.cache_read)),
-        usage.and_then(|it| number(it.cache_write)),
-        columns.and_then(|it| number(it.window)),
-        columns.and_then(|it| number(it.ended)),
+        position.and_then(|position| position.thread.as_deref()),
+        columns.and_then(|turn| turn.exchange.as_deref()),
+        columns.and_then(|turn| turn.upstream.as_deref()),
+        columns.and_then(|turn| turn.model.as_deref()),
+        columns.and_then(|turn| turn.purpose.as_deref()),
+        columns.and_then(|turn| turn.outcome.as_deref()),
+        estimate.and_then(|estimate| estimate.method.as_deref()),
+        estimate.and_then(|estimate| number(estimate.tokens)),
+        usage.and_then(|usage| number(usage.input)),
+        usage.map(|usage| usage.lower_bound).filter(|is_cut| *is_cut),
+        usage.and_then(|usage| number(usage.output)),
+        usage.and_then(|usage| number(usage.reasoning)),
+        usage.and_then(|usage| number(usage.cache_read)),
+        usage.and_then(|usage| number(usage.cache_write)),
+        columns.and_then(|turn| number(turn.window)),
+        columns.and_then(|turn| number(turn.ended)),
     ])?;
     if written == 1 {
         tally.add(record, packed.as_ref().map_or(record.value.len(), Vec::len) as u64 + ROW);
@@ -283,14 +276,13 @@ pub(super) fn insert(
     Ok(written == 1)
 }
 
-/// Replaces a turn without its whole reply, because the reply came after all
-/// ([`is_completed_by`](crate::context::Outcome::is_completed_by)). `false` if there is none.
 fn replace(
     connection: &Connection,
     scope: i64,
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
+    // The reply may come after all: read by its id, from a stream that broke.
     let parsed = serde_json::from_slice(&record.value);
     let turn: TurnColumns<'_> = parsed.unwrap_or_default();
     if record.kind != RecordKind::Turn || turn.outcome.as_deref() == Some(INTERRUPTED) {
@@ -302,10 +294,11 @@ fn replace(
          RETURNING octet_length(value), packed, value",
     )?;
     let is_whole = turn.outcome.as_deref() == Some(COMPLETE);
-    let (kind, key) = (code(record.kind), blob(record.key));
+    let kind = code(record.kind);
+    let key = blob(record.key);
     let values = params![scope, kind, key, INTERRUPTED, is_whole, COMPLETE];
-    let gone = delete.query_row(values, |row| Ok((row.get::<_, i64>(0)?, value_in(row, 1)?)));
-    let Some((bytes, value)) = gone.optional()? else { return Ok(false) };
+    let deleted = delete.query_row(values, |row| Ok((row.get::<_, i64>(0)?, value_in(row, 1)?)));
+    let Some((bytes, value)) = deleted.optional()? else { return Ok(false) };
     // What it added to the sums goes away with it.
     let mut counted = SessionDelta::default();
     counted.add_turn(record.at, &serde_json::from_slice(&value).unwrap_or_default());
@@ -316,25 +309,42 @@ fn replace(
              cache_read = max(0, cache_read - ?5)
          WHERE id = ?1",
     )?;
-    let [input, output, cache_read] = [counted.input, counted.output, counted.cache_read]
-        .map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
-    line.execute(params![scope, bytes + ROW as i64, input, output, cache_read])?;
-    insert(connection, scope, record, None, tally)
+    line.execute(params![
+        scope,
+        bytes + ROW as i64,
+        capped(counted.input),
+        capped(counted.output),
+        capped(counted.cache_read)
+    ])?;
+    insert(connection, scope, record, tally)
 }
 
-/// Removes a draft.
+/// Deletes a session: from now on it cannot be found. Returns how many records it had.
+pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::Result<u64> {
+    let mut delete =
+        connection.prepare_cached("DELETE FROM scopes WHERE id = ?1 RETURNING records, bytes")?;
+    let row = delete.query_row([id], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
+    let Some((records, bytes)) = row.optional()? else { return Ok(0) };
+    let mut insert = connection.prepare_cached("INSERT INTO doomed VALUES (?1, ?2, ?3)")?;
+    insert.execute(params![id, bytes, urgent])?;
+    Ok(u64::try_from(records).unwrap_or(0))
+}
+
 pub(super) fn remove_draft(connection: &Connection, key: u128) -> rusqlite::Result<()> {
     let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
     delete.execute([blob(key)]).map(drop)
 }
 
-/// A number as the file can store it.
+/// The number, or the largest that the file can store.
+fn capped(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A number as the file can store it; a larger one is left out.
 fn number(number: Option<u64>) -> Option<i64> {
     number.and_then(|number| i64::try_from(number).ok())
 }
 
-/// Writes a fingerprint of a session; `false` if the session has it. Of several sessions, it leads to the one that left it
-/// last. Fingerprints have a table of their own, with two small B-trees.
 pub(super) fn fingerprint(
     connection: &Connection,
     scope: &Scope,
@@ -342,6 +352,8 @@ pub(super) fn fingerprint(
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
+    // Of several sessions, it leads to the one that left it last. Fingerprints have a table of
+    // their own, with two small B-trees.
     let mut insert = connection.prepare_cached(
         "INSERT INTO signs (tenant, key, scope) VALUES (?1, ?2, ?3)
          ON CONFLICT DO UPDATE SET scope = excluded.scope
@@ -355,24 +367,24 @@ pub(super) fn fingerprint(
     Ok(written)
 }
 
-/// Deletes old records of a series, of which only the newest counts, except for a few.
 pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Result<()> {
+    // Only the newest counts. A few more are kept, in case it cannot be read.
     let mut delete = connection.prepare_cached(
         "DELETE FROM facts WHERE id IN (
              SELECT id FROM facts INDEXED BY facts_by_time WHERE scope = ?1
              ORDER BY at DESC, id DESC LIMIT -1 OFFSET ?2)",
     )?;
-    let gone = delete.execute([scope, SERIES])?;
-    if gone > 0 {
+    let deleted_rows = delete.execute([scope, SERIES])?;
+    if deleted_rows > 0 {
         let mut line = connection
             .prepare_cached("UPDATE scopes SET records = max(0, records - ?2) WHERE id = ?1")?;
-        line.execute([scope, i64::try_from(gone).unwrap_or(i64::MAX)])?;
+        line.execute([scope, capped(deleted_rows as u64)])?;
     }
     Ok(())
 }
 
-/// Deletes series: the least recently used if there are too many, and those unused for too long.
 fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
+    // Clients choose the names of models, so their number has no other limit.
     let (first, past) = SERIES_NAMES;
     let mut series = {
         let mut query = connection.prepare_cached(
@@ -382,22 +394,16 @@ fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
         series.collect::<rusqlite::Result<Vec<(i64, i64)>>>()?
     };
     series.sort_unstable();
-    let before = i64::try_from(now.saturating_sub(SERIES_AGE)).unwrap_or(i64::MAX);
+    // The oldest come first, so both limits end at a number of them.
+    let oldest_time = capped(now.saturating_sub(SERIES_AGE));
     let too_many = series.len().saturating_sub(MOST_SERIES);
-    let too_old = series.partition_point(|(used, _)| *used < before);
-    let mut unused = series.iter().take(too_many.max(too_old));
-    unused.try_for_each(|(_, id)| tombstones::doom(connection, *id, false).map(drop))
+    let too_old = series.partition_point(|(used, _)| *used < oldest_time);
+    for (_, id) in series.iter().take(too_many.max(too_old)) {
+        doom(connection, *id, false)?;
+    }
+    Ok(())
 }
 
-fn value_at(
-    connection: &Connection,
-    scope: i64,
-    record: &Record,
-) -> rusqlite::Result<Option<Bytes>> {
-    value(connection, scope, record.kind, record.key)
-}
-
-/// The value of a record.
 pub(super) fn value(
     connection: &Connection,
     scope: i64,
@@ -410,7 +416,6 @@ pub(super) fn value(
     query.query_row(params![scope, code(kind), blob(key)], |row| value_in(row, 0)).optional()
 }
 
-/// The size of the values of a kind in a session, bytes. Only the values of turns are packed.
 pub(super) fn size(connection: &Connection, scope: i64, kind: RecordKind) -> rusqlite::Result<u64> {
     // The length is stored before the value, so no value is read.
     let mut query = connection.prepare_cached(
@@ -419,7 +424,6 @@ pub(super) fn size(connection: &Connection, scope: i64, kind: RecordKind) -> rus
     query.query_row(params![scope, code(kind)], |row| row.get(0))
 }
 
-/// The session that has a fingerprint.
 pub(super) fn session_by_fingerprint(
     connection: &Connection,
     tenant: &TenantId,
@@ -431,16 +435,16 @@ pub(super) fn session_by_fingerprint(
          JOIN scopes ON scopes.id = signs.scope
          WHERE tenants.name = ?1",
     )?;
-    let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-    query.query_row(params![tenant.as_str(), blob(fingerprint)], session).optional()
+    let values = params![tenant.as_str(), blob(fingerprint)];
+    query.query_row(values, |row| row.get::<_, String>(0).map(Into::into)).optional()
 }
 
-/// The session that has a record, found by scanning the index of all keys.
 pub(super) fn holder(
     connection: &Connection,
     kind: RecordKind,
     key: u128,
 ) -> rusqlite::Result<Option<Scope>> {
+    // No index begins with the key: all keys are scanned.
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session FROM facts
          CROSS JOIN scopes ON scopes.id = facts.scope
@@ -450,21 +454,20 @@ pub(super) fn holder(
     query.query_row(params![code(kind), blob(key)], scope_in).optional()
 }
 
-/// A page of the list of sessions.
 pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Result<Vec<ScopeLine>> {
-    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let (used, id) =
-        page.after.map_or((i64::MAX, i64::MAX), |after| (number(after.used), number(after.id)));
+    let (used, id) = match page.after {
+        Some(cursor) => (capped(cursor.used), capped(cursor.id)),
+        None => (i64::MAX, i64::MAX),
+    };
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session, scopes.id, began, used, newest, records, turns,
-             min(input, ?5), min(output, ?5), min(cache_read, ?5)
+             input, output, cache_read
          FROM scopes INDEXED BY scopes_by_use CROSS JOIN tenants ON tenants.id = scopes.tenant
          WHERE learned = 0 AND turns > 0 AND (used, scopes.id) < (?1, ?2)
          ORDER BY used DESC, scopes.id DESC LIMIT ?3 OFFSET ?4",
     )?;
     let rows = query.query_map(
-        // An older version could write sums that are no integers.
-        params![used, id, number(page.count as u64), number(page.skip as u64), i64::MAX],
+        params![used, id, capped(page.count as u64), capped(page.skip as u64)],
         |row| {
             Ok(ScopeLine {
                 scope: scope_in(row)?,
@@ -482,7 +485,7 @@ pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Resu
     rows.collect()
 }
 
-/// The scopes of a session id, including those with only drafts.
+/// The scopes of a session id, including those with only drafts, in order.
 pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::Result<Vec<Scope>> {
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session FROM scopes
@@ -491,7 +494,10 @@ pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::R
          UNION ALL SELECT tenant, session FROM drafts WHERE session = ?1",
     )?;
     let rows = query.query_map([session.as_str()], scope_in)?;
-    rows.collect()
+    let mut scopes = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    scopes.sort();
+    scopes.dedup();
+    Ok(scopes)
 }
 
 /// A value from its two columns, from `first` on.
@@ -505,13 +511,12 @@ fn value_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Bytes> {
     Ok(unpack(&value).unwrap_or_default())
 }
 
-/// The records of a session: the `newest` and all decisions, each with its row id, which orders records of
-/// the same time. Unordered.
+/// The records of a session: the `newest` and all decisions, oldest first.
 pub(super) fn scan(
     connection: &Connection,
     scope: i64,
-    newest: i64,
-) -> rusqlite::Result<Vec<(i64, Record)>> {
+    newest: usize,
+) -> rusqlite::Result<Vec<Record>> {
     let mut others = connection.prepare_cached(
         "SELECT id, kind, key, at, packed, value FROM facts INDEXED BY facts_by_time
          WHERE scope = ?1 AND kind < 16 AND kind <> 4 ORDER BY at DESC, id DESC LIMIT ?2",
@@ -520,9 +525,14 @@ pub(super) fn scan(
         "SELECT id, kind, key, at, packed, value FROM facts
          WHERE scope = ?1 AND kind BETWEEN 16 AND 31",
     )?;
+    let newest = i64::try_from(newest).unwrap_or(i64::MAX);
     let others = others.query_map([scope, newest], record_in)?;
     let decisions = decisions.query_map([scope], record_in)?;
-    others.chain(decisions).filter_map(Result::transpose).collect()
+    let rows = others.chain(decisions).filter_map(Result::transpose);
+    let mut rows = rows.collect::<rusqlite::Result<Vec<(i64, Record)>>>()?;
+    // Records of the same time are in the order of their rows.
+    rows.sort_unstable_by_key(|(id, record)| (record.at, *id));
+    Ok(rows.into_iter().map(|(_, record)| record).collect())
 }
 
 /// A row as its id and its record; `None` for kinds of a newer version.

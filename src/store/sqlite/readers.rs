@@ -59,16 +59,15 @@ impl ReaderGate {
         let mut looking = lock(&self.looking);
         looking.is_wanted = true;
         let _wanted = WriterClaim(self);
-        drop(self.changed.wait_timeout_while(looking, LEAVE, |it| it.inside > 0));
+        drop(self.changed.wait_timeout_while(looking, LEAVE, |state| state.inside > 0));
         work()
     }
 
-    /// Waits while the writer needs the gate closed; the query is in progress until the returned value is
-    /// dropped.
     fn enter(&self) -> ReaderPass<'_> {
+        // The writer would otherwise never find the gate empty.
         let looking = lock(&self.looking);
-        let free = self.changed.wait_while(looking, |it| it.is_wanted);
-        free.unwrap_or_else(PoisonError::into_inner).inside += 1;
+        let state = self.changed.wait_while(looking, |state| state.is_wanted);
+        state.unwrap_or_else(PoisonError::into_inner).inside += 1;
         ReaderPass(self)
     }
 
@@ -117,26 +116,32 @@ impl Readers {
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::new();
         for _ in 0..size.threads {
-            let (connection, queue) = (connect(path)?, queue.clone());
+            let connection = connect(path)?;
+            let queue = queue.clone();
             let thread = std::thread::Builder::new().name(size.name.into());
-            let spawned = thread.spawn(move || run(connection, &queue));
-            threads.extend(spawned.ok());
+            // Fewer threads are slower; without any, queries are refused.
+            threads.extend(thread.spawn(move || run(connection, &queue)).ok());
         }
-        let questions = Mutex::new(Some(questions));
-        let (threads, waiting) = (Mutex::new(threads), Arc::default());
-        Ok(Self { questions, threads, waiting, make_way, size })
+        Ok(Self {
+            questions: Mutex::new(Some(questions)),
+            threads: Mutex::new(threads),
+            waiting: Arc::default(),
+            make_way,
+            size,
+        })
     }
 
-    /// Runs a query, and waits for its result.
     pub(super) fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'static, T> {
         let (answer, due) = oneshot::channel();
-        let (waiting, limit) = (self.waiting.clone(), self.size.limit);
+        let waiting = self.waiting.clone();
+        let limit = self.size.limit;
         let make_way = self.make_way.clone();
         let question: ReadJob = Box::new(move |connection| {
             waiting.fetch_sub(1, Ordering::Relaxed);
+            // Its caller has gone.
             if answer.is_closed() {
                 return;
             }
@@ -157,12 +162,10 @@ impl Readers {
         })
     }
 
-    /// Queries that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// The number of threads.
     pub(super) fn threads(&self) -> usize {
         lock(&self.threads).len()
     }
@@ -188,20 +191,20 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<ReadJob>>) {
     }
 }
 
-/// Runs a query, and ends it if its time is up or the writer needs the gate.
 fn limited<T>(
     connection: &mut Connection,
     limit: Option<Duration>,
     make_way: &Arc<ReaderGate>,
     query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
+    // Traffic has no limit: its queries are short, and a request depends on them.
     let Some(limit) = limit else { return query(connection) };
     let _inside = make_way.enter();
     let until = Instant::now() + limit;
-    let way = make_way.clone();
-    let is_over = move || Instant::now() > until || way.is_wanted();
-    connection.progress_handler(STEPS, Some(is_over))?;
+    let gate = make_way.clone();
+    connection.progress_handler(STEPS, Some(move || Instant::now() > until || gate.is_wanted()))?;
     let answer = query(connection);
+    // The next query has a time of its own.
     connection.progress_handler(STEPS, None::<fn() -> bool>)?;
     answer
 }
@@ -222,7 +225,7 @@ mod tests {
 
     /// The writer waits for a slow query to end; otherwise the log would grow meanwhile.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_writer_runs_alone_once_all_queries_have_ended() {
+    async fn the_writer_waits_for_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let make_way = readers.make_way.clone();
@@ -244,7 +247,7 @@ mod tests {
 
     /// The writer waits for nobody if no query runs. A query that runs is told to end.
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_running_query_is_ended_when_the_writer_needs_the_file() {
+    async fn the_writer_ends_running_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let make_way = readers.make_way.clone();
@@ -261,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_query_of_many_steps_completes_within_its_time_limit() {
+    async fn long_queries_complete_in_time() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let many = ENDLESS.replace("FROM n)", "FROM n WHERE i < 50000)");
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_query_that_takes_too_long_is_ended_and_the_next_one_runs() {
+    async fn endless_queries_are_ended() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_millis(50));
         let endless = readers.query(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_query_queue_refuses_more_queries() {
+    async fn a_full_queue_refuses_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
         let (go, gate) = std::sync::mpsc::channel::<()>();

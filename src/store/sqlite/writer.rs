@@ -16,13 +16,13 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::errors::failed;
-use super::legacy::{self, LegacyFacts, RekeyFact};
 use super::readers::ReaderGate;
 use super::retention::RetentionRule;
 use super::upkeep::{self, Upkeep, in_transaction};
-use super::{drafts, facts, tombstones};
-use crate::store::drafts::{Draft, HeartbeatWatch};
-use crate::store::precondition::{Precondition, WriteToken};
+use super::{drafts, facts};
+use crate::store::drafts::Draft;
+use crate::store::precondition::Precondition;
+use crate::store::tombstones::Tombstones;
 use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};
 
 /// Jobs that may wait. A disk that is slower than this will not catch up while a client waits.
@@ -76,7 +76,6 @@ pub(super) enum WriterJob {
     },
     Adopt {
         instance: u64,
-        lease: Duration,
         answer: DueAnswer<Vec<Scope>>,
     },
     Drop {
@@ -95,12 +94,11 @@ pub(super) enum WriterJob {
 impl WriterJob {
     /// Its memory while it waits, bytes.
     fn bytes(&self) -> usize {
-        let of_record = |record: &Record| record.value.len() + size_of::<Record>();
         match self {
-            WriterJob::Put { records, .. } => records.iter().map(of_record).sum(),
+            WriterJob::Put { records, .. } => records.iter().map(record_bytes).sum(),
             WriterJob::Draft { drafts, ended, .. } => {
                 let drafts =
-                    drafts.iter().map(|draft| of_record(&draft.record) + size_of::<Scope>());
+                    drafts.iter().map(|draft| record_bytes(&draft.record) + size_of::<Scope>());
                 drafts.sum::<usize>() + size_of_val(&**ended)
             }
             // Jobs that take almost no memory are always accepted.
@@ -112,6 +110,10 @@ impl WriterJob {
     }
 }
 
+fn record_bytes(record: &Record) -> usize {
+    record.value.len() + size_of::<Record>()
+}
+
 /// The jobs that wait for the writer.
 #[derive(Default)]
 struct WriterQueue {
@@ -120,17 +122,17 @@ struct WriterQueue {
 }
 
 impl WriterQueue {
-    /// Counts a job with this many bytes; `false` if there is no room. A single job always has room.
     fn add(&self, bytes: usize) -> bool {
-        let add = |held: usize| {
-            let sum = held.saturating_add(bytes);
-            (held == 0 || bytes == 0 || sum <= QUEUE_BYTES).then_some(sum)
-        };
-        let has_room = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
-        if has_room {
+        let added = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| {
+            let sum = waiting.saturating_add(bytes);
+            // A job that is larger than the queue must pass, too.
+            let fits = waiting == 0 || bytes == 0 || sum <= QUEUE_BYTES;
+            if fits { Some(sum) } else { None }
+        });
+        if added.is_ok() {
             self.jobs.fetch_add(1, Ordering::Relaxed);
         }
-        has_room
+        added.is_ok()
     }
 
     fn remove(&self, bytes: usize) {
@@ -151,33 +153,28 @@ impl Writer {
     pub(super) fn start(
         path: &Path,
         connection: Connection,
-        beside: Connection,
-        moving: Arc<LegacyFacts>,
-        rekey: RekeyFact,
-        made: Vec<Scope>,
+        checkpoint_connection: Connection,
         make_way: Arc<ReaderGate>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
-        let thread = |name: &str| std::thread::Builder::new().name(name.into());
         // Without the writer thread, every job is refused as closed, and the proxy runs without a store.
         // Without the other, the writer makes all checkpoints itself ([`WriterThread::bound_log`]).
         let checkpointing = Arc::<Mutex<()>>::default();
         let busy = checkpointing.clone();
-        let checkpoint = thread("checkpoint");
-        let checkpoint =
-            checkpoint.spawn(move || run_checkpoints(&beside, &checkpoints, &busy)).ok();
+        let checkpoint = std::thread::Builder::new()
+            .name("checkpoint".into())
+            .spawn(move || run_checkpoints(&checkpoint_connection, &checkpoints, &busy))
+            .ok();
         let waiting = Arc::<WriterQueue>::default();
         let writing = WriterThread {
             connection,
             queue,
             waiting: waiting.clone(),
-            moving,
-            upkeep: Upkeep::new(path, rekey),
+            upkeep: Upkeep::new(path),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
-            watch: HeartbeatWatch::default(),
-            made,
+            tombstones: Tombstones::default(),
             worked: false,
             since: 0,
             checkpoint: (due, checkpoint),
@@ -192,11 +189,11 @@ impl Writer {
         };
         let restarts = Arc::<AtomicUsize>::default();
         let counted = restarts.clone();
-        drop(thread("store").spawn(move || writing.guarded(&counted)));
+        let thread = std::thread::Builder::new().name("store".into());
+        drop(thread.spawn(move || writing.guarded(&counted)));
         Self { jobs, waiting, restarts }
     }
 
-    /// Queues a job, and waits for its answer.
     pub(super) fn submit<T: Send + 'static>(
         &self,
         job: impl FnOnce(DueAnswer<T>) -> WriterJob,
@@ -219,23 +216,19 @@ impl Writer {
         })
     }
 
-    /// How often the thread was restarted after a panic.
     pub(super) fn restarts(&self) -> usize {
         self.restarts.load(Ordering::Relaxed)
     }
 
-    /// Jobs that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.jobs.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the jobs that wait.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.waiting.bytes.load(Ordering::Relaxed)
     }
 }
 
-/// Makes a checkpoint whenever one is due.
 fn run_checkpoints(connection: &Connection, due: &Receiver<()>, busy: &Mutex<()>) {
     while due.recv().is_ok() {
         let _busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -256,16 +249,12 @@ struct WriterThread {
     connection: Connection,
     queue: Receiver<WriterJob>,
     waiting: Arc<WriterQueue>,
-    moving: Arc<LegacyFacts>,
     upkeep: Upkeep,
     /// When the next step of upkeep is due; `None` if there is nothing to do.
     upkeep_due: Option<Instant>,
     /// Why the last step failed, until one succeeds or the failure is reported.
     failure: Option<StoreError>,
-    /// The heartbeats of other processes on the file.
-    watch: HeartbeatWatch,
-    /// Scopes with turns made from drafts, until they are asked for.
-    made: Vec<Scope>,
+    tombstones: Tombstones,
     /// Whether a step changed anything since there was last nothing to do.
     worked: bool,
     /// Jobs since the last checkpoint.
@@ -314,9 +303,9 @@ enum CommitOutcome {
 }
 
 impl WriterThread {
-    /// Runs until the end. A panic loses the jobs of its group and delays upkeep, but does not end the
-    /// thread.
     fn guarded(mut self, restarts: &AtomicUsize) {
+        // A panic loses the jobs of its group and delays upkeep, but does not
+        // end the thread.
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.run())) {
                 Ok(WriterEnd::Closed(answer)) => return self.close(answer),
@@ -359,13 +348,14 @@ impl WriterThread {
         }
     }
 
-    /// Empties the log if it is long. While others read from it, and while the checkpoint thread is behind,
-    /// it can only grow. Past [`LOG_MOST`], writes wait for both, and admin queries are interrupted and have
-    /// to be repeated. A reader in another process cannot be ended, so the log grows until it is gone.
     fn bound_log(&mut self) {
-        let log = self.upkeep.log_bytes();
-        let now = Instant::now();
-        if log >= LOG_MOST && self.log_due.must_by <= now {
+        // While others read from it, and while the checkpoint thread
+        // is behind, it can only grow. Past `LOG_MOST`, writes wait for both, and admin queries are
+        // interrupted and have to be repeated. A reader in another process cannot be ended, so the
+        // log grows until it is gone.
+        let log_bytes = self.upkeep.log_bytes();
+        let time = Instant::now();
+        if log_bytes >= LOG_MOST && self.log_due.must_by <= time {
             let _idle = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
             let emptied = self.make_way.during(|| upkeep::truncate(&self.connection, TIMEOUT.1));
             // A failure shows in the next write.
@@ -375,7 +365,8 @@ impl WriterThread {
                 self.log_due.must_by = Instant::now() + self.log_due.pause;
                 self.log_due.pause = TRUNCATE_PAUSES.1.min(self.log_due.pause * 2);
             }
-        } else if log >= LOG && self.log_due.may_from <= now {
+        } else if log_bytes >= LOG && self.log_due.may_from <= time {
+            // A checkpoint in progress may empty it, and would be waited for.
             let Ok(_idle) = self.checkpointing.try_lock() else { return };
             if !upkeep::truncate(&self.connection, TIMEOUT.0).unwrap_or(false) {
                 self.log_due.may_from = Instant::now() + TRUNCATE_PAUSES.0;
@@ -383,18 +374,21 @@ impl WriterThread {
         }
     }
 
-    /// Does the waiting jobs; returns the sender of a request to close.
     fn group(&mut self, first: WriterJob) -> Option<DueAnswer<()>> {
-        let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
+        let mut writes = Vec::new();
+        let mut rules = Vec::new();
         let mut adoptions = Vec::new();
+        let mut close = None;
         let mut bytes = 0;
-        let mut next = Some(first);
-        while let Some(job) = next {
+        let mut waiting_job = Some(first);
+        while let Some(job) = waiting_job {
             self.waiting.remove(job.bytes());
             match job {
                 WriterJob::Put { scope, records, only_if, answer } => {
-                    let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
-                    turns.for_each(|turn| self.upkeep.turn_at(turn.at));
+                    // Only turns tell the time: other records may have any.
+                    for turn in records.iter().filter(|record| record.kind == RecordKind::Turn) {
+                        self.upkeep.turn_at(turn.at);
+                    }
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
                     writes.push(QueuedWrite::Put(scope, records, only_if, answer));
                 }
@@ -402,25 +396,27 @@ impl WriterThread {
                     self.since += drafts.len();
                     writes.push(QueuedWrite::Draft(instance, drafts, ended, answer));
                 }
-                WriterJob::Adopt { instance, lease, answer } => {
-                    adoptions.push((instance, lease, answer));
-                }
+                WriterJob::Adopt { instance, answer } => adoptions.push((instance, answer)),
                 WriterJob::Drop { scope, answer } => writes.push(QueuedWrite::Drop(scope, answer)),
                 WriterJob::Expire { rule, answer } => rules.push((rule, answer)),
                 WriterJob::Close { answer } => close = Some(answer),
             }
             let is_full = writes.len() + rules.len() >= GROUP || bytes >= GROUP_BYTES;
             let is_over = close.is_some() || is_full;
-            next = if is_over { None } else { self.queue.try_recv().ok() };
+            waiting_job = if is_over { None } else { self.queue.try_recv().ok() };
         }
         self.since += writes.len();
         self.write(writes);
-        for (instance, lease, answer) in adoptions {
-            drop(answer.send(self.adopt(instance, lease).map_err(failed)));
+        // After the writes: a turn that waits in this group takes its draft away first.
+        for (instance, answer) in adoptions {
+            let connection = &self.connection;
+            let adopted = in_transaction(connection, || drafts::adopt(connection, instance));
+            drop(answer.send(adopted.map_err(failed)));
         }
         for (rule, answer) in rules {
-            let expired = self.upkeep.expire(&self.connection, rule, &self.moving);
+            let expired = self.upkeep.expire(&self.connection, rule);
             self.upkeep_due.get_or_insert_with(Instant::now);
+            // Nobody else asks whether upkeep works.
             let expired = match self.failure.take() {
                 Some(trouble) => Err(trouble),
                 None => expired.map_err(failed),
@@ -430,36 +426,20 @@ impl WriterThread {
         close
     }
 
-    /// Makes turns from the drafts of dead processes; returns the scopes since the last call.
-    fn adopt(&mut self, instance: u64, lease: Duration) -> rusqlite::Result<Vec<Scope>> {
-        let connection = &self.connection;
-        let mut others = drafts::beats(connection)?;
-        others.retain(|(other, _)| *other != instance);
-        let gone = self.watch.gone(&others, lease);
-        let moving = &self.moving;
-        for other in gone {
-            let made = in_transaction(connection, || {
-                drafts::adopt(connection, moving.has(connection)?, other)
-            })?;
-            self.made.extend(made);
-        }
-        Ok(std::mem::take(&mut self.made))
-    }
-
     /// Does the writes in one transaction; if it fails, nothing is stored and all are refused.
     fn write(&mut self, writes: Vec<QueuedWrite>) {
         if writes.is_empty() {
             return;
         }
         let connection = &self.connection;
-        let moving = &self.moving;
+        let tombstones = &mut self.tombstones;
         let is_full = self.is_full;
         let written = in_transaction(connection, || {
+            // Without this, an empty write would succeed on a full disk.
             if is_full {
                 connection.prepare_cached(PROBE)?.execute([])?;
             }
-            let is_moving = moving.has(connection)?;
-            let outcomes = writes.iter().map(|write| write.apply(connection, is_moving));
+            let outcomes = writes.iter().map(|write| write.apply(connection, tombstones));
             outcomes.collect::<rusqlite::Result<Vec<_>>>()
         });
         if writes.iter().any(|write| matches!(write, QueuedWrite::Drop(..))) {
@@ -469,7 +449,9 @@ impl WriterThread {
         self.is_full = written.as_ref().is_err_and(is_full_disk);
         match written {
             Ok(outcomes) => {
-                writes.into_iter().zip(outcomes).for_each(|(write, outcome)| write.answer(outcome));
+                for (write, outcome) in writes.into_iter().zip(outcomes) {
+                    write.answer(outcome);
+                }
             }
             Err(error) => {
                 // The missing space may be in the log.
@@ -477,12 +459,13 @@ impl WriterThread {
                     drop(upkeep::truncate(connection, TIMEOUT.1));
                 }
                 let trouble = failed(error);
-                writes.into_iter().for_each(|write| write.refuse(&trouble));
+                for write in writes {
+                    write.refuse(&trouble);
+                }
             }
         }
     }
 
-    /// Does a step of upkeep, and schedules the next.
     fn step(&mut self) {
         let began = Instant::now();
         if self.upkeep.log_bytes() > LOG_MOST {
@@ -490,7 +473,7 @@ impl WriterThread {
             self.upkeep_due = Some(began + PAUSE.1);
             return;
         }
-        let pause = match self.upkeep.step(&self.connection, &self.moving) {
+        let pause = match self.upkeep.step(&self.connection) {
             Ok(false) => {
                 self.upkeep_due = None;
                 // The file only shrinks once the log is merged.
@@ -510,11 +493,12 @@ impl WriterThread {
         self.upkeep_due = Some(Instant::now() + pause);
     }
 
-    /// Merges everything into one file: the last connection to close removes the log.
     fn close(self, answer: DueAnswer<()>) {
+        // The last connection to close removes the log, so the other thread ends first.
         let (due, checkpoint) = self.checkpoint;
         drop(due);
         drop(checkpoint.map(JoinHandle::join));
+        // First, because closing merges the log only if nobody else reads.
         let emptied = upkeep::truncate(&self.connection, TIMEOUT.1);
         let closed = self.connection.close().map_err(|(_, error)| error);
         drop(answer.send(emptied.and(closed).map_err(failed)));
@@ -522,47 +506,48 @@ impl WriterThread {
 }
 
 /// Why a write is refused; `None` if its precondition holds.
-fn refusal(
-    connection: &Connection,
-    scope: &Scope,
-    only_if: &Precondition,
-) -> rusqlite::Result<Option<StoreError>> {
-    let is_deleted = match only_if.since {
-        Some(since) => tombstones::is_deleted(connection, scope, since)?,
-        None => false,
-    };
-    if is_deleted {
-        return Ok(Some(StoreError::Deleted));
+fn refusal(tombstones: &Tombstones, scope: &Scope, only_if: &Precondition) -> Option<StoreError> {
+    if only_if.since.is_some_and(|since| tombstones.is_deleted(scope, since)) {
+        return Some(StoreError::Deleted);
     }
-    let begins = only_if.token.as_ref().is_none_or(WriteToken::begin);
-    Ok((!begins).then_some(StoreError::Cancelled))
+    match &only_if.token {
+        Some(token) if !token.begin() => Some(StoreError::Cancelled),
+        _ => None,
+    }
 }
 
 impl QueuedWrite {
-    fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<CommitOutcome> {
+    fn apply(
+        &self,
+        connection: &Connection,
+        tombstones: &mut Tombstones,
+    ) -> rusqlite::Result<CommitOutcome> {
         match self {
             QueuedWrite::Put(scope, records, only_if, _) => {
-                match refusal(connection, scope, only_if)? {
+                match refusal(tombstones, scope, only_if) {
                     Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
-                    None => {
-                        facts::put(connection, is_moving, scope, records).map(CommitOutcome::Puts)
-                    }
+                    None => facts::put(connection, scope, records).map(CommitOutcome::Puts),
                 }
             }
             QueuedWrite::Draft(instance, drafts, ended, _) => {
-                drafts::put(connection, *instance, drafts, ended).map(|()| CommitOutcome::Drafted)
+                for draft in drafts {
+                    if !tombstones.is_deleted(&draft.scope, draft.since) {
+                        drafts::put(connection, *instance, draft)?;
+                    }
+                }
+                for key in ended {
+                    facts::remove_draft(connection, *key)?;
+                }
+                Ok(CommitOutcome::Drafted)
             }
             QueuedWrite::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
-                tombstones::add(connection, scope)?;
-                let mut gone = match facts::scope_id(connection, scope)? {
-                    Some(id) => tombstones::doom(connection, id, true)?,
+                tombstones.add(scope.clone());
+                let count = match facts::scope_id(connection, scope)? {
+                    Some(id) => facts::doom(connection, id, true)?,
                     None => 0,
                 };
-                if is_moving {
-                    gone += legacy::drop_scope(connection, scope)?;
-                }
-                Ok(CommitOutcome::Count(gone))
+                Ok(CommitOutcome::Count(count))
             }
         }
     }
@@ -618,19 +603,16 @@ mod tests {
             let mut connection = connect(&path).unwrap();
             tune(&connection).unwrap();
             schema::prepare(&mut connection, &path).unwrap();
-            let moving = Arc::new(LegacyFacts::of(&connection).unwrap());
             let (jobs, queue) = sync_channel(QUEUE);
             let now = Instant::now();
             let thread = WriterThread {
                 connection,
                 queue,
                 waiting: Arc::default(),
-                moving,
-                upkeep: Upkeep::new(&folder.path().join("other"), Box::new(|record| record)),
+                upkeep: Upkeep::new(&folder.path().join("other")),
                 upkeep_due: None,
                 failure: None,
-                watch: HeartbeatWatch::default(),
-                made: Vec::new(),
+                tombstones: Tombstones::default(),
                 worked: false,
                 since: 0,
                 checkpoint: (sync_channel(1).0, None),
@@ -688,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_waiting_writer_job_are_counted() {
+    fn job_bytes_are_counted() {
         let (row, (answer, _due)) = (size_of::<Record>(), oneshot::channel());
         let records = [small(1), small(2)].concat();
         let only_if = Precondition::default();
@@ -704,23 +686,23 @@ mod tests {
     }
 
     #[test]
-    fn a_single_job_of_any_size_fits_and_more_jobs_only_within_the_limit() {
+    fn one_job_of_any_size_fits() {
         let queue = WriterQueue::default();
         assert!(queue.add(QUEUE_BYTES + 1), "one that is larger than all");
-        assert!(!queue.add(1) && queue.add(0), "what takes no memory is always accepted");
+        assert!(!queue.add(1), "what takes no memory is always accepted");
+        assert!(queue.add(0), "what takes no memory is always accepted");
         assert_eq!(queue.jobs.load(Ordering::Relaxed), 2);
         queue.remove(0);
         queue.remove(QUEUE_BYTES + 1);
-        assert_eq!(
-            (queue.jobs.load(Ordering::Relaxed), queue.bytes.load(Ordering::Relaxed)),
-            (0, 0)
-        );
-        assert!(queue.add(QUEUE_BYTES - 1) && queue.add(1), "at the limit");
+        assert_eq!(queue.jobs.load(Ordering::Relaxed), 0);
+        assert_eq!(queue.bytes.load(Ordering::Relaxed), 0);
+        assert!(queue.add(QUEUE_BYTES - 1), "at the limit");
+        assert!(queue.add(1), "at the limit");
         assert!(!queue.add(1));
     }
 
     #[tokio::test]
-    async fn waiting_writer_jobs_are_counted_and_refused_ones_are_not() {
+    async fn refused_jobs_are_not_counted() {
         let (jobs, queue) = sync_channel(2);
         let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default() };
         let put = |key| {
@@ -730,18 +712,20 @@ mod tests {
         let _waiting = [put(1), put(2)];
         assert!(matches!(put(3).await, Err(StoreError::Closed)), "the queue is full");
         let each = SMALL + size_of::<Record>();
-        assert_eq!((writer.waiting(), writer.waiting_bytes()), (2, 2 * each));
+        assert_eq!(writer.waiting(), 2);
+        assert_eq!(writer.waiting_bytes(), 2 * each);
         drop(queue);
         assert!(matches!(put(4).await, Err(StoreError::Closed)), "the thread is gone");
         assert_eq!(writer.waiting(), 2);
     }
 
     #[test]
-    fn a_group_of_writer_jobs_is_limited_in_number_and_bytes() {
+    fn job_groups_are_limited() {
         let mut writer = WriterFixture::new();
         let puts: Vec<_> = (0..GROUP + 9).map(|key| writer.put(small(key))).collect();
         assert!(!writer.group());
-        assert_eq!((writer.waiting(), writer.thread.since), (9, GROUP));
+        assert_eq!(writer.waiting(), 9);
+        assert_eq!(writer.thread.since, GROUP);
         let answered = puts.into_iter().map_while(|mut due| due.try_recv().ok());
         assert_eq!(answered.map(Result::unwrap).count(), GROUP, "and these are answered");
         writer.group();
@@ -760,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_queued_before_a_close_are_written_and_later_ones_are_not() {
+    fn jobs_before_a_close_are_written() {
         let mut writer = WriterFixture::new();
         let mut before = writer.put(small(1));
         let _closed = writer.send(|answer| WriterJob::Close { answer });
@@ -773,7 +757,7 @@ mod tests {
 
     /// Only turns set the time: other records may have any time.
     #[test]
-    fn the_store_time_is_that_of_the_newest_turn() {
+    fn turns_set_the_store_time() {
         const AHEAD: Millis = 365 * 24 * 3600 * 1000;
         let mut writer = WriterFixture::new();
         let cut = |key, at| vec![Record { kind: RecordKind::Cut, ..turn(key, "{}", at) }];
@@ -790,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_reported_until_a_write_succeeds() {
+    fn a_full_disk_is_reported() {
         let mut writer = WriterFixture::new();
         writer.thread.connection.pragma_update(None, "max_page_count", 1).unwrap();
         let large = turn(1, &"x".repeat(1 << 20), 1);
@@ -802,7 +786,8 @@ mod tests {
         // To find out whether there is room again, the store writes a page that already exists.
         let mut ready = writer.put(Vec::new());
         writer.group();
-        assert_eq!((ready.try_recv().unwrap().unwrap(), writer.thread.is_full), (vec![], false));
+        assert_eq!(ready.try_recv().unwrap().unwrap(), vec![]);
+        assert!(!writer.thread.is_full);
         writer.thread.connection.execute_batch("ALTER TABLE facts RENAME TO hidden").unwrap();
         let mut put = writer.put(large);
         writer.group();
@@ -811,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn the_writer_empties_a_long_log_and_tries_again_later_while_it_is_read() {
+    fn a_long_log_is_emptied() {
         let mut writer = WriterFixture::new();
         let put = |writer: &mut WriterFixture, key| {
             let _put = writer.put(small(key));
@@ -836,7 +821,8 @@ mod tests {
         let reader = Connection::open(writer.folder.path().join("p.db")).unwrap();
         reader.execute_batch("BEGIN; SELECT count(*) FROM facts").unwrap();
         writer.thread.bound_log();
-        assert!(writer.is_logged() && writer.thread.log_due.may_from > Instant::now());
+        assert!(writer.is_logged());
+        assert!(writer.thread.log_due.may_from > Instant::now());
         reader.execute_batch("COMMIT").unwrap();
         writer.thread.bound_log();
         assert!(writer.is_logged(), "not before its time");
@@ -846,7 +832,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_log_maximum_the_writer_waits_for_readers_at_growing_pauses() {
+    fn log_waits_grow_past_the_maximum() {
         let mut writer = WriterFixture::new();
         let _put = writer.put(small(1));
         writer.group();
@@ -859,7 +845,8 @@ mod tests {
             writer.thread.log_due.must_by = Instant::now();
             let began = Instant::now();
             writer.thread.bound_log();
-            assert!(began.elapsed() >= TIMEOUT.1 && writer.is_logged());
+            assert!(began.elapsed() >= TIMEOUT.1);
+            assert!(writer.is_logged());
             assert!(writer.thread.log_due.must_by >= began + TIMEOUT.1 + pauses);
         }
         writer.thread.log_due.pause = TRUNCATE_PAUSES.1;
@@ -872,11 +859,12 @@ mod tests {
         assert!(writer.is_logged(), "not before its time");
         writer.thread.log_due.must_by = Instant::now();
         writer.thread.bound_log();
-        assert_eq!((writer.is_logged(), writer.thread.log_due.pause), (false, TRUNCATE_PAUSES.0));
+        assert!(!writer.is_logged());
+        assert_eq!(writer.thread.log_due.pause, TRUNCATE_PAUSES.0);
     }
 
     #[test]
-    fn upkeep_runs_in_steps_with_pauses_and_waits_while_the_log_is_long() {
+    fn upkeep_pauses_between_steps() {
         let mut writer = WriterFixture::new();
         let mut due = writer.put(small(1));
         let _dropped = writer.send(|answer| WriterJob::Drop { scope: scope("t", "s"), answer });
@@ -890,7 +878,8 @@ mod tests {
         writer.say_log_is(LOG_MOST + 1);
         let (began, since) = (Instant::now(), writer.thread.since);
         writer.thread.step();
-        assert_eq!((writer.thread.upkeep_due.unwrap() > began, writer.thread.since), (true, since));
+        assert!(writer.thread.upkeep_due.unwrap() > began);
+        assert_eq!(writer.thread.since, since);
         writer.say_log_is(LOG_MOST);
         writer.thread.step();
         assert_eq!(writer.thread.since, since + STEP_JOBS, "at the limit it goes on");
@@ -900,12 +889,53 @@ mod tests {
             let Some(next) = writer.thread.upkeep_due else { break };
             assert!(next >= before + PAUSE.0, "it pauses");
         }
-        assert_eq!((writer.thread.upkeep_due, doomed(&writer)), (None, 0));
+        assert_eq!(writer.thread.upkeep_due, None);
+        assert_eq!(doomed(&writer), 0);
         assert_eq!(writer.thread.since, CHECKPOINT, "the file only shrinks with a checkpoint");
     }
 
+    /// Panics when the answer that it waits for arrives.
+    struct PanickingWaker;
+
+    impl std::task::Wake for PanickingWaker {
+        fn wake(self: Arc<Self>) {
+            panic!("a mistake");
+        }
+    }
+
+    /// A panic loses what was being written, not the store: its transaction is undone.
+    #[tokio::test]
+    async fn the_writer_survives_a_panic() {
+        let WriterFixture { thread, jobs, folder } = WriterFixture::new();
+        thread.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+        facts::put(&thread.connection, &scope("t", "s"), &small(1)).unwrap();
+        let waiting = thread.waiting.clone();
+        let writer = Writer { jobs, waiting, restarts: Arc::default() };
+        let put = |key| {
+            let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
+            writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
+        };
+        let mut panics = put(2);
+        let waker = Arc::new(PanickingWaker).into();
+        let mut context = std::task::Context::from_waker(&waker);
+        assert!(panics.as_mut().poll(&mut context).is_pending());
+        let restarts = writer.restarts.clone();
+        let writing = std::thread::spawn(move || thread.guarded(&restarts));
+        while writer.restarts() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(put(3).await.unwrap(), [WriteOutcome::Written]);
+        writer.submit(|answer| WriterJob::Close { answer }).await.unwrap();
+        writing.join().unwrap();
+        assert_eq!(writer.restarts(), 1);
+        let connection = Connection::open(folder.path().join("p.db")).unwrap();
+        let count = "SELECT count(*) FROM facts";
+        let facts = connection.query_row(count, [], |row| row.get::<_, i64>(0));
+        assert_eq!(facts.unwrap(), 1, "only what came after the panic");
+    }
+
     #[test]
-    fn a_failed_upkeep_step_is_reported_once_and_retried_after_a_pause() {
+    fn failed_upkeep_is_retried() {
         let mut writer = WriterFixture::new();
         writer.thread.connection.execute_batch("ALTER TABLE doomed RENAME TO hidden").unwrap();
         let began = Instant::now();

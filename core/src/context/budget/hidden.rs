@@ -81,7 +81,11 @@ mod tests {
         assert_eq!(HiddenInput::of(&Usage::default(), &encrypted), Some(ProviderEdit));
         let cut = Estimate { gone_history: 7, ..encrypted.clone() };
         let stored = serde_json::to_value(&cut).unwrap();
-        assert_eq!((&stored["sealed"], &stored["went"]), (&true.into(), &7.into()), "stored names");
+        assert_eq!(
+            (&stored["encrypted_compaction"], &stored["gone_history"]),
+            (&true.into(), &7.into()),
+            "stored names"
+        );
         assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
         let held = |new| {
             let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };

@@ -80,7 +80,7 @@ pub struct RewriteView {
     /// The provider refused the rewritten request, so the original was sent.
     pub resent: bool,
     /// The provider refused the new decisions, so the request was sent with the earlier ones only.
-    #[serde(rename = "taken_back", default)]
+    #[serde(default)]
     pub revoked: bool,
     /// The window was too small: how that showed, and whether room was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -18,7 +18,7 @@ pub struct QueuedMessage {
     /// The user's text, as the operator wrote it.
     pub text: Box<str>,
     /// The message that this one repeats, because the request that contained it was not answered.
-    #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats: Option<Box<str>>,
 }
 
@@ -30,7 +30,6 @@ pub struct InjectedMessage {
     /// When it was decided.
     pub at: Millis,
     /// How it ended.
-    #[serde(rename = "fate")]
     pub state: InjectionState,
 }
 
@@ -56,7 +55,6 @@ pub enum InjectionState {
     /// It was removed before a request took it.
     Removed,
     /// A request took it; it stays in all requests that continue that one.
-    #[serde(rename = "taken")]
     Injected(Box<InjectionPlace>),
 }
 
@@ -64,7 +62,6 @@ pub enum InjectionState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InjectionPlace {
     /// The first exchange that sent it.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// The thread of that exchange.
     pub thread: ThreadId,
@@ -73,7 +70,7 @@ pub struct InjectionPlace {
     /// The part that it follows.
     pub after: PartKey,
     /// The hash of that part and the one before it: finds the place if the client changed something before.
-    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary: Option<PartKey>,
     /// The user's text, as the operator wrote it.
     pub text: Box<str>,
@@ -82,6 +79,6 @@ pub struct InjectionPlace {
     /// When it was queued.
     pub queued: Millis,
     /// Injected after this refusal. Messages from before it are not repeated there.
-    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<DecisionEpoch>,
 }

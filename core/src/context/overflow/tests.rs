@@ -70,7 +70,7 @@ fn parts(tokens: u32) -> Vec<SketchPart> {
 fn turn(input: u64) -> Turn {
     let zero = "0".repeat(32);
     serde_json::from_value(serde_json::json!({
-        "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
+        "exchange": "q", "position": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
         "after": zero, "response": null, "at": 1, "ended": 2, "upstream": "up", "dialect": "openai-chat",
         "model": "m", "family": "other", "purpose": "turn", "estimate": null,
         "usage": {"input": input, "output": 9}, "stop": null, "outcome": "complete", "window": 0,

@@ -55,7 +55,7 @@ pub struct RewriteSummary {
     pub resent: Option<RefusalCause>,
     /// The provider refused the new decisions of this request for this cause. They were revoked, and the
     /// request was sent with the earlier decisions only.
-    #[serde(rename = "taken_back", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<RefusalCause>,
     /// The provider refused the request for these causes, and accepted it with them repaired.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -124,13 +124,13 @@ pub struct ChangeCounts {
     #[serde(default)]
     pub put_back: u32,
     /// Pieces of reasoning that were removed.
-    #[serde(rename = "taken_out", default)]
+    #[serde(default)]
     pub removed: u32,
     /// 1 if a summary replaces the beginning of the history, else 0.
     #[serde(default)]
     pub compacted: u32,
     /// Queued messages that were injected.
-    #[serde(rename = "said", default)]
+    #[serde(default)]
     pub injected: u32,
     /// Changes that answer a refusal.
     #[serde(default, skip_serializing_if = "is_default")]

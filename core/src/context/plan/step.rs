@@ -63,8 +63,6 @@ pub enum DecisionReason {
     /// Not done: the broken cache would cost more than is saved.
     NoGain,
     /// Not done: the branch is suspended, because a rewrite of it was refused.
-    #[serde(rename = "aside")]
-    #[strum(serialize = "aside")]
     Suspended,
     /// Not done: the session is held out for comparison.
     HeldOut,
@@ -73,8 +71,6 @@ pub enum DecisionReason {
     /// Not done: the request is the client's own compaction, or a call beside the conversation.
     Purpose,
     /// Not done: the structure of the body does not allow it.
-    #[serde(rename = "shape")]
-    #[strum(serialize = "shape")]
     Structure,
     /// Not done: the store could not save it.
     NotKept,
@@ -83,8 +79,6 @@ pub enum DecisionReason {
     /// It would not fit the window otherwise.
     Window,
     /// Somebody asked for it.
-    #[serde(rename = "asked")]
-    #[strum(serialize = "asked")]
     Requested,
     /// Not done: there is nothing to summarise.
     NothingToCut,
@@ -108,14 +102,10 @@ pub enum Change {
     /// A replacement for lost reasoning was inserted.
     StandIn,
     /// Reasoning was removed.
-    #[serde(rename = "taken_out")]
-    #[strum(serialize = "taken_out")]
     Removed,
     /// A summary replaced the beginning of the history.
     Compacted,
     /// A queued message was injected.
-    #[serde(rename = "said")]
-    #[strum(serialize = "said")]
     Injected,
     /// Something that the provider refused was changed.
     Repaired,

@@ -19,7 +19,6 @@ pub struct RepairDecision {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// The model that refused, as the client named it.
     pub model: Box<str>,
@@ -29,7 +28,7 @@ pub struct RepairDecision {
     #[serde(flatten)]
     pub repair: Repair,
     /// Decided again after this refusal, as in [`Cut`](crate::context::Cut).
-    #[serde(rename = "after", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<DecisionEpoch>,
 }
 

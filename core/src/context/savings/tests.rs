@@ -289,7 +289,7 @@ fn later_saved(done: &RewriteSummary) -> ExchangeSavings {
 fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn {
     let zero = "0".repeat(32);
     let turn: Turn = serde_json::from_value(serde_json::json!({
-        "request": "q", "standing": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
+        "exchange": "q", "position": {"thread": "t", "chain": zero, "last": null, "system": zero, "tools": zero},
         "after": zero, "response": null, "at": 1, "ended": 2, "upstream": "up", "dialect": "anthropic",
         "model": "m", "family": "claude", "purpose": "turn", "estimate": null, "usage": {}, "stop": null,
         "outcome": "complete", "window": 0, "reserve": 0, "sketch": {"kept": 0, "added": []}, "reply": [],

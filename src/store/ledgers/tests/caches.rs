@@ -17,7 +17,7 @@ fn holds(caches: &SessionCaches, number: usize) -> bool {
 }
 
 #[test]
-fn past_the_limit_the_least_recently_used_idle_sessions_are_dropped() {
+fn idle_sessions_are_dropped_first() {
     let mut caches = SessionCaches::default();
     let in_use = caches.cache(&scope(0));
     for number in 1..SESSIONS {
@@ -35,7 +35,7 @@ fn past_the_limit_the_least_recently_used_idle_sessions_are_dropped() {
 }
 
 #[test]
-fn past_the_memory_limit_the_least_recently_used_sessions_are_dropped() {
+fn cached_bytes_are_limited() {
     let mut caches = SessionCaches::default();
     caches.cache(&scope(0)).add_stored(texts_of(1 << 20));
     let each = caches.bytes();
@@ -53,7 +53,7 @@ fn past_the_memory_limit_the_least_recently_used_sessions_are_dropped() {
 }
 
 #[test]
-fn a_tenant_with_many_sessions_drops_nobody_elses() {
+fn tenants_keep_their_cached_sessions() {
     for bytes in [0, 1 << 20] {
         let mut caches = SessionCaches::default();
         let other = Scope { tenant: "other".into(), session: "s".into() };
@@ -62,22 +62,24 @@ fn a_tenant_with_many_sessions_drops_nobody_elses() {
             caches.cache(&scope(number)).add_stored(texts_of(bytes));
         }
         assert!(caches.held(&other).is_some(), "{bytes} bytes each");
-        assert!(!holds(&caches, 0) && holds(&caches, 2 * SESSIONS - 1), "{bytes} bytes each");
+        assert!(!holds(&caches, 0), "{bytes} bytes each");
+        assert!(holds(&caches, 2 * SESSIONS - 1), "{bytes} bytes each");
     }
 }
 
 /// Sessions in use stay, so others are dropped, whoever has them.
 #[test]
-fn a_tenant_whose_sessions_are_all_in_use_drops_others() {
+fn busy_tenants_drop_others() {
     let mut caches = SessionCaches::default();
     let other = Scope { tenant: "other".into(), session: "s".into() };
     caches.cache(&other);
     let in_use: Vec<_> = (0..SESSIONS).map(|number| caches.cache(&scope(number))).collect();
-    assert!(caches.held(&other).is_none() && in_use.len() == SESSIONS);
+    assert!(caches.held(&other).is_none());
+    assert!(in_use.len() == SESSIONS);
 }
 
 #[tokio::test]
-async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
+async fn deleted_sessions_leave_memory() {
     let mut caches = SessionCaches::default();
     let cache = caches.cache(&scope(0));
     cache.add_stored(texts_of(1000));
@@ -86,21 +88,23 @@ async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
     cache.unless_forgotten(|| ran = true);
     assert!(ran);
     drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
-    assert!(cache.look(Ledger::is_empty) && caches.bytes() < 1000, "{}", caches.bytes());
+    assert!(cache.look(Ledger::is_empty), "{}", caches.bytes());
+    assert!(caches.bytes() < 1000, "{}", caches.bytes());
     cache.unless_forgotten(|| panic!("it is deleted"));
     assert!(!cache.add_stored(texts_of(1000)), "what comes late is not added");
     let mut late = Ledger::default();
     texts_of(1000).into_iter().for_each(|fact| late.add(fact));
     cache.join(&late);
     cache.loaded(LoadedLedger { ledger: late, has_unread: true });
-    assert!(cache.look(Ledger::is_empty) && !cache.take_unread());
+    assert!(cache.look(Ledger::is_empty));
+    assert!(!cache.take_unread());
     drop((caches.remove(&scope(0)), cache));
     assert_eq!(caches.bytes(), 0);
 }
 
 /// A cache can only be removed by a caller that holds it. If the name now has another cache, that one stays.
 #[test]
-fn a_cache_in_use_is_not_released_and_a_newer_one_is_not_removed() {
+fn caches_in_use_are_not_released() {
     let mut caches = SessionCaches::default();
     let (first, other) = (caches.cache(&scope(0)), caches.cache(&scope(1)));
     caches.release(&[scope(0), scope(2)]);
@@ -116,7 +120,7 @@ fn a_cache_in_use_is_not_released_and_a_newer_one_is_not_removed() {
 
 /// A name is found if there is anything under it: a turn, or an exchange that is not over yet.
 #[tokio::test]
-async fn a_session_with_a_turn_or_an_open_exchange_is_found_by_name() {
+async fn open_sessions_are_found_by_name() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let named = |name: &str| lock(&ours.caches).named(&name.into());
     drop(ours.handle(&scope(0)));
@@ -127,15 +131,17 @@ async fn a_session_with_a_turn_or_an_open_exchange_is_found_by_name() {
     drop(opened);
     assert_eq!(named("s0"), [], "it ended without a turn");
     assert!(ours.handle(&scope(0)).cache.add_stored(vec![fact]));
-    assert_eq!((named("s0"), named("s1")), (vec![scope(0)], vec![]));
+    assert_eq!(named("s0"), vec![scope(0)]);
+    assert_eq!(named("s1"), vec![]);
 }
 
 /// The store knows nothing of a session that begins here, so it is not read.
 #[tokio::test]
-async fn a_new_session_is_not_read_from_the_store() {
+async fn new_sessions_are_not_read() {
     let store = Slow::new();
     let ours = Ledgers::new(store.clone());
     let opened = ours.open(lookup("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
-    assert!(!opened.store_missed && opened.cache.is_loaded());
+    assert!(!opened.store_missed);
+    assert!(opened.cache.is_loaded());
     assert_eq!(store.scans.load(Relaxed), 0);
 }

@@ -281,7 +281,7 @@ fn known(ledgers: &Ledgers) -> Option<Vec<String>> {
 }
 
 #[test]
-fn no_turn_is_lost_in_any_order_of_requests_load_and_eviction() {
+fn no_order_loses_a_turn() {
     for (is_coarse, loads_fail) in [(false, false), (true, true)] {
         let cast = Cast { evictions: 1, loads_fail, is_coarse, ..Cast::default() };
         let runs = in_every_order(|choices| {
@@ -320,17 +320,17 @@ fn nothing_comes_back(names: &[&'static str], is_coarse: bool) {
 }
 
 #[test]
-fn a_deleted_session_stays_gone_in_any_order_of_request_and_load() {
+fn no_order_of_a_load_undeletes() {
     nothing_comes_back(&["one"], false);
 }
 
 #[test]
-fn a_deleted_session_stays_gone_in_any_order_of_two_requests() {
+fn no_order_of_requests_undeletes() {
     nothing_comes_back(&["one", "other"], true);
 }
 
 #[test]
-fn requests_that_wait_for_the_same_read_share_it() {
+fn waiting_requests_share_a_read() {
     let runs = in_every_order(|choices| {
         let mut world = World::new();
         let mut stay = Vec::new();

@@ -143,7 +143,7 @@ fn rewrites_have_one_line_in_the_view() {
     let line = "; the new changes were refused and revoked";
     let revoked = RewriteView { revoked: true, ..active };
     assert!(rewriting_line(revoked).unwrap().ends_with(line));
-    assert_eq!(serde_json::to_value(revoked).unwrap()["taken_back"], true, "its served name");
+    assert_eq!(serde_json::to_value(revoked).unwrap()["revoked"], true, "its served name");
     let held_out = RewriteView { held_out: true, ..<_>::default() };
     assert_eq!(rewriting_line(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
     assert_eq!(rewriting_line(RewriteView::default()), None);

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::*;
+use super::super::*;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::KeyedStore;
 
@@ -30,7 +30,7 @@ fn agents_turn(n: u64) -> String {
         .collect();
     let (thread, system, tools) = (&hex()[..16], hex(), hex());
     format!(
-        r#"{{"kind":"turn","request":"a37275fea22cad7b{n:08x}","standing":{{"thread":"{thread}","parent":"a37275fea22cad7b{n:08x}","chain":"{}","last":"{}","system":"{system}","tools":"{tools}"}},"after":"{}","response":"msg_{}","at":{at},"ended":{},"upstream":"anthropic","dialect":"anthropic","model":"claude-sonnet-4-5","family":"claude","purpose":"turn","estimate":{{"tokens":{input},"method":"anchored","counting":"ratio","new":{},"gone":0,"breakdown":{{"system":359,"tools":555,"messages":{input},"reasoning":218}},"guess":{{"tokens":{input},"low":{},"high":{},"habit":"loops","expert":"regression","by_habit":[{input},{input},{input},{}],"shown":[0.2328779,0.2328779,0.2328779,1.0451767]}}}},"usage":{{"input":{},"output":57,"reasoning":22,"cache_read":{},"cache_write":{},"cache_write_long":0}},"stop":"tool_use","outcome":"complete","window":200000,"reserve":16000,"sketch":{{"base":"a37275fea22cad7b{n:08x}","kept":36,"added":[{}]}},"reply":[{{"key":"{}","tokens":9,"place":"history"}},{{"key":"{}","tokens":26,"place":"history"}}],"marks":["{}"]}}"#,
+        r#"{{"kind":"turn","exchange":"a37275fea22cad7b{n:08x}","position":{{"thread":"{thread}","parent":"a37275fea22cad7b{n:08x}","chain":"{}","last":"{}","system":"{system}","tools":"{tools}"}},"after":"{}","response":"msg_{}","at":{at},"ended":{},"upstream":"anthropic","dialect":"anthropic","model":"claude-sonnet-4-5","family":"claude","purpose":"turn","estimate":{{"tokens":{input},"method":"anchored","counting":"ratio","new":{},"gone":0,"breakdown":{{"system":359,"tools":555,"messages":{input},"reasoning":218}},"guess":{{"tokens":{input},"low":{},"high":{},"retention":"loops","expert":"regression","by_retention":[{input},{input},{input},{}],"evidence":[0.2328779,0.2328779,0.2328779,1.0451767]}}}},"usage":{{"input":{},"output":57,"reasoning":22,"cache_read":{},"cache_write":{},"cache_write_long":0}},"stop":"tool_use","outcome":"complete","window":200000,"reserve":16000,"sketch":{{"base":"a37275fea22cad7b{n:08x}","kept":36,"added":[{}]}},"reply":[{{"key":"{}","tokens":9,"place":"history"}},{{"key":"{}","tokens":26,"place":"history"}}],"anchor_keys":["{}"]}}"#,
         hex(),
         hex(),
         hex(),
@@ -147,14 +147,18 @@ async fn many_turns_stay_small_and_quick() {
     }
     let lists = looking.await.unwrap().print_quantiles("a page of 500 sessions");
     let loads = loads.print_quantiles("a session is loaded beside");
-    assert!(lists < 500.0 && loads < 250.0, "{lists} ms, {loads} ms");
+    assert!(lists < 500.0, "{lists} ms, {loads} ms");
+    assert!(loads < 250.0, "{lists} ms, {loads} ms");
 }
 
 /// The file whose database steps are counted, and the counter.
 static COUNTED: Mutex<Option<(PathBuf, Arc<AtomicU64>)>> = Mutex::new(None);
 
 /// Counts the steps of a connection to [`COUNTED`].
-pub(super) fn count_steps(connection: &mut Connection, path: &Path) -> rusqlite::Result<()> {
+pub(in crate::store::sqlite) fn count_steps(
+    connection: &mut Connection,
+    path: &Path,
+) -> rusqlite::Result<()> {
     let counted = COUNTED.lock().unwrap();
     let Some((_, count)) = counted.as_ref().filter(|(counted, _)| counted == path) else {
         return Ok(());
@@ -211,7 +215,7 @@ async fn steps_of_a_start(path: &Path) -> u64 {
 
 /// The number of steps must not depend on the number of turns: reading all of them would delay requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_takes_the_same_steps_with_few_turns_and_with_many() {
+async fn a_start_does_not_read_all_turns() {
     const TURNS: u64 = 2_000;
     const COPIES: u64 = 30;
     let folder = conformance::folder();
