@@ -388,8 +388,10 @@ async fn claimed_savings_equal_what_the_provider_no_longer_counts() {
         let (came, sent) = (counts(&request.to_string()), counts(call.message.text()));
         let id = format!("toolu_01AbCdEf{turn:04}");
         let next = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {"path": turn}}]);
+        // It counts what it writes as it counts what it reads.
+        let written = counts(&next.to_string());
         let mut reply = anthropic_reply(&format!("m{turn}"), MODEL, next);
-        reply["usage"] = json!({"input_tokens": sent, "output_tokens": 30});
+        reply["usage"] = json!({"input_tokens": sent, "output_tokens": written});
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;
         let saved = play.server.next_exchange().await.saved.unwrap();
