@@ -554,7 +554,7 @@ impl LiveListener {
                     let data = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
                     Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &data)).into())
                 }
-                // A slow reader must not hold the events of others.
+                // A client that reads slowly misses events, and is told so.
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
                     Some(write_event("missed", &format!("{{\"missed\":{missed}}}")).into())
                 }

@@ -264,7 +264,7 @@ pub fn reference() -> String {
     let schema = schema();
     let mut text = String::from(
         "# Every key of Plimsoll's configuration with its default. Generated from src/config/raw.rs\n\
-         # (PLIMSOLL_BLESS=1 cargo test --test config); every key may be left text.\n\
+         # (PLIMSOLL_BLESS=1 cargo test --test config); every key may be left out.\n\
          #\n\
          # Read from --config FILE (or PLIMSOLL_CONFIG), else from plimsoll/plimsoll.toml in the user's\n\
          # configuration folder ($XDG_CONFIG_HOME, else ~/.config), else from /etc/plimsoll/plimsoll.toml;\n\

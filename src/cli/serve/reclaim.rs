@@ -72,7 +72,7 @@ pub(super) async fn run() -> Infallible {
 }
 
 fn wake(workers: usize) {
-    // They go to sleep again, and take part in the round before that.
+    // Going to sleep again, they take part in the round.
     for _ in 0..workers * 4 {
         tokio::spawn(async {
             for _ in 0..8 {

@@ -431,7 +431,7 @@ impl SocketConversation {
             return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
         if self.open.len() >= MAX_OPEN {
-            // A client that never reads its replies must not fill the memory.
+            // Requests that never get a reply must not fill the memory.
             self.open.pop_first();
         }
         let (answer, answered) = oneshot::channel();
