@@ -307,7 +307,7 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
         if *answered {
             found_by.push(shown(BoundaryHash::of_anchor_key(*key).0, SessionWitness::Call));
             let before = index.checked_sub(1).map(|before| keyed[before].0);
-            let boundary = before.map(|before| BoundaryHash::of(before, *key).0);
+            let boundary = before.map(|before| BoundaryHash::new(before, *key).0);
             boundary_hashes.extend(boundary.map(|key| shown(key, SessionWitness::Boundary)));
         }
     }
@@ -325,7 +325,7 @@ pub(super) fn to_look_up(fingerprints: &[ShownFingerprint]) -> Vec<u128> {
 
 /// The fingerprint of signed reasoning.
 fn of_signature(key: PartKey) -> u128 {
-    BoundaryHash::of(key, PartKey(2)).0
+    BoundaryHash::new(key, PartKey(2)).0
 }
 
 /// The fingerprint of a response's id.
