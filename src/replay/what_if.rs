@@ -191,7 +191,7 @@ impl<'l> WhatIfSession<'l> {
         let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
         self.came = came;
         self.report_cuts(line, &conversation, &plan, report);
-        let done = RewriteSummary::of(&plan.steps, Mode::Active);
+        let done = RewriteSummary::from_steps(&plan.steps, Mode::Active);
         let turn = turn_of(exchange.clone(), line, &conversation, model, &placed.position);
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
