@@ -184,7 +184,7 @@ impl<'l> WhatIfSession<'l> {
             learned,
         };
         let known =
-            RecordedDecisions::of(&self.ledger, &conversation, &placed, DecisionMode::Active);
+            RecordedDecisions::from_ledger(&self.ledger, &conversation, &placed, DecisionMode::Active);
         let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, known, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
@@ -312,7 +312,7 @@ impl<'l> WhatIfSession<'l> {
     fn replanned(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = call.request.conversation;
         let placed = place(&self.ledger, conversation, call.request.exchange, None);
-        RecordedDecisions::of(&self.ledger, conversation, &placed, DecisionMode::Active)
+        RecordedDecisions::from_ledger(&self.ledger, conversation, &placed, DecisionMode::Active)
     }
 
     /// Adds the recorded reply of the previous call.

@@ -111,13 +111,15 @@ pub(crate) struct CutOfPart<'k> {
 
 impl RecordedDecisions {
     /// Gathers what `ledger` knows, with the decisions of this mode.
-    pub fn from_ledger( ledger: &Ledger,
+    pub fn from_ledger(
+        ledger: &Ledger,
         conversation: &Conversation,
         placed: &Placement,
         mode: DecisionMode,
     ) -> Self {
         let missed = placed.parent.as_ref().filter(|parent| parent.usage.cache_read == Some(0));
-        let mut recorded = Self { parent: placed.parent.clone(),
+        let mut recorded = Self {
+            parent: placed.parent.clone(),
             repeated_prefix: missed.and_then(|parent| ledger.repeated_prefix(parent)),
             epoch: placed.position.suspended.map(DecisionEpoch::of_suspension),
             is_suspended: placed.position.suspended.is_some()
@@ -293,7 +295,8 @@ impl RecordedDecisions {
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.removals_elsewhere(ledger.reasoning_removals(mode, epoch), replies, own);
+        let elsewhere =
+            branch.removals_elsewhere(ledger.reasoning_removals(mode, epoch), replies, own);
         for decision in ledger.reasoning_removals(mode, epoch) {
             if elsewhere.contains(&decision.about) {
                 continue;
@@ -490,8 +493,7 @@ impl RecordedDecisions {
         about: u128,
     ) -> Option<&ReasoningDecision> {
         let decision = self.reasoning_decision(about)?;
-        let applies =
-            decision.does == ReasoningAction::Remove && self.removes(request, decision);
+        let applies = decision.does == ReasoningAction::Remove && self.removes(request, decision);
         if applies { Some(decision) } else { None }
     }
 
@@ -603,7 +605,8 @@ impl RecordedDecisions {
             };
             chains.push(chain);
         }
-        let mut injected = self.injected.iter().skip_while(|(after, _)| *after < covered).peekable();
+        let mut injected =
+            self.injected.iter().skip_while(|(after, _)| *after < covered).peekable();
         for (place, keyed) in self.keyed_parts.iter().enumerate().skip(covered) {
             chain = chain.then(if self.cuts.is_empty() { keyed.key } else { self.cut_key(keyed) });
             while let Some((_, injected)) = injected.next_if(|(after, _)| *after == place) {

@@ -53,8 +53,8 @@ impl RepairDecision {
     }
 }
 
-/// What identifies a change. The inserted text is left out, because it may differ in another version.
 fn identity(repair: &Repair) -> String {
+    // The inserted text is left out, because it may differ in another version.
     let cause = repair.cause();
     let word: &str = cause.as_ref();
     match repair {
