@@ -286,14 +286,14 @@ impl AttemptContext<'_> {
     }
 
     fn after_failed_repair(self, otherwise: RepairFallback) -> RetryStep {
-        let first = match otherwise {
-            RepairFallback::AfterPlanned(first) => first,
+        let refusal = match otherwise {
+            RepairFallback::AfterPlanned(refusal) => refusal,
             RepairFallback::AfterAll { cause, of_original } => {
                 return RetryStep::answer(RequestForm::Original)
                     .all_refused(cause, Some(of_original));
             }
         };
-        match (first.overflows, first.cause) {
+        match (refusal.overflows, refusal.cause) {
             // The refusal also said that the request does not fit, which room answers.
             (true, cause) => RetryStep::make_room(RequestForm::Planned, cause),
             (false, Some(cause)) => self.without_changes(cause, BlameTarget::Change),
@@ -382,9 +382,11 @@ impl AttemptContext<'_> {
     fn without_room(self, fallback: RoomFallback) -> RetryStep {
         let RoomFallback { too_large, cause } = fallback;
         // A request with reasoning put back may be too large where the original fits.
-        match cause.filter(|_| self.has_reasoning_back) {
-            Some(cause) => self.without_changes(cause, BlameTarget::Size(too_large)),
-            None => RetryStep::answer(too_large),
+        match cause {
+            Some(cause) if self.has_reasoning_back => {
+                self.without_changes(cause, BlameTarget::Size(too_large))
+            }
+            _ => RetryStep::answer(too_large),
         }
     }
 }

@@ -52,7 +52,6 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
     missed(model, &earlier.usage) && is_its && was_alive && repeated.tokens >= model.cache_min
 }
 
-/// Whether a call that was large enough for the cache neither read it nor reports to have filled it.
 fn missed(model: &Model, usage: &Usage) -> bool {
     let is_large = usage.input.is_some_and(|input| input >= model.cache_min);
     usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large

@@ -192,11 +192,11 @@ struct ContentWriter<'b> {
 
 impl ContentWriter<'_> {
     fn parts<'p>(&mut self, parts: impl Iterator<Item = &'p Part>) -> Vec<TranscriptPart> {
-        let mut out = Vec::new();
+        let mut stored = Vec::new();
         for part in parts {
-            self.part(part, &mut out);
+            self.part(part, &mut stored);
         }
-        out
+        stored
     }
 
     fn part(&mut self, part: &Part, out: &mut Vec<TranscriptPart>) {
@@ -258,7 +258,6 @@ impl ContentWriter<'_> {
         outline
     }
 
-    /// A part with the text of these values, if there is room for it.
     fn text(&mut self, outline: TranscriptPart, values: &[Span], out: &mut Vec<TranscriptPart>) {
         let length: usize = values.iter().map(Span::len).sum();
         let chars = length as u64;
@@ -282,22 +281,22 @@ impl ContentWriter<'_> {
     }
 
     fn copied(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
-        let mut out = Vec::new();
+        let mut stored = Vec::new();
         for part in parts {
             let length = part.text.len();
             if self.has_room(&part, length) {
-                self.add(part, length, &mut out);
+                self.add(part, length, &mut stored);
             } else {
                 // Its size is known all the same.
                 let outline = TranscriptPart { text: String::new(), redacted: 1, ..part };
-                self.add(outline, 0, &mut out);
+                self.add(outline, 0, &mut stored);
             }
         }
-        out
+        stored
     }
 
     fn reply(&mut self, reply: &Reply) -> Vec<TranscriptPart> {
-        let mut out = Vec::new();
+        let mut stored = Vec::new();
         for part in &reply.parts {
             let mut outline = TranscriptPart {
                 role: TranscriptSpeaker::Assistant,
@@ -313,9 +312,9 @@ impl ContentWriter<'_> {
                 outline.redacted = 1;
             }
             let length = outline.text.len();
-            self.add(outline, length, &mut out);
+            self.add(outline, length, &mut stored);
         }
-        out
+        stored
     }
 
     fn has_room(&self, part: &TranscriptPart, length: usize) -> bool {
@@ -357,7 +356,6 @@ impl TranscriptPart {
         }
     }
 
-    /// An empty part with the same speaker and kind.
     fn empty(other: &Self) -> Self {
         Self { role: other.role, ..Self::new(other.kind) }
     }

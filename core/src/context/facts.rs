@@ -143,10 +143,10 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// The replacement for `part` of this body; `None` if its text differs from the one that was decided on.
     pub(super) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
+            // The text may differ from the one that was decided on: then nothing is cut.
             Self::Trim(trim) => trim.apply(&trim::text(part, body), part.kind).map(Cow::Owned),
         }
     }

@@ -159,12 +159,12 @@ impl Ledger {
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
         // If a request was repeated and answered with the same parts, the first reply is the one that
         // is put back; another one only in its own branch.
-        let after = reasoning.after;
+        let chain = reasoning.after;
         let signatures: Vec<_> = reasoning.signature_keys().collect();
         let by_signature = signatures.iter().filter_map(|key| self.by_signature.get(key));
         let is_recorded = by_signature
-            .chain(self.reasoning.get(&after))
-            .chain(self.repeated_reasoning(after))
+            .chain(self.reasoning.get(&chain))
+            .chain(self.repeated_reasoning(chain))
             .any(|record| record.key() == reasoning.key());
         if is_recorded {
             return;
@@ -173,19 +173,19 @@ impl Ledger {
         // Facts may come in any order, so time and key decide.
         let is_first = self
             .reasoning
-            .get(&after)
+            .get(&chain)
             .is_none_or(|record| (record.at, record.key()) > (reasoning.at, reasoning.key()));
         let repeated = if is_first {
             for key in &reasoning.anchor_keys {
                 self.add_anchor_key(*key, &reasoning);
             }
-            self.reasoning.insert(after, reasoning.clone())
+            self.reasoning.insert(chain, reasoning.clone())
         } else {
             Some(reasoning.clone())
         };
         self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
         if let Some(record) = repeated {
-            self.repeated_reasoning.entry(after).or_default().push(record);
+            self.repeated_reasoning.entry(chain).or_default().push(record);
         }
     }
 
@@ -506,7 +506,6 @@ impl Ledger {
     }
 }
 
-/// The memory of a record and its index entries, bytes, roughly.
 fn reasoning_bytes(record: &ReasoningRecord, signatures: usize) -> usize {
     let blocks = record.blocks.iter().map(|block| text_bytes(&block.raw));
     let values = record.signatures.iter().map(|signature| text_bytes(&signature.value));

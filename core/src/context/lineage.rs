@@ -100,7 +100,6 @@ pub fn place(
     Placement { position, parent, growth, covers, exchange: exchange.clone() }
 }
 
-/// What a request says about its position by itself, without other turns.
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
         thread: ThreadId::default(),
@@ -254,7 +253,6 @@ fn newest_reasoning<'l>(
     newest
 }
 
-/// The turn whose reply has a signed piece of reasoning.
 fn maker(ledger: &Ledger, key: PartKey) -> Option<&Arc<Turn>> {
     let record = ledger.reasoning_by_signature(key)?;
     // Where the reply was reasoning alone, the chain after it is the request's.

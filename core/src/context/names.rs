@@ -33,9 +33,11 @@ pub struct SessionNames {
 impl SessionNames {
     /// The names in a session's turns, the newest of each.
     pub fn from_ledger(ledger: &Ledger) -> Self {
-        let first = ledger.turns().find(|turn| turn.purpose == Purpose::Turn);
-        let mut names =
-            Self { main_thread: first.map(|turn| turn.position.thread.clone()), ..Self::default() };
+        let opening = ledger.turns().find(|turn| turn.purpose == Purpose::Turn);
+        let mut names = Self {
+            main_thread: opening.map(|turn| turn.position.thread.clone()),
+            ..Self::default()
+        };
         for turn in ledger.turns().rev() {
             // A title comes from a call beside the conversation.
             if names.title.is_none()
@@ -54,7 +56,6 @@ impl SessionNames {
         names
     }
 
-    /// Takes what is still unknown from an older turn.
     fn complete(&mut self, turn: &Turn) {
         let Some(origin) = &turn.origin else { return };
         if self.agent.is_none() {

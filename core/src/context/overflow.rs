@@ -52,9 +52,9 @@ pub fn contradicts(
     }
     let pictures = sent.parts().filter(|part| part.kind == PartKind::Image).count() as u64;
     let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(largest_picture(rule)));
-    let most = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
+    let bound = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
     match stated.input.or(stated.window) {
-        Some(tokens) => tokens > most,
+        Some(tokens) => tokens > bound,
         // Whatever output was asked for: it is no reason to cut the prompt.
         None => sent_at_most.saturating_mul(FAR_BELOW_ANY) < ANY_HOLDS,
     }
@@ -74,8 +74,8 @@ pub fn is_near(stated: &Overflow, estimate: u64, max_output: Option<u64>) -> boo
     let is_like = input <= estimate.saturating_mul(NEAR) && input >= estimate / NEAR;
     // "About" so many are no count: ours decides, which may be a little less than theirs.
     let slack = if stated.input.is_none() { input / NEAR } else { 0 };
-    let most = input.saturating_add(slack).saturating_add(max_output.unwrap_or(0));
-    is_like && stated.window.is_some_and(|window| window < most)
+    let bound = input.saturating_add(slack).saturating_add(max_output.unwrap_or(0));
+    is_like && stated.window.is_some_and(|window| window < bound)
 }
 
 /// What is known about a request whose reply may show an overflow.

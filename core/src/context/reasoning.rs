@@ -73,7 +73,6 @@ fn refuses(host: &str) -> bool {
     strict.into_iter().any(|name| is_at(host, name))
 }
 
-/// Whether a host is this one or a subdomain of it.
 fn is_at(host: &str, name: &str) -> bool {
     host == name || host.strip_suffix(name).is_some_and(|rest| rest.ends_with('.'))
 }
@@ -268,9 +267,14 @@ fn is_kept_out(request: &PlanRequest<'_>) -> bool {
 /// New decisions about reasoning, and those that were decided against.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal {
     let has_replies = !known.replies.is_empty();
-    let sent = if has_replies { known.sent() } else { Overlay::default() };
-    let mut proposed =
-        ReasoningProposal { request, known, sent, facts: Vec::new(), declined: Vec::new() };
+    let overlay = if has_replies { known.sent() } else { Overlay::default() };
+    let mut proposed = ReasoningProposal {
+        request,
+        known,
+        sent: overlay,
+        facts: Vec::new(),
+        declined: Vec::new(),
+    };
     // A call beside the conversation decides nothing that its thread would depend on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
@@ -302,27 +306,27 @@ struct ReasoningProposal<'a> {
 impl ReasoningProposal<'_> {
     fn put_back(&mut self) {
         let request = self.request;
-        let known = self.known;
+        let decisions = self.known;
         let mut reasons: Vec<Option<Result<DecisionReason, DecisionReason>>> = Vec::new();
-        for returned in &known.replies {
+        for returned in &decisions.replies {
             // The newest reply is sent with all of its reasoning or with none.
-            let is_open = known.reasoning_decision(returned.reasoning.after.0).is_none()
+            let is_open = decisions.reasoning_decision(returned.reasoning.after.0).is_none()
                 && !returned.parts.is_empty()
                 && !returned.is_partial()
                 && !returned.missing(request).is_nothing();
             reasons.push(if is_open {
-                Some(reason(request, known, &self.sent, returned))
+                Some(reason(request, decisions, &self.sent, returned))
             } else {
                 None
             });
         }
-        let chosen = chosen(request, known, |returned| {
+        let chosen = chosen(request, decisions, |returned| {
             match reasons.get(returned.number).copied().flatten() {
                 Some(reason) => reason.is_ok(),
-                None => is_back(request, known, &self.sent, returned),
+                None => is_back(request, decisions, &self.sent, returned),
             }
         });
-        for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
+        for ((returned, reason), chosen) in decisions.replies.iter().zip(&reasons).zip(chosen) {
             match reason {
                 Some(Ok(why)) if chosen => {
                     self.decide(returned.reasoning.after.0, ReasoningAction::PutBack, *why);
@@ -336,10 +340,9 @@ impl ReasoningProposal<'_> {
         }
     }
 
-    /// Adds stand-ins where the provider requires reasoning and none is recorded.
     fn stand_in(&mut self) {
         let request = self.request;
-        let known = self.known;
+        let decisions = self.known;
         if request.reasoning_rule != ReasoningRule::Demanded
             || request.conversation.thinks == Some(false)
         {
@@ -347,13 +350,13 @@ impl ReasoningProposal<'_> {
         }
         let begins = request.newest_user_message();
         let messages = request.conversation.messages.iter().enumerate();
-        for (index, message) in messages.skip(known.kept_from()) {
+        for (index, message) in messages.skip(decisions.kept_from()) {
             if !request.is_models(index) {
                 continue;
             }
             let call = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
             let Some(part) = call else { continue };
-            let at = PartIndex::new(index, part);
+            let place = PartIndex::new(index, part);
             // DeepSeek and Kimi want one in each message with calls (`docs/protocols.md` 4.2), Gemini
             // on the first call of each step of the current turn (5.4).
             let raw = match request.conversation.dialect {
@@ -370,16 +373,16 @@ impl ReasoningProposal<'_> {
                 Dialect::Anthropic | Dialect::OpenaiResponses => return,
             };
             // Its own reasoning is better than a stand-in.
-            let reply = known.replies.iter().find(|returned| returned.holds(at));
+            let reply = decisions.replies.iter().find(|returned| returned.holds(place));
             let is_covered = reply.is_some_and(|returned| {
                 let about = returned.reasoning.after.0;
                 self.facts.iter().any(|fact| is_about(fact, about))
-                    || known.reasoning_decision(about).is_some()
+                    || decisions.reasoning_decision(about).is_some()
                         && fits(request, &self.sent, returned).is_ok()
             });
-            if let Some(about) = known.about(at)
+            if let Some(about) = decisions.about(place)
                 && !is_covered
-                && known.reasoning_decision(about).is_none()
+                && decisions.reasoning_decision(about).is_none()
             {
                 self.decide(about, ReasoningAction::StandIn(raw.into()), DecisionReason::Demanded);
             }
@@ -390,18 +393,18 @@ impl ReasoningProposal<'_> {
     /// summary was first used (`docs/protocols.md` 1.5).
     fn take_out_void(&mut self) {
         let request = self.request;
-        let known = self.known;
-        if known.compact().is_none() || !request.is_bound() {
+        let decisions = self.known;
+        if decisions.compact().is_none() || !request.is_bound() {
             return;
         }
-        for returned in &known.replies {
+        for returned in &decisions.replies {
             let prefix = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
                 let about = request.part(at).and_then(Part::removal_key);
-                let is_void = known.maker_at(at, returned).prefix != prefix;
+                let is_void = decisions.maker_at(at, returned).prefix != prefix;
                 if let Some(about) = about
                     && is_void
-                    && known.reasoning_decision(about).is_none()
+                    && decisions.reasoning_decision(about).is_none()
                 {
                     self.decide(about, ReasoningAction::Remove, DecisionReason::Bound);
                 }
@@ -411,19 +414,20 @@ impl ReasoningProposal<'_> {
 
     fn take_out(&mut self) {
         let request = self.request;
-        let known = self.known;
+        let decisions = self.known;
         let conversation = request.conversation;
         let newest =
             conversation.messages.iter().rposition(|message| holds(message, PartKind::Reasoning));
         let begins = request.newest_user_message();
-        for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
+        for (index, message) in conversation.messages.iter().enumerate().skip(decisions.kept_from())
+        {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = part.removal_key() else { continue };
                 let stays = request.policy.reasoning.strip() == StripPolicy::AllButLast
                     && newest == Some(index);
                 // `take_out_void` may have decided about it already.
                 let is_decided = self.facts.iter().any(|fact| is_about(fact, about));
-                if stays || is_decided || known.reasoning_decision(about).is_some() {
+                if stays || is_decided || decisions.reasoning_decision(about).is_some() {
                     continue;
                 }
                 match may_leave(request, index, begins) {
@@ -550,6 +554,7 @@ pub(super) fn may_go_next(request: &PlanRequest<'_>, next: NextRequest) -> bool 
 
 /// Whether it is put back in the next request if the client drops it.
 pub(super) fn is_put_back_next(request: &PlanRequest<'_>) -> bool {
+    // As `fits` and `propose` will judge it.
     let is_wanted = request.reasoning_rule != ReasoningRule::Unwanted
         && request.conversation.thinks != Some(false);
     let reinjects = request.policy.reasoning.reinject == ReinjectPolicy::Auto;

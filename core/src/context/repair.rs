@@ -66,7 +66,6 @@ pub fn propose(
 }
 
 impl RefusedRequest<'_> {
-    /// A rule for the whole request, which applies from now on.
     fn rule(&self, place: Option<&PathTarget>) -> Option<Fact> {
         let Self { request, refusal, .. } = self;
         let repair = match refusal.cause {
@@ -81,8 +80,8 @@ impl RefusedRequest<'_> {
                 Repair::ToolIds { length }
             }
             RepairCause::CacheMarks => {
-                let most = u32::try_from(refusal.limit.unwrap_or(MARKS)).ok()?;
-                Repair::CacheMarks { most }
+                let limit = u32::try_from(refusal.limit.unwrap_or(MARKS)).ok()?;
+                Repair::CacheMarks { most: limit }
             }
             RepairCause::Field => Repair::Field { place: self.field(place?)?.into() },
             RepairCause::Prefill => return self.prefill(),

@@ -88,8 +88,8 @@ impl ModelTurn<'_> {
     }
 }
 
-/// Whether a result is that of a call. Matched by id; results without one answer the calls in order.
 fn answers(result: &Part, call: &Part) -> bool {
+    // Results without an id answer the calls in order.
     match (&call.id, &result.id) {
         (Some(call), Some(result)) => call == result,
         _ => result.name.is_none() || result.name == call.name,

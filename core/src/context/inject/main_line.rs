@@ -10,9 +10,9 @@ use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
 use crate::dialect::Purpose;
 
-/// The waiting messages, if the request is on the session's main line; else none.
 pub(in crate::context) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
     let waiting = ledger.waiting();
+    // Sub-agents and side calls take no message of the operator.
     if waiting.is_empty() || !is_main(ledger, placed) {
         return Vec::new();
     }

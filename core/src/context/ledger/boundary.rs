@@ -67,7 +67,6 @@ pub(in crate::context) fn anchor_keys_of(parts: &[ReplyPart]) -> Vec<PartKey> {
     runs(parts).filter(|(_, run)| is_anchor(run)).map(|(key, _)| key).collect()
 }
 
-/// Whether adjacent parts with one key are probably in no other reply.
 fn is_anchor(run: &[&ReplyPart]) -> bool {
     let Some(part) = run.last() else { return false };
     match (part.kind, part.id.as_deref()) {

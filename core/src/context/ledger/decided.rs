@@ -108,13 +108,13 @@ impl Ledger {
     ) -> Option<Millis> {
         let from = parent.map(|turn| &turn.exchange);
         // A repeated request has the same thread and parent, but the refused one is no ancestor of it.
-        let beside = self
+        let refusals = self
             .suspensions
             .iter()
             .filter(|one| one.thread == *thread && one.parent.as_ref() == from)
             .map(|one| one.at);
         let inherited = parent.and_then(|turn| turn.position.suspended);
-        beside.max().max(inherited)
+        refusals.max().max(inherited)
     }
 
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {

@@ -26,7 +26,6 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds what is billed of a turn.
     pub(super) fn add_turn(&mut self, turn: &Turn) {
         self.add(&turn.usage);
         // What broke off was billed, too: of its reply, the context view counts what arrived.
@@ -45,8 +44,8 @@ impl Totals {
         self.estimated = self.estimated.saturating_add(input).saturating_add(output);
     }
 
-    /// Adds what is billed of one exchange. The sums saturate.
     pub(super) fn add(&mut self, usage: &Usage) {
+        // The sums saturate.
         for (_, usage) in usage.billed() {
             add_reported(&mut self.input, usage.input);
             add_reported(&mut self.output, usage.output);

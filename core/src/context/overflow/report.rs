@@ -40,7 +40,6 @@ pub struct OverflowReport {
 }
 
 impl OverflowReport {
-    /// An overflow after which no room was made.
     pub(super) fn unsaved(sign: OverflowSign, reported: Overflow) -> Self {
         Self { sign, reported, saved: false }
     }

@@ -70,8 +70,8 @@ impl Overlay {
         self.gone.contains(&span.start)
     }
 
-    /// Reasoning put back at a place: before a part, or at the end of a message.
     pub(crate) fn back(&self, at: usize) -> &[PartKey] {
+        // At the end of a message, it stands after its last part.
         self.back.get(&at).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -118,7 +118,7 @@ impl Overlay {
     ) {
         let Some(message) = conversation.messages.get(before.message) else { return };
         // Past the last part, it stands at the end of the message.
-        let at = message.parts.get(before.part).map_or(message.span.end, |part| part.span.start);
-        self.back.entry(at).or_default().push(key);
+        let start = message.parts.get(before.part).map_or(message.span.end, |part| part.span.start);
+        self.back.entry(start).or_default().push(key);
     }
 }

@@ -29,7 +29,7 @@ use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Ro
 use branch::{Branch, CutCount, OwnReasoning};
 use keyed::{KeyedPart, head, keyed_parts};
 
-pub(crate) use reply::ForeignReasoning;
+pub use reply::ForeignReasoning;
 pub(crate) use reply::ReturnedReply;
 
 /// The range of the history in which a cut makes reasoning void.
@@ -139,10 +139,15 @@ impl RecordedDecisions {
             recorded.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(mode) {
-            let own = branch.own_reasoning(conversation);
-            let forms =
-                recorded.find_decisions(ledger, mode, &branch, &own, conversation.model.as_deref());
-            recorded.left_out = own.left_out;
+            let own_reasoning = branch.own_reasoning(conversation);
+            let forms = recorded.find_decisions(
+                ledger,
+                mode,
+                &branch,
+                &own_reasoning,
+                conversation.model.as_deref(),
+            );
+            recorded.left_out = own_reasoning.left_out;
             recorded.given_up = ledger.given_up(mode, recorded.epoch);
             recorded.given_up.extend(branch.given_up());
             recorded.find_reaches(ledger, conversation, &branch, &forms);
@@ -177,7 +182,6 @@ impl RecordedDecisions {
         });
     }
 
-    /// The keyed part with this boundary hash, if there is exactly one.
     fn joined(&self, boundary: PartKey) -> Option<usize> {
         let mut places =
             (1..self.keyed_parts.len()).filter(|place| self.boundary(*place) == Some(boundary));
@@ -414,7 +418,6 @@ impl RecordedDecisions {
         }
     }
 
-    /// Whether a decision about the same reasoning is recorded.
     pub(in crate::context) fn has_decided(&self, fact: &Fact) -> bool {
         let Fact::ReasoningDecision(decision) = fact else { return false };
         self.reasoning_decisions.contains_key(&decision.about.0)
@@ -463,7 +466,6 @@ impl RecordedDecisions {
         is_empty && self.compact.is_none() && self.repairs.is_empty()
     }
 
-    /// Whether reasoning that the client sends is to be removed.
     pub(super) fn removes_reasoning(&self) -> bool {
         self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Remove)
     }
@@ -475,18 +477,15 @@ impl RecordedDecisions {
         })
     }
 
-    /// Whether the parent turn sent the reasoning of a reply, or a part of it.
     pub(crate) fn was_sent(&self, returned: &ReturnedReply) -> bool {
         !self.thoughts.is_empty()
             && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
     }
 
-    /// The decision about reasoning with this key.
     pub(crate) fn reasoning_decision(&self, about: u128) -> Option<&ReasoningDecision> {
         self.reasoning_decisions.get(&about).map(|decision| &**decision)
     }
 
-    /// The decision that takes out reasoning with this key, if it applies to this request.
     pub(crate) fn takes_out_reasoning(
         &self,
         request: &PlanRequest<'_>,
@@ -539,7 +538,6 @@ impl RecordedDecisions {
         Some(self.keyed_parts[index].about)
     }
 
-    /// Whether a decision to remove reasoning applies.
     fn removes(&self, request: &PlanRequest<'_>, decision: &ReasoningDecision) -> bool {
         if request.reasoning_rule != ReasoningRule::Demanded
             || decision.why == DecisionReason::Refusal
@@ -575,7 +573,6 @@ impl RecordedDecisions {
             .filter_map(|keyed| Some((keyed.at, &**self.reasoning_decisions.get(&keyed.about)?)))
     }
 
-    /// The keyed parts that no summary covers.
     fn kept_parts(&self) -> &[KeyedPart] {
         let from = self.kept_from();
         &self.keyed_parts[self.keyed_parts.partition_point(|keyed| keyed.at.message < from)..]
@@ -622,7 +619,7 @@ fn is_birth(why: DecisionReason) -> bool {
     matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
 }
 
-/// The decision key for clearing a part that was trimmed before.
 pub(in crate::context) fn clearing_key(about: u128) -> u128 {
+    // Clearing a part that was trimmed before is another decision than trimming it.
     PartKey(about).cut().0
 }

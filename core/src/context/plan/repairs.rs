@@ -82,7 +82,6 @@ pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan
     }
 }
 
-/// The parts with this key, from the message `from` on.
 fn places<'r>(request: &PlanRequest<'r>, key: PartKey, from: usize) -> Vec<(PartIndex, &'r Part)> {
     let mut places = Vec::new();
     for (index, message) in request.conversation.messages.iter().enumerate().skip(from) {

@@ -17,9 +17,9 @@ use crate::wire::splice::{self, Edit};
 
 /// What is forwarded if nothing is changed.
 pub fn original_overlay(request: &PlanRequest<'_>) -> Overlay {
-    let mut sent = RecordedDecisions::bare(request.conversation).sent();
-    sent.thought = reasoning::newest(request, &sent);
-    sent
+    let mut overlay = RecordedDecisions::bare(request.conversation).sent();
+    overlay.thought = reasoning::newest(request, &overlay);
+    overlay
 }
 
 /// Replays every recorded decision that applies, and nothing else.
@@ -27,8 +27,8 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     if request.conversation.held.is_some() {
         return Plan { sent: original_overlay(request), ..Plan::default() };
     }
-    let sent = known.sent().cleared_past(request.clears_past);
-    let mut plan = Plan { sent, ..Plan::default() };
+    let overlay = known.sent().cleared_past(request.clears_past);
+    let mut plan = Plan { sent: overlay, ..Plan::default() };
     compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
     inject(request, known, &mut plan);
@@ -42,8 +42,8 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
         }
         // Half of the edits would be a request that nobody decided on.
         Ok(()) | Err(_) => {
-            let sent = original_overlay(request).cleared_past(request.clears_past);
-            Plan { sent, conflict: true, ..Plan::default() }
+            let overlay = original_overlay(request).cleared_past(request.clears_past);
+            Plan { sent: overlay, conflict: true, ..Plan::default() }
         }
     }
 }
@@ -227,8 +227,8 @@ fn put_back(
         let group: Vec<ReasoningInsert<'_>> =
             remaining[..run].iter().map(|(_, block)| *block).collect();
         let edits = rewrite::put_back(conversation, request.body, *message, &group);
-        let at = PartIndex::new(*message, group[0].before);
-        plan.steps.push(step_of(request, known, Change::PutBack, at, decision, &edits));
+        let place = PartIndex::new(*message, group[0].before);
+        plan.steps.push(step_of(request, known, Change::PutBack, place, decision, &edits));
         if !edits.is_empty() {
             for block in &group {
                 let signature = reasoning::signature_key(block.raw);
@@ -279,8 +279,8 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
         for part in &parts {
             plan.sent.remove(message.parts[*part].span);
         }
-        let at = PartIndex::new(index, parts[0]);
-        plan.steps.push(step_of(request, known, Change::Removed, at, decision, &edits));
+        let place = PartIndex::new(index, parts[0]);
+        plan.steps.push(step_of(request, known, Change::Removed, place, decision, &edits));
         plan.edits.extend(edits);
     }
 }

@@ -163,8 +163,8 @@ impl ChangeCounts {
         let mut phrases = Vec::new();
         for (count, new_count, noun, verb) in kinds.into_iter().filter(|(count, ..)| *count > 0) {
             let plural = if count == 1 { "" } else { "s" };
-            let new = if new_count > 0 { format!(" ({new_count} new)") } else { String::new() };
-            phrases.push(format!("{count} {noun}{plural} {verb}{new}"));
+            let suffix = if new_count > 0 { format!(" ({new_count} new)") } else { String::new() };
+            phrases.push(format!("{count} {noun}{plural} {verb}{suffix}"));
         }
         phrases.join(", ")
     }
@@ -205,8 +205,8 @@ impl RewriteSummary {
         })
     }
 
-    /// Claimed tokens, corrected by the share that the provider's counts confirm.
     pub(crate) fn measured(&self, claimed: u64) -> u64 {
+        // The provider's counts may confirm only a share of what is claimed.
         (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
     }
 

@@ -100,8 +100,8 @@ fn is_taken_out(
 
 fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
     // A reply of reasoning alone has no part by which it could be told apart.
-    let at = returned.start();
-    known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
+    let start = returned.start();
+    known.replies.iter().any(|other| other.number != returned.number && other.spans(start))
 }
 
 /// The newest reasoning that is sent: the model's next reasoning is bound to come after it.

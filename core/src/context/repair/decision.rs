@@ -47,7 +47,6 @@ impl RepairDecision {
         }
     }
 
-    /// Whether it was decided for this request's model and upstream.
     pub(crate) fn is_for(&self, request: &PlanRequest<'_>) -> bool {
         *self.model == *request.name && *self.upstream == *request.upstream
     }

@@ -17,7 +17,6 @@ const BELIEVED: std::ops::RangeInclusive<u64> = 128..=10_000_000;
 /// The margin beside an estimate: 1/50 of it, and at least 64 tokens.
 const MARGIN: (u64, u64) = (50, 64);
 
-/// The change that answers a refusal of the output limit.
 pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fact> {
     let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
     let document = Document::read(request.body).ok()?;
@@ -67,8 +66,8 @@ pub fn refused_output(
     })
 }
 
-/// The most tokens that a prompt with this estimate may have.
 fn with_margin(estimate: u64) -> u64 {
+    // An estimate that is a little low would be refused again.
     estimate.saturating_add((estimate / MARGIN.0).max(MARGIN.1))
 }
 

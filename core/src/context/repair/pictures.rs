@@ -18,17 +18,16 @@ const SPARE: u64 = 10;
 /// If a request has too many bytes, this fraction (1/n) of its media is replaced at once.
 const SHARE: usize = 4;
 
-/// Decisions that replace media by text.
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
-    let known = refused.known;
+
     let all: Vec<&Part> = request
         .conversation
         .parts()
         .filter(|part| matches!(part.kind, PartKind::Image | PartKind::Document))
         .filter(|part| part.media.is_some())
         // What text replaces already is not what was refused.
-        .filter(|part| part.key.is_some_and(|key| !known.has_text_for(request, key)))
+        .filter(|part| part.key.is_some_and(|key| !refused.known.has_text_for(request, key)))
         .collect();
     let named = place.map(|place| named(refused, place, &all)).unwrap_or_default();
     if place.is_some() && named.is_empty() {
@@ -51,7 +50,6 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     facts
 }
 
-/// The client's media at the named place.
 fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part]) -> Vec<&'p Part> {
     let conversation =
         crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
@@ -85,7 +83,6 @@ pub(super) fn sent_base64<'a>(
     smaller.map_or_else(|| base64_of(part, request.body), str::as_bytes)
 }
 
-/// Media that break the limit in the refusal.
 fn breaking<'p>(
     refused: &RefusedRequest<'_>,
     all: &[&'p Part],
@@ -151,7 +148,6 @@ fn breaking<'p>(
 }
 
 impl RefusedRequest<'_> {
-    /// Length of the base64 data of media as sent.
     fn sent_bytes(&self, part: &Part) -> u64 {
         sent_base64(self.request, self.known, part).len() as u64
     }

@@ -54,7 +54,6 @@ pub fn smaller(
     facts
 }
 
-/// The image that a decision replaces by text, reduced as the refusal requires.
 fn picture(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,

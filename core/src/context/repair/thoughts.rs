@@ -8,7 +8,6 @@ use crate::dialect::repair::path::PathTarget;
 use crate::dialect::{Part, PartKey, PartKind, Span};
 use crate::wire::json::Document;
 
-/// Decisions to remove reasoning.
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
     let conversation = request.conversation;
@@ -67,7 +66,6 @@ fn named(
         .collect()
 }
 
-/// Whether a block has this id or this content.
 fn has_name(raw: &[u8], name: &str) -> bool {
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw) else { return false };
@@ -82,7 +80,6 @@ fn abbreviates(name: &str, content: &str) -> bool {
     !start.is_empty() && !end.is_empty() && content.starts_with(start) && content.ends_with(end)
 }
 
-/// Whether one range contains the other.
 pub(super) fn meets(one: Span, two: Span) -> bool {
     one.start <= two.start && two.end <= one.end || two.start <= one.start && one.end <= two.end
 }

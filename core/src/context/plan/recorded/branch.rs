@@ -53,7 +53,7 @@ impl<'l> Branch<'l> {
     ) -> Self {
         let parent = placed.parent.as_deref();
         // Of decisions of shadow mode nothing was sent.
-        let sent = match parent {
+        let sketch = match parent {
             Some(parent) if mode == DecisionMode::Active => {
                 // The model's parts next to what the parent covers are its reply, as the client has it. Others
                 // have no known turn: what was sent before them is unknown, too.
@@ -65,7 +65,7 @@ impl<'l> Branch<'l> {
             }
             _ => None,
         };
-        let sent = sent.filter(|parts| !parts.is_empty());
+
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
         let reply = match covered.last() {
             // Its client may have edited the parts of the reply before the one that it was found by.
@@ -79,7 +79,7 @@ impl<'l> Branch<'l> {
             exchange: &placed.exchange,
             client_thread: placed.position.client_thread.as_deref(),
             parent,
-            sent,
+            sent: sketch.filter(|parts| !parts.is_empty()),
             covers: covered.len() - reply,
             line: OnceCell::new(),
             keys: OnceCell::new(),
@@ -103,12 +103,12 @@ impl<'l> Branch<'l> {
     /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this
     /// branch. That of a thread which its client names otherwise is never used.
     pub(super) fn reasoning(&self, chain: Chain) -> Option<&'l Arc<ReasoningRecord>> {
-        let first = self.ledger.reasoning(chain)?;
+        let record = self.ledger.reasoning(chain)?;
         if self.client_thread.is_none() && self.ledger.repeated_reasoning(chain).next().is_none() {
-            return Some(first);
+            return Some(record);
         }
         let records: Vec<&'l Arc<ReasoningRecord>> =
-            std::iter::once(first).chain(self.ledger.repeated_reasoning(chain)).collect();
+            std::iter::once(record).chain(self.ledger.repeated_reasoning(chain)).collect();
         let turn = self.ledger.replied_to(chain).find(|turn| self.line().contains(&turn.exchange));
         if let Some(turn) = turn {
             let made = records.iter().copied().find(|record| record.at == turn.ended);
@@ -188,7 +188,6 @@ impl<'l> Branch<'l> {
         self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.exchange)
     }
 
-    /// Whether a change that answers a refusal applies.
     pub(super) fn has_repair(&self, one: &RepairDecision) -> bool {
         let (Repair::Media { part, .. } | Repair::Picture { part, .. }) = one.repair else {
             // Rules for the whole request always apply, because no branch was accepted without them.
@@ -209,7 +208,6 @@ impl<'l> Branch<'l> {
         !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.applied_to(after)))
     }
 
-    /// Whether the decision to put a reply's reasoning back applies.
     pub(super) fn has_back(
         &self,
         decision: &ReasoningDecision,
@@ -219,6 +217,7 @@ impl<'l> Branch<'l> {
             || self.sent.is_none()
             || self.has_made(&decision.exchange)
         {
+            // What this branch decided itself it has sent, or will send now.
             return true;
         }
         let was_there = reasoning.parts.first().is_some_and(|key| self.has_sent(*key));
@@ -332,7 +331,6 @@ impl<'l> Branch<'l> {
         revoked.into_iter().filter(|(_, times)| *times > 1).map(|(about, _)| about).collect()
     }
 
-    /// The exchange of this branch that first sent each of these keys.
     fn first_sent(&self, keys: &HashSet<PartKey>) -> HashMap<PartKey, &'l ExchangeId> {
         let mut line = Vec::new();
         let mut ancestor = self.parent;
@@ -411,7 +409,6 @@ pub(super) enum CutCount {
 impl CutCount {
     const ALL: [Self; 3] = [Self::None, Self::Once, Self::Twice];
 
-    /// The key of a part that was cut this often.
     pub(super) fn applied_to(self, key: PartKey) -> PartKey {
         match self {
             Self::None => key,

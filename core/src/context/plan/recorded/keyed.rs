@@ -19,7 +19,6 @@ pub(super) struct KeyedPart {
     pub(super) role: Role,
 }
 
-/// The chain of system prompt and tools.
 pub(super) fn head(conversation: &Conversation) -> Chain {
     let parts = conversation.system.iter().chain(&conversation.tools);
     parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)

@@ -35,7 +35,6 @@ impl RecordedDecisions {
         }
     }
 
-    /// Those that were decided for the upstream and model of a request.
     pub(in crate::context) fn repairs_of<'k>(
         &'k self,
         request: &PlanRequest<'_>,
@@ -43,7 +42,6 @@ impl RecordedDecisions {
         self.repairs.iter().map(|one| &**one).filter(|one| one.is_for(request))
     }
 
-    /// Whether text replaces an image or document.
     pub(in crate::context) fn has_text_for(&self, request: &PlanRequest<'_>, key: PartKey) -> bool {
         self.repairs_of(request)
             .any(|one| matches!(&one.repair, Repair::Media { part, .. } if *part == key))

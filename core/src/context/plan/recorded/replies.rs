@@ -66,8 +66,8 @@ impl RecordedDecisions {
                     continue;
                 }
                 // What is left of a reply tells less, so that only the newest of its text comes into question.
-                let most = if is_whole { usize::MAX } else { 1 };
-                let alike = ledger.reasoning_by_anchor_key(keyed.key).take(most);
+                let limit = if is_whole { usize::MAX } else { 1 };
+                let alike = ledger.reasoning_by_anchor_key(keyed.key).take(limit);
                 for reasoning in alike {
                     if aligned_chains.contains(&reasoning.after) || branch.is_of_another(reasoning)
                     {
@@ -122,7 +122,6 @@ impl RecordedDecisions {
             .last()
     }
 
-    /// Sorts the replies by their places. Drops a reply whose parts are the first ones of another reply.
     fn sort_replies(&mut self) {
         self.replies.sort_by_key(|returned| {
             (returned.index, !returned.parts.is_empty(), Reverse(returned.last_part()))
@@ -131,9 +130,9 @@ impl RecordedDecisions {
         // back.
         let mut end = None;
         self.replies.retain(|returned| {
-            let last = returned.last_part();
-            let is_within = last.is_some() && last < end;
-            end = end.max(last);
+            let last_part = returned.last_part();
+            let is_within = last_part.is_some() && last_part < end;
+            end = end.max(last_part);
             !is_within
         });
     }
@@ -185,7 +184,6 @@ impl RecordedDecisions {
         foreign.and_then(|reasoning| reasoning.made.as_ref()).unwrap_or(&returned.reasoning)
     }
 
-    /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
     fn thought_only(
         &self,
         conversation: &Conversation,
@@ -193,6 +191,7 @@ impl RecordedDecisions {
         index: usize,
     ) -> Option<ReturnedReply> {
         let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
+        // Without the reasoning, nothing of such a reply comes back.
         let thought = returned.places(conversation).find(|at| {
             let part = conversation.part(*at);
             part.is_some_and(|part| {
@@ -207,14 +206,14 @@ impl RecordedDecisions {
         // A reply is among adjacent parts of the model.
         let keyed_parts = &self.keyed_parts;
         let run = keyed_parts[..marked].iter().rev();
-        let mut next = marked - run.take_while(|keyed| keyed.role == Role::Assistant).count();
+        let mut start = marked - run.take_while(|keyed| keyed.role == Role::Assistant).count();
         let run = keyed_parts[marked..].iter();
         let end = marked + run.take_while(|keyed| keyed.role == Role::Assistant).count();
         let mut places = Vec::new();
         for key in &reasoning.parts {
-            let place = (next..end).find(|index| keyed_parts[*index].key == *key);
+            let place = (start..end).find(|index| keyed_parts[*index].key == *key);
             places.push(place);
-            next = place.map_or(next, |place| place + 1);
+            start = place.map_or(start, |place| place + 1);
         }
         let mut indexes = places.iter().flatten().copied();
         let first = indexes.next()?;
@@ -250,7 +249,6 @@ impl RecordedDecisions {
     }
 }
 
-/// All parts of the history, with their places.
 fn places_of_parts(conversation: &Conversation) -> impl Iterator<Item = (PartIndex, &Part)> {
     conversation.messages.iter().enumerate().flat_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();

@@ -71,8 +71,8 @@ impl ReturnedReply {
         })
     }
 
-    /// Whether its stream broke off inside a reasoning block that a client may send back.
     pub(crate) fn is_partial(&self) -> bool {
+        // Its stream broke off inside a block that a client may send back.
         self.reasoning.blocks.iter().any(|block| block.partial)
     }
 
@@ -80,7 +80,6 @@ impl ReturnedReply {
         self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
-    /// The place of the last of its keyed parts that came back.
     pub(super) fn last_part(&self) -> Option<PartIndex> {
         self.parts.iter().flatten().next_back().copied()
     }
@@ -174,8 +173,8 @@ impl ReturnedReply {
         let (earlier, later) = self.parts.split_at(index);
         let previous = earlier.iter().flatten().next_back().copied();
         if !thought.leads {
-            let next = later.iter().flatten().next().copied();
-            return next.or(previous.map(PartIndex::after));
+            let following = later.iter().flatten().next().copied();
+            return following.or(previous.map(PartIndex::after));
         }
         // Alone, a block that led to a call at the provider would be refused (`docs/protocols.md` 3.2).
         let mut places = self.places(conversation);
@@ -200,7 +199,6 @@ impl ReturnedReply {
         })
     }
 
-    /// Every part of the model within the reply's range.
     pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
         let places = self.places(conversation);
         let parts = places.filter_map(|at| conversation.part(at));

@@ -87,12 +87,12 @@ impl RecordedDecisions {
         for (index, message) in request.conversation.messages.iter().enumerate() {
             for (number, part) in message.parts.iter().enumerate() {
                 let Some(key) = part.reasoning_key else { continue };
-                let at = PartIndex::new(index, number);
+                let place = PartIndex::new(index, number);
                 let decision = part.removal_key().and_then(|about| self.reasoning_decision(about));
                 let is_removed =
                     decision.is_some_and(|decision| decision.does == ReasoningAction::Remove);
-                if !is_removed && !foreign.iter().any(|reply| reply.spans(at)) {
-                    thoughts.push((at, self.thoughts.contains(&PartKey(key))));
+                if !is_removed && !foreign.iter().any(|reply| reply.spans(place)) {
+                    thoughts.push((place, self.thoughts.contains(&PartKey(key))));
                 }
             }
         }

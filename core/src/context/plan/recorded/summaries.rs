@@ -31,11 +31,10 @@ impl RecordedDecisions {
             None => return None,
         };
         let cut = self.keyed_parts[index].at.message + 1;
-        let next = self.keyed_parts.get(index + 1)?;
-        if next.at.message >= cut { Some(cut) } else { None }
+        let following = self.keyed_parts.get(index + 1)?;
+        if following.at.message >= cut { Some(cut) } else { None }
     }
 
-    /// Whether the parts before a summary's cut end at this keyed part.
     fn is_near(&self, compact: &CompactionRecord, index: usize) -> bool {
         let keys = self.keyed_parts[..=index].iter().rev().map(|keyed| keyed.key);
         keys.take(compact.near.len()).eq(compact.near.iter().copied())
@@ -76,7 +75,6 @@ impl RecordedDecisions {
         self.summaries = summaries.into_iter().filter(|(cut, _)| *cut > from).collect();
     }
 
-    /// A summary with the index of the first message that stays, if its cut is in this history.
     fn placed(
         &self,
         chains: &HashMap<Chain, usize>,
@@ -116,11 +114,10 @@ impl RecordedDecisions {
         unknown.any(|one| self.cut_of(&chains, one).is_some_and(|cut| cut > self.kept_from()))
     }
 
-    /// A summary in the form in which it is sent before the message at `cut`.
     fn alternating(&self, cut: usize, one: Arc<CompactionRecord>) -> Arc<CompactionRecord> {
-        let next = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
-        let next = self.keyed_parts.get(next);
-        let is_models = next.is_some_and(|keyed| keyed.role == Role::Assistant);
+        let index = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
+        let following = self.keyed_parts.get(index);
+        let is_models = following.is_some_and(|keyed| keyed.role == Role::Assistant);
         if one.by == SummaryAuthor::Provider || !is_models {
             return one;
         }
