@@ -183,8 +183,12 @@ impl<'l> WhatIfSession<'l> {
             anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
             learned,
         };
-        let known =
-            RecordedDecisions::from_ledger(&self.ledger, &conversation, &placed, DecisionMode::Active);
+        let known = RecordedDecisions::from_ledger(
+            &self.ledger,
+            &conversation,
+            &placed,
+            DecisionMode::Active,
+        );
         let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, known, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
